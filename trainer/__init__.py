@@ -1,0 +1,29 @@
+"""Declarative, YAML-driven training for PyTorch: ``python -m trainer +recipe=NAME`` or ``trainer.run([...])``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.service import Result
+
+__version__ = "0.1.0"
+
+
+def run(overrides: list[str]) -> Result:
+    """Train as ``python -m trainer OVERRIDES`` does, from Python.
+
+    Args:
+        overrides: Hydra overrides, e.g. ``["+recipe=digits_lenet", "optimizer.lr=0.1"]``.
+
+    Returns:
+        The run's result: status, run folder, MLflow run id, final and best metrics. A sweep (``"-m"`` first) is for
+        the command line.
+
+    Raises:
+        UserError: the overrides ask for something that cannot be; nothing was started or written.
+        RunFailed: the run was started and broke.
+    """
+    from trainer.service import run as run_service
+
+    return run_service(overrides)

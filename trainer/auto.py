@@ -1,0 +1,97 @@
+"""What ``auto`` picks: the fastest that is safe on this device for this model, each choice with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.machine import Gpu
+
+BIG_MODEL = 1_000_000
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of the built model: trainable and all parameters, whether it has 2-d convolutions."""
+
+    parameters: int
+    convolutional: bool
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the choices depend on: cores of the host, flags of its CPU, its GPUs, the operating system's libc."""
+
+    cores: int
+    cpu_flags: frozenset[str]
+    gpus: tuple[Gpu, ...]
+
+
+def choose(
+    config: Mapping[str, Any], device: str, model: ModelFacts, machine: Machine, workers_here: int, slow_data: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values for precision, channels_last, keep_memory, threads, num_workers, pin_memory; and why, where chosen."""
+    why: dict[str, str] = {}
+    execution, data = config["execution"], config["data"]
+    precision = config["precision"]
+    if precision == "auto":
+        precision, why["precision"] = _precision(device, model, machine)
+    channels_last = execution["channels_last"]
+    if channels_last == "auto":
+        channels_last = model.convolutional and precision in ("bf16", "fp16")
+        if channels_last:
+            why["channels_last"] = "convolutions in 16 bits are fastest on (N, H, W, C)"
+        else:
+            why["channels_last"] = "pays for convolutions in 16 bits"
+    keep_memory = execution["keep_memory"]
+    if keep_memory == "auto":
+        keep_memory = device == "cpu"
+        why["keep_memory"] = "giving freed blocks back to the kernel costs CPU steps" if keep_memory else "for CPUs only"
+    threads = execution["threads"]
+    if threads is None:
+        threads = max(1, machine.cores // workers_here)
+        why["threads"] = f"{machine.cores} cores / {workers_here} workers"
+    num_workers = data["num_workers"]
+    if num_workers is None:
+        num_workers, why["num_workers"] = _reading(device, machine, workers_here, slow_data)
+    pin_memory = data["pin_memory"]
+    if pin_memory == "auto":
+        pin_memory = device == "cuda"
+        why["pin_memory"] = "faster copies to the GPU" if pin_memory else "no GPU"
+    values = {
+        "precision": precision,
+        "channels_last": bool(channels_last),
+        "keep_memory": bool(keep_memory),
+        "threads": threads,
+        "num_workers": num_workers,
+        "pin_memory": bool(pin_memory),
+    }
+    return values, why
+
+
+def _precision(device: str, model: ModelFacts, machine: Machine) -> tuple[str, str]:
+    if device == "cuda":
+        capability = min((gpu.capability for gpu in machine.gpus), default=(8, 0))
+        if not machine.gpus:
+            return "bf16", "assuming GPUs of compute capability 8.0 or newer"
+        if capability >= (8, 0):
+            return "bf16", f"compute capability {capability[0]}.{capability[1]} computes bf16 natively"
+        if capability >= (7, 0):
+            return "fp16", f"compute capability {capability[0]}.{capability[1]} has fp16 matrix units and no bf16"
+        return "fp32", "no 16-bit matrix units"
+    fast = sorted(machine.cpu_flags & {"amx_bf16", "avx512_bf16"})
+    if not fast:
+        return "fp32", "this CPU has no bf16 instructions (AMX or AVX512-BF16)"
+    if not model.convolutional or model.parameters < BIG_MODEL:
+        return "fp32", "the model is too small for bf16 to pay on a CPU"
+    return "bf16", f"this CPU has {', '.join(fast)}: 2-3x for convolutions"
+
+
+def _reading(device: str, machine: Machine, workers_here: int, slow_data: bool) -> tuple[int, str]:
+    if not slow_data:
+        return 0, "batches are cut from memory"
+    per_worker = machine.cores // workers_here
+    if device == "cuda":
+        return max(1, min(8, per_worker - 1)), f"{per_worker} cores per worker, one for the training process"
+    return 1, "one process decodes far faster than a CPU trains"

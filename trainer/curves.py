@@ -1,0 +1,52 @@
+"""Pictures of a run: loss and accuracies over its updates, from metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+PANELS = (("loss", "loss"), ("acc", "accuracy"), ("perf/samples_per_s", "samples per second"), ("lr", "learning rate"))
+
+
+def points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
+    """Every metric's (updates, values)."""
+    series: dict[str, tuple[list[int], list[float]]] = {}
+    try:
+        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        point = json.loads(line)
+        for name, value in point["metrics"].items():
+            steps, values = series.setdefault(name, ([], []))
+            steps.append(point["step"])
+            values.append(value)
+    return series
+
+
+def draw(run_dir: Path, title: str) -> Path | None:
+    """``curves.png`` in the run's folder; None when there is nothing to draw."""
+    series = points(run_dir)
+    if not series:
+        return None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    axes: Any = figure.subplots(2, 2)
+    for axis, (wanted, label) in zip(axes.flat, PANELS, strict=True):
+        for name, (steps, values) in sorted(series.items()):
+            if wanted in name:
+                marker = "o" if name.startswith("val/") else None
+                axis.plot(steps, values, label=name, marker=marker, markersize=4)
+        axis.set_xlabel("update")
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+        if axis.lines:
+            axis.legend()
+    path = run_dir / "curves.png"
+    figure.savefig(path, dpi=110)
+    return path

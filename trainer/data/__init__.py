@@ -1,0 +1,1 @@
+"""Datasets, and how batches of them reach the training loop."""

@@ -1,0 +1,24 @@
+"""A data set that is two tensors in memory, read a whole batch at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.data import Dataset
+
+
+class ArrayDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Inputs (N, ...) and labels (N,)."""
+
+    def __init__(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        self.inputs = inputs
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index], self.labels[index]
+
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.as_tensor(indices)
+        return self.inputs[chosen], self.labels[chosen]

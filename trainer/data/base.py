@@ -1,0 +1,81 @@
+"""What a data source must answer: cheap facts before anything starts, one preparation, then data sets in each worker."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+Progress = Callable[[str, int, int], None]
+"""Told of long preparations: what is done, how far, of how many."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a data source without reading it.
+
+    Attributes:
+        source: what the samples really are, in a few words; shown in the plan and in the run's tags.
+        kind: a word for the workers, which way the source has decided to go (e.g. ``real``, ``embedded``).
+        train_samples, val_samples: samples of each split.
+        shape: of one input, e.g. (3, 224, 224).
+        classes: number of classes.
+        stand_in: why something else than asked is used, said loudly; empty when it is what was asked for.
+        slow: samples are decoded one by one, so that reading processes pay.
+    """
+
+    source: str
+    kind: str
+    train_samples: int
+    val_samples: int
+    shape: tuple[int, ...]
+    classes: int
+    stand_in: str = ""
+    slow: bool = False
+
+
+@dataclass
+class Splits:
+    """Data sets of one worker.
+
+    Attributes:
+        train, val: map-style, each item (input, label); or with ``__getitems__(indices)`` that returns a whole batch.
+            Inputs of type uint8 are divided by 255 and normalised on the device.
+        mean, std: per channel, in units of the divided input; None: no normalisation.
+    """
+
+    train: Dataset[Any]
+    val: Dataset[Any]
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+class DataSource(ABC):
+    """Where samples come from. Importing its module and its constructor import nothing heavy.
+
+    Args:
+        config: the ``data`` node of the config, resolved, without ``_target_``.
+    """
+
+    def __init__(self, **config: Any) -> None:
+        self.config = config
+
+    @abstractmethod
+    def facts(self, global_batch_size: int) -> Facts:
+        """Look without writing anything.
+
+        Raises:
+            UserError: the data is missing, empty or not what it should be.
+        """
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        """Once per run, before the workers start: download or draw. Returns the facts as they are afterwards."""
+        return facts
+
+    @abstractmethod
+    def open(self, facts: Facts) -> Splits:
+        """In each worker: the data sets."""

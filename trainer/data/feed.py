@@ -1,0 +1,227 @@
+"""From sampler to device: reads batches, counts the time the loop waits for them, groups them into updates."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from trainer.data.base import Splits
+from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+
+
+@dataclass
+class Batch:
+    """One batch on the device.
+
+    Attributes:
+        inputs: (N, ...); labels: (N,).
+        samples: how many of the N count (all, except for a placeholder batch: 0).
+        share: factor on the batch's mean loss within its update.
+        last: the update's last batch.
+    """
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    samples: int
+    share: float = 1.0
+    last: bool = True
+
+
+class Seeded(Dataset[Any]):
+    """A data set whose augmentation depends on (seed, epoch, sample) alone, not on workers or reading processes."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitems__(self, addresses: list[tuple[int, int]]) -> Any:
+        if hasattr(self.dataset, "__getitems__"):
+            return self.dataset.__getitems__([index for _, index in addresses])
+        with _own_randomness():
+            return default_collate([self._sample(epoch, index) for epoch, index in addresses])
+
+    def __getitem__(self, address: tuple[int, int]) -> Any:
+        return self.__getitems__([address])
+
+    def _sample(self, epoch: int, index: int) -> Any:
+        mixed = hash((self.seed, epoch, index)) & 0x7FFFFFFFFFFFFFFF
+        torch.default_generator.manual_seed(mixed)
+        random.seed(mixed)
+        return self.dataset[index]
+
+
+@contextmanager
+def _own_randomness() -> Iterator[None]:
+    """Leave torch's and Python's generators as they were: dropout must not depend on who reads the data."""
+    torch_state, python_state = torch.default_generator.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(torch_state)
+        random.setstate(python_state)
+
+
+class _Addresses:
+    """A sampler's batches as (epoch, index) pairs; limited to so many batches."""
+
+    def __init__(self, sampler: DistributedBatchSampler | EvaluationSampler, limit: int | None) -> None:
+        self.sampler = sampler
+        self.limit = limit
+
+    def __len__(self) -> int:
+        return len(self.sampler) if self.limit is None else min(self.limit, len(self.sampler))
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        epoch = getattr(self.sampler, "epoch", 0)
+        for _, batch in zip(range(len(self)), self.sampler, strict=False):
+            yield [(epoch, index) for index in batch]
+
+
+class Placement:
+    """Moves a batch to the device: pinned copies overlap, uint8 becomes normalised floats there."""
+
+    def __init__(self, splits: Splits, device: torch.device, dtype: torch.dtype, channels_last: bool) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.channels_last = channels_last
+        shape = (-1, 1, 1)
+        self.mean = torch.tensor(splits.mean, device=device, dtype=dtype).view(shape) if splits.mean else None
+        self.std = torch.tensor(splits.std, device=device, dtype=dtype).view(shape) if splits.std else None
+
+    def __call__(self, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = inputs.to(self.device, non_blocking=True)
+        labels = labels.to(self.device, non_blocking=True)
+        if inputs.dtype == torch.uint8:
+            inputs = inputs.to(self.dtype).div_(255)
+        elif inputs.is_floating_point():
+            inputs = inputs.to(self.dtype)
+        if self.mean is not None and self.std is not None:
+            inputs = (inputs - self.mean) / self.std
+        if self.channels_last and inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return inputs, labels
+
+
+class _Reader:
+    """Batches of one data set in the sampler's order, in this process or in reading processes."""
+
+    def __init__(
+        self, dataset: Dataset[Any], addresses: _Addresses, seed: int, num_workers: int, pin_memory: bool
+    ) -> None:
+        self.dataset = Seeded(dataset, seed)
+        self.addresses = addresses
+        self.pin_memory = pin_memory
+        self.loader: DataLoader[Any] | None = None
+        if num_workers:
+            self.loader = DataLoader(
+                self.dataset,
+                batch_sampler=addresses,  # type: ignore[arg-type]
+                num_workers=num_workers,
+                collate_fn=_as_it_is,
+                pin_memory=pin_memory,
+                persistent_workers=True,
+            )
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        if self.loader is not None:
+            yield from self.loader
+            return
+        for addresses in self.addresses:
+            inputs, labels = self.dataset.__getitems__(addresses)
+            yield (inputs.pin_memory(), labels.pin_memory()) if self.pin_memory else (inputs, labels)
+
+    def close(self) -> None:
+        """End the reading processes."""
+        iterator = getattr(self.loader, "_iterator", None)
+        if iterator is not None:
+            iterator._shutdown_workers()
+            self.loader._iterator = None  # type: ignore[union-attr]
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+class Feed:
+    """The training batches of one worker, grouped into updates, and the evaluation batches.
+
+    Args:
+        splits: the data sets.
+        train, val: the samplers.
+        place: moves a batch to the device.
+        merge: batches per update (gradient merge); the epoch's last update may have fewer.
+        average: the merged batches' gradients are averaged over samples; False: their sum.
+        seed: of the augmentation.
+        num_workers: reading processes.
+        pin_memory: page-locked batches.
+        limit_train, limit_val: use only so many batches.
+    """
+
+    def __init__(
+        self,
+        splits: Splits,
+        train: DistributedBatchSampler,
+        val: EvaluationSampler,
+        place: Placement,
+        *,
+        merge: int = 1,
+        average: bool = True,
+        seed: int = 0,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        limit_train: int | None = None,
+        limit_val: int | None = None,
+    ) -> None:
+        self.sampler = train
+        self.place = place
+        self.merge = merge
+        self.average = average
+        self.train_addresses = _Addresses(train, limit_train)
+        self.train_reader = _Reader(splits.train, self.train_addresses, seed, num_workers, pin_memory)
+        self.val_reader = _Reader(splits.val, _Addresses(val, limit_val), seed, num_workers, pin_memory)
+        self.waited = 0.0
+
+    def updates(self, epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
+        """For each update of the epoch: this worker's samples in it, and its batches.
+
+        ``waited`` grows by the seconds that the loop stood still for data.
+        """
+        self.sampler.set_epoch(epoch)
+        sizes = self.sampler.sizes()[: len(self.train_addresses)]
+        batches = self._timed(iter(self.train_reader))
+        for start in range(0, len(sizes), self.merge):
+            group = sizes[start : start + self.merge]
+            yield sum(group), self._batches(batches, group)
+
+    def _batches(self, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], group: list[int]) -> Iterator[Batch]:
+        for number, samples in enumerate(group):
+            inputs, labels = self.place(*next(batches))
+            share = samples / sum(group) if self.average and sum(group) else 1.0
+            yield Batch(inputs, labels, samples, share if samples else 0.0, last=number == len(group) - 1)
+
+    def evaluation(self) -> Iterator[Batch]:
+        """The evaluation batches of this worker."""
+        for inputs, labels in self.val_reader:
+            inputs, labels = self.place(inputs, labels)
+            yield Batch(inputs, labels, len(labels))
+
+    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - start
+            if batch is None:
+                return
+            yield batch
+
+    def close(self) -> None:
+        """End the reading processes."""
+        self.train_reader.close()
+        self.val_reader.close()

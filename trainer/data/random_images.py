@@ -1,0 +1,42 @@
+"""data=random_images: noise with random labels, to measure how fast training can go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.data.base import DataSource, Facts, Splits
+
+POOL = 64
+
+
+class RandomImages(DataSource):
+    """``batches`` global batches per epoch of (3, S, S) noise; 64 distinct images are drawn and used in turn."""
+
+    def facts(self, global_batch_size: int) -> Facts:
+        size = self.config["image_size"]
+        train, val = (self.config[k] * global_batch_size for k in ("batches", "val_batches"))
+        return Facts("random images", "random", train, val, (3, size, size), self.config["num_classes"])
+
+    def open(self, facts: Facts) -> Splits:
+        import torch
+        from torch.utils.data import Dataset
+
+        generator = torch.Generator().manual_seed(0)
+        images = torch.rand((POOL, *facts.shape), generator=generator)
+        labels = torch.randint(facts.classes, (POOL,), generator=generator)
+
+        class Pool(Dataset[Any]):
+            def __init__(self, samples: int) -> None:
+                self.samples = samples
+
+            def __len__(self) -> int:
+                return self.samples
+
+            def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+                return images[index % POOL], labels[index % POOL]
+
+            def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+                chosen = torch.as_tensor(indices) % POOL
+                return images[chosen], labels[chosen]
+
+        return Splits(Pool(facts.train_samples), Pool(facts.val_samples))

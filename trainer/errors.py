@@ -1,0 +1,41 @@
+"""The errors a user can meet, each with what is wrong, why, and what to type instead."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """A mistake in what was asked for; nothing was started. Exit code 2, no traceback.
+
+    Args:
+        what: the key and its value, e.g. ``data.batch_size=0``.
+        why: the reason, as the rest of a sentence, e.g. ``must be at least 1 sample``.
+        instead: what to type instead, e.g. ``data.batch_size=32``; empty when nothing can be proposed.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, why: str, instead: str = "") -> None:
+        super().__init__(what, why, instead)
+        self.what = what
+        self.why = why
+        self.instead = instead
+
+    def __str__(self) -> str:
+        sentence = f"{self.what}: {self.why}".rstrip(".")
+        return f"{sentence}. Type instead: {self.instead}" if self.instead else f"{sentence}."
+
+
+class RunFailed(Exception):
+    """A run that was started and broke. Exit code 1.
+
+    Args:
+        message: one or more lines: which process, its own error, where its log is.
+    """
+
+    exit_code = 1
+
+
+class Interrupted(Exception):
+    """The run was ended from outside, by Ctrl-C or SIGTERM. Exit code 130."""
+
+    exit_code = 130

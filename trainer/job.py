@@ -1,0 +1,294 @@
+"""One job in the parent process: check, plan, prepare data, track, start the processes, and say how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer import machine
+from trainer.auto import Machine, ModelFacts
+from trainer.checks import Checked, check
+from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.plan import Plan, make_plan
+
+if TYPE_CHECKING:
+    from trainer.tracking.client import Tracker
+
+Starter = Callable[[Plan, dict[str, Any], Path], dict[str, Any]]
+"""Starts the plan's processes with a payload and returns worker 0's outcome."""
+
+KILLED_FLUSH_S = 4.0
+
+
+@dataclass
+class Result:
+    """How a run ended; also ``result.json``.
+
+    Attributes:
+        status: ``done``, ``failed``, ``killed`` or ``planned``.
+        run_dir: its folder; run_id: of MLflow, or None.
+        metrics, best: last and best values by name.
+        steps, samples, seconds: updates, training samples over all workers, from start to end.
+        chosen, why: what ``auto`` picked and the reasons.
+        data_source: what was really trained on.
+    """
+
+    status: str
+    run_dir: str
+    run_id: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    training_seconds: float = 0.0
+    data_wait_seconds: float = 0.0
+    chosen: dict[str, Any] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    data_source: str = ""
+    stand_in: str = ""
+    error: str = ""
+
+
+@dataclass
+class Ready:
+    """A job that has passed every check."""
+
+    checked: Checked
+    model: ModelFacts
+    plan: Plan
+
+
+def get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Ready:
+    """Check everything; nothing is written.
+
+    Raises:
+        UserError: the job cannot run.
+    """
+    checked = check(config, typed)
+    from trainer.probe import probe  # imports torch: only what has passed the light checks waits for that
+
+    model = probe(checked.config)
+    return Ready(checked, model, make_plan(checked, model, this_machine(), run_dir))
+
+
+def this_machine() -> Machine:
+    """This host, as far as choices depend on it."""
+    return Machine(machine.cores(), machine.cpu_flags(), machine.gpus())
+
+
+def execute(
+    ready: Ready, start: Starter, overrides: Sequence[str], tracker: Tracker | None, parent: Path | None = None
+) -> Result:
+    """Run a checked job to its end; its folder exists.
+
+    Raises:
+        RunFailed, Interrupted: after everything has been recorded.
+    """
+    from trainer import progress
+    from trainer.report import replace_file
+    from trainer.tracking.describe import describe
+
+    began = time.monotonic()
+    run_dir, config = Path(ready.plan.run_dir), ready.checked.config
+    result = Result("failed", str(run_dir))
+    tracked = False
+    try:
+        with termination_raises():
+            _leave_config(run_dir, config)
+            plan = prepare_data(ready)
+            result.chosen, result.why = plan.chosen, plan.why
+            result.data_source, result.stand_in = plan.facts["source"], plan.facts["stand_in"]
+            replace_file(run_dir / "plan.json", json.dumps(plan.as_dict(), indent=1))
+            progress.show_plan(plan)
+            if tracker is not None:
+                tracker.open(run_dir, describe(config, plan, overrides, parent))
+                tracked = True
+            payload = {"config": config, "plan": plan.as_dict(), "run_dir": str(run_dir)}
+            with progress.bar(run_dir, plan.total_steps):
+                outcome = start(plan, payload, run_dir)
+        result = replace(result, status="done", **outcome)
+        return result
+    except (Interrupted, KeyboardInterrupt) as error:
+        result.status, result.error = "killed", str(error) or "interrupted"
+        raise Interrupted(result.error) from None
+    except (RunFailed, UserError) as error:
+        result.error = str(error)
+        raise
+    except OSError as error:
+        result.error = str(error)
+        raise RunFailed(f"{type(error).__name__}: {error}") from error
+    finally:
+        with _undisturbed():
+            result.seconds = round(time.monotonic() - began, 3)
+            _finish(result, run_dir, ready.plan, config, tracker if tracked else None)
+
+
+def prepare_data(ready: Ready) -> Plan:
+    """Download or draw the data; the plan is made again when that changed what is known."""
+    from trainer.progress import preparing
+
+    checked = ready.checked
+    with preparing() as show:
+        facts = checked.source.prepare(checked.facts, show)
+    if facts == checked.facts:
+        return ready.plan
+    checked.facts = facts
+    return make_plan(checked, ready.model, this_machine(), ready.plan.run_dir)
+
+
+def _leave_config(run_dir: Path, config: dict[str, Any]) -> None:
+    import yaml
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "checkpoints").mkdir(exist_ok=True)
+    for stale in ("metrics.jsonl", "result.json", "status.json", "tracking.json", "curves.png"):
+        (run_dir / stale).unlink(missing_ok=True)
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+def _finish(result: Result, run_dir: Path, plan: Plan, config: dict[str, Any], tracker: Tracker | None) -> None:
+    """result.json, status.json, pictures, and the end of the MLflow run; nothing here may hide how the run ended."""
+    from trainer import curves, progress
+    from trainer.report import replace_file
+
+    status = {"state": "starting", "step": 0, "total": plan.total_steps, **progress.read_status(run_dir)}
+    status["state"] = result.status
+    if result.status == "done":
+        status |= {"step": result.steps, "percent": 100.0, "eta_s": 0.0, "metrics": result.metrics}
+    elif not result.metrics:
+        result.metrics, result.steps = status.get("metrics", {}), status["step"]
+    replace_file(run_dir / "status.json", json.dumps(status, indent=1))
+    replace_file(run_dir / "result.json", json.dumps(asdict(result), indent=1))
+    if result.status != "killed":
+        curves.draw(run_dir, f"{plan.name}: {plan.strategy}, {plan.workers} worker(s)")
+    if tracker is not None:
+        ended = {"done": "FINISHED", "failed": "FAILED", "killed": "KILLED"}[result.status]
+        patience = KILLED_FLUSH_S if result.status == "killed" else config["tracking"]["flush_timeout_s"]
+        answer = tracker.close(run_dir, ended, {"trainer.error": result.error[:4000]} if result.error else {}, patience)
+        result.run_id = answer["run_id"]
+        replace_file(run_dir / "result.json", json.dumps(asdict(result), indent=1))
+        if answer["error"] or answer["unsent"]:
+            progress.console().print(
+                f"MLflow: {answer['unsent']} lines of {run_dir}/metrics.jsonl are not sent ({answer['error']}). Later: "
+                f"python -m trainer.tracking.recorder resend {run_dir}"
+            )
+
+
+@contextlib.contextmanager
+def termination_raises() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise Interrupted in the main thread, as Ctrl-C raises KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise Interrupted(f"got {signal.Signals(number).name}")
+
+    before = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No signal interrupts the few seconds of closing; they are bounded."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """The plan's processes of this host: one worker alone runs in place, several from a forkserver."""
+    if len(plan.processes) == 1:
+        return in_place(plan, payload, run_dir)
+    from trainer.launch.local import Meeting, Role, launch
+
+    launch_config = payload["config"]["launch"]
+    roles = []
+    for name in plan.roles:
+        mine = [p for p in plan.processes if p.role == name and p.node == plan.node_rank]
+        entry = plan.entries.get(name, "trainer.worker:train")
+        if mine:
+            roles.append(Role(name, plan.roles[name], entry, [p.device for p in mine], mine[0].rank))
+    meeting = Meeting(
+        host=launch_config["master_addr"],
+        port=launch_config["master_port"],
+        serves=plan.node_rank == 0,
+        hosts=plan.nnodes,
+        timeout_s=launch_config["timeout_s"],
+        interface="lo" if plan.nnodes == 1 else None,
+    )
+    results = launch(roles, payload, run_dir, meeting, preload=_modules(payload["config"]))
+    return next(iter(results["worker"].values()))
+
+
+def _modules(config: dict[str, Any]) -> list[str]:
+    """What the forkserver should import once for all workers."""
+    targets = [str(config[group].get("_target_", "")) for group in ("model", "data", "loss", "optimizer")]
+    return ["trainer.worker", *{target.rsplit(".", 1)[0] for target in targets if "." in target}]
+
+
+def in_place(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """One worker in this process; what it prints goes to the screen and to workerlog.0."""
+    import torch.distributed as dist
+
+    from trainer.strategies.base import Seat
+    from trainer.worker import train
+
+    seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, dist.HashStore())
+    with (run_dir / "workerlog.0").open("w") as log, _teed(log):
+        try:
+            return train(seat, payload)
+        except (RunFailed, UserError, Interrupted):
+            raise
+        except Exception as error:
+            raise RunFailed(f"worker 0 failed:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
+
+
+class _Tee:
+    """A text stream that also writes to a file."""
+
+    def __init__(self, stream: Any, log: Any) -> None:
+        self.stream = stream
+        self.log = log
+
+    def write(self, text: str) -> int:
+        self.log.write(text)
+        return int(self.stream.write(text))
+
+    def flush(self) -> None:
+        self.log.flush()
+        self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def _teed(log: Any) -> Iterator[None]:
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Tee(sys.stdout, log), _Tee(sys.stderr, log)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams

@@ -1,0 +1,141 @@
+"""The training loop: epochs, updates, evaluation, reports. It knows the strategy contract and no strategy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.data.feed import Feed
+from trainer.errors import RunFailed
+from trainer.metrics import Classification, Meter
+from trainer.report import Report
+from trainer.strategies.base import Strategy
+
+
+@dataclass
+class Rhythm:
+    """How long, and how often is looked: ``epochs``, ``total_steps`` in updates, ``log_every`` batches,
+    ``val_every`` epochs, ``val_every_steps`` updates."""
+
+    epochs: int
+    total_steps: int
+    log_every: int
+    val_every: int
+    val_every_steps: int | None
+
+
+@dataclass
+class Training:
+    """Everything a worker needs to train, built from the config by ``worker.py``.
+
+    Attributes:
+        model: the module itself, which is evaluated and saved.
+        forward: the module that is called in training, as the strategy placed it.
+        arithmetic: context of a forward pass (autocast).
+        lockstep: workers may meet inside an epoch.
+        keep_best: saves the model, called after the best validation so far.
+        step: updates done; validated: the last validation's update and metrics.
+    """
+
+    model: nn.Module
+    forward: nn.Module
+    task: Classification
+    strategy: Strategy
+    feed: Feed
+    report: Report
+    rhythm: Rhythm
+    arithmetic: Callable[[], AbstractContextManager[Any]]
+    lockstep: bool
+    keep_best: Callable[[], None]
+    step: int = 0
+    validated: tuple[int, dict[str, float]] = (-1, {})
+
+
+def fit(run: Training) -> dict[str, float]:
+    """Train to the end; returns the last validation's metrics."""
+    validation: dict[str, float] = {}
+    for epoch in range(run.rhythm.epochs):
+        train_epoch(run, epoch)
+        done = run.step >= run.rhythm.total_steps
+        due = run.rhythm.val_every and (epoch + 1) % run.rhythm.val_every == 0
+        if due or done:
+            validation = evaluate(run, epoch)
+        if done:
+            break
+    run.strategy.settle()
+    return validation
+
+
+def train_epoch(run: Training, epoch: int) -> None:
+    """The epoch's updates: each from one batch, or from several merged ones."""
+    run.forward.train()
+    strategy, meter = run.strategy, run.task.meter()
+    batch_number, next_line, logged = -1, 0, True
+    for samples, batches in run.feed.updates(epoch):
+        weight = strategy.weight(samples)
+        for batch in batches:
+            strategy.prepare(batch)
+            with strategy.accumulate(batch.last):
+                with run.arithmetic():
+                    loss, outputs = run.task.forward(run.forward, batch.inputs, batch.labels)
+                strategy.backward(loss * (weight * batch.share) if weight * batch.share != 1.0 else loss)
+            meter.add(loss, outputs, batch.labels, batch.samples)
+            batch_number += 1
+        lr = strategy.lr
+        strategy.update(samples)
+        run.step += 1
+        run.report.progress(epoch, run.step, samples)
+        logged = batch_number >= next_line
+        if logged:
+            next_line = (batch_number // run.rhythm.log_every + 1) * run.rhythm.log_every
+            log_training(run, epoch, batch_number, meter, lr)
+        if run.rhythm.val_every_steps and run.step % run.rhythm.val_every_steps == 0:
+            evaluate(run, epoch)
+            run.forward.train()
+        if run.step >= run.rhythm.total_steps:
+            break
+    if not logged:
+        log_training(run, epoch, batch_number, meter, lr)
+
+
+def log_training(run: Training, epoch: int, batch_number: int, meter: Meter, lr: float) -> None:
+    """One line and one point: loss and accuracies over the samples since the last line, of all workers."""
+    sums = meter.sums()
+    if run.lockstep:
+        sums = run.strategy.total(sums)
+    metrics = run.task.summary(sums)
+    run.report.training(epoch, batch_number, run.step, metrics, lr, run.feed)
+    if metrics and not math.isfinite(metrics["loss"]):
+        raise RunFailed(
+            f"The loss is {metrics['loss']} at update {run.step} (epoch {epoch}, batch {batch_number}). "
+            f"A lower optimizer.lr, a warm-up (scheduler.warmup_epochs) or strategy.clip_norm=1.0 usually helps."
+        )
+
+
+@torch.no_grad()
+def evaluate(run: Training, epoch: int) -> dict[str, float]:
+    """Loss and accuracies of the settled model, every validation sample counted exactly once."""
+    if run.validated[0] == run.step:
+        return run.validated[1]
+    run.strategy.settle()
+    run.model.eval()
+    sums = torch.zeros(4, dtype=torch.float64)
+    with run.report.evaluating():
+        for batch in run.feed.evaluation():
+            with run.arithmetic():
+                loss, outputs = run.task.forward(run.model, batch.inputs, batch.labels)
+            meter = run.task.meter()
+            meter.add(loss, outputs, batch.labels, batch.samples)
+            sums += meter.sums().cpu()
+    metrics = run.task.summary(run.strategy.total(sums))
+    if run.report.validation(epoch, run.step, metrics):
+        run.keep_best()
+    run.validated = run.step, metrics
+    run.model.train()
+    return metrics

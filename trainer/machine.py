@@ -1,0 +1,74 @@
+"""What this machine has, found out without importing torch: cores, instruction sets, GPUs, a C++ compiler."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible GPU and its CUDA compute capability, e.g. (9, 0)."""
+
+    name: str
+    capability: tuple[int, int]
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """Instruction-set flags of the first core (Linux), e.g. ``amx_bf16``; empty elsewhere."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """The NVIDIA GPUs that CUDA would show to this process, asked of nvidia-smi."""
+    smi = shutil.which("nvidia-smi")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if smi is None or visible == "" or visible == "-1":
+        return ()
+    query = [smi, "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    found = []
+    for line in answer.strip().splitlines():
+        name, capability = line.rsplit(",", 1)
+        major, _, minor = capability.strip().partition(".")
+        found.append(Gpu(name.strip(), (int(major), int(minor or 0))))
+    if visible is not None:
+        found = found[: len([v for v in visible.split(",") if v.strip()])]
+    return tuple(found)
+
+
+def cpp_compiler() -> str | None:
+    """The C++ compiler that torch.compile would call on the CPU."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether a server could listen on that port of this host now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,77 @@
+"""What is measured on a batch of a classification: loss, acc1, acc5, as sums that add up exactly over workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+NAMES = ("loss", "acc1", "acc5")
+
+
+def ranks_of_labels(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """How many classes come before the label's, by greater output and then by lower number.
+
+    Args:
+        outputs: (N, C) scores; labels: (N,) of 0..C-1.
+
+    Returns:
+        (N,) of 0..C-1: 0 is a hit of acc1, below 5 one of acc5. An output that is not a number is never a hit.
+    """
+    score = outputs.gather(1, labels.unsqueeze(1))
+    number = torch.arange(outputs.shape[1], device=outputs.device)
+    before = ~(outputs <= score) | ((outputs == score) & (number < labels.unsqueeze(1)))
+    return before.sum(1)
+
+
+class Classification:
+    """Inputs to class scores: the loss, and the sums from which loss, acc1 and acc5 follow.
+
+    Args:
+        loss: called with (outputs (N, C), labels (N,)), returns the mean over the batch.
+    """
+
+    names = NAMES
+
+    def __init__(self, loss: nn.Module) -> None:
+        self.loss = loss
+
+    def forward(self, model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """The batch's mean loss and its outputs."""
+        outputs = model(inputs)
+        return self.loss(outputs, labels), outputs
+
+    def meter(self) -> Meter:
+        """An empty collection of sums."""
+        return Meter()
+
+    def summary(self, sums: torch.Tensor) -> dict[str, float]:
+        """Loss, acc1, acc5 over the samples behind the sums (of one worker, or added up over all)."""
+        *totals, samples = sums.tolist()
+        if not samples:
+            return {}
+        return {name: total / samples for name, total in zip(NAMES, totals, strict=True)}
+
+
+class Meter:
+    """Batches seen since the last look; the arithmetic is done once, when somebody looks, not in every step."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = []
+
+    def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
+        """Remember a batch: its mean loss, outputs (N, C), labels (N,), and how many samples count."""
+        if samples:
+            self.seen.append((loss.detach(), outputs.detach(), labels, samples))
+
+    def sums(self, device: Any = "cpu") -> torch.Tensor:
+        """(4,) float64: loss summed over samples, hits of acc1, hits of acc5, samples; and forget them."""
+        if not self.seen:
+            return torch.zeros(4, dtype=torch.float64, device=device)
+        losses, outputs, labels, samples = zip(*self.seen, strict=True)
+        self.seen = []
+        counts = torch.tensor(samples, dtype=torch.float64, device=losses[0].device)
+        ranks = ranks_of_labels(torch.cat(outputs), torch.cat(labels))
+        loss = (torch.stack(losses).double() * counts).sum()
+        return torch.stack([loss, (ranks < 1).sum().double(), (ranks < 5).sum().double(), counts.sum()])

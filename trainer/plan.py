@@ -1,0 +1,161 @@
+"""The resolved run: processes, roles, devices, endpoints, batches, steps, places. Pure data, printable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from trainer.auto import Machine, ModelFacts, choose
+from trainer.checks import Checked
+from trainer.data.sampler import DistributedBatchSampler
+from trainer.errors import UserError
+
+MOST_PROCESSES_SHOWN = 16
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of the run: role, rank within the role, host number, number on that host, device."""
+
+    role: str
+    rank: int
+    node: int
+    local_rank: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before the first process starts.
+
+    Attributes:
+        batch_size: samples per worker and batch; merge: batches per update; global_batch_size: samples per update.
+        steps_per_epoch, total_steps: updates.
+        val_batch_size: samples per worker and evaluation batch.
+        facts: of the data, as a dict.
+        chosen: precision, channels_last, ... as used; why: reasons of those that ``auto`` chose.
+        endpoint: where the processes meet.
+        environment: of worker 0.
+    """
+
+    name: str
+    strategy: str
+    strategy_worker: str
+    lockstep: bool
+    exact: bool
+    entries: dict[str, str]
+    roles: dict[str, int]
+    nnodes: int
+    node_rank: int
+    processes: list[Process]
+    device: str
+    endpoint: str
+    batch_size: int
+    merge: int
+    global_batch_size: int
+    val_batch_size: int
+    epochs: int
+    steps_per_epoch: int
+    total_steps: int
+    parameters: int
+    facts: dict[str, Any]
+    chosen: dict[str, Any]
+    why: dict[str, str]
+    run_dir: str
+    tracking: str
+    environment: dict[str, str]
+
+    @property
+    def workers(self) -> int:
+        """Workers over all hosts."""
+        return self.roles["worker"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as in plan.json and as the workers get it."""
+        return asdict(self)
+
+
+def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: str) -> Plan:
+    """Decide everything.
+
+    Raises:
+        UserError: the run would take no step.
+    """
+    config, facts, workers = checked.config, checked.facts, checked.workers
+    launch, data, sampler = config["launch"], config["data"], config["sampler"]
+    chosen, why = choose(config, checked.device, model, machine, checked.nproc, facts.slow)
+    if checked.auto_strategy:
+        why["strategy"] = checked.auto_strategy
+    batches = len(
+        DistributedBatchSampler(
+            facts.train_samples, data["batch_size"], 0, workers, 0, False, sampler["drop_last"], sampler["pad"]
+        )
+    )
+    batches = min(batches, config["limit_train_batches"] or batches)
+    steps_per_epoch = ceil(batches / checked.merge)
+    total = config["max_steps"] or config["epochs"] * steps_per_epoch
+    if not steps_per_epoch:
+        raise UserError(f"data.batch_size={data['batch_size']}", "not one batch can be made of the training data")
+    roles = checked.declaration.roles(workers, launch)
+    return Plan(
+        name=config["name"],
+        strategy=checked.declaration.name,
+        strategy_worker=checked.declaration.worker,
+        lockstep=checked.declaration.lockstep,
+        exact=checked.declaration.exact,
+        entries=dict(checked.declaration.entries),
+        roles=roles,
+        nnodes=launch["nnodes"],
+        node_rank=launch["node_rank"],
+        processes=list(_processes(roles, launch["nnodes"], checked.device)),
+        device=checked.device,
+        endpoint=f"{launch['master_addr']}:{launch['master_port'] or 'a free port'}",
+        batch_size=data["batch_size"],
+        merge=checked.merge,
+        global_batch_size=checked.global_batch_size,
+        val_batch_size=data["val_batch_size"] or data["batch_size"],
+        epochs=ceil(total / steps_per_epoch),
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total,
+        parameters=model.parameters,
+        facts=asdict(facts),
+        chosen=chosen,
+        why=why,
+        run_dir=run_dir,
+        tracking=tracking_uri(config["tracking"]),
+        environment=_environment(launch, workers, checked.nproc),
+    )
+
+
+def _processes(roles: Mapping[str, int], nnodes: int, device: str) -> list[Process]:
+    """Workers are spread evenly over the hosts; other roles sit on host 0."""
+    processes = []
+    for role, size in roles.items():
+        per_node = size // nnodes if role == "worker" else size
+        for rank in range(size):
+            node, local = divmod(rank, per_node)
+            where = f"cuda:{local}" if device == "cuda" and role == "worker" else "cpu"
+            processes.append(Process(role, rank, node, local, where))
+    return processes
+
+
+def _environment(launch: Mapping[str, Any], workers: int, nproc: int) -> dict[str, str]:
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "MASTER_ADDR": str(launch["master_addr"]),
+        "MASTER_PORT": str(launch["master_port"] or "chosen at the start"),
+    }
+
+
+def tracking_uri(tracking: Mapping[str, Any]) -> str:
+    """Where MLflow's points go; empty without tracking."""
+    if tracking["kind"] == "none":
+        return ""
+    return str(tracking["uri"] or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}")

@@ -1,0 +1,142 @@
+"""The parent's view of a run in the terminal: the plan as tables, a progress bar from status.json, the last words."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from trainer.plan import MOST_PROCESSES_SHOWN, Plan
+
+LOOK_EVERY_S = 0.25
+
+
+def console() -> Console:
+    """The terminal; when piped, plain lines wide enough not to be cut."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=False)
+
+
+def show_plan(plan: Plan) -> None:
+    """The resolved plan and the first process's environment."""
+    out = console()
+    table = Table(title=f"Plan of {plan.name}", box=box.SIMPLE_HEAVY, show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for what, value in rows(plan):
+        table.add_row(what, value)
+    out.print(table)
+    environment = Table(title="Environment of worker 0", box=box.SIMPLE_HEAVY, show_header=False, title_justify="left")
+    environment.add_column(style="bold")
+    environment.add_column()
+    for key, value in plan.environment.items():
+        environment.add_row(key, value)
+    out.print(environment)
+    if plan.facts["stand_in"]:
+        out.print(f"[bold red]ATTENTION: {plan.facts['stand_in']}[/]")
+
+
+def rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The plan's lines: what, and how much or where."""
+
+    def because(key: str) -> str:
+        return f"  (auto: {plan.why[key]})" if key in plan.why else ""
+
+    hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 else ""
+    yield "strategy", plan.strategy + (" (equal to one process on the global batch)" if plan.exact else "") + because("strategy")  # fmt: skip
+    yield "roles", ", ".join(f"{n} {role}{'s' if n > 1 else ''}" for role, n in plan.roles.items()) + hosts
+    for process in plan.processes[:MOST_PROCESSES_SHOWN]:
+        host = f"host {process.node}, " if plan.nnodes > 1 else ""
+        yield f"  {process.role} {process.rank}", f"{host}{process.device}"
+    if len(plan.processes) > MOST_PROCESSES_SHOWN:
+        yield "  ...", f"and {len(plan.processes) - MOST_PROCESSES_SHOWN} more processes"
+    yield "meeting point", plan.endpoint
+    merged = f" x {plan.merge} merged" if plan.merge > 1 else ""
+    yield "batch size", f"{plan.batch_size} per worker x {plan.workers} workers{merged} = {plan.global_batch_size} global"
+    yield "updates", f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({plan.epochs} epochs)"
+    facts = plan.facts
+    yield "data", f"{facts['source']}: {facts['train_samples']} training and {facts['val_samples']} validation samples of {tuple(facts['shape'])}, {facts['classes']} classes"  # fmt: skip
+    yield "model", f"{plan.parameters:,} parameters"
+    for key, value in plan.chosen.items():
+        yield key, str(value).lower() + because(key)
+    yield "run folder", plan.run_dir
+    yield "logs", f"{plan.run_dir}/workerlog.N" + (", serverlog.N" if "server" in plan.roles else "")
+    yield "weights", f"{plan.run_dir}/model.safetensors, best in checkpoints/best.safetensors"
+    yield "tracking", plan.tracking or "none (the run folder only)"
+
+
+@contextmanager
+def bar(run_dir: Path, total_steps: int) -> Iterator[None]:
+    """On a terminal, a progress bar that follows status.json; elsewhere nothing, the lines say enough."""
+    if not sys.stdout.isatty():
+        yield
+        return
+    columns = (
+        TextColumn("{task.fields[where]}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), TextColumn("{task.fields[metrics]}"),
+    )  # fmt: skip
+    done = threading.Event()
+    with Progress(*columns, console=Console(file=sys.stdout), transient=True) as progress:
+        task = progress.add_task("", total=total_steps, where="starting", rate="", metrics="")
+
+        def follow() -> None:
+            while not done.wait(LOOK_EVERY_S):
+                if (status := read_status(run_dir)).get("state") == "running":
+                    progress.update(task, completed=status["step"], **_fields(status))
+
+        thread = threading.Thread(target=follow, daemon=True, name="progress")
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+def _fields(status: dict[str, Any]) -> dict[str, str]:
+    metrics = status["metrics"]
+    shown = " ".join(f"{k}: {metrics['train/' + k]:.4f}" for k in ("loss", "acc1", "acc5") if f"train/{k}" in metrics)
+    rate = f"{metrics['perf/samples_per_s']:.0f} samples/s" if "perf/samples_per_s" in metrics else ""
+    return {"where": f"epoch {status['epoch']}", "rate": rate, "metrics": shown}
+
+
+def read_status(run_dir: Path) -> dict[str, Any]:
+    """status.json, or nothing yet."""
+    try:
+        return json.loads((run_dir / "status.json").read_text())  # type: ignore[no-any-return]
+    except (OSError, ValueError):
+        return {}
+
+
+@contextmanager
+def preparing() -> Iterator[Any]:
+    """Shows how far a preparation (download, drawing) is: a bar on a terminal, a few lines elsewhere."""
+    shown: dict[str, int] = {}
+    if not sys.stdout.isatty():
+
+        def line(what: str, done: int, total: int) -> None:
+            tenth = 10 * done // max(total, 1)
+            if shown.get(what, -1) < tenth:
+                shown[what] = tenth
+                print(f"{what}: {done}/{total}", flush=True)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=Console(file=sys.stdout), transient=True) as progress:
+        tasks: dict[str, Any] = {}
+
+        def update(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done, total=total)
+
+        yield update

@@ -1,0 +1,143 @@
+"""What a worker tells the world: lines on its output; from rank 0 also metrics.jsonl and status.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+STATUS_EVERY_S = 0.5
+
+
+class Waits(Protocol):
+    """Anything that counts the seconds spent waiting for data."""
+
+    waited: float
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old text or the new, never a part."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text)
+    os.replace(part, path)
+
+
+class Report:
+    """Lines, points and status of one worker.
+
+    Args:
+        run_dir: the run's folder; None: lines only (every rank but 0).
+        total_steps: updates of the whole run.
+        workers: in all, for the rate in samples per second.
+    """
+
+    def __init__(self, run_dir: Path | None, total_steps: int, workers: int) -> None:
+        self.run_dir = run_dir
+        self.total_steps = total_steps
+        self.workers = workers
+        self.metrics: dict[str, float] = {}
+        self.best: dict[str, float] = {}
+        self.samples = 0
+        self.step = 0
+        self.epoch = 0
+        self.data_waited = 0.0
+        self.started = time.perf_counter()
+        self.elsewhere = 0.0
+        self._window = (self.started, 0, 0, 0.0)
+        self._next_status = 0.0
+        self._points = (run_dir / "metrics.jsonl").open("w", buffering=1) if run_dir else None
+
+    def progress(self, epoch: int, step: int, samples: int) -> None:
+        """After every update: where the run is; ``samples``: this worker's in the update."""
+        self.epoch, self.step = epoch, step
+        self.samples += samples * self.workers
+        now = time.perf_counter()
+        if self.run_dir and now >= self._next_status:
+            self.write_status("running", now)
+
+    def training(self, epoch: int, batch: int, step: int, metrics: Mapping[str, float], lr: float, feed: Waits) -> None:
+        """A line and a point of training: metrics since the last line, rate, share of the time waiting for data."""
+        now = time.perf_counter()
+        since, step_then, samples_then, waited_then = self._window
+        seconds, updates = max(now - since, 1e-9), max(step - step_then, 1)
+        perf = {
+            "perf/samples_per_s": (self.samples - samples_then) / seconds,
+            "perf/step_s": seconds / updates,
+            "perf/data_wait": (feed.waited - waited_then) / seconds,
+        }
+        self._window = (now, step, self.samples, feed.waited)
+        self.data_waited = feed.waited
+        self.metrics |= {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf}
+        values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items())
+        rate = f"{perf['perf/samples_per_s']:.1f} samples/s, data wait: {perf['perf/data_wait']:.1%}"
+        print(f"[Epoch {epoch}, batch {batch}] {values}, lr: {lr:.5g}, {rate}", flush=True)
+        self._point(epoch, step, {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf})
+
+    def validation(self, epoch: int, step: int, metrics: Mapping[str, float]) -> bool:
+        """A line and a point of a validation; returns whether rank 0 should keep this model as the best so far."""
+        values = {f"val/{k}": v for k, v in metrics.items()}
+        improved = "val/acc1" in values and values["val/acc1"] > self.best.get("val/acc1", -1.0)
+        self.metrics |= values
+        for name, value in values.items():
+            better = min if name.endswith("loss") else max
+            self.best[name] = better(value, self.best.get(name, value))
+        print(f"[Epoch {epoch}] validation " + ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items()), flush=True)
+        self._point(epoch, step, values)
+        if self.run_dir:
+            self.write_status("running", time.perf_counter())
+        return improved and self.run_dir is not None
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Time inside does not count as training time."""
+        start = time.perf_counter()
+        yield
+        spent = time.perf_counter() - start
+        since, *rest = self._window
+        self._window = (since + spent, *rest)  # type: ignore[assignment]
+        self.elsewhere += spent
+
+    def _point(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+        if self._points is not None:
+            point = {"time": int(time.time() * 1000), "step": step, "epoch": epoch, "metrics": dict(metrics)}
+            self._points.write(json.dumps(point) + "\n")
+
+    def write_status(self, state: str, now: float) -> None:
+        """Replace status.json."""
+        assert self.run_dir is not None
+        self._next_status = now + STATUS_EVERY_S
+        elapsed = now - self.started
+        left = (self.total_steps - self.step) * elapsed / self.step if self.step else None
+        status = {
+            "state": state,
+            "epoch": self.epoch,
+            "step": self.step,
+            "total": self.total_steps,
+            "percent": round(100.0 * self.step / self.total_steps, 1),
+            "eta_s": None if left is None else round(left, 1),
+            "elapsed_s": round(elapsed, 1),
+            "metrics": self.metrics,
+        }
+        replace_file(self.run_dir / "status.json", json.dumps(status, indent=1))
+
+    def outcome(self) -> dict[str, Any]:
+        """What the run came to: final and best metrics, updates, samples, seconds."""
+        seconds = time.perf_counter() - self.started
+        return {
+            "metrics": self.metrics,
+            "best": self.best,
+            "steps": self.step,
+            "samples": self.samples,
+            "seconds": round(seconds, 3),
+            "training_seconds": round(seconds - self.elsewhere, 3),
+            "data_wait_seconds": round(self.data_waited, 3),
+        }
+
+    def close(self) -> None:
+        """Close the file of points."""
+        if self._points is not None:
+            self._points.close()

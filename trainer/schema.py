@@ -1,0 +1,362 @@
+"""The typed config: every key, its type, default, unit and one line of help, in this one place."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from typing import Any, Dict, List, Optional, get_args, get_origin, get_type_hints  # noqa: UP035 (OmegaConf reads them)
+
+
+def key(
+    default: Any,
+    help: str,
+    unit: str = "",
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    choices: tuple[Any, ...] = (),
+) -> Any:
+    """Declare a config key: its default, one line of help, its unit, and the values it accepts."""
+    metadata = {"help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "choices": choices}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+AUTO = ("auto", True, False)
+
+
+# --- model, loss, optimizer, scheduler: open groups, further keys go to the constructor -----------------------------
+
+
+@dataclass
+class ModelConfig:
+    """model: what is trained. Further keys are arguments of the constructor."""
+
+    _target_: str = key("???", "class or function that returns a torch.nn.Module")
+
+
+@dataclass
+class LossConfig:
+    """loss: what is minimised. Further keys are arguments of the constructor."""
+
+    _target_: str = key("torch.nn.CrossEntropyLoss", "torch.nn.Module called with (outputs, labels), mean over samples")
+
+
+@dataclass
+class OptimizerConfig:
+    """optimizer: how a gradient becomes a step. Further keys are arguments of the constructor."""
+
+    _target_: str = key("torch.optim.SGD", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    lr: float = key(0.01, "learning rate that the scheduler multiplies", gt=0)
+    weight_decay: float = key(0.0, "L2 decay", ge=0)
+
+
+@dataclass
+class SchedulerConfig:
+    """scheduler: a factor on optimizer.lr at every update."""
+
+    _target_: str = key("trainer.optim.schedules.Constant", "class with factor(step) -> float")
+    warmup_epochs: float = key(0.0, "linear warm-up before the schedule", "epochs", ge=0)
+    warmup_steps: Optional[int] = key(None, "linear warm-up, instead of warmup_epochs", "updates", ge=0)
+    warmup_start: float = key(0.0, "factor at the first update of the warm-up", ge=0, le=1)
+
+
+@dataclass
+class StepSchedule(SchedulerConfig):
+    """scheduler=step."""
+
+    _target_: str = key("trainer.optim.schedules.Step", "class with factor(step) -> float")
+    every_epochs: float = key(30.0, "epochs between two drops", "epochs", gt=0)
+    gamma: float = key(0.1, "factor of each drop", gt=0, le=1)
+
+
+@dataclass
+class CosineSchedule(SchedulerConfig):
+    """scheduler=cosine."""
+
+    _target_: str = key("trainer.optim.schedules.Cosine", "class with factor(step) -> float")
+    final: float = key(0.0, "factor at the last update", ge=0, le=1)
+
+
+# --- data, sampler --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class DataConfig:
+    """data: what is learnt from, and in which portions."""
+
+    _target_: str = key("???", "trainer.data.base.DataSource")
+    num_classes: int = key("???", "number of classes", "classes", ge=1)
+    batch_size: Optional[int] = key(None, "samples per worker and batch (null: from global_batch_size, else 32)", "samples", ge=1)  # fmt: skip
+    global_batch_size: Optional[int] = key(None, "samples per update: batch_size * workers * gradient_merge.k_steps", "samples", ge=1)  # fmt: skip
+    val_batch_size: Optional[int] = key(None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1)  # fmt: skip
+    num_workers: Optional[int] = key(None, "processes that read data, per worker (null: from the cores)", "processes", ge=0)  # fmt: skip
+    pin_memory: Any = key("auto", "page-locked batches for faster copies to a GPU", choices=AUTO)
+
+
+@dataclass
+class DigitsData(DataConfig):
+    """data=digits: the 1,797 handwritten digits that scikit-learn ships, (1, 8, 8)."""
+
+    _target_: str = key("trainer.data.digits.Digits", "trainer.data.base.DataSource")
+    num_classes: int = key(10, "number of classes", "classes", ge=1)
+    val_fraction: float = key(0.2, "share held out for validation", gt=0, le=0.9)
+    split_seed: int = key(0, "seed of the split", ge=0)
+
+
+@dataclass
+class RandomImagesData(DataConfig):
+    """data=random_images: noise of (3, S, S) with random labels, for throughput."""
+
+    _target_: str = key("trainer.data.random_images.RandomImages", "trainer.data.base.DataSource")
+    num_classes: int = key(102, "number of classes", "classes", ge=1)
+    image_size: int = key(224, "height and width", "pixels", ge=1)
+    batches: int = key(100, "batches per worker and epoch", "batches", ge=1)
+    val_batches: int = key(5, "batches per worker and validation", "batches", ge=1)
+
+
+@dataclass
+class FlowersData(DataConfig):
+    """data=flowers102 and data=embedded_flowers: 102 classes of flowers, (3, S, S)."""
+
+    _target_: str = key("trainer.data.flowers.Flowers102", "trainer.data.base.DataSource")
+    num_classes: int = key(102, "number of classes", "classes", ge=1)
+    image_size: int = key(224, "height and width of a training image", "pixels", ge=16)
+    val_resize: Optional[int] = key(None, "shorter side before the centre crop (null: 8/7 of image_size)", "pixels", ge=16)  # fmt: skip
+    min_scale: float = key(0.35, "least share of an image's area in a random crop", gt=0, le=1)
+    flip: float = key(0.5, "probability of a horizontal flip", ge=0, le=1)
+
+
+@dataclass
+class Flowers102Data(FlowersData):
+    """data=flowers102: Oxford Flowers-102 if it is there or can be had, else the embedded flowers, said loudly."""
+
+    root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds flowers-102/ as torchvision lays it out")
+    download: bool = key(True, "fetch the set when it is missing and its site can be reached")
+    on_missing: str = key("embedded", "what to do when the set cannot be had", choices=("embedded", "error"))
+
+
+@dataclass
+class EmbeddedFlowersData(FlowersData):
+    """data=embedded_flowers: procedurally drawn flowers, the same on every machine."""
+
+    _target_: str = key("trainer.data.flowers.EmbeddedFlowers", "trainer.data.base.DataSource")
+    draw_seed: int = key(0, "seed of the drawing", ge=0)
+    per_class: int = key(10, "images per class and split", "images", ge=1)
+
+
+@dataclass
+class SamplerConfig:
+    """sampler: which worker sees which sample when."""
+
+    shuffle: bool = key(True, "a new order each epoch, from (seed, epoch)")
+    drop_last: bool = key(True, "leave out the last batch when it is not full")
+    pad: bool = key(True, "repeat samples so that all workers get batches of equal size; false: unequal, weighted")
+
+
+# --- strategy -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class GradientMerge:
+    """strategy.gradient_merge: several batches make one update."""
+
+    k_steps: int = key(1, "batches (of data.batch_size each) per update", "batches", ge=1)
+    avg: bool = key(True, "average over the merged batches; false: their sum")
+
+
+@dataclass
+class StrategyConfig:
+    """strategy: how the workers' gradients become shared parameters (Fleet's DistributedStrategy)."""
+
+    _target_: str = key("trainer.strategies.declared.Single", "trainer.strategies.base.Declaration")
+    gradient_merge: GradientMerge = key(GradientMerge, "several batches make one update")
+    clip_norm: Optional[float] = key(None, "greatest L2 norm of the whole gradient of an update", gt=0)
+
+
+@dataclass
+class GroupStrategy(StrategyConfig):
+    """What every strategy with a process group declares."""
+
+    timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0)
+    init: str = key("broadcast", "equal start: broadcast rank 0's parameters, or draw them from the same seed everywhere", choices=("broadcast", "same_seed"))  # fmt: skip
+    buffers: str = key("rank0", "batch-norm statistics after a step: rank 0's, or their average", choices=("rank0", "average"))  # fmt: skip
+    sync_batch_norm: bool = key(False, "batch-norm statistics over the global batch")
+
+
+@dataclass
+class CollectiveStrategy(GroupStrategy):
+    """strategy=collective."""
+
+    _target_: str = key("trainer.strategies.declared.Collective", "trainer.strategies.base.Declaration")
+    bucket_cap_mb: float = key(25.0, "size of a gradient bucket that is reduced while backward goes on", "MiB", gt=0)
+    find_unused_parameters: bool = key(False, "the model has parameters that a step may not use")
+
+
+@dataclass
+class LocalSgdStrategy(GroupStrategy):
+    """strategy=local_sgd."""
+
+    _target_: str = key("trainer.strategies.declared.LocalSgd", "trainer.strategies.base.Declaration")
+    k_steps: int = key(4, "updates between two averages of the parameters", "updates", ge=1)
+    begin_step: int = key(0, "average after every update until this one", "updates", ge=0)
+
+
+# --- launch, execution, tracking ------------------------------------------------------------------------------------
+
+
+@dataclass
+class LaunchConfig:
+    """launch: how many processes, and where."""
+
+    nproc: Optional[int] = key(None, "workers on this host (null: one per GPU, else 1)", "processes", ge=1)
+    servers: Optional[int] = key(None, "parameter-server processes, for strategies that have them", "processes", ge=1)
+    workers: Optional[int] = key(None, "workers in all, the other way to say nproc on one host", "processes", ge=1)
+    nnodes: int = key(1, "hosts", "hosts", ge=1)
+    node_rank: int = key(0, "which of the hosts this one is", ge=0)
+    master_addr: str = key("127.0.0.1", "address of host 0 that the others can reach")
+    master_port: int = key(0, "port on host 0 where the processes meet (0: a free one, on one host)", ge=0, le=65535)
+    ips: Optional[str] = key(None, "the hosts' addresses, separated by commas, instead of nnodes and master_addr")
+    timeout_s: float = key(300.0, "longest wait for all hosts and processes to arrive", "seconds", gt=0)
+
+
+@dataclass
+class ExecutionConfig:
+    """execution: how the arithmetic is done and how often it is looked at."""
+
+    channels_last: Any = key("auto", "images in memory as (N, H, W, C)", choices=AUTO)
+    keep_memory: Any = key("auto", "keep freed memory in the process (glibc mallopt), for CPU training", choices=AUTO)
+    deterministic: bool = key(False, "only deterministic kernels")
+    threads: Optional[int] = key(None, "CPU threads per worker (null: cores / workers)", "threads", ge=1)
+    log_every: int = key(5, "batches between two printed and logged lines", "batches", ge=1)
+    val_every: int = key(1, "epochs between two validations (0: only after the last)", "epochs", ge=0)
+    val_every_steps: Optional[int] = key(None, "updates between two validations, besides val_every", "updates", ge=1)
+
+
+@dataclass
+class TrackingConfig:
+    """tracking: where metrics go besides the run's own folder."""
+
+    kind: str = key("mlflow", "mlflow, or none", choices=("mlflow", "none"))
+    uri: Optional[str] = key(None, "MLflow tracking URI (null: $MLFLOW_TRACKING_URI, else sqlite:///mlflow.db)")
+    experiment: Optional[str] = key(None, "MLflow experiment (null: the run's name)")
+    run_name: Optional[str] = key(None, "MLflow run name (null: made of model, data, strategy and size)")
+    tags: Dict[str, str] = key({}, "further tags of the MLflow run")
+    flush_timeout_s: float = key(60.0, "longest wait at the end for points that are not sent yet", "seconds", ge=0)
+
+
+@dataclass
+class Config:
+    """The whole run."""
+
+    name: str = key("custom", "the recipe's name: MLflow experiment and folder under outputs/")
+    mode: str = key("train", "what to do", choices=("train",))
+    epochs: int = key(10, "passes over the training data", "epochs", ge=1)
+    max_steps: Optional[int] = key(None, "end after so many updates, whatever epochs says", "updates", ge=1)
+    limit_train_batches: Optional[int] = key(None, "use only so many batches of each epoch", "batches", ge=1)
+    limit_val_batches: Optional[int] = key(None, "use only so many batches of each validation", "batches", ge=1)
+    seed: int = key(0, "seed of parameters, order of samples, augmentation", ge=0)
+    precision: str = key("auto", "arithmetic of the forward pass", choices=("auto", "fp64", "fp32", "bf16", "fp16"))
+    device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda"))
+    compile: bool = key(False, "compile the model (static graph) instead of running it eagerly")
+    plan: bool = key(False, "print the plan and stop")
+    debug: bool = key(False, "show tracebacks of errors")
+    model: Any = key("???", "group: what is trained")
+    data: Any = key("???", "group: what is learnt from")
+    sampler: Any = key("???", "group: which worker sees which sample when")
+    loss: Any = key("???", "group: what is minimised")
+    optimizer: Any = key("???", "group: how a gradient becomes a step")
+    scheduler: Any = key("???", "group: a factor on the learning rate")
+    strategy: Any = key("???", "group: how gradients become shared parameters")
+    launch: Any = key("???", "group: how many processes, and where")
+    execution: Any = key("???", "group: arithmetic and rhythm")
+    tracking: Any = key("???", "group: where metrics go")
+
+
+GROUPS: dict[str, tuple[type, ...]] = {
+    "model": (ModelConfig,),
+    "data": (DataConfig, DigitsData, RandomImagesData, FlowersData, Flowers102Data, EmbeddedFlowersData),
+    "sampler": (SamplerConfig,),
+    "loss": (LossConfig,),
+    "optimizer": (OptimizerConfig,),
+    "scheduler": (SchedulerConfig, StepSchedule, CosineSchedule),
+    "strategy": (StrategyConfig, GroupStrategy, CollectiveStrategy, LocalSgdStrategy),
+    "launch": (LaunchConfig,),
+    "execution": (ExecutionConfig,),
+    "tracking": (TrackingConfig,),
+}
+
+
+OPEN_GROUPS = ("model", "data", "loss", "optimizer", "strategy")
+
+
+@dataclass(frozen=True)
+class Key:
+    """One documented config key: ``path`` from the root, type in words, default, help, unit."""
+
+    path: str
+    type: str
+    default: Any
+    help: str
+    unit: str
+    field: Field[Any]
+
+
+def keys(schema: type, prefix: str = "", own: bool = False) -> Iterator[Key]:
+    """Every key of a schema class, nested ones with their dotted path; ``own``: without the inherited ones."""
+    hints = get_type_hints(schema)
+    inherited = {f.name: f for base in schema.__mro__[1:] if is_dataclass(base) for f in fields(base)} if own else {}
+    for f in fields(schema):
+        if f.name in inherited and inherited[f.name].default == f.default:
+            continue
+        if is_dataclass(hints[f.name]):
+            yield from keys(hints[f.name], f"{prefix}{f.name}.")
+            continue
+        default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[misc]
+        choices = f.metadata.get("choices") or ()
+        kind = "|".join(str(c).lower() for c in choices) if choices else _in_words(hints[f.name])
+        yield Key(prefix + f.name, kind, default, f.metadata.get("help", ""), f.metadata.get("unit", ""), f)
+
+
+def _in_words(hint: Any) -> str:
+    args = [a for a in get_args(hint) if a is not type(None)]
+    if get_origin(hint) in (dict, Dict):
+        return "mapping"
+    if get_origin(hint) in (list, List):
+        return "list"
+    if args:
+        return f"{_in_words(args[0])} or null"
+    return {int: "int", float: "float", bool: "true|false", str: "text"}.get(hint, "any")
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """The known word most like this one; empty when none is near."""
+    return (difflib.get_close_matches(word, known, 1, 0.5) or [""])[0]
+
+
+def register() -> None:
+    """Make the schemas known to Hydra: ``schema`` for the root, ``schema/<ClassName>`` for the groups' options."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config, provider="trainer")
+    for group, classes in GROUPS.items():
+        for schema in classes:
+            node = _open(schema) if group in OPEN_GROUPS else schema
+            store.store(group="schema", name=schema.__name__, node=node, provider="trainer")
+
+
+def _open(schema: type) -> Any:
+    """A schema's typed keys in a mapping that takes further keys: they are for the component's constructor."""
+    from omegaconf import OmegaConf
+
+    typed = OmegaConf.structured(schema)
+    node = OmegaConf.create({})
+    for name in typed:
+        node[name] = typed._get_node(name)
+    return node

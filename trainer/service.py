@@ -1,0 +1,261 @@
+"""From overrides to results: one run, a sweep, or what Hydra shows of the config."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer import compose
+from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
+
+if TYPE_CHECKING:
+    import argparse
+
+    from hydra._internal.hydra import Hydra
+    from omegaconf import DictConfig
+
+    from trainer.tracking.client import Tracker
+
+SWEPT_METRICS = ("val/loss", "val/acc1", "val/acc5", "train/loss")
+
+
+def run(overrides: Sequence[str]) -> Result:
+    """See ``trainer.run``."""
+    if any(o in ("-m", "--multirun") for o in overrides):
+        raise UserError("-m", "a sweep is for the command line", "python -m trainer -m ...")
+    with compose.hydra_app() as app:
+        return run_one(app, list(overrides), "config")
+
+
+def run_one(app: Hydra, overrides: list[str], config_name: str, start: Starter = start_here) -> Result:
+    """Compose, check, and run one job in Hydra's run folder."""
+    config = compose.compose(app, overrides, config_name)
+    run_dir = _folder(config, "hydra.run.dir")
+    ready = get_ready(plain(config), typed_keys(overrides), str(run_dir))
+    if ready.checked.config["plan"]:
+        from trainer.progress import show_plan
+
+        show_plan(ready.plan)
+        return Result("planned", str(run_dir))
+    _leave_hydra_files(config, run_dir)
+    with tracking(ready.plan.tracking) as tracker:
+        result = execute(ready, start, overrides, tracker)
+    say_result(result, ready, overrides)
+    return result
+
+
+def sweep(app: Hydra, overrides: list[str], config_name: str) -> list[Result]:
+    """Every point of a sweep, one after the other, each in its own folder and MLflow run under one parent run.
+
+    All points are checked before the first one starts. A job that fails is recorded and the others are done.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    master = compose.compose(app, overrides, config_name, multirun=True)
+    sweep_dir = _folder(master, "hydra.sweep.dir")
+    jobs = expand(master)
+    points = [_check_point(app, master, job) for job in jobs]
+    if points and points[0].checked.config["plan"]:
+        from trainer.progress import show_plan
+
+        for point in points:
+            show_plan(point.plan)
+        return [Result("planned", point.plan.run_dir) for point in points]
+    results: list[tuple[str, Result]] = []
+    with tracking(points[0].plan.tracking if points else "") as tracker:
+
+        def job(config: DictConfig) -> None:
+            hydra = HydraConfig.get()
+            mine, number = list(hydra.overrides.task), len(results)
+            where = str(hydra.runtime.output_dir)
+            print(f"\n--- job {number}" + (f" of {len(jobs)}" if jobs else "") + f": {' '.join(mine)}", flush=True)
+            results.append((" ".join(mine), _one_of_sweep(config, mine, where, tracker, sweep_dir)))
+
+        if tracker is not None and points:
+            tracker.open(sweep_dir, _sweep_run(points[0], overrides))
+        status = "KILLED"
+        try:
+            app.multirun(config_name, job, [*overrides, "hydra.mode=MULTIRUN"])
+            status = "FINISHED" if all(r.status == "done" for _, r in results) else "FAILED"
+        finally:
+            show_sweep(results, sweep_dir)
+            if tracker is not None and points:
+                tracker.close(sweep_dir, status, {}, 10.0)
+    return [result for _, result in results]
+
+
+def _one_of_sweep(
+    config: DictConfig, overrides: list[str], run_dir: str, tracker: Tracker | None, sweep_dir: Path
+) -> Result:
+    try:
+        ready = get_ready(plain(config), typed_keys(overrides), run_dir)
+        return execute(ready, start_here, overrides, tracker, sweep_dir)
+    except Interrupted as error:
+        raise KeyboardInterrupt(str(error)) from None
+    except (RunFailed, UserError) as error:
+        print(f"job failed: {error}", flush=True)
+        return Result("failed", run_dir, error=str(error))
+
+
+def expand(master: DictConfig) -> list[list[str]]:
+    """The override lists of all jobs, for Hydra's basic sweeper; empty for others, which choose as they go."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    if "BasicSweeper" not in str(master.hydra.sweeper._target_):
+        return []
+    params = [f"{k}={v}" for k, v in (OmegaConf.to_container(master.hydra.sweeper.params or {}) or {}).items()]  # type: ignore[union-attr]
+    overrides = OverridesParser.create().parse_overrides([*params, *master.hydra.overrides.task])
+    return [list(job) for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
+
+
+def _check_point(app: Hydra, master: DictConfig, overrides: list[str]) -> Ready:
+    with compose.sentences(app, overrides):
+        config = app.config_loader.load_sweep_config(master, overrides)
+    try:
+        return get_ready(plain(config), typed_keys(overrides), str(_folder(master, "hydra.sweep.dir")))
+    except UserError as error:
+        raise UserError(f"job {' '.join(overrides)}: {error.what}", error.why, error.instead) from error
+
+
+def _sweep_run(point: Ready, overrides: list[str]) -> dict[str, Any]:
+    from trainer.tracking.describe import describe
+
+    run = describe(point.checked.config, point.plan, overrides, None)
+    return {**run, "run_name": f"sweep {' '.join(o for o in overrides if not o.startswith('hydra'))}"[:200], "params": {}, "artifacts": ["sweep.csv"]}  # fmt: skip
+
+
+def show_sweep(results: list[tuple[str, Result]], sweep_dir: Path) -> None:
+    """A table of the jobs and their metrics, also as sweep.csv."""
+    from rich import box
+    from rich.table import Table
+
+    from trainer.progress import console
+
+    if not results:
+        return
+    metrics = [m for m in SWEPT_METRICS if any(m in r.metrics for _, r in results)]
+    table = Table(title="Sweep", box=box.SIMPLE_HEAVY, title_justify="left")
+    columns = ["job", "overrides", "status", *metrics, "seconds"]
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("overrides", "status") else "right")
+    rows = []
+    for number, (overrides, result) in enumerate(results):
+        values = [f"{result.metrics[m]:.4f}" if m in result.metrics else "" for m in metrics]
+        rows.append([str(number), overrides, result.status, *values, f"{result.seconds:.1f}"])
+        table.add_row(*rows[-1])
+    console().print(table)
+    sweep_dir.mkdir(parents=True, exist_ok=True)
+    with (sweep_dir / "sweep.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+    print(f"jobs are in {_short(sweep_dir)}/0, 1, ...; the table in {_short(sweep_dir)}/sweep.csv", flush=True)
+
+
+def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
+    """The last lines: the result, where it is, how to look at it, and the command that repeats it."""
+    from trainer.progress import console
+
+    out = console()
+    shown = ", ".join(f"{k}: {v:.5f}" for k, v in result.metrics.items() if k.startswith("val/"))
+    best = f" (best acc1 {result.best['val/acc1']:.5f})" if "val/acc1" in result.best else ""
+    out.print(f"\n[bold green]done[/] {result.steps} updates, {result.samples} samples in {result.seconds:.1f} s. {shown}{best}")  # fmt: skip
+    if result.stand_in:
+        out.print(f"[bold red]ATTENTION: {result.stand_in}[/]")
+    out.print(f"results   {_short(Path(result.run_dir))}  (curves.png, model.safetensors, result.json, workerlog.N)")
+    if ready.plan.tracking:
+        uri = ready.plan.tracking
+        default = f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+        ui = "mlflow ui" if uri == default else f"mlflow ui --backend-store-uri {uri}" if "://" in uri and not uri.startswith("http") else uri  # fmt: skip
+        out.print(f"look      {ui}   (experiment {ready.plan.name}, run {result.run_id})", soft_wrap=True)
+    out.print(f"repeat    python -m trainer {shlex.join(overrides)}", soft_wrap=True)
+
+
+def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
+    """``--cfg``, ``--info``, ``--shell-completion``: Hydra's own."""
+    with compose.sentences(app, args.overrides, config_name):
+        if args.cfg:
+            app.show_cfg(config_name, args.overrides, args.cfg, args.package, args.resolve)
+        elif args.info:
+            app.show_info(args.info, config_name, args.overrides)
+        else:
+            app.shell_completion(config_name, args.overrides)
+
+
+@contextlib.contextmanager
+def tracking(uri: str) -> Iterator[Tracker | None]:
+    """The recorder process of this invocation; None without tracking."""
+    if not uri:
+        yield None
+        return
+    from trainer.progress import console
+    from trainer.tracking.client import Tracker
+
+    tracker = Tracker(lambda line: console().print(line))
+    try:
+        yield tracker
+    finally:
+        tracker.end()
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """The config as resolved plain data, without ``hydra``.
+
+    Raises:
+        UserError: an interpolation that leads nowhere.
+    """
+    from omegaconf import OmegaConf, open_dict
+    from omegaconf.errors import OmegaConfBaseException
+
+    job = config.copy()
+    with open_dict(job):
+        job.pop("hydra", None)
+    try:
+        resolved = OmegaConf.to_container(job, resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException as error:
+        raise UserError(error.full_key or "the config", str(error).splitlines()[0]) from error
+    assert isinstance(resolved, dict)
+    return resolved  # type: ignore[return-value]
+
+
+def typed_keys(overrides: Sequence[str]) -> list[str]:
+    """The keys of overrides."""
+    return [o.lstrip("+~").split("=", 1)[0] for o in overrides]
+
+
+def _folder(config: DictConfig, key: str) -> Path:
+    from omegaconf import OmegaConf
+
+    return Path(os.path.abspath(str(OmegaConf.select(config, key))))
+
+
+def _leave_hydra_files(config: DictConfig, run_dir: Path) -> None:
+    """``.hydra/`` as Hydra leaves it: the composed config, Hydra's own, the overrides."""
+    from omegaconf import OmegaConf, open_dict, read_write
+
+    subdir = config.hydra.output_subdir
+    with read_write(config), open_dict(config):
+        config.hydra.runtime.output_dir = str(run_dir)
+        job = config.copy()
+        job.pop("hydra")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if subdir is None:
+        return
+    folder = run_dir / subdir
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(job))
+    (folder / "hydra.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create({"hydra": config.hydra})))
+    (folder / "overrides.yaml").write_text(OmegaConf.to_yaml(config.hydra.overrides.task))
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,1 @@
+"""How the workers' gradients become shared parameters: one contract (base.py), one file per strategy."""

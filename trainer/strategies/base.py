@@ -1,0 +1,158 @@
+"""The strategy contract: what the loop, the launcher and the checks may ask of any strategy, and nothing else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Store
+
+    from trainer.optim.updater import Updater
+
+
+class Declaration(ABC):
+    """What is known of a strategy before any process starts. Pure data: importing it imports nothing heavy.
+
+    Args:
+        config: the ``strategy`` node of the config, resolved, without ``_target_``.
+    """
+
+    worker: ClassVar[str]
+    """``module:class`` of the :class:`Strategy` that runs in each worker."""
+
+    entries: ClassVar[Mapping[str, str]] = {}
+    """Roles besides ``worker`` and the ``module:function`` where each of their processes enters."""
+
+    lockstep: ClassVar[bool] = True
+    """All workers take the same number of updates (the sampler pads) and may meet inside an epoch."""
+
+    same_everywhere: ClassVar[bool] = True
+    """After every update all workers hold the same state, so that rank 0's ``state()`` is everybody's."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config = config
+
+    @property
+    def exact(self) -> bool:
+        """Mathematically one process on the global batch (batch-norm statistics aside); a test proves it."""
+        return False
+
+    def roles(self, workers: int, launch: Mapping[str, Any]) -> dict[str, int]:
+        """Which roles, and how many processes of each, for so many workers."""
+        return {"worker": workers}
+
+    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+        """Every reason why this cannot work with that config and so many workers, with the nearest that works."""
+        refused = []
+        for role in ("servers",):
+            if config["launch"].get(role) and "server" not in self.entries:
+                refused.append(
+                    UserError(
+                        f"launch.{role}={config['launch'][role]}",
+                        f"strategy={self.name} has no servers",
+                        f"launch.{role}=null",
+                    )
+                )
+        return refused
+
+    @property
+    def name(self) -> str:
+        """The name that users type, by convention the class's in snake_case."""
+        letters = type(self).__name__
+        return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(letters))
+
+
+@dataclass
+class Seat:
+    """Where a process of the run sits.
+
+    Attributes:
+        role, rank, size: its role, its number within the role over all hosts, and how many the role has.
+        local_rank, local_size: the same on this host.
+        device: e.g. ``cpu`` or ``cuda:0``.
+        store: the launcher's key-value store; endpoints are published there, and process groups meet there.
+        even: all workers have equally many samples in every update.
+    """
+
+    role: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: str
+    store: Store | None
+    even: bool = True
+
+
+MakeUpdater = Callable[["torch.nn.Module"], "Updater"]
+
+
+class Strategy(ABC):
+    """One worker's side of a strategy, in the order in which the loop calls it.
+
+    Args:
+        config: the ``strategy`` node, resolved, without ``_target_``.
+        seat: this worker's place among the others.
+    """
+
+    def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
+        self.config = config
+        self.seat = seat
+
+    @abstractmethod
+    def place(self, model: torch.nn.Module, make_updater: MakeUpdater) -> torch.nn.Module:
+        """Give all workers an equal start and the optimizer an owner; returns the module to call in training."""
+
+    def weight(self, samples: int) -> float:
+        """Factor on this worker's mean loss of an update, so that the combined gradient is the global batch's mean.
+
+        Called once per update, before its first forward, with this worker's samples in it. 1.0 where the weights are
+        applied elsewhere or all workers have equally many.
+        """
+        return 1.0
+
+    def prepare(self, batch: Any) -> None:
+        """Before the forward of each batch: fetch what it needs (a server's parameters, a table's rows)."""
+
+    def accumulate(self, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of each batch; no exchange until the update's last one."""
+        return nullcontext()
+
+    @abstractmethod
+    def backward(self, loss: torch.Tensor) -> None:
+        """Backward of one batch's (weighted, scaled where fp16 needs it) loss."""
+
+    @abstractmethod
+    def update(self, samples: int) -> None:
+        """Turn the accumulated gradients into new parameters. ``samples``: this worker's, in the whole update."""
+
+    @abstractmethod
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over workers of a float64 vector: a meeting point."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Give every worker the agreed parameters and buffers (before evaluation, saving, export)."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What this process must save to go on exactly."""
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what ``state()`` gave."""
+
+    @property
+    @abstractmethod
+    def lr(self) -> float:
+        """Learning rate of the next update."""
+
+    def leave(self) -> None:
+        """End this worker's membership; every process ends and every port is free afterwards."""

@@ -1,0 +1,116 @@
+"""What the strategies with a process group share: joining, equal start, sums, buffers, and naming who is missing."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainer.errors import RunFailed
+from trainer.strategies.base import MakeUpdater, Seat
+from trainer.strategies.single import OwnUpdater
+
+
+class GroupMember(OwnUpdater):
+    """A worker of a process group (NCCL on GPUs, Gloo elsewhere) that owns its optimizer."""
+
+    def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
+        super().__init__(config, seat)
+        assert seat.store is not None, "a process group meets in the launcher's store"
+        self.store = dist.PrefixStore("group", seat.store)
+        cuda = seat.device.startswith("cuda")
+        with self.naming_the_missing("the start of the process group"):
+            dist.init_process_group(
+                "nccl" if cuda else "gloo",
+                store=self.store,
+                rank=seat.rank,
+                world_size=seat.size,
+                timeout=datetime.timedelta(seconds=config["timeout_s"]),
+                device_id=torch.device(seat.device) if cuda else None,
+            )
+
+    def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+        self.model = model
+        with self.naming_the_missing("the equal start"), torch.no_grad():
+            if self.config["init"] == "broadcast":
+                for tensor in (*model.parameters(), *model.buffers()):
+                    dist.broadcast(tensor, 0)
+            else:
+                self._check_equal_start(model)
+        self.updater = make_updater(model)
+        return model
+
+    def _check_equal_start(self, model: nn.Module) -> None:
+        mine = torch.stack([p.double().sum() for p in model.parameters()] + [p.double().pow(2).sum() for p in model.parameters()])  # fmt: skip
+        least, greatest = mine.clone(), mine.clone()
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        dist.all_reduce(greatest, dist.ReduceOp.MAX)
+        if not torch.equal(least, greatest):
+            raise RunFailed(
+                "strategy.init=same_seed: the workers drew different parameters, because the model takes randomness "
+                "from elsewhere than torch's generator. Use strategy.init=broadcast."
+            )
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        with self.naming_the_missing("a sum over the workers"):
+            sums = values.to(self.seat.device, torch.float64)
+            dist.all_reduce(sums)
+        return sums
+
+    def settle(self) -> None:
+        with self.naming_the_missing("the agreement on buffers"), torch.no_grad():
+            for buffer in self.model.buffers():
+                if self.config["buffers"] == "rank0" or not buffer.is_floating_point():
+                    dist.broadcast(buffer, 0)
+                else:
+                    dist.all_reduce(buffer)
+                    buffer /= self.seat.size
+
+    def leave(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @contextmanager
+    def naming_the_missing(self, meeting: str) -> Iterator[None]:
+        """Where a meeting of the group fails, say which workers did not come.
+
+        The collectives' own errors do not know. Every worker that fails signs a list in the store; who has not
+        signed two seconds later is the one that the others wait for.
+
+        Raises:
+            RunFailed: naming the missing workers, from the error of the collective.
+        """
+        try:
+            yield
+        except (RuntimeError, dist.DistError) as error:
+            if isinstance(error, RunFailed) or not _is_about_peers(error):
+                raise
+            raise RunFailed(self._who_is_missing(meeting, error)) from error
+
+    def _who_is_missing(self, meeting: str, error: Exception) -> str:
+        patience = f"within {self.config['timeout_s']:g} s (strategy.timeout_s)"
+        first_line = str(error).strip().splitlines()[0]
+        try:
+            signed = dist.PrefixStore("missing", self.seat.store)  # type: ignore[arg-type]
+            signed.set(str(self.seat.rank), "here")
+            time.sleep(2.0)
+            missing = [r for r in range(self.seat.size) if not signed.check([str(r)])]
+        except (RuntimeError, dist.DistError):
+            return f"worker {self.seat.rank}: {meeting} failed and the launcher is gone: {first_line}"
+        if not missing:
+            return f"worker {self.seat.rank}: {meeting} failed: {first_line}"
+        who = ", ".join(f"worker {r}" for r in missing)
+        return f"{who} did not arrive at {meeting} {patience}: {first_line}"
+
+
+def _is_about_peers(error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(
+        word in text for word in ("timed out", "timeout", "connection", "gloo", "nccl", "peer", "socket")
+    )

@@ -1,0 +1,62 @@
+"""strategy=local_sgd: each worker takes its own steps; every k_steps updates the parameters are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from trainer.strategies.base import MakeUpdater, Seat
+from trainer.strategies.group import GroupMember
+
+
+class LocalSgd(GroupMember):
+    """Local SGD (Stich, 2019, arXiv:1805.09767); the average is weighted by the samples behind each replica."""
+
+    def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
+        super().__init__(config, seat)
+        self.updates = 0
+        self.samples = 0
+
+    def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+        placed = super().place(model, make_updater)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        return placed
+
+    def update(self, samples: int) -> None:
+        super().update(samples)
+        self.updates += 1
+        self.samples += samples
+        if self.updates <= self.config["begin_step"] or self.updates % self.config["k_steps"] == 0:
+            self._average()
+
+    def settle(self) -> None:
+        if self.samples:
+            self._average()
+        super().settle()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Replace my parameters by the mean over workers, weighted by samples since the last average."""
+        with self.naming_the_missing("the average of the parameters"):
+            if self.seat.even:
+                mine, share = parameters_to_vector(self.parameters), 1.0 / self.seat.size
+            else:
+                everybody = torch.tensor([float(self.samples)], dtype=torch.float64, device=self.seat.device)
+                dist.all_reduce(everybody)
+                mine, share = parameters_to_vector(self.parameters), self.samples / everybody.item()
+            mine = mine * share
+            dist.all_reduce(mine)
+        vector_to_parameters(mine, self.parameters)
+        self.samples = 0
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "updates": self.updates, "samples": self.samples}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self.updates, self.samples = state["updates"], state["samples"]

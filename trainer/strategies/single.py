@@ -1,0 +1,50 @@
+"""strategy=single: one process owns everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.optim.updater import Updater
+from trainer.strategies.base import MakeUpdater, Strategy
+
+
+class OwnUpdater(Strategy):
+    """What every strategy does whose workers own the optimizer."""
+
+    model: nn.Module
+    updater: Updater
+
+    def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+        self.model = model
+        self.updater = make_updater(model)
+        return model
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.updater.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def update(self, samples: int) -> None:
+        self.updater.step()
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "updater": self.updater.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.updater.load_state_dict(state["updater"])
+
+    @property
+    def lr(self) -> float:
+        return self.updater.lr
+
+
+class Single(OwnUpdater):
+    """One process on the whole batch."""
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+    def settle(self) -> None:
+        pass

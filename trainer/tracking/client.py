@@ -1,0 +1,103 @@
+"""The parent's side of tracking: starts the recorder process, opens and closes runs, waits for what is not sent yet."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+
+
+class Tracker:
+    """One recorder process for one invocation: a single run, or a sweep's parent run with its children.
+
+    The recorder reads the run folders' files, so the training never waits for MLflow; it outlives a parent that is
+    killed and then marks what was open as KILLED. Messages are JSON lines on its standard input and output.
+
+    Args:
+        say: shows a line to the user.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        path = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trainer.tracking.recorder", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+        threading.Thread(target=self._listen, daemon=True, name="tracking-answers").start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            answer = json.loads(line)
+            if "warning" in answer:
+                self.say(f"MLflow: {answer['warning']}")
+            else:
+                self.answers.put(answer)
+        self.answers.put({"gone": True})
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+
+    def open(self, run_dir: Path, run: Mapping[str, Any]) -> None:
+        """Open an MLflow run for a folder; returns at once.
+
+        Args:
+            run_dir: the run's folder; ``metrics.jsonl`` in it is followed.
+            run: ``uri``, ``experiment``, ``run_name``, ``tags``, ``params``, ``parent`` (a folder, or None).
+        """
+        self._send({"open": str(run_dir), **run})
+
+    def close(self, run_dir: Path, status: str, tags: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
+        """Send what is left, the artifacts and the end; wait at most so long.
+
+        Args:
+            status: FINISHED, FAILED or KILLED.
+
+        Returns:
+            ``run_id`` (or None), ``unsent`` points, ``error``.
+        """
+        self._send({"close": str(run_dir), "status": status, "tags": dict(tags), "timeout_s": timeout_s})
+        until = time.monotonic() + timeout_s + 15
+        while (left := until - time.monotonic()) > 0:
+            try:
+                answer = self.answers.get(timeout=left)
+            except queue.Empty:
+                break
+            if answer.get("closed") == str(run_dir):
+                return answer
+            if answer.get("gone"):
+                return {"run_id": None, "unsent": None, "error": "the tracking process died"}
+        return {"run_id": None, "unsent": None, "error": f"no answer within {timeout_s:g} s"}
+
+    def end(self) -> None:
+        """End the recorder process."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

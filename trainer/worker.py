@@ -1,0 +1,188 @@
+"""One worker of the run: builds model, data and strategy from the finished config and hands them to the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.build import call_target, locate
+from trainer.data.base import Facts
+from trainer.data.feed import Feed, Placement
+from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+from trainer.loop import Rhythm, Training, fit
+from trainer.metrics import Classification
+from trainer.optim.updater import Updater
+from trainer.report import Report
+from trainer.strategies.base import Seat, Strategy
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
+    """Train as one worker.
+
+    Args:
+        seat: this process among the others.
+        payload: ``config`` (resolved), ``plan`` (as a dict), ``run_dir``.
+
+    Returns:
+        Final and best metrics, updates, samples, seconds (equal on all workers in lockstep strategies).
+    """
+    config, plan, run_dir = payload["config"], payload["plan"], Path(payload["run_dir"])
+    seat.even = config["sampler"]["pad"]
+    first = seat.rank == 0
+    with settings(config, plan, seat):
+        strategy: Strategy = locate(plan["strategy_worker"])(_arguments(config["strategy"]), seat)
+        try:
+            report = Report(run_dir if first else None, plan["total_steps"], seat.size)
+            run = build(config, plan, seat, strategy, report)
+            try:
+                fit(run)
+                if first:
+                    save(run.model, run_dir / "model.safetensors")
+                return report.outcome()
+            finally:
+                run.feed.close()
+                report.close()
+        finally:
+            strategy.leave()
+
+
+def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: Strategy, report: Report) -> Training:
+    """Everything that the loop needs, from the config."""
+    device, chosen = torch.device(seat.device), plan["chosen"]
+    precision, channels_last = chosen["precision"], chosen["channels_last"]
+    model = build_model(config, plan, device)
+    if config["compile"]:
+        model.compile()
+    forward = strategy.place(model, lambda module: make_updater(config, plan, module, precision))
+    source = call_target(config["data"], "data")
+    facts = Facts(**plan["facts"])
+    splits = source.open(facts)
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    sampler = config["sampler"]
+    _seed(config["seed"] + 1 + seat.rank)
+    feed = Feed(
+        splits,
+        DistributedBatchSampler(
+            facts.train_samples, plan["batch_size"], seat.rank, seat.size, config["seed"],
+            sampler["shuffle"], sampler["drop_last"], sampler["pad"],
+        ),
+        EvaluationSampler(facts.val_samples, plan["val_batch_size"], seat.rank, seat.size),
+        Placement(splits, device, dtype, channels_last),
+        merge=plan["merge"],
+        average=config["strategy"]["gradient_merge"]["avg"],
+        seed=config["seed"],
+        num_workers=chosen["num_workers"],
+        pin_memory=chosen["pin_memory"],
+        limit_train=config["limit_train_batches"],
+        limit_val=config["limit_val_batches"],
+    )  # fmt: skip
+    execution = config["execution"]
+    loss = call_target(config["loss"], "loss").to(device)
+    return Training(
+        model=model,
+        forward=forward,
+        task=Classification(loss),
+        strategy=strategy,
+        feed=feed,
+        report=report,
+        rhythm=Rhythm(
+            plan["epochs"], plan["total_steps"], execution["log_every"], execution["val_every"],
+            execution["val_every_steps"],
+        ),
+        arithmetic=_arithmetic(precision, device),
+        lockstep=plan["lockstep"],
+        keep_best=lambda: save(model, Path(plan["run_dir"]) / "checkpoints" / "best.safetensors"),
+    )  # fmt: skip
+
+
+def build_model(config: dict[str, Any], plan: dict[str, Any], device: torch.device) -> nn.Module:
+    """The model on the device, drawn from the seed, in the planned precision and memory format."""
+    _seed(config["seed"])
+    model: nn.Module = call_target(config["model"], "model")
+    if config["strategy"].get("sync_batch_norm"):
+        from trainer.models.sync_batch_norm import synchronised
+
+        model = synchronised(model, str(device))
+    model = model.to(device, torch.float64 if plan["chosen"]["precision"] == "fp64" else None)
+    return model.to(memory_format=torch.channels_last) if plan["chosen"]["channels_last"] else model
+
+
+def make_updater(config: dict[str, Any], plan: dict[str, Any], module: nn.Module, precision: str) -> Updater:
+    """The optimizer with its schedule, clipping and loss scale."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    optimizer = call_target(config["optimizer"], "optimizer", parameters)
+    schedule = call_target(
+        config["scheduler"], "scheduler", total_steps=plan["total_steps"], steps_per_epoch=plan["steps_per_epoch"]
+    )
+    return Updater(optimizer, schedule.factor, config["strategy"]["clip_norm"], loss_scaling=precision == "fp16")
+
+
+def _arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    if precision not in DTYPES:
+        return nullcontext
+    return lambda: torch.autocast(device.type, DTYPES[precision])
+
+
+@contextlib.contextmanager
+def settings(config: dict[str, Any], plan: dict[str, Any], seat: Seat) -> Iterator[None]:
+    """Process-wide settings of a run, put back afterwards, because one process may run several (a sweep, a notebook)."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    if plan["chosen"]["keep_memory"]:
+        keep_freed_memory()
+    torch.set_num_threads(plan["chosen"]["threads"])
+    if seat.device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(seat.device))
+        torch.backends.cudnn.benchmark = not config["execution"]["deterministic"]
+    if config["execution"]["deterministic"]:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+        torch.backends.cudnn.benchmark = benchmark
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep freed blocks: giving them back to the kernel each step costs 8-12% of a CPU step."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        m_trim_threshold, m_mmap_max = -1, -4
+        libc.mallopt(m_mmap_max, 0)
+        libc.mallopt(m_trim_threshold, 2**31 - 1)
+    except (OSError, AttributeError):
+        pass
+
+
+def save(model: nn.Module, path: Path) -> None:
+    """Parameters and buffers as safetensors, replaced atomically."""
+    from safetensors.torch import save_model
+
+    part = path.with_name(f".{path.name}")
+    save_model(model, str(part), metadata={"format": "pt"})
+    os.replace(part, path)
+
+
+def _seed(seed: int) -> None:
+    import numpy as np
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _arguments(node: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in node.items() if k != "_target_"}
