@@ -47,7 +47,9 @@ def choose(
     keep_memory = execution["keep_memory"]
     if keep_memory == "auto":
         keep_memory = device == "cpu"
-        why["keep_memory"] = "giving freed blocks back to the kernel costs CPU steps" if keep_memory else "for CPUs only"
+        why["keep_memory"] = (
+            "giving freed blocks back to the kernel costs CPU steps" if keep_memory else "for CPUs only"
+        )
     threads = execution["threads"]
     if threads is None:
         threads = max(1, machine.cores // workers_here)

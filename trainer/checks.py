@@ -93,9 +93,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
                 raise UserError(f"{group}.{path}", f"there is no such key; {group} has {', '.join(sorted(keys))}")
 
 
-def _declared_values(
-    config: Mapping[str, Any], declared: type, prefix: str
-) -> Iterable[tuple[str, Any, schema.Key]]:
+def _declared_values(config: Mapping[str, Any], declared: type, prefix: str) -> Iterable[tuple[str, Any, schema.Key]]:
     known = {k.path: k for k in schema.keys(declared)}
     for name, value in config.items():
         if name not in known:

@@ -92,7 +92,7 @@ def _sentence(app: Hydra, error: Exception, overrides: list[str], config_name: s
         group, name = found[3], found[2]
         options = [line.strip() for line in found[4].splitlines() if line.strip()][:200]
         options = [o for o in options if re.fullmatch(r"[\w\-.]+", o)]
-        typed = ("+recipe=" if group == "recipe" else f"{group}=")
+        typed = "+recipe=" if group == "recipe" else f"{group}="
         nearest = difflib.get_close_matches(name, options, 1, 0.4)
         listing = f"{group} has {', '.join(options)}"
         return UserError(f"{typed}{name}", f"there is no such {'recipe' if group == 'recipe' else 'option'}; {listing}", typed + nearest[0] if nearest else "")  # fmt: skip

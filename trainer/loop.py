@@ -133,9 +133,9 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
             meter = run.task.meter()
             meter.add(loss, outputs, batch.labels, batch.samples)
             sums += meter.sums().cpu()
-    metrics = run.task.summary(run.strategy.total(sums))
-    if run.report.validation(epoch, run.step, metrics):
-        run.keep_best()
+        metrics = run.task.summary(run.strategy.total(sums))
+        if run.report.validation(epoch, run.step, metrics):
+            run.keep_best()
     run.validated = run.step, metrics
     run.model.train()
     return metrics

@@ -60,7 +60,10 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "  ...", f"and {len(plan.processes) - MOST_PROCESSES_SHOWN} more processes"
     yield "meeting point", plan.endpoint
     merged = f" x {plan.merge} merged" if plan.merge > 1 else ""
-    yield "batch size", f"{plan.batch_size} per worker x {plan.workers} workers{merged} = {plan.global_batch_size} global"
+    yield (
+        "batch size",
+        f"{plan.batch_size} per worker x {plan.workers} workers{merged} = {plan.global_batch_size} global",
+    )
     yield "updates", f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({plan.epochs} epochs)"
     facts = plan.facts
     yield "data", f"{facts['source']}: {facts['train_samples']} training and {facts['val_samples']} validation samples of {tuple(facts['shape'])}, {facts['classes']} classes"  # fmt: skip

@@ -244,7 +244,10 @@ def _own_words(callstack: str) -> str:
     """A failure in its own words: a RunFailed's or UserError's message alone, any other with its traceback."""
     lines = callstack.rstrip().splitlines()
     for start, line in enumerate(lines):
-        if line.startswith(("trainer.errors.RunFailed: ", "trainer.errors.UserError: ")) and "direct cause" not in callstack[callstack.find(line):]:
+        if (
+            line.startswith(("trainer.errors.RunFailed: ", "trainer.errors.UserError: "))
+            and "direct cause" not in callstack[callstack.find(line) :]
+        ):
             return "failed: " + "\n".join([line.split(": ", 1)[1], *lines[start + 1 :]])
     return "failed:\n" + "\n".join(lines)
 

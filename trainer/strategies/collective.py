@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,15 +21,17 @@ class Collective(GroupMember):
 
     def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         super().place(model, make_updater)
-        self.ddp = DistributedDataParallel(
-            model,
-            device_ids=[torch.device(self.seat.device)] if self.seat.device.startswith("cuda") else None,
-            broadcast_buffers=False,
-            init_sync=False,
-            bucket_cap_mb=self.config["bucket_cap_mb"],
-            find_unused_parameters=self.config["find_unused_parameters"],
-            gradient_as_bucket_view=True,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers is renamed from torch 2.15 on
+            self.ddp = DistributedDataParallel(
+                model,
+                device_ids=[torch.device(self.seat.device)] if self.seat.device.startswith("cuda") else None,
+                broadcast_buffers=False,
+                init_sync=False,
+                bucket_cap_mb=self.config["bucket_cap_mb"],
+                find_unused_parameters=self.config["find_unused_parameters"],
+                gradient_as_bucket_view=True,
+            )
         return self.ddp
 
     def weight(self, samples: int) -> float:
@@ -48,5 +51,3 @@ class Collective(GroupMember):
     def leave(self) -> None:
         self.__dict__.pop("ddp", None)
         super().leave()
-
-

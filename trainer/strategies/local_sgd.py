@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
 
 from trainer.strategies.base import MakeUpdater, Seat
 from trainer.strategies.group import GroupMember
@@ -51,7 +51,9 @@ class LocalSgd(GroupMember):
                 mine, share = parameters_to_vector(self.parameters), self.samples / everybody.item()
             mine = mine * share
             dist.all_reduce(mine)
-        vector_to_parameters(mine, self.parameters)
+        parts = mine.split([p.numel() for p in self.parameters])
+        for parameter, part in zip(self.parameters, parts, strict=True):
+            parameter.copy_(part.view_as(parameter))
         self.samples = 0
 
     def state(self) -> dict[str, Any]:
