@@ -121,13 +121,13 @@ def _check_value(path: str, value: Any, key: schema.Key) -> None:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return
     unit = f" {key.unit}" if key.unit else ""
-    for name, words, wrong in (
+    for name, words, wrong in (  # type: ignore[assignment]
         ("ge", "at least", lambda limit: value < limit),
         ("gt", "greater than", lambda limit: value <= limit),
         ("le", "at most", lambda limit: value > limit),
     ):
         limit = rule.get(name)
-        if limit is not None and (wrong(limit) or value != value):
+        if limit is not None and (wrong(limit) or value != value):  # type: ignore[no-untyped-call]
             default = f"{path}={key.default}" if key.default not in (None, "???") else ""
             raise UserError(f"{path}={value}", f"must be {words} {limit:g}{unit}", default)
 

@@ -116,7 +116,7 @@ def _sentence(app: Hydra, error: Exception, overrides: list[str], config_name: s
             path = re.search(r"item is already at '([^']+)'", text)[1]  # type: ignore[index]
             return UserError(f"+{path}", "this key exists already, so it takes no plus", f"{path}=VALUE")
         known = _known_keys(app, overrides, config_name)
-        if path not in known and (typed := _typed(overrides, path)):
+        if path not in known and (typed := _typed(overrides, path)):  # type: ignore[assignment]
             path = typed
         return UserError(path, "there is no such key", _near(path, known, "=VALUE"))
     if found := re.search(r"Value '(.*?)' (?:of type '\w+' )?could not be converted to (\w+)", text, re.S):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -220,6 +218,8 @@ def _undisturbed() -> Iterator[None]:
 def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     """The plan's processes of this host: one worker alone runs in place, several from a forkserver."""
     if len(plan.processes) == 1:
+        from trainer.launch.here import in_place
+
         return in_place(plan, payload, run_dir)
     from trainer.launch.local import Meeting, Role, launch
 
@@ -246,49 +246,3 @@ def _modules(config: dict[str, Any]) -> list[str]:
     """What the forkserver should import once for all workers."""
     targets = [str(config[group].get("_target_", "")) for group in ("model", "data", "loss", "optimizer")]
     return ["trainer.worker", *{target.rsplit(".", 1)[0] for target in targets if "." in target}]
-
-
-def in_place(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-    """One worker in this process; what it prints goes to the screen and to workerlog.0."""
-    import torch.distributed as dist
-
-    from trainer.strategies.base import Seat
-    from trainer.worker import train
-
-    seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, dist.HashStore())
-    with (run_dir / "workerlog.0").open("w") as log, _teed(log):
-        try:
-            return train(seat, payload)
-        except (RunFailed, UserError, Interrupted):
-            raise
-        except Exception as error:
-            raise RunFailed(f"worker 0 failed:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
-
-
-class _Tee:
-    """A text stream that also writes to a file."""
-
-    def __init__(self, stream: Any, log: Any) -> None:
-        self.stream = stream
-        self.log = log
-
-    def write(self, text: str) -> int:
-        self.log.write(text)
-        return int(self.stream.write(text))
-
-    def flush(self) -> None:
-        self.log.flush()
-        self.stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-
-@contextlib.contextmanager
-def _teed(log: Any) -> Iterator[None]:
-    streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Tee(sys.stdout, log), _Tee(sys.stderr, log)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = streams

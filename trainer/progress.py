@@ -93,7 +93,7 @@ def bar(run_dir: Path, total_steps: int) -> Iterator[None]:
         def follow() -> None:
             while not done.wait(LOOK_EVERY_S):
                 if (status := read_status(run_dir)).get("state") == "running":
-                    progress.update(task, completed=status["step"], **_fields(status))
+                    progress.update(task, completed=status["step"], **_fields(status))  # type: ignore[arg-type]
 
         thread = threading.Thread(target=follow, daemon=True, name="progress")
         thread.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from typing import Any, Dict, List, Optional, get_args, get_origin, get_type_hints  # noqa: UP035 (OmegaConf reads them)
+from typing import Any, Dict, List, Optional, get_args, get_origin, get_type_hints  # OmegaConf reads them
 
 
 def key(
@@ -317,7 +317,7 @@ def keys(schema: type, prefix: str = "", own: bool = False) -> Iterator[Key]:
         if is_dataclass(hints[f.name]):
             yield from keys(hints[f.name], f"{prefix}{f.name}.")
             continue
-        default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[misc]
+        default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[operator]
         choices = f.metadata.get("choices") or ()
         kind = "|".join(str(c).lower() for c in choices) if choices else _in_words(hints[f.name])
         yield Key(prefix + f.name, kind, default, f.metadata.get("help", ""), f.metadata.get("unit", ""), f)

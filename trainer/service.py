@@ -81,7 +81,8 @@ def sweep(app: Hydra, overrides: list[str], config_name: str) -> list[Result]:
             tracker.open(sweep_dir, _sweep_run(points[0], overrides))
         status = "KILLED"
         try:
-            app.multirun(config_name, job, [*overrides, "hydra.mode=MULTIRUN"])
+            there = f"hydra.sweep.dir='{sweep_dir}'"  # its default holds the time, which Hydra would look up again
+            app.multirun(config_name, job, [*overrides, there, "hydra.mode=MULTIRUN"])
             status = "FINISHED" if all(r.status == "done" for _, r in results) else "FAILED"
         finally:
             show_sweep(results, sweep_dir)
@@ -111,7 +112,8 @@ def expand(master: DictConfig) -> list[list[str]]:
 
     if "BasicSweeper" not in str(master.hydra.sweeper._target_):
         return []
-    params = [f"{k}={v}" for k, v in (OmegaConf.to_container(master.hydra.sweeper.params or {}) or {}).items()]  # type: ignore[union-attr]
+    swept: Any = OmegaConf.to_container(master.hydra.sweeper.params) if master.hydra.sweeper.params else {}
+    params = [f"{key}={values}" for key, values in swept.items()]
     overrides = OverridesParser.create().parse_overrides([*params, *master.hydra.overrides.task])
     return [list(job) for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
 
@@ -147,9 +149,11 @@ def show_sweep(results: list[tuple[str, Result]], sweep_dir: Path) -> None:
     for column in columns:
         table.add_column(column, justify="left" if column in ("overrides", "status") else "right")
     rows = []
+    common = set.intersection(*(set(overrides.split()) for overrides, _ in results)) if len(results) > 1 else set()
     for number, (overrides, result) in enumerate(results):
+        differing = " ".join(o for o in overrides.split() if o not in common)
         values = [f"{result.metrics[m]:.4f}" if m in result.metrics else "" for m in metrics]
-        rows.append([str(number), overrides, result.status, *values, f"{result.seconds:.1f}"])
+        rows.append([str(number), differing, result.status, *values, f"{result.seconds:.1f}"])
         table.add_row(*rows[-1])
     console().print(table)
     sweep_dir.mkdir(parents=True, exist_ok=True)

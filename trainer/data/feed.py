@@ -203,7 +203,7 @@ class Feed:
     def _batches(self, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], group: list[int]) -> Iterator[Batch]:
         for number, samples in enumerate(group):
             inputs, labels = self.place(*next(batches))
-            share = samples / sum(group) if self.average and sum(group) else 1.0
+            share = samples / sum(group) if self.average and sum(group) else 1.0  # type: ignore[arg-type]
             yield Batch(inputs, labels, samples, share if samples else 0.0, last=number == len(group) - 1)
 
     def evaluation(self) -> Iterator[Batch]:

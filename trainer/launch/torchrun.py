@@ -21,11 +21,12 @@ def join(argv: list[str]) -> int:
     import torch.distributed as dist
 
     rank = int(os.environ["RANK"])
-    store = dist.PrefixStore("trainer", _store())
+    store: Any = dist.PrefixStore("trainer", _store())
     if rank:
         return _follow(store, rank)
     from trainer import compose, service
     from trainer.__main__ import parse
+    from trainer.launch.here import teed
 
     args = parse(argv)
     if args.multirun or args.cfg or args.info:
@@ -38,7 +39,8 @@ def join(argv: list[str]) -> int:
         if set(plan.roles) != {"worker"}:
             raise RunFailed(f"torchrun starts workers alone; strategy={plan.strategy} has {', '.join(plan.roles)}")
         store.set("payload", pickle.dumps(payload))
-        return _train(store, payload, rank)
+        with (run_dir / "workerlog.0").open("w") as log, teed(log):
+            return _train(store, payload, rank)
 
     try:
         with compose.hydra_app(args.config_dir) as app:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -52,11 +53,9 @@ class Tracker:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
 
     def open(self, run_dir: Path, run: Mapping[str, Any]) -> None:
         """Open an MLflow run for a folder; returns at once.
@@ -77,7 +76,7 @@ class Tracker:
             ``run_id`` (or None), ``unsent`` points, ``error``.
         """
         self._send({"close": str(run_dir), "status": status, "tags": dict(tags), "timeout_s": timeout_s})
-        until = time.monotonic() + timeout_s + 15
+        until = time.monotonic() + timeout_s + 2
         while (left := until - time.monotonic()) > 0:
             try:
                 answer = self.answers.get(timeout=left)
@@ -92,12 +91,10 @@ class Tracker:
     def end(self) -> None:
         """End the recorder process."""
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        except BrokenPipeError:
-            pass
         try:
-            self.process.wait(10)
+            self.process.wait(2)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

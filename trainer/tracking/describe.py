@@ -32,10 +32,9 @@ def describe(config: Mapping[str, Any], plan: Plan, overrides: Sequence[str], pa
 
 
 def run_name(config: Mapping[str, Any], plan: Plan) -> str:
-    """Readable: model, data, strategy and size; a stand-in is named."""
-    model = str(config["model"].get("name") or str(config["model"]["_target_"]).rsplit(".", 1)[-1])
-    data = plan.facts["kind"] if plan.facts["stand_in"] else plan.name.split("_", 1)[-1]
-    return f"{model.lower()}-{data}-{plan.strategy}x{plan.workers}-b{plan.global_batch_size}-s{config['seed']}"
+    """Readable: recipe, strategy, workers, global batch size, seed; a stand-in for the data is named."""
+    stand_in = f"-{plan.facts['kind']}" if plan.facts["stand_in"] else ""
+    return f"{plan.name}{stand_in}-{plan.strategy}-w{plan.workers}-b{plan.global_batch_size}-s{config['seed']}"
 
 
 def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -49,7 +50,7 @@ class Follower:
             self._open()
             self._send_points()
         except Exception as error:  # whatever MLflow raises for a server that is away or in trouble: try again later
-            self.error = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+            self.error = _first_line(error)
             self.pause = min(LONGEST_PAUSE_S, max(1.0, self.pause * 2))
             self.retry_at = now + self.pause
             if self.away_since is None:
@@ -148,17 +149,19 @@ class Follower:
                     self.client.log_artifact(self.run_id, str(path))
             self.client.set_terminated(self.run_id, status)
         except Exception as error:  # as in try_once
-            self.error = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+            self.error = _first_line(error)
             return False
         return True
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
 def tell(message: dict[str, Any]) -> None:
     """An answer to the parent, which may be gone."""
-    try:
+    with contextlib.suppress(OSError):
         print(json.dumps(message), flush=True)
-    except (BrokenPipeError, OSError):
-        pass
 
 
 def follow(parent: int) -> None:
@@ -192,6 +195,7 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
         if parent is not None and parent.run_id is None:
             parent.try_once()
         follower = Follower(Path(message["open"]), message, children_of=parent.run_id if parent else None)
+        follower.remember()
         followers[message["open"]] = follower
     elif "close" in message:
         follower = followers.pop(message["close"])

@@ -1,0 +1,61 @@
+# make demo: install into .venv and run the main job small.   make test: install what is missing and run the tests.
+PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python
+
+.PHONY: demo test install install-dev lint types floors wheel docker dockerfile docs clean
+
+demo: install
+	$(BIN)/python -m trainer +recipe=resnet50_flowers_demo
+
+test: install-dev
+	$(BIN)/python -m pytest
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+# What is installed is remembered by a marker, so a second run installs nothing until pyproject.toml changes.
+$(VENV)/.installed: pyproject.toml | $(BIN)/uv
+	@echo "installing into $(VENV): about 5 GB of packages the first time (PyTorch with its GPU libraries)"
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/uv
+	@echo "installing into $(VENV): what the tests and checks need"
+	$(INSTALL) -e ".[dev]"
+	@touch $(VENV)/.installed $@
+
+# Some systems' Python has no ensurepip: pip from outside then fills an environment without pip.
+$(BIN)/uv:
+	@[ -n "$(PYTHON)" ] || { echo "trainer needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null && $(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --without-pip $(VENV)
+	@if [ -x $(BIN)/pip ]; then $(BIN)/python -m pip install --quiet uv; \
+	else $(PYTHON) -m pip --python $(BIN)/python install --quiet uv; fi
+
+lint: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install-dev
+	$(BIN)/mypy
+
+floors: install-dev
+	$(BIN)/lint-imports --no-logo
+
+wheel: install-dev
+	$(BIN)/python .ci/check_wheel.py
+
+dockerfile: install-dev
+	$(BIN)/python .ci/check_dockerfile.py
+
+docker:
+	@if docker version >/dev/null 2>&1; then docker build -t trainer .; \
+	else echo "no docker engine answers here: checking the Dockerfile instead"; $(MAKE) dockerfile; fi
+
+docs: install
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf build dist .venv-ci .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The tests, as a package: processes that a test starts import their entries from it."""

@@ -1,0 +1,36 @@
+"""A run that is ended from outside ends whole: no process stays, the run is marked, the exit code tells."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs import SMALL, alive, family, mlflow_runs, read, start, wait_for
+
+LONG = [*SMALL, "epochs=100000", "hydra.run.dir=run", "execution.val_every=0"]
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
+def test_ended_run_leaves_no_process_and_is_marked_killed(tmp_path: Path, how: signal.Signals, nproc: int) -> None:
+    process = start(*LONG, f"launch.nproc={nproc}", cwd=tmp_path)
+    try:
+        run = tmp_path / "run"
+        wait_for(lambda: read(run / "tracking.json").get("run_id"), 90, "the MLflow run is opened")
+        wait_for(lambda: read(run / "status.json").get("state") == "running", 60, "training goes on")
+        everybody = family(process.pid)
+        assert len(everybody) >= 1 + nproc  # itself, the recorder, and with two workers these and their forkserver
+        sent = time.monotonic()
+        process.send_signal(how)
+        process.wait(15)
+        wait_for(lambda: not alive(everybody), 10 - (time.monotonic() - sent), f"{alive(everybody)} end")
+    finally:
+        process.kill()
+    assert process.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130)
+    assert read(run / "status.json")["state"] == "killed"
+    [mlflow_run] = mlflow_runs(tmp_path)
+    assert mlflow_run.info.status == "KILLED"
+    assert mlflow_run.data.metrics["train/loss"] > 0

@@ -1,0 +1,1 @@
+"""The launchers, with real processes that raise, exit, and are killed."""

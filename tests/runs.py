@@ -1,0 +1,92 @@
+"""Starts `python -m trainer` as a user does, and looks at what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = ["+recipe=digits_lenet", "epochs=1", "execution.log_every=20"]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The caller's environment with the checkout on the path and no tracking server of somebody else."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RANK", "WORLD_SIZE")}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**kept, "PYTHONPATH": path, **extra}
+
+
+def trainer(*argv: str, cwd: Path, timeout: float = 120, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "trainer", *argv],
+        cwd=cwd,
+        env=environment(**extra),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def start(*argv: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
+    """Start a command line; its output goes to ``screen.txt`` in the folder."""
+    with (cwd / "screen.txt").open("w") as screen:
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainer", *argv],
+            cwd=cwd,
+            env=environment(**extra),
+            stdout=screen,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+def wait_for(what: Callable[[], Any], seconds: float, why: str) -> Any:
+    """The first true answer of ``what``; fails with ``why`` when there is none in time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if answer := what():
+            return answer
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s: {why}")
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all it has started."""
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run."""
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A JSON file, or nothing yet."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def points(run_dir: Path, name: str) -> list[float]:
+    """All values of a metric in metrics.jsonl, in order."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [p["metrics"][name] for p in map(json.loads, lines) if name in p["metrics"]]
+
+
+def mlflow_runs(folder: Path) -> list[Any]:
+    """All runs in the folder's mlflow.db."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    return [r for e in client.search_experiments() for r in client.search_runs([e.experiment_id])]
