@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import os
 import sys
 import traceback
 from typing import NoReturn
@@ -31,12 +33,12 @@ def dispatch(argv: list[str]) -> int:
     if any(a in ("-h", "--help") for a in argv):
         from trainer.help import show_help
 
-        show_help()
+        show_help(argv)
         return 0
     from trainer.launch import torchrun
 
     if torchrun.present():
-        return torchrun.join(argv)
+        return torchrun.join(lambda: parse(argv))
     args = parse(argv)
     config_name = args.config_name or "config"
     from trainer import compose, service
@@ -46,7 +48,8 @@ def dispatch(argv: list[str]) -> int:
             service.show(app, args, config_name)
             return 0
         if args.hydra_help:
-            app.hydra_help(config_name, _parser(), args)
+            with compose.sentences(app, args.overrides, config_name):
+                app.hydra_help(config_name, _parser(), args)
             return 0
         if args.multirun:
             results = service.sweep(app, args.overrides, config_name)
@@ -61,15 +64,43 @@ def parse(argv: list[str]) -> argparse.Namespace:
     Raises:
         UserError: an unknown flag, or one that does not go together with another.
     """
-    args = _parser().parse_args(argv)
+    args = _parser().parse_intermixed_args(argv)  # overrides may stand before and after flags
     if args.config_path:
         raise UserError("--config-path", "the vocabulary is trainer's own; yours is added to it", "--config-dir FOLDER")
+    if args.experimental_rerun:
+        raise UserError("--experimental-rerun", "is not supported; a run's last line says how to repeat it")
     if args.resolve and not args.cfg:
         raise UserError("--resolve", "goes with --cfg", "--cfg job --resolve")
+    if args.package:
+        _check_package(args.package)
+    if args.shell_completion:
+        _check_completion(args.overrides)
     modes = [f for f, on in (("--multirun", args.multirun), ("--cfg", args.cfg), ("--info", args.info)) if on]
     if len(modes) > 1:
-        raise UserError(" ".join(modes), "do not go together; choose one")
+        raise UserError(" ".join(modes), "do not go together; choose one", modes[-1])
+    from trainer.compose import quoted
+
+    args.overrides = quoted(args.overrides)
     return args
+
+
+def _check_package(package: str) -> None:
+    """``--package`` names a part of the config, by its first part at least; Hydra ends the process otherwise."""
+    from trainer import keys, schema
+
+    known = ["_global_", "hydra", *(k.path for k in keys.keys(schema.Config))]
+    if (first := package.partition(".")[0]) not in known:
+        near = keys.nearest(first, known)
+        raise UserError(f"--package {package}", "the config has no such part", f"--package {near}" if near else "")
+
+
+def _check_completion(overrides: list[str]) -> None:
+    """``--shell-completion`` takes one of three words and a shell; a query comes from the shell itself."""
+    verb, _, shell = (overrides or [""])[0].partition("=")
+    if verb not in ("install", "uninstall", "query") or shell not in ("bash", "zsh", "fish"):
+        raise UserError("--shell-completion", "takes install or uninstall, and the shell", "--shell-completion install=bash")  # fmt: skip
+    if verb == "query" and "COMP_LINE" not in os.environ:
+        raise UserError(f"--shell-completion {overrides[0]}", "the shell asks this, with COMP_LINE in the environment", f"--shell-completion install={shell}")  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,8 +114,15 @@ def _parser() -> argparse.ArgumentParser:
         if isinstance(action, argparse._VersionAction):
             action.version = f"trainer {__version__}"
 
+    flags = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+
     def refuse(message: str) -> NoReturn:
-        raise UserError("the command line", message, "python -m trainer --help")
+        wrong = message.removeprefix("unrecognized arguments: ")
+        if wrong == message:
+            raise UserError("the command line", message, "python -m trainer --help")
+        flag = wrong.split()[0].partition("=")[0]
+        near = difflib.get_close_matches(flag, flags, 1) if flag.startswith("--") else []
+        raise UserError(wrong, "there is no such flag", near[0] if near else "python -m trainer --help")
 
     parser.error = refuse  # type: ignore[method-assign]
     return parser

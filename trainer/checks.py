@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer import machine, schema
-from trainer.build import call_target, check_target, locate
+from trainer import keys, machine, schema
+from trainer.build import call_target
 from trainer.data.base import DataSource, Facts
 from trainer.errors import UserError
 from trainer.strategies.base import Declaration
 from trainer.strategies.declared import AUTO
+from trainer.targets import check_arguments, check_target
 
 
 @dataclass
@@ -52,23 +53,23 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
     Raises:
         UserError: the first thing that cannot be.
     """
+    typed = set(typed)
     check_keys(config)
-    check_targets(config)
+    check_targets(config, typed)
     device = choose_device(config)
     nproc = count_workers(config, device)
     workers = nproc * config["launch"]["nnodes"]
     auto_strategy = resolve_strategy(config, workers)
-    declaration: Declaration = locate(config["strategy"]["_target_"], "strategy._target_")(
-        **{k: v for k, v in config["strategy"].items() if k != "_target_"}
-    )
+    check_group(config, "strategy")
+    declaration: Declaration = call_target(config["strategy"], "strategy", kind=Declaration)
     for refusal in declaration.refuse(config, workers):
         raise refusal
     check_devices(config, device, nproc)
     check_port(config)
     check_compiler(config, device)
     merge = config["strategy"]["gradient_merge"]["k_steps"]
-    config["data"]["batch_size"] = batch_size(config["data"], workers, merge, set(typed))
-    source: DataSource = call_target(config["data"], "data")
+    config["data"]["batch_size"] = batch_size(config["data"], workers, merge, typed)
+    source: DataSource = call_target(config["data"], "data", kind=DataSource)
     facts = source.facts(config["data"]["batch_size"] * workers * merge)
     checked = Checked(config, declaration, source, facts, auto_strategy, workers, nproc, device, merge)
     check_data(checked)
@@ -76,68 +77,87 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
 
 
 def check_keys(config: Mapping[str, Any]) -> None:
-    """Unknown keys of closed groups, missing values, and values out of range."""
-    for path, value, declared in _declared_values(config, schema.Config, ""):
-        _check_value(path, value, declared)
-    for group, classes in schema.GROUPS.items():
-        node = config.get(group)
-        if not isinstance(node, Mapping):
-            raise UserError(f"{group}={node}", "must be one of the group's options", f"{group}=OPTION")
-        keys = {k.path: k for c in classes for k in schema.keys(c)}
-        for path, value in _leaves(node, ""):
-            if value == "???":
-                raise UserError(f"{group}.{path}", "has no value", f"{group}.{path}=VALUE")
-            if path in keys:
-                _check_value(f"{group}.{path}", value, keys[path])
-            elif group not in schema.OPEN_GROUPS and not path.startswith("tags."):
-                raise UserError(f"{group}.{path}", f"there is no such key; {group} has {', '.join(sorted(keys))}")
-
-
-def _declared_values(config: Mapping[str, Any], declared: type, prefix: str) -> Iterable[tuple[str, Any, schema.Key]]:
-    known = {k.path: k for k in schema.keys(declared)}
+    """Unknown keys, missing keys, missing values, and values that a key does not take."""
+    root = {k.path: k for k in keys.keys(schema.Config)}
     for name, value in config.items():
-        if name not in known:
-            raise UserError(f"{prefix}{name}", "there is no such key")
+        if name not in root:
+            near = keys.nearest_key(name, every_key())
+            raise UserError(f"{name}={keys.spelled(value)}", "there is no such key (python -m trainer --help lists them)", near and f"{near}={keys.spelled(value)}")  # fmt: skip
         if name not in schema.GROUPS:
-            yield prefix + name, value, known[name]
+            _check_value(root[name], value)
+    for name, declared in root.items():
+        if name not in config:
+            raise _taken_away(declared)
+    for group in schema.GROUPS:
+        check_group(config, group)
 
 
-def _leaves(node: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
+def check_group(config: Mapping[str, Any], group: str) -> None:
+    """One group's keys: those that its schema declares, and further ones where they are for a constructor."""
+    node = config[group]
+    if not isinstance(node, Mapping):
+        what = f"~{group}" if node == "???" else f"{group}={keys.spelled(node)}"
+        raise UserError(what, "the run needs one of the group's options", f"{group}=OPTION")
+    known, closed = known_keys(group, str(node.get("_target_")))
+    present = dict(leaves(node, f"{group}."))
+    for path, value in present.items():
+        if value == "???":
+            raise UserError(path, "has no value", f"{path}=VALUE")
+        if path in known:
+            _check_value(known[path], value)
+        elif closed and not path.startswith("tracking.tags."):
+            near = keys.nearest_key(path, known)
+            names = ", ".join(k.partition(".")[2] for k in known if not k.endswith("._target_"))
+            raise UserError(path, f"there is no such key; this {group} has {names}", near and f"{near}={keys.spelled(value)}")  # fmt: skip
+    if group not in schema.CONSTRUCTED and node.get("_target_") != AUTO:
+        for path, declared in known.items():
+            if path not in present and declared.kind is not dict:
+                raise _taken_away(declared)
+
+
+def known_keys(group: str, target: str) -> tuple[dict[str, keys.Key], bool]:
+    """The declared keys of a group's option with that ``_target_``, and whether it takes no others."""
+    classes = {str(getattr(c, "_target_", None)): c for c in schema.GROUPS[group]}
+    if target == AUTO:
+        target = str(schema.CollectiveStrategy._target_)
+    declared = classes.get(target, schema.GROUPS[group][0])
+    closed = target in classes and group not in schema.CONSTRUCTED
+    return {k.path: k for k in keys.keys(declared, f"{group}.")}, closed
+
+
+def every_key() -> list[str]:
+    """All keys that any option declares."""
+    return [key.path for section in keys.sections() for key in section.keys]
+
+
+def _taken_away(declared: keys.Key) -> UserError:
+    value = "VALUE" if declared.default == "???" else keys.spelled(declared.default)
+    return UserError(f"~{declared.path}", "the run needs this key", f"{declared.path}={value}")
+
+
+def leaves(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Each value of a nested mapping with its dotted path."""
     for name, value in node.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from leaves(value, f"{prefix}{name}.")
         elif not isinstance(value, Mapping):
             yield f"{prefix}{name}", value
 
 
-def _check_value(path: str, value: Any, key: schema.Key) -> None:
-    rule = key.field.metadata
-    if choices := rule.get("choices"):
-        if value not in choices and str(value).lower() not in [str(c).lower() for c in choices]:
-            words = [str(c).lower() for c in choices]
-            nearest = schema.nearest(str(value), words)
-            raise UserError(f"{path}={value}", f"must be one of {', '.join(words)}", f"{path}={nearest}" if nearest else "")  # fmt: skip
-        return
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return
-    unit = f" {key.unit}" if key.unit else ""
-    for name, words, wrong in (  # type: ignore[assignment]
-        ("ge", "at least", lambda limit: value < limit),
-        ("gt", "greater than", lambda limit: value <= limit),
-        ("le", "at most", lambda limit: value > limit),
-    ):
-        limit = rule.get(name)
-        if limit is not None and (wrong(limit) or value != value):  # type: ignore[no-untyped-call]
-            default = f"{path}={key.default}" if key.default not in (None, "???") else ""
-            raise UserError(f"{path}={value}", f"must be {words} {limit:g}{unit}", default)
+def _check_value(declared: keys.Key, value: Any) -> None:
+    if why := declared.refuse(value):
+        raise UserError(f"{declared.path}={keys.spelled(value)}", why, declared.instead(value))
 
 
-def check_targets(config: Mapping[str, Any]) -> None:
-    """Every ``_target_`` exists."""
+def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
+    """Every ``_target_`` exists and takes the keys beside it, as far as its source tells without importing it."""
     for group in schema.GROUPS:
         target = config[group].get("_target_")
-        if target is not None and target != AUTO:
-            check_target(str(target), f"{group}._target_")
+        if target is None or target == AUTO:
+            continue
+        check_target(str(target), f"{group}._target_")
+        if group in schema.CONSTRUCTED:
+            check_arguments(config[group], group, typed)
 
 
 def choose_device(config: Mapping[str, Any]) -> str:
@@ -213,20 +233,21 @@ def check_compiler(config: Mapping[str, Any], device: str) -> None:
         raise UserError("compile=true", "there is no C++ compiler on this machine (g++ or clang++)", "compile=false")
 
 
-def batch_size(data: Mapping[str, Any], workers: int, merge: int, typed: set[str]) -> int:
+def batch_size(data: dict[str, Any], workers: int, merge: int, typed: set[str]) -> int:
     """Samples per worker and batch, from batch_size or global_batch_size; what was typed goes before the recipe."""
-    mine, together = data["batch_size"], data["global_batch_size"]
+    mine, together, portions = data["batch_size"], data["global_batch_size"], workers * merge
     if together is None:
         return int(mine if mine is not None else 32)
-    if "data.batch_size" in typed and "data.global_batch_size" not in typed:
+    if mine is not None and "data.batch_size" in typed and "data.global_batch_size" not in typed:
+        data["global_batch_size"] = mine * portions
         return int(mine)
-    portions = workers * merge
+    spread = f"{workers} worker{'s' if workers > 1 else ''}" + (f" x {merge} merged batches" if merge > 1 else "")
     if together % portions:
         nearest = max(portions, round(together / portions) * portions)
-        raise UserError(f"data.global_batch_size={together}", f"is not a multiple of {workers} workers" + (f" x {merge} merged batches" if merge > 1 else ""), f"data.global_batch_size={nearest}")  # fmt: skip
+        raise UserError(f"data.global_batch_size={together}", f"is not a multiple of {spread}", f"data.global_batch_size={nearest}")  # fmt: skip
     share = together // portions
     if mine is not None and mine != share and ("data.batch_size" in typed) == ("data.global_batch_size" in typed):
-        raise UserError(f"data.global_batch_size={together}", f"disagrees with data.batch_size={mine}: over {portions} portions it makes {share} each", f"data.batch_size={share} (or one of the two alone)")  # fmt: skip
+        raise UserError(f"data.global_batch_size={together}", f"disagrees with data.batch_size={mine}, which over {spread} makes {mine * portions}", f"data.batch_size={share} (or one of the two alone)")  # fmt: skip
     return int(share)
 
 

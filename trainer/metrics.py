@@ -17,12 +17,12 @@ def ranks_of_labels(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
         outputs: (N, C) scores; labels: (N,) of 0..C-1.
 
     Returns:
-        (N,) of 0..C-1: 0 is a hit of acc1, below 5 one of acc5. An output that is not a number is never a hit.
+        (N,) of 0..C-1: 0 is a hit of acc1, below 5 one of acc5. Where the label's output is not a number, at least 5.
     """
     score = outputs.gather(1, labels.unsqueeze(1))
     number = torch.arange(outputs.shape[1], device=outputs.device)
     before = ~(outputs <= score) | ((outputs == score) & (number < labels.unsqueeze(1)))
-    return before.sum(1)
+    return before.sum(1).masked_fill(score.squeeze(1).isnan(), max(5, outputs.shape[1]))
 
 
 class Classification:

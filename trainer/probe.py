@@ -1,8 +1,9 @@
-"""What can only be checked with torch: the model, loss, optimizer and schedule can be built from the config."""
+"""What can only be checked with torch: model, loss, optimizer and schedule can be built and fit the data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,39 +11,90 @@ from torch import nn
 
 from trainer.auto import ModelFacts
 from trainer.build import call_target
+from trainer.data.base import Facts
 from trainer.errors import UserError
 
+IMAGE_DIMENSIONS = 3
 
-def probe(config: Mapping[str, Any]) -> ModelFacts:
+
+def probe(config: Mapping[str, Any], facts: Facts | None = None) -> ModelFacts:
     """Build everything once, the model without memory (on torch's meta device) where it allows that.
 
+    Args:
+        facts: of the data; with them, whether the model takes its samples and tells its classes apart.
+
     Raises:
-        UserError: something cannot be built from its config node, or the model has nothing to train.
+        UserError: something cannot be built from its config node, the model has nothing to train, or it does not fit
+            the data.
     """
-    model = build(config)
-    if not isinstance(model, nn.Module):
-        raise UserError(f"model._target_={config['model']['_target_']}", f"gave a {type(model).__name__}, not a torch.nn.Module")  # fmt: skip
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        raise UserError(f"model._target_={config['model']['_target_']}", "has no parameters to train")
-    call_target(config["optimizer"], "optimizer", [torch.zeros(1, requires_grad=True)])
-    call_target(config["loss"], "loss")
-    call_target(config["scheduler"], "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
+    with _random_state_kept():
+        model = build(config)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        if not parameters:
+            raise UserError(f"model._target_={config['model']['_target_']}", "has no parameters to train")
+        call_target(config["optimizer"], "optimizer", [torch.zeros(1, requires_grad=True)], kind=torch.optim.Optimizer)
+        loss = call_target(config["loss"], "loss", kind=nn.Module)
+        call_target(config["scheduler"], "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
+        if facts is not None:
+            check_outputs(config, model, loss, facts)
     return ModelFacts(
         parameters=sum(p.numel() for p in model.parameters()),
         convolutional=any(isinstance(m, nn.Conv2d) for m in model.modules()),
     )
 
 
-def build(config: Mapping[str, Any]) -> Any:
+def build(config: Mapping[str, Any]) -> nn.Module:
     """The model on the meta device, or for models that need values while they are made, on the CPU."""
-    state = torch.random.get_rng_state()
     try:
         with torch.device("meta"):
-            return call_target(config["model"], "model")
-    except UserError:
-        raise
-    except Exception:  # any failure may come from the meta device; on the CPU only the model's own are left
-        return call_target(config["model"], "model")
+            return call_target(config["model"], "model", kind=nn.Module)  # type: ignore[no-any-return]
+    except UserError:  # it may come from the meta device; on the CPU only the model's own are left
+        return call_target(config["model"], "model", kind=nn.Module)  # type: ignore[no-any-return]
+
+
+def check_outputs(config: Mapping[str, Any], model: nn.Module, loss: nn.Module, facts: Facts) -> None:
+    """One forward of two empty samples: an output for each class, and a loss that takes them.
+
+    What goes wrong on the meta device says nothing; on the CPU it is the model's word, if samples are images.
+    """
+    outputs = _forward(model, facts.shape)
+    if isinstance(outputs, Exception) and config["device"] != "cuda" and len(facts.shape) == IMAGE_DIMENSIONS:
+        outputs = _forward(call_target(config["model"], "model"), facts.shape)
+        if isinstance(outputs, Exception):
+            raise UserError(f"model ({config['model']['_target_']})", f"does not take samples of {facts.shape}, which {facts.source} has: {_line(outputs)}") from outputs  # fmt: skip
+    if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2:
+        return
+    if outputs.shape[1] < facts.classes:
+        given = config["model"].get("num_classes")
+        what = f"model.num_classes={given}" if given else f"model ({config['model']['_target_']})"
+        instead = f"model.num_classes={facts.classes}" if given else ""
+        raise UserError(what, f"makes {outputs.shape[1]} outputs for the {facts.classes} classes of {facts.source}", instead)  # fmt: skip
+    try:
+        value = loss(torch.zeros(2, outputs.shape[1]), torch.zeros(2, dtype=torch.long))
+    except Exception as error:
+        raise UserError(f"loss ({config['loss']['_target_']})", f"does not take outputs (N, {outputs.shape[1]}) and labels (N,): {_line(error)}", "loss=cross_entropy") from error  # fmt: skip
+    if value.dim():
+        raise UserError(f"loss ({config['loss']['_target_']})", f"gives {tuple(value.shape)} values instead of one, the mean", "loss=cross_entropy")  # fmt: skip
+
+
+@torch.no_grad()
+def _forward(model: nn.Module, shape: tuple[int, ...]) -> Any:
+    """The outputs for two samples of zeros, or the exception."""
+    device = next(model.parameters()).device
+    try:
+        return model.eval()(torch.zeros((2, *shape), device=device))
+    except Exception as error:
+        return error
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    state = torch.random.get_rng_state()
+    try:
+        yield
     finally:
         torch.random.set_rng_state(state)

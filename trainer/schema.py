@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from typing import Any, Dict, List, Optional, get_args, get_origin, get_type_hints  # OmegaConf reads them
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional  # OmegaConf reads them
 
 
 def key(
@@ -41,6 +39,41 @@ class ModelConfig:
 
 
 @dataclass
+class LeNetModel(ModelConfig):
+    """model=lenet: two convolutions 5x5 and one linear layer."""
+
+    _target_: str = key("trainer.models.lenet.LeNet", "class or function that returns a torch.nn.Module")
+    num_classes: int = key("${data.num_classes}", "outputs", "classes", ge=1)
+    in_channels: int = key(1, "channels of an image", "channels", ge=1)
+    image_size: int = key(28, "height and width of an image, a multiple of 4", "pixels", ge=4)
+
+
+@dataclass
+class ResNet18Model(ModelConfig):
+    """model=resnet18: ResNet-18 of torchvision."""
+
+    _target_: str = key("torchvision.models.resnet18", "class or function that returns a torch.nn.Module")
+    num_classes: int = key("${data.num_classes}", "outputs", "classes", ge=1)
+    zero_init_residual: bool = key(False, "residual blocks start as identities")
+
+
+@dataclass
+class ResNet50Model(ResNet18Model):
+    """model=resnet50: ResNet-50 of torchvision, with the keys of model=resnet18."""
+
+    _target_: str = key("torchvision.models.resnet50", "class or function that returns a torch.nn.Module")
+
+
+@dataclass
+class TorchvisionModel(ModelConfig):
+    """model=torchvision: any of torchvision's classification models."""
+
+    _target_: str = key("torchvision.models.get_model", "class or function that returns a torch.nn.Module")
+    name: str = key("???", "its name in torchvision.models, e.g. mobilenet_v3_small")
+    num_classes: int = key("${data.num_classes}", "outputs", "classes", ge=1)
+
+
+@dataclass
 class LossConfig:
     """loss: what is minimised. Further keys are arguments of the constructor."""
 
@@ -57,6 +90,33 @@ class OptimizerConfig:
 
 
 @dataclass
+class MomentumOptimizer(OptimizerConfig):
+    """optimizer=momentum: SGD with momentum."""
+
+    lr: float = key(0.1, "learning rate that the scheduler multiplies", gt=0)
+    momentum: float = key(0.9, "share of the last step that is kept", ge=0)
+    nesterov: bool = key(False, "Nesterov's momentum")
+
+
+@dataclass
+class AdamOptimizer(OptimizerConfig):
+    """optimizer=adam."""
+
+    _target_: str = key("torch.optim.Adam", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    lr: float = key(0.001, "learning rate that the scheduler multiplies", gt=0)
+    betas: List[float] = key([0.9, 0.999], "decay of the running means of gradient and squared gradient")
+    eps: float = key(1e-8, "added to the denominator", ge=0)
+
+
+@dataclass
+class TorchOptimizer(OptimizerConfig):
+    """optimizer=torch: any of torch.optim's classes."""
+
+    _target_: str = key("trainer.optim.by_name.by_name", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    name: str = key("???", "its name in torch.optim, e.g. RMSprop")
+
+
+@dataclass
 class SchedulerConfig:
     """scheduler: a factor on optimizer.lr at every update."""
 
@@ -68,7 +128,7 @@ class SchedulerConfig:
 
 @dataclass
 class StepSchedule(SchedulerConfig):
-    """scheduler=step."""
+    """scheduler=step: drops by gamma every so many epochs."""
 
     _target_: str = key("trainer.optim.schedules.Step", "class with factor(step) -> float")
     every_epochs: float = key(30.0, "epochs between two drops", "epochs", gt=0)
@@ -77,7 +137,7 @@ class StepSchedule(SchedulerConfig):
 
 @dataclass
 class CosineSchedule(SchedulerConfig):
-    """scheduler=cosine."""
+    """scheduler=cosine: half a cosine down to final at the last update."""
 
     _target_: str = key("trainer.optim.schedules.Cosine", "class with factor(step) -> float")
     final: float = key(0.0, "factor at the last update", ge=0, le=1)
@@ -90,7 +150,7 @@ class CosineSchedule(SchedulerConfig):
 class DataConfig:
     """data: what is learnt from, and in which portions."""
 
-    _target_: str = key("???", "trainer.data.base.DataSource")
+    _target_: str = key("???", "class, a trainer.data.base.DataSource")
     num_classes: int = key("???", "number of classes", "classes", ge=1)
     batch_size: Optional[int] = key(None, "samples per worker and batch (null: from global_batch_size, else 32)", "samples", ge=1)  # fmt: skip
     global_batch_size: Optional[int] = key(None, "samples per update: batch_size * workers * gradient_merge.k_steps", "samples", ge=1)  # fmt: skip
@@ -103,7 +163,7 @@ class DataConfig:
 class DigitsData(DataConfig):
     """data=digits: the 1,797 handwritten digits that scikit-learn ships, (1, 8, 8)."""
 
-    _target_: str = key("trainer.data.digits.Digits", "trainer.data.base.DataSource")
+    _target_: str = key("trainer.data.digits.Digits", "class, a trainer.data.base.DataSource")
     num_classes: int = key(10, "number of classes", "classes", ge=1)
     val_fraction: float = key(0.2, "share held out for validation", gt=0, le=0.9)
     split_seed: int = key(0, "seed of the split", ge=0)
@@ -113,7 +173,7 @@ class DigitsData(DataConfig):
 class RandomImagesData(DataConfig):
     """data=random_images: noise of (3, S, S) with random labels, for throughput."""
 
-    _target_: str = key("trainer.data.random_images.RandomImages", "trainer.data.base.DataSource")
+    _target_: str = key("trainer.data.random_images.RandomImages", "class, a trainer.data.base.DataSource")
     num_classes: int = key(102, "number of classes", "classes", ge=1)
     image_size: int = key(224, "height and width", "pixels", ge=1)
     batches: int = key(100, "batches per worker and epoch", "batches", ge=1)
@@ -124,7 +184,6 @@ class RandomImagesData(DataConfig):
 class FlowersData(DataConfig):
     """data=flowers102 and data=embedded_flowers: 102 classes of flowers, (3, S, S)."""
 
-    _target_: str = key("trainer.data.flowers.Flowers102", "trainer.data.base.DataSource")
     num_classes: int = key(102, "number of classes", "classes", ge=1)
     image_size: int = key(224, "height and width of a training image", "pixels", ge=16)
     val_resize: Optional[int] = key(None, "shorter side before the centre crop (null: 8/7 of image_size)", "pixels", ge=16)  # fmt: skip
@@ -136,6 +195,7 @@ class FlowersData(DataConfig):
 class Flowers102Data(FlowersData):
     """data=flowers102: Oxford Flowers-102 if it is there or can be had, else the embedded flowers, said loudly."""
 
+    _target_: str = key("trainer.data.flowers.Flowers102", "class, a trainer.data.base.DataSource")
     root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds flowers-102/ as torchvision lays it out")
     download: bool = key(True, "fetch the set when it is missing and its site can be reached")
     on_missing: str = key("embedded", "what to do when the set cannot be had", choices=("embedded", "error"))
@@ -145,7 +205,7 @@ class Flowers102Data(FlowersData):
 class EmbeddedFlowersData(FlowersData):
     """data=embedded_flowers: procedurally drawn flowers, the same on every machine."""
 
-    _target_: str = key("trainer.data.flowers.EmbeddedFlowers", "trainer.data.base.DataSource")
+    _target_: str = key("trainer.data.flowers.EmbeddedFlowers", "class, a trainer.data.base.DataSource")
     draw_seed: int = key(0, "seed of the drawing", ge=0)
     per_class: int = key(10, "images per class and split", "images", ge=1)
 
@@ -174,15 +234,16 @@ class GradientMerge:
 class StrategyConfig:
     """strategy: how the workers' gradients become shared parameters (Fleet's DistributedStrategy)."""
 
-    _target_: str = key("trainer.strategies.declared.Single", "trainer.strategies.base.Declaration")
+    _target_: str = key("trainer.strategies.declared.Single", "class, a trainer.strategies.base.Declaration")
     gradient_merge: GradientMerge = key(GradientMerge, "several batches make one update")
     clip_norm: Optional[float] = key(None, "greatest L2 norm of the whole gradient of an update", gt=0)
 
 
 @dataclass
 class GroupStrategy(StrategyConfig):
-    """What every strategy with a process group declares."""
+    """strategy: what each one with a process group declares."""
 
+    _target_: str = key("???", "class, a trainer.strategies.base.Declaration")
     timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0)
     init: str = key("broadcast", "equal start: broadcast rank 0's parameters, or draw them from the same seed everywhere", choices=("broadcast", "same_seed"))  # fmt: skip
     buffers: str = key("rank0", "batch-norm statistics after a step: rank 0's, or their average", choices=("rank0", "average"))  # fmt: skip
@@ -191,18 +252,18 @@ class GroupStrategy(StrategyConfig):
 
 @dataclass
 class CollectiveStrategy(GroupStrategy):
-    """strategy=collective."""
+    """strategy=collective: DDP, gradients averaged over all workers at every update."""
 
-    _target_: str = key("trainer.strategies.declared.Collective", "trainer.strategies.base.Declaration")
+    _target_: str = key("trainer.strategies.declared.Collective", "class, a trainer.strategies.base.Declaration")
     bucket_cap_mb: float = key(25.0, "size of a gradient bucket that is reduced while backward goes on", "MiB", gt=0)
     find_unused_parameters: bool = key(False, "the model has parameters that a step may not use")
 
 
 @dataclass
 class LocalSgdStrategy(GroupStrategy):
-    """strategy=local_sgd."""
+    """strategy=local_sgd: workers train apart and average their parameters."""
 
-    _target_: str = key("trainer.strategies.declared.LocalSgd", "trainer.strategies.base.Declaration")
+    _target_: str = key("trainer.strategies.declared.LocalSgd", "class, a trainer.strategies.base.Declaration")
     k_steps: int = key(4, "updates between two averages of the parameters", "updates", ge=1)
     begin_step: int = key(0, "average after every update until this one", "updates", ge=0)
 
@@ -279,11 +340,11 @@ class Config:
 
 
 GROUPS: dict[str, tuple[type, ...]] = {
-    "model": (ModelConfig,),
+    "model": (ModelConfig, LeNetModel, ResNet18Model, ResNet50Model, TorchvisionModel),
     "data": (DataConfig, DigitsData, RandomImagesData, FlowersData, Flowers102Data, EmbeddedFlowersData),
     "sampler": (SamplerConfig,),
     "loss": (LossConfig,),
-    "optimizer": (OptimizerConfig,),
+    "optimizer": (OptimizerConfig, MomentumOptimizer, AdamOptimizer, TorchOptimizer),
     "scheduler": (SchedulerConfig, StepSchedule, CosineSchedule),
     "strategy": (StrategyConfig, GroupStrategy, CollectiveStrategy, LocalSgdStrategy),
     "launch": (LaunchConfig,),
@@ -292,71 +353,8 @@ GROUPS: dict[str, tuple[type, ...]] = {
 }
 
 
-OPEN_GROUPS = ("model", "data", "loss", "optimizer", "strategy")
+OPEN_GROUPS = ("model", "data", "loss", "optimizer", "scheduler", "strategy")
+"""Groups whose option names a class by ``_target_``: a user's own class may take further keys."""
 
-
-@dataclass(frozen=True)
-class Key:
-    """One documented config key: ``path`` from the root, type in words, default, help, unit."""
-
-    path: str
-    type: str
-    default: Any
-    help: str
-    unit: str
-    field: Field[Any]
-
-
-def keys(schema: type, prefix: str = "", own: bool = False) -> Iterator[Key]:
-    """Every key of a schema class, nested ones with their dotted path; ``own``: without the inherited ones."""
-    hints = get_type_hints(schema)
-    inherited = {f.name: f for base in schema.__mro__[1:] if is_dataclass(base) for f in fields(base)} if own else {}
-    for f in fields(schema):
-        if f.name in inherited and inherited[f.name].default == f.default:
-            continue
-        if is_dataclass(hints[f.name]):
-            yield from keys(hints[f.name], f"{prefix}{f.name}.")
-            continue
-        default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[operator]
-        choices = f.metadata.get("choices") or ()
-        kind = "|".join(str(c).lower() for c in choices) if choices else _in_words(hints[f.name])
-        yield Key(prefix + f.name, kind, default, f.metadata.get("help", ""), f.metadata.get("unit", ""), f)
-
-
-def _in_words(hint: Any) -> str:
-    args = [a for a in get_args(hint) if a is not type(None)]
-    if get_origin(hint) in (dict, Dict):
-        return "mapping"
-    if get_origin(hint) in (list, List):
-        return "list"
-    if args:
-        return f"{_in_words(args[0])} or null"
-    return {int: "int", float: "float", bool: "true|false", str: "text"}.get(hint, "any")
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """The known word most like this one; empty when none is near."""
-    return (difflib.get_close_matches(word, known, 1, 0.5) or [""])[0]
-
-
-def register() -> None:
-    """Make the schemas known to Hydra: ``schema`` for the root, ``schema/<ClassName>`` for the groups' options."""
-    from hydra.core.config_store import ConfigStore
-
-    store = ConfigStore.instance()
-    store.store(name="schema", node=Config, provider="trainer")
-    for group, classes in GROUPS.items():
-        for schema in classes:
-            node = _open(schema) if group in OPEN_GROUPS else schema
-            store.store(group="schema", name=schema.__name__, node=node, provider="trainer")
-
-
-def _open(schema: type) -> Any:
-    """A schema's typed keys in a mapping that takes further keys: they are for the component's constructor."""
-    from omegaconf import OmegaConf
-
-    typed = OmegaConf.structured(schema)
-    node = OmegaConf.create({})
-    for name in typed:
-        node[name] = typed._get_node(name)
-    return node
+CONSTRUCTED = ("model", "loss", "optimizer")
+"""Of these, the ones whose further keys are arguments of a constructor that is not ours."""

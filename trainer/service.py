@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +45,10 @@ def run_one(app: Hydra, overrides: list[str], config_name: str, start: Starter =
 
         show_plan(ready.plan)
         return Result("planned", str(run_dir))
+    run_dir = claim(run_dir, chosen="hydra.run.dir" in typed_keys(overrides))
+    ready.plan = replace(ready.plan, run_dir=str(run_dir))
     _leave_hydra_files(config, run_dir)
-    with tracking(ready.plan.tracking) as tracker:
+    with tracking(ready.plan.tracking if ready.plan.node_rank == 0 else "") as tracker:
         result = execute(ready, start, overrides, tracker)
     say_result(result, ready, overrides)
     return result
@@ -239,6 +243,19 @@ def _folder(config: DictConfig, key: str) -> Path:
     return Path(os.path.abspath(str(OmegaConf.select(config, key))))
 
 
+def claim(folder: Path, chosen: bool) -> Path:
+    """Make the run's folder: the one that the user chose, or an unused one when two runs start in the same second."""
+    if chosen:
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    for number in itertools.count():
+        free = folder.with_name(f"{folder.name}-{number}") if number else folder
+        with contextlib.suppress(FileExistsError):
+            free.mkdir(parents=True)
+            return free
+    raise AssertionError("unreachable")
+
+
 def _leave_hydra_files(config: DictConfig, run_dir: Path) -> None:
     """``.hydra/`` as Hydra leaves it: the composed config, Hydra's own, the overrides."""
     from omegaconf import OmegaConf, open_dict, read_write
@@ -248,7 +265,6 @@ def _leave_hydra_files(config: DictConfig, run_dir: Path) -> None:
         config.hydra.runtime.output_dir = str(run_dir)
         job = config.copy()
         job.pop("hydra")
-    run_dir.mkdir(parents=True, exist_ok=True)
     if subdir is None:
         return
     folder = run_dir / subdir

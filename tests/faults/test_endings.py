@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import SMALL, alive, family, mlflow_runs, read, start, wait_for
+from tests.runs import SMALL, alive, family, mlflow_runs, points, read, start, wait_for
 
 LONG = [*SMALL, "epochs=100000", "hydra.run.dir=run", "execution.val_every=0"]
 
@@ -20,7 +20,7 @@ def test_ended_run_leaves_no_process_and_is_marked_killed(tmp_path: Path, how: s
     try:
         run = tmp_path / "run"
         wait_for(lambda: read(run / "tracking.json").get("run_id"), 90, "the MLflow run is opened")
-        wait_for(lambda: read(run / "status.json").get("state") == "running", 60, "training goes on")
+        wait_for(lambda: (run / "metrics.jsonl").exists() and points(run, "train/loss"), 90, "training goes on")
         everybody = family(process.pid)
         assert len(everybody) >= 1 + nproc  # itself, the recorder, and with two workers these and their forkserver
         sent = time.monotonic()

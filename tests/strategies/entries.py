@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,12 @@ from trainer.build import locate
 from trainer.errors import RunFailed
 from trainer.launch.local import resolve
 from trainer.loop import Training, fit, train_epoch
+from trainer.models.sync_batch_norm import synchronised
 from trainer.report import Report
 from trainer.strategies.base import Seat
 from trainer.worker import build, settings
 
-LATE_S = 4.0
+RUN = "run"
 
 
 def each_case(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
@@ -36,14 +38,17 @@ def each_case(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     answers = []
     for number, case in enumerate(payload["cases"]):
         own = replace(seat, store=dist.PrefixStore(f"case{number}", seat.store))
-        entry = case["entry"] if seat.role == "worker" else case["payload"]["plan"]["entries"][seat.role]
-        try:
-            answers.append(resolve(entry)(own, copy.deepcopy(case["payload"]), **case["arguments"]))
-        except RunFailed as error:
-            if seat.role == "worker":
-                raise
-            answers.append(str(error))
+        if seat.role == "worker":
+            answers.append(resolve(case["entry"])(own, copy.deepcopy(case["payload"]), **case["arguments"]))
+            continue
+        for run in case["runs"]:
+            resolve(case["payload"]["plan"]["entries"][seat.role])(in_run(own, run), case["payload"])
     return {"pid": os.getpid(), "answers": answers}
+
+
+def in_run(seat: Seat, run: str) -> Seat:
+    """The seat in one of a case's runs, each with a store of its own as from a launcher of its own."""
+    return replace(seat, store=dist.PrefixStore(run, seat.store))
 
 
 @contextmanager
@@ -72,14 +77,14 @@ def buffers(run: Training) -> dict[str, np.ndarray]:
 
 def trained(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """The whole loop; what it came to."""
-    with taking_part(seat, payload) as run:
+    with taking_part(in_run(seat, RUN), payload) as run:
         validation = fit(run)
         return {"parameters": parameters(run), "validation": validation, "steps": run.step}
 
 
 def step_by_step(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, Any]:
     """Epochs of ``limit_train_batches`` updates; the parameters after each, and after settling at the end."""
-    with taking_part(seat, payload) as run:
+    with taking_part(in_run(seat, RUN), payload) as run:
         after = []
         for epoch in range(epochs):
             train_epoch(run, epoch)
@@ -90,8 +95,8 @@ def step_by_step(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, 
 
 def summed(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """Sums over the workers, of values that differ, with everybody's own left as it was."""
-    with taking_part(seat, payload) as run:
-        mine = torch.tensor([seat.rank + 1.0, 10.0 ** seat.rank, 1e-12 * seat.rank], dtype=torch.float64)
+    with taking_part(in_run(seat, RUN), payload) as run:
+        mine = torch.tensor([seat.rank + 1.0, 10.0**seat.rank, 1e-12 * seat.rank], dtype=torch.float64)
         before = mine.clone()
         sums = run.strategy.total(mine)
         return {"sums": sums.numpy(), "dtype": str(sums.dtype), "untouched": torch.equal(mine, before)}
@@ -99,7 +104,7 @@ def summed(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
 def settled(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """An epoch on own batches, then settling: everything before and after."""
-    with taking_part(seat, payload) as run:
+    with taking_part(in_run(seat, RUN), payload) as run:
         train_epoch(run, 0)
         before = buffers(run)
         run.strategy.settle()
@@ -108,10 +113,10 @@ def settled(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         return {"before": before, "parameters": first[0], "buffers": first[1], "again": (parameters(run), buffers(run))}
 
 
-def interrupted(seat: Seat, payload: dict[str, Any], settle: bool) -> dict[str, Any]:
-    """Two epochs in one go, and the same with a new process group or server that restores in between."""
+def interrupted(seat: Seat, payload: dict[str, Any], settle: bool, first_saves_all: bool) -> dict[str, Any]:
+    """Two epochs in one go, and the same in another run that restores what was saved in between."""
     outcomes = {}
-    with taking_part(replace(seat, store=dist.PrefixStore("whole", seat.store)), payload) as run:
+    with taking_part(in_run(seat, "whole"), payload) as run:
         train_epoch(run, 0)
         if settle:
             run.strategy.settle()
@@ -120,11 +125,11 @@ def interrupted(seat: Seat, payload: dict[str, Any], settle: bool) -> dict[str, 
         outcomes["lr"] = run.strategy.lr
         run.strategy.settle()
         outcomes["whole"] = {**parameters(run), **buffers(run)}
-    if payload["plan"]["same_everywhere"]:
+    if first_saves_all:
         if seat.rank == 0:
             seat.store.set("saved", saved)
         saved = seat.store.get("saved")
-    with taking_part(replace(seat, store=dist.PrefixStore("resumed", seat.store)), payload) as run:
+    with taking_part(in_run(seat, "resumed"), payload) as run:
         train_epoch(run, 5)  # what restore() must undo
         run.strategy.restore(torch.load(io.BytesIO(saved), weights_only=True))
         train_epoch(run, 1)
@@ -144,7 +149,7 @@ def started(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """The start, drawn by every worker from a seed of its own; how that was taken."""
     payload["config"]["seed"] += seat.rank
     try:
-        with taking_part(seat, payload) as run:
+        with taking_part(in_run(seat, RUN), payload) as run:
             return {"parameters": parameters(run), "buffers": buffers(run), "error": ""}
     except RunFailed as error:
         return {"error": str(error)}
@@ -152,17 +157,21 @@ def started(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
 def listening(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """Which addresses this process listens on while it trains."""
-    with taking_part(seat, payload) as run:
+    with taking_part(in_run(seat, RUN), payload) as run:
         train_epoch(run, 0)
         return {"addresses": [c.laddr for c in psutil.Process().net_connections("all") if c.status == "LISTEN"]}
 
 
-def late(seat: Seat, payload: dict[str, Any], meeting: str, arrivals: list[float]) -> dict[str, Any]:
-    """A meeting to which the workers come after so many seconds; what those who came are told, and when."""
-    with taking_part(seat, payload) as run:
+def late(seat: Seat, payload: dict[str, Any], meeting: str, arrivals: dict[int, float]) -> dict[str, Any]:
+    """A meeting to which workers come after so many seconds, or, without a number, after all others have given up."""
+    with taking_part(in_run(seat, RUN), payload) as run:
         run.strategy.total(torch.zeros(1, dtype=torch.float64))
         start = time.monotonic()
-        time.sleep(arrivals[seat.rank])
+        if seat.rank in arrivals:
+            time.sleep(arrivals[seat.rank])
+        else:
+            seat.store.wait([f"gave up {rank}" for rank in arrivals])
+        came = time.monotonic()
         try:
             if meeting == "total":
                 run.strategy.total(torch.zeros(1, dtype=torch.float64))
@@ -171,34 +180,90 @@ def late(seat: Seat, payload: dict[str, Any], meeting: str, arrivals: list[float
             else:
                 run.strategy.settle()
         except RunFailed as error:
-            return {"error": str(error), "seconds": time.monotonic() - start}
+            return {"error": str(error), "since_start": time.monotonic() - start, "waited": time.monotonic() - came}
         finally:
-            time.sleep(max(0.0, max(arrivals) + 1 - (time.monotonic() - start)))  # the next case starts together
+            seat.store.set(f"gave up {seat.rank}", "")
+            seat.store.wait([f"gave up {rank}" for rank in range(seat.size)])  # the next case starts together
         return {"error": ""}
 
 
+def stalled(seat: Seat, payload: dict[str, Any]) -> None:
+    """A run whose worker 1 stands still before its first update, for longer than anybody waits."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        time.sleep(120 if seat.rank == 1 else 0)
+        fit(run)
+
+
 class Blown(nn.Module):
-    """A model whose inputs are far out of fp16's range."""
+    """A model on inputs so large that its scaled gradients are out of fp16's range, while its loss is not."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.module(inputs * 1e30)
+        return self.module(inputs * 1e3)
 
 
 def overflowing(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """One epoch whose gradients overflow on worker 1, and a good one; whether each changed the parameters."""
-    with taking_part(seat, payload) as run:
+    with taking_part(in_run(seat, RUN), payload) as run:
         seen, good = [parameters(run)], run.forward
         for epoch, bad in enumerate((True, False)):
             run.forward = Blown(good) if bad and seat.rank == 1 else good
-            try:
-                train_epoch(run, epoch)
-            except RunFailed as error:
-                if "The loss is" not in str(error):
-                    raise
+            train_epoch(run, epoch)
             seen.append(parameters(run))
-        changed = [any(not np.array_equal(a[n], b[n]) for n in a) for a, b in zip(seen, seen[1:], strict=False)]
+        changed = [any(not np.array_equal(a[n], b[n]) for n in a) for a, b in pairwise(seen)]
         return {"changed": changed, "scale": run.strategy.updater.scaler.get_scale(), "parameters": seen[-1]}
+
+
+def normalised(seat: Seat, payload: dict[str, Any], sizes: list[int], momentum: float | None) -> dict[str, Any]:
+    """Three batches through a synchronised batch norm, each worker with its part of them; everything that comes out."""
+    group = dist.PrefixStore(RUN, seat.store)
+    dist.init_process_group("gloo", store=group, rank=seat.rank, world_size=seat.size)
+    try:
+        norm = synchronised(nn.Sequential(own_norm(momentum)), "cpu")
+        inputs, weights = norm_batches(sum(sizes))
+        mine = slice(sum(sizes[: seat.rank]), sum(sizes[: seat.rank + 1]))
+        outputs, gradients = through(norm, inputs[:, mine], weights[:, mine])
+        for parameter in norm.parameters():
+            dist.all_reduce(parameter.grad)
+        return {
+            "kind": type(norm[0]).__name__,
+            "outputs": outputs,
+            "gradients": gradients,
+            "parameters": [p.grad.numpy() for p in norm.parameters()],
+            "state": {name: value.numpy() for name, value in norm.state_dict().items()},
+            "evaluated": norm.eval()(inputs[0, mine]).detach().numpy(),
+        }
+    finally:
+        dist.destroy_process_group()
+
+
+def own_norm(momentum: float | None) -> nn.BatchNorm2d:
+    """A batch norm with weights and biases that are not 1 and 0."""
+    norm = nn.BatchNorm2d(3, eps=1e-3, momentum=momentum).double()
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([0.5, 2.0, -1.0]))
+        norm.bias.copy_(torch.tensor([0.1, -3.0, 0.0]))
+    return norm
+
+
+def norm_batches(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three batches (3, N, 3, 4, 5) far from zero, and weights of their outputs in a loss."""
+    generator = torch.Generator().manual_seed(5)
+    shape = (3, samples, 3, 4, 5)
+    inputs = 10 + 3 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    return inputs, torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def through(norm: nn.Module, inputs: torch.Tensor, weights: torch.Tensor) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Outputs, and gradients of a weighted sum of their squares with respect to the inputs."""
+    outputs, gradients = [], []
+    for batch, weight in zip(inputs, weights, strict=True):
+        batch = batch.clone().requires_grad_()
+        out = norm(batch)
+        (weight * out.square()).sum().backward()
+        outputs.append(out.detach().numpy())
+        gradients.append(batch.grad.numpy())
+    return outputs, gradients

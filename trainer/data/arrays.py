@@ -19,6 +19,6 @@ class ArrayDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.inputs[index], self.labels[index]
 
-    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = torch.as_tensor(indices)
         return self.inputs[chosen], self.labels[chosen]

@@ -43,7 +43,7 @@ class Splits:
     """Data sets of one worker.
 
     Attributes:
-        train, val: map-style, each item (input, label); or with ``__getitems__(indices)`` that returns a whole batch.
+        train, val: map-style, each item (input, label); or with ``batch(indices)`` that returns a whole batch.
             Inputs of type uint8 are divided by 255 and normalised on the device.
         mean, std: per channel, in units of the divided input; None: no normalisation.
     """

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -42,8 +43,8 @@ class Seeded(Dataset[Any]):
         self.seed = seed
 
     def __getitems__(self, addresses: list[tuple[int, int]]) -> Any:
-        if hasattr(self.dataset, "__getitems__"):
-            return self.dataset.__getitems__([index for _, index in addresses])
+        if hasattr(self.dataset, "batch"):
+            return self.dataset.batch([index for _, index in addresses])
         with _own_randomness():
             return default_collate([self._sample(epoch, index) for epoch, index in addresses])
 
@@ -54,18 +55,24 @@ class Seeded(Dataset[Any]):
         mixed = hash((self.seed, epoch, index)) & 0x7FFFFFFFFFFFFFFF
         torch.default_generator.manual_seed(mixed)
         random.seed(mixed)
+        np.random.seed(mixed % 2**32)
         return self.dataset[index]
 
 
 @contextmanager
 def _own_randomness() -> Iterator[None]:
-    """Leave torch's and Python's generators as they were: dropout must not depend on who reads the data."""
-    torch_state, python_state = torch.default_generator.get_state(), random.getstate()
+    """Leave torch's, Python's and numpy's generators as they were: dropout must not depend on who reads the data."""
+    torch_state, python_state, numpy_state = (
+        torch.default_generator.get_state(),
+        random.getstate(),
+        np.random.get_state(),
+    )
     try:
         yield
     finally:
         torch.default_generator.set_state(torch_state)
         random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 class _Addresses:
@@ -157,7 +164,8 @@ class Feed:
         train, val: the samplers.
         place: moves a batch to the device.
         merge: batches per update (gradient merge); the epoch's last update may have fewer.
-        average: the merged batches' gradients are averaged over samples; False: their sum.
+        average: the merged batches' gradients are averaged over samples; False: that times the number of batches,
+            which for batches of equal size is their sum.
         seed: of the augmentation.
         num_workers: reading processes.
         pin_memory: page-locked batches.
@@ -201,10 +209,11 @@ class Feed:
             yield sum(group), self._batches(batches, group)
 
     def _batches(self, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], group: list[int]) -> Iterator[Batch]:
+        factor = 1 if self.average else len(group)
         for number, samples in enumerate(group):
             inputs, labels = self.place(*next(batches))
-            share = samples / sum(group) if self.average and sum(group) else 1.0  # type: ignore[arg-type]
-            yield Batch(inputs, labels, samples, share if samples else 0.0, last=number == len(group) - 1)
+            share = factor * samples / sum(group) if samples else 0.0
+            yield Batch(inputs, labels, samples, share, last=number == len(group) - 1)
 
     def evaluation(self) -> Iterator[Batch]:
         """The evaluation batches of this worker."""

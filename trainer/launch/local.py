@@ -225,15 +225,16 @@ def _first_failure(
                 message = json.loads(error.read_text())["message"]
                 extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
                 text = extra.get("py_callstack") or str(message)
-                reports.append((float(extra.get("timestamp", 0) or 0), who, _own_words(text), log))
+                written = error.stat().st_mtime_ns  # torch's own timestamp counts whole seconds, too coarse for echoes
+                reports.append((written, who, _own_words(text), log))
             elif code and -code in (signal.SIGTERM, signal.SIGINT):
                 continue
             elif code and code < 0:
                 name = signal.Signals(-code).name
                 hint = " (out of memory?)" if name == "SIGKILL" else ""
-                reports.append((-1.0, who, f"was killed by {name}{hint}{_tail(log)}", log))
+                reports.append((-2, who, f"was killed by {name}{hint}{_tail(log)}", log))
             elif code:
-                reports.append((-0.5, who, f"ended with exit code {code}{_tail(log)}", log))
+                reports.append((-1, who, f"ended with exit code {code}{_tail(log)}", log))
     if not reports:
         return f"a process failed without a word; its log is in {log_dir}"
     _, who, text, log = min(reports, key=lambda r: r[0])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,12 @@ def present() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
-def join(argv: list[str]) -> int:
-    """Run as one of torchrun's ranks; returns the exit code."""
+def join(parse: Callable[[], argparse.Namespace]) -> int:
+    """Run as one of torchrun's ranks; returns the exit code.
+
+    Args:
+        parse: the command line's flags and overrides, asked of rank 0 alone.
+    """
     import torch.distributed as dist
 
     rank = int(os.environ["RANK"])
@@ -25,10 +31,9 @@ def join(argv: list[str]) -> int:
     if rank:
         return _follow(store, rank)
     from trainer import compose, service
-    from trainer.__main__ import parse
     from trainer.launch.here import teed
 
-    args = parse(argv)
+    args = parse()
     if args.multirun or args.cfg or args.info:
         store.set("payload", pickle.dumps("--multirun, --cfg and --info run without torchrun"))
         raise UserError("torchrun", "runs one job; sweeps and --cfg start without it", "python -m trainer ...")

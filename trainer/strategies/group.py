@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 
 from trainer.errors import RunFailed
 from trainer.strategies.base import MakeUpdater, Seat
+from trainer.strategies.roll_call import RollCall
 from trainer.strategies.single import OwnUpdater
 
 
@@ -24,6 +24,7 @@ class GroupMember(OwnUpdater):
         super().__init__(config, seat)
         assert seat.store is not None, "a process group meets in the launcher's store"
         self.store = dist.PrefixStore("group", seat.store)
+        self.roll_call = RollCall(dist.PrefixStore("roll-call", seat.store), seat.rank, seat.size)
         cuda = seat.device.startswith("cuda")
         with self.naming_the_missing("the start of the process group"):
             dist.init_process_group(
@@ -59,7 +60,7 @@ class GroupMember(OwnUpdater):
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         with self.naming_the_missing("a sum over the workers"):
-            sums = values.to(self.seat.device, torch.float64)
+            sums = values.to(self.seat.device, torch.float64, copy=True)
             dist.all_reduce(sums)
         return sums
 
@@ -73,6 +74,8 @@ class GroupMember(OwnUpdater):
                     buffer /= self.seat.size
 
     def leave(self) -> None:
+        with suppress(RuntimeError, dist.DistError):  # the launcher, and with it the store, may be gone
+            self.roll_call.end()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -80,33 +83,29 @@ class GroupMember(OwnUpdater):
     def naming_the_missing(self, meeting: str) -> Iterator[None]:
         """Where a meeting of the group fails, say which workers did not come.
 
-        The collectives' own errors do not know. Every worker that fails signs a list in the store; who has not
-        signed two seconds later is the one that the others wait for.
-
         Raises:
             RunFailed: naming the missing workers, from the error of the collective.
         """
+        self.roll_call.meeting = meeting
         try:
             yield
         except (RuntimeError, dist.DistError) as error:
             if isinstance(error, RunFailed) or not _is_about_peers(error):
                 raise
             raise RunFailed(self._who_is_missing(meeting, error)) from error
+        finally:
+            self.roll_call.meeting = ""
 
     def _who_is_missing(self, meeting: str, error: Exception) -> str:
-        patience = f"within {self.config['timeout_s']:g} s (strategy.timeout_s)"
         first_line = str(error).strip().splitlines()[0]
         try:
-            signed = dist.PrefixStore("missing", self.seat.store)  # type: ignore[arg-type]
-            signed.set(str(self.seat.rank), "here")
-            time.sleep(2.0)
-            missing = [r for r in range(self.seat.size) if not signed.check([str(r)])]
+            missing = self.roll_call.missing()
         except (RuntimeError, dist.DistError):
             return f"worker {self.seat.rank}: {meeting} failed and the launcher is gone: {first_line}"
         if not missing:
             return f"worker {self.seat.rank}: {meeting} failed: {first_line}"
         who = ", ".join(f"worker {r}" for r in missing)
-        return f"{who} did not arrive at {meeting} {patience}: {first_line}"
+        return f"{who} did not arrive at {meeting} within {self.config['timeout_s']:g} s (strategy.timeout_s): {first_line}"
 
 
 def _is_about_peers(error: Exception) -> bool:

@@ -1,0 +1,160 @@
+"""Our loop against the shortest hand-written DDP loop, same model, data and process, alternating.
+
+    python benchmarks/overhead.py [--nproc 1] [--rounds 15]
+
+Prints the step time ratio (ours / hand-written, medians over rounds; at most 1.03 is the aim) and where a step goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+from trainer import worker
+from trainer.build import call_target, locate
+from trainer.data.base import Facts
+from trainer.launch.local import Meeting, Role, launch
+from trainer.loop import train_epoch
+from trainer.report import Report
+from trainer.strategies.base import Seat
+
+PLAIN = ["execution=plain", "precision=fp32", "tracking=none", "strategy=collective", "execution.log_every=5"]
+CASES = {
+    "digits LeNet, batch 32": ["+recipe=digits_lenet", *PLAIN],
+    "ResNet-18 at 64 px, batch 16": [
+        "+recipe=resnet50_random", "model=resnet18", "data.image_size=64", "data.batch_size=16", "data.batches=6",
+        *PLAIN,
+    ],
+}  # fmt: skip
+
+
+def hand_written(config: dict[str, Any], plan: dict[str, Any], seat: Seat) -> Any:
+    """The shortest DDP loop over the same data; returns a function that trains one epoch and counts its steps."""
+    splits = call_target(config["data"], "data").open(Facts(**plan["facts"]))
+    model = DistributedDataParallel(call_target(config["model"], "model"))
+    optimizer = call_target(config["optimizer"], "optimizer", list(model.parameters()))
+    loss_function = nn.CrossEntropyLoss()
+    sampler: DistributedSampler[Any] = DistributedSampler(splits.train, seat.size, seat.rank, drop_last=True)
+    size = plan["batch_size"]
+    mean, std = (torch.tensor(v).view(-1, 1, 1) if v else None for v in (splits.mean, splits.std))
+
+    def epoch(number: int) -> int:
+        model.train()
+        sampler.set_epoch(number)
+        order = list(sampler)
+        for batch in range(len(order) // size):
+            images, labels = splits.train.batch(order[batch * size : (batch + 1) * size])
+            if mean is not None:
+                images = (images - mean) / std
+            loss = loss_function(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if batch % 5 == 0:
+                print(f"epoch {number}, batch {batch}: loss {loss.item():.4f}")
+        return batch + 1
+
+    return epoch
+
+
+def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
+    """In each worker: alternate epochs of both loops; seconds per step of every round."""
+    config, plan = payload["config"], payload["plan"]
+    torch.set_num_threads(plan["chosen"]["threads"])
+    strategy = locate(plan["strategy_worker"])(config["strategy"], seat)
+    report = Report(Path(plan["run_dir"]) if seat.rank == 0 else None, 10**9, seat.size)
+    run = worker.build(config, plan, seat, strategy, report)
+    run.rhythm.total_steps = 10**9
+    theirs = hand_written(config, plan, seat)
+    seconds: dict[str, list[float]] = {"ours": [], "hand-written": []}
+    for number in range(payload["rounds"] + 1):
+        for name in ("ours", "hand-written") if number % 2 else ("hand-written", "ours"):
+            steps_before, start = run.step, time.perf_counter()
+            if name == "ours":
+                train_epoch(run, number)
+                steps = run.step - steps_before
+            else:
+                steps = theirs(number)
+            if number:  # the first round warms both up
+                seconds[name].append((time.perf_counter() - start) / steps)
+    shares = where_it_goes(run)
+    strategy.leave()
+    return {**seconds, "shares": shares}
+
+
+def where_it_goes(run: worker.Training) -> dict[str, float]:
+    """Seconds per step of our loop's parts, measured apart, over one epoch."""
+    spent = dict.fromkeys(("data", "forward", "backward + exchange", "update", "line + point"), 0.0)
+    meter, steps = run.task.meter(), 0
+    clock = time.perf_counter
+    start = clock()
+    for samples, batches in run.feed.updates(0):
+        for batch in batches:
+            data = clock()
+            loss, outputs = run.task.forward(run.forward, batch.inputs, batch.labels)
+            forward = clock()
+            run.strategy.backward(loss)
+            backward = clock()
+            run.strategy.update(samples)
+            update = clock()
+            meter.add(loss, outputs, batch.labels, batch.samples)
+            steps += 1
+            if steps % 5 == 0:
+                sums = run.strategy.total(meter.sums())
+                run.report.training(0, steps, steps, run.task.summary(sums), 0.0, run.feed)
+            end = clock()
+            times = (data - start, forward - data, backward - forward, update - backward, end - update)
+            for name, more in zip(spent, times, strict=True):
+                spent[name] += more
+            start = clock()
+    return {name: total / steps for name, total in spent.items()}
+
+
+def main() -> None:
+    """Run all cases and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nproc", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    print(f"{'case':<30} {'workers':>7} {'ours ms':>9} {'hand ms':>9} {'ratio':>7}   our step: part, share")
+    for case, overrides in CASES.items():
+        results = run_case([*overrides, f"launch.nproc={arguments.nproc}"], arguments.nproc, arguments.rounds)
+        ours, theirs = (statistics.median(results[name]) for name in ("ours", "hand-written"))
+        pairs = [a / b for a, b in zip(results["ours"], results["hand-written"], strict=True)]
+        whole = sum(results["shares"].values())
+        shares = ", ".join(f"{name} {value / whole:.0%}" for name, value in results["shares"].items())
+        print(f"{case:<30} {arguments.nproc:>7} {ours * 1e3:>9.3f} {theirs * 1e3:>9.3f} {statistics.median(pairs):>7.3f}   {shares}", flush=True)  # fmt: skip
+
+
+def run_case(overrides: list[str], nproc: int, rounds: int) -> dict[str, Any]:
+    """One case in its own processes; worker 0's measurements."""
+    from trainer import compose
+    from trainer.job import get_ready
+    from trainer.service import plain
+
+    with tempfile.TemporaryDirectory() as folder:
+        with compose.hydra_app() as app:
+            ready = get_ready(plain(compose.compose(app, overrides)), [], folder)
+        (Path(folder) / "checkpoints").mkdir()
+        payload = {"config": ready.checked.config, "plan": ready.plan.as_dict(), "rounds": rounds}
+        role = Role("worker", nproc, "overhead:measure", ["cpu"] * nproc)
+        with open("/dev/null", "w") as nowhere:
+            import contextlib
+
+            with contextlib.redirect_stdout(nowhere):
+                results = launch([role], payload, Path(folder), Meeting(), ["overhead"])
+    return json.loads(json.dumps(results["worker"][0]))
+
+
+if __name__ == "__main__":
+    main()

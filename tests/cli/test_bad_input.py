@@ -1,0 +1,352 @@
+"""Wrong input gets one sentence with the key, the reason and what to type; exit code 2; nothing is written."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.runs import environment
+from trainer.checks import check_devices
+from trainer.errors import UserError
+
+DIGITS = "+recipe=digits_lenet"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is typed, what the sentence must say, and what it must tell to type instead."""
+
+    typed: str
+    says: tuple[str, ...]
+    instead: str = ""
+
+
+def digits(typed: str, *says: str, instead: str = "") -> Case:
+    """A case that adds overrides to the digits recipe; the sentence begins with the (first) override."""
+    return Case(f"{DIGITS} {typed}", says, instead)
+
+
+NAMES = [
+    Case("+recipe=digits_lenett", ("+recipe=digits_lenett", "no such recipe", "resnet50_flowers"), DIGITS),
+    Case("recipe=digits_lenet", ("recipe=digits_lenet", "with a plus"), DIGITS),
+    Case("digits_lenet", ("digits_lenet", "+recipe"), DIGITS),
+    Case(f"{DIGITS} +recipe=resnet50_flowers", ("chosen twice", "one option"), "+recipe=resnet50_flowers"),
+    Case("", ("no recipe", "--help"), DIGITS),
+    Case("model=lenet", ("no data",), "data=OPTION"),
+    Case("data=digits", ("no model",), "model=OPTION"),
+    Case("model=torchvision data=digits", ("model.name", "has no value"), "model.name=VALUE"),
+    digits("optimizer=sgdd", "optimizer=sgdd", "no such option", "adam, momentum, sgd", instead="optimizer=sgd"),
+    digits("optimizr=sgd", "optimizr=sgd", "no such key", instead="optimizer=sgd"),
+    digits("optimizer/foo=sgd", "no such", instead="optimizer=sgd"),
+    digits("model@foo=lenet", "model@foo=lenet", instead="model=lenet"),
+    digits("epoch=3", "epoch=3", "no such key", instead="epochs=3"),
+    digits("lr=0.1", "lr=0.1", "no such key", instead="optimizer.lr=0.1"),
+    digits("batch_size=8", "no such key", instead="data.batch_size=8"),
+    digits("optimizer.lrr=3", "optimizer.lrr=3", "optimizer=momentum has", instead="optimizer.lr=3"),
+    digits("optimizer.lr.foo=3", "optimizer.lr.foo=3", "no such key", instead="optimizer.lr=3"),
+    digits("optimizer.rho=3", "optimizer.rho=3", "constructor takes a plus", instead="+optimizer.rho=3"),
+    digits(
+        "optimizer=sgd optimizer.momentum=0.9", "optimizer=sgd has no such key", "optimizer=momentum has it",
+        instead="optimizer=momentum optimizer.momentum=0.9",
+    ),
+    digits(
+        "strategy=collective strategy.k_steps=2", "strategy=collective has no such key", "strategy=local_sgd has it",
+        instead="strategy=local_sgd strategy.k_steps=2",
+    ),
+    digits("strategy=collective strategy.bucket_cap=2", "no such key", instead="strategy.bucket_cap_mb=2"),
+    digits("+epochs=3", "exists already", "no plus", instead="epochs=3"),
+    digits("+optimizer.lr=3", "exists already", "no plus", instead="optimizer.lr=3"),
+    digits("+optimizer=sgd", "+optimizer=sgd", "one option", instead="optimizer=sgd"),
+    digits("++optimizer=sgd", "optimizer=sgd", "one option"),
+    digits("+foo=1", "foo=1", "no such key", "--help"),
+    digits("+epoch=1", "epoch=1", "no such key", instead="epochs=1"),
+    digits("+sampler.foo=1", "sampler.foo", "no such key", "shuffle, drop_last, pad"),
+    digits("+sampler.shufle=1", "no such key", instead="sampler.shuffle=1"),
+    digits("+data.foo=1", "data.foo", "no such key", "val_fraction"),
+    digits("+strategy.foo=1", "strategy.foo", "no such key", "clip_norm"),
+    digits("+scheduler.foo=1", "scheduler.foo", "no such key", "warmup_epochs"),
+    digits("tracking.tags.a=3", "not in tracking.tags yet", instead="+tracking.tags.a=3"),
+    digits("hydra.run.dirr=x", "hydra.run.dirr=x", "no such key", instead="hydra.run.dir=x"),
+    digits("hydra.foo=1", "hydra.foo=1", "no such key"),
+    digits("hydra/launcher=foo", "hydra/launcher=foo", "no such option", "basic"),
+    digits("~optimizr", "~optimizr", "nothing of that name", instead="optimizer"),
+    digits("~model.in_channel", "nothing of that name", instead="~model.in_channels"),
+    digits("~epochs", "~epochs", "the run needs this key", instead="epochs=10"),
+    digits("~launch", "~launch", "the run needs", instead="launch=OPTION"),
+    digits("~data.batch_size", "the run needs this key", instead="data.batch_size=null"),
+]  # fmt: skip
+
+FLAGS = [
+    Case(f"{DIGITS} --multrun", ("--multrun", "no such flag"), "--multirun"),
+    Case(f"{DIGITS} --recipe=foo", ("--recipe=foo", "no such flag")),
+    Case("--config-dir /nope", ("--config-dir /nope", "no such folder"), "--config-dir FOLDER"),
+    Case(f"--config-name nope {DIGITS}", ("--config-name nope", "no nope.yaml"), "--config-name config"),
+    Case(f"--config-path /tmp {DIGITS}", ("--config-path",), "--config-dir FOLDER"),
+    Case(f"--cfg foo {DIGITS}", ("--cfg", "'foo'", "'job'"), "--help"),
+    Case(f"--cfg job -p modell {DIGITS}", ("--package modell", "no such part"), "--package model"),
+    Case(f"--cfg job {DIGITS} --info", ("--cfg --info", "do not go together")),
+    Case(f"--resolve {DIGITS}", ("--resolve", "goes with --cfg"), "--cfg job --resolve"),
+    Case("-sc query=bash", ("COMP_LINE",), "--shell-completion install=bash"),
+    Case("-sc install=ksh", ("--shell-completion",), "install=bash"),
+    Case("--hydra-help foo=3", ("foo", "no such key")),
+]
+
+WRITING = [
+    digits("seed", "seed", "KEY=VALUE", instead="seed=VALUE"),
+    digits("optimizer.lr=[1,2", "optimizer.lr=[1,2", "bracket", instead="optimizer.lr=[1,2]"),
+    digits("name=a]b", "name=a]b", "quotes", instead="""'name="a]b"'"""),
+    digits("=3", "=3", "no key before", instead="KEY=3"),
+    digits("epochs=${", "epochs=${", "${KEY}"),
+    digits("data.batch_size=16,32", "data.batch_size=16,32", "sweep", instead="-m data.batch_size=16,32"),
+    digits("epochs=range(1,3)", "epochs=range(1,3)", "sweep", instead="-m epochs=range(1,3)"),
+    digits("epochs=${foo}", "epochs=${foo}", "no key foo", instead="epochs=10"),
+    digits("epochs=${sed}", "no key sed", instead="epochs=${seed}"),
+    digits("hydra.run.dir=${foo}", "hydra.run.dir=${foo}", "no key foo"),
+    digits("optimizer.lr=${oc.env:NOPE}", "environment variable NOPE", instead="${oc.env:NOPE,DEFAULT}"),
+    Case(f"--cfg job --resolve {DIGITS} epochs=${{foo}}", ("epochs=${foo}", "no key foo")),
+    Case(f"-m {DIGITS} hydra.job.name=a,b", ("hydra.job.name=a,b", "swept")),
+]
+
+VALUES = [
+    digits("epochs=ten", "epochs=ten", "whole number of epochs", instead="epochs=10"),
+    digits("epochs=2.5", "epochs=2.5", "whole number", instead="epochs=10"),
+    digits("epochs=null", "epochs=null", "not null", instead="epochs=10"),
+    digits("epochs=[1,2]", "epochs=[1,2]", "whole number"),
+    digits("epochs={a:1}", "epochs={a:1}", "whole number"),
+    digits("compile=maybe", "compile=maybe", "true or false", instead="compile=false"),
+    digits("name=null", "name=null", "not null"),
+    digits("optimizer.lr=fast", "optimizer.lr=fast", "a number"),
+    digits("optimizer.weight_decay=null", "optimizer.weight_decay=null", "not null"),
+    digits("optimizer=adam optimizer.betas=3", "optimizer.betas=3", "a list", instead="optimizer.betas=[0.9,0.999]"),
+    digits("model.num_classes=abc", "model.num_classes=abc", "whole number of classes"),
+    digits("tracking.tags=3", "tracking.tags=3", "mapping"),
+    digits("strategy.gradient_merge=3", "holds the keys", instead="strategy.gradient_merge.k_steps=VALUE"),
+    digits("launch=[1,2]", "launch=[1,2]", "option of launch", instead="launch=local"),
+    digits("launch=null", "launch=null", "option of launch", instead="launch=local"),
+    digits("optimizer=3", "optimizer=3", "option of optimizer: adam, momentum"),
+    digits("data.batch_size=0", "data.batch_size=0", "at least 1 sample", instead="data.batch_size=1"),
+    digits("data.batch_size=-4", "at least 1 sample"),
+    digits("epochs=0", "epochs=0", "at least 1 epoch"),
+    digits("seed=-1", "seed=-1", "at least 0", instead="seed=0"),
+    digits("optimizer.lr=0", "optimizer.lr=0.0", "greater than 0"),
+    digits("optimizer.lr=nan", "optimizer.lr=nan", "finite"),
+    digits("optimizer.lr=inf", "optimizer.lr=inf", "finite"),
+    digits("strategy.clip_norm=-1", "strategy.clip_norm=-1", "greater than 0", instead="strategy.clip_norm=null"),
+    digits("strategy.gradient_merge.k_steps=0", "at least 1 batch"),
+    digits("launch.master_port=70000", "at most 65535", instead="launch.master_port=0"),
+    digits("precision=fp8", "precision=fp8", "auto, fp64, fp32, bf16, fp16", instead="precision=auto"),
+    digits("precision=bfloat16", "precision=bfloat16", instead="precision=bf16"),
+    digits("device=gpu", "device=gpu", "auto, cpu, cuda", instead="device=cuda"),
+    digits("mode=eval", "mode=eval", "this version has train alone", instead="mode=train"),
+    digits("data.pin_memory=perhaps", "auto, true, false", instead="data.pin_memory=auto"),
+]
+
+TARGETS = [
+    digits("model._target_=nopackage.Foo", "no module 'nopackage'"),
+    digits("model._target_=trochvision.models.resnet18", "no module", instead="model._target_=torchvision.models.resnet18"),
+    digits("model._target_=foo", "package.module.name"),
+    digits("loss._target_=3", "package.module.name"),
+    digits("loss._target_=null", "not null", instead="torch.nn.CrossEntropyLoss"),
+    digits("optimizer._target_=torch.optim.SDG", "torch.optim has no 'SDG'", instead="optimizer._target_=torch.optim.SGD"),
+    digits("model._target_=torchvision.models.resnet5O", "has no 'resnet5O'", instead="torchvision.models.resnet50"),
+    digits("model._target_=trainer.models.lenet.Lenet", "has no 'Lenet'", instead="trainer.models.lenet.LeNet"),
+    digits("loss._target_=torch.nn.CrossEntropy", "has no 'CrossEntropy'", instead="torch.nn.CrossEntropyLoss"),
+    digits("strategy._target_=trainer.strategies.declared.Singel", "has no 'Singel'", instead="declared.Single"),
+    digits("+optimizer.foo=1", "optimizer.foo", "torch.optim.SGD takes no such argument", "momentum, dampening"),
+    digits("+optimizer.dampenin=0.1", "takes no such argument", instead="+optimizer.dampening=0.1"),
+    digits("+model.foo=1", "model.foo", "LeNet takes no such argument", "num_classes, in_channels"),
+    digits("+loss.foo=1", "loss.foo", "takes no such argument", "label_smoothing"),
+    digits("optimizer._target_=torch.optim.Adam", "optimizer.momentum", "Adam takes no", instead="~optimizer.momentum"),
+    digits("data._target_=collections.OrderedDict", "gave a OrderedDict", "trainer DataSource"),
+    digits("strategy._target_=collections.OrderedDict", "strategy._target_", "trainer Declaration"),
+]  # fmt: skip
+
+TORCH = [
+    digits("model._target_=collections.OrderedDict", "gave a OrderedDict", "torch Module"),
+    digits("model._target_=torch.nn.Identity", "has no parameters to train"),
+    digits("model._target_=torch.distributed.is_available ~model.num_classes ~model.in_channels ~model.image_size", "gave a bool"),
+    digits("model._target_=torch.nn.init.xavier_unifrom_", "has no 'xavier_unifrom_'", instead="torch.nn.init.xavier_uniform_"),
+    digits("model=resnet18", "model.image_size", "torchvision.models.resnet18 takes no such argument (~model.image_size"),
+    digits("model=resnet18 ~model.image_size +model.foo=1", "model.foo", "takes no such argument"),
+    digits("model=torchvision model.name=resnet5O", "model (torchvision.models.get_model)", "resnet5O"),
+    digits("model.image_size=10", "model (trainer.models.lenet.LeNet)", "image_size=10", "multiple of 4"),
+    digits("optimizer=torch", "optimizer.name", "has no value", instead="optimizer.name=VALUE"),
+    digits("optimizer=torch optimizer.name=RMSpropp", "optimizer.name=RMSpropp", instead="optimizer.name=RMSprop"),
+    digits("loss._target_=torch.nn.functional.cross_entropy", "loss (", "missing 2 required"),
+    digits("loss._target_=torch.Tensor", "gave a Tensor", "torch Module"),
+    digits("optimizer._target_=torch.nn.Linear ~optimizer.lr ~optimizer.weight_decay ~optimizer.momentum ~optimizer.nesterov", "optimizer ("),
+]  # fmt: skip
+
+SIZES = [
+    digits("device=cuda", "device=cuda", "no GPU", instead="device=cpu"),
+    digits("strategy=single launch.nproc=2", "2 workers", "one process", instead="strategy=collective"),
+    digits("launch.servers=2", "launch.servers=2", "has no servers", instead="launch.servers=null"),
+    digits("launch.nproc=2 launch.workers=3", "launch.nproc=2", "launch.workers=3", instead="launch.nproc=3"),
+    digits("launch.nnodes=2 launch.workers=3", "launch.workers=3", "2 hosts", instead="launch.workers=2"),
+    digits("launch.nnodes=2 launch.node_rank=2", "launch.node_rank=2", "below 2", instead="launch.node_rank=0"),
+    digits("launch.ips=10.255.255.1,10.255.255.2", "launch.ips=10.255.255.1,10.255.255.2", "this host"),
+    digits(
+        "launch.nproc=3 data.global_batch_size=32", "data.global_batch_size=32", "3 workers",
+        instead="data.global_batch_size=33",
+    ),
+    digits(
+        "data.batch_size=8 data.global_batch_size=32", "data.global_batch_size=32", "data.batch_size=8",
+        instead="data.batch_size=32",
+    ),
+    digits("data.batch_size=2000", "data.batch_size=2000", "1438 training samples", "drop_last", instead="data.batch_size=1438"),
+    digits("data.num_classes=5", "data.num_classes=5", "10 classes", instead="data.num_classes=10"),
+    digits(
+        "data=flowers102 data.root=empty data.download=false data.on_missing=error", "data.root=empty",
+        "not in empty/flowers-102", instead="data.on_missing=embedded",
+    ),
+]  # fmt: skip
+
+SWEEPS = [
+    Case(f"-m {DIGITS} data.batch_size=16,abc", ("data.batch_size=abc", "whole number of samples")),
+    Case(
+        f"-m {DIGITS} data.batch_size=16,100000",
+        ("job", "data.batch_size=100000", "1438 training samples"),
+        "data.batch_size=1438",
+    ),
+    Case(f"-m {DIGITS} optimizer=sgd,sgdd", ("optimizer=sgdd", "no such option"), "optimizer=sgd"),
+    Case(f"-m {DIGITS},nope", ("+recipe=nope", "no such recipe")),
+    Case(f"-m {DIGITS} epoch=1,2", ("epoch", "no such key"), "epochs"),
+]
+
+CASES = [*NAMES, *FLAGS, *WRITING, *VALUES, *TARGETS, *TORCH, *SIZES, *SWEEPS]
+
+
+def assert_refused(case: Case, code: int, error: str, folder: Path) -> None:
+    assert code == 2, error
+    assert error.startswith("error: ") and error.count("\n") == 1, error
+    for part in case.says:
+        assert part in error
+    if case.instead:
+        assert case.instead in error.partition("Type instead: ")[2], error
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.typed.removeprefix(f"{DIGITS} ") or "nothing")
+def test_wrong_input_is_refused_in_one_sentence(case: Case, run: Run, folder: Path) -> None:
+    code, out, error = run(*case.typed.split())
+    assert_refused(case, code, error, folder)
+    assert out == ""
+
+
+DATA_FITS = [
+    digits("model.num_classes=5", "model.num_classes=5", "10 classes", instead="model.num_classes=10"),
+    digits("model.in_channels=3", "model (trainer.models.lenet.LeNet)", "(1, 8, 8)", "3 channels"),
+    digits("loss._target_=torch.nn.MSELoss", "loss (torch.nn.MSELoss)", "labels (N,)", instead="loss=cross_entropy"),
+]
+
+
+@pytest.mark.xfail(reason="job.get_ready must hand checked.facts to probe()", strict=False)
+@pytest.mark.parametrize("case", DATA_FITS, ids=lambda case: case.typed)
+def test_a_model_that_does_not_fit_the_data_is_refused(case: Case, run: Run, folder: Path) -> None:
+    assert_refused(case, *run(*case.typed.split())[::2], folder)
+
+
+OWN_FILES = {
+    "broken": ("epochs: [1\nname: x\n", ("recipe/broken.yaml, line 4", "no YAML"), ""),
+    "badkey": ("epoch: 3\n", ("epoch (in recipe/badkey.yaml)", "no such key"), "epochs"),
+    "badtype": ("epochs: many\n", ("epochs=many (in recipe/badtype.yaml)", "whole number"), "epochs=10"),
+    "badoption": (
+        "defaults: [{override /data: digits}, {override /model: lenett}]\n",
+        ("model=lenett (in +recipe=badoption)",),
+        "model=lenet",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN_FILES)
+def test_mistakes_in_own_files_name_the_file(name: str, run: Run, folder: Path, tmp_path: Path) -> None:
+    text, says, instead = OWN_FILES[name]
+    head = "# @package _global_\n"
+    if "defaults" not in text:
+        head += "defaults: [{override /model: lenet}, {override /data: digits}]\n"
+    own = tmp_path / "own" / "recipe"
+    own.mkdir(parents=True)
+    (own / f"{name}.yaml").write_text(head + text)
+    case = Case("", says, instead)
+    code, _, error = run("--config-dir", str(own.parent), f"+recipe={name}")
+    assert_refused(case, code, error, folder)
+
+
+def test_a_recipe_without_its_package_line_says_so(run: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text("defaults: [{override /model: lenet}, {override /data: digits}]\n")
+    code, _, error = run("--config-dir", str(tmp_path), "+recipe=mine")
+    assert_refused(Case("", ("+recipe=mine",), "# @package _global_"), code, error, folder)
+
+
+OWN_MODELS = {
+    "typo": ("import torch\nclass Net(torch.nn.Linear): pass\n", "own_typo.Nett", "own_typo has no 'Nett'", "own_typo.Net"),
+    "syntax": ("class Net(:\n", "own_syntax.Net", "importing own_syntax failed: SyntaxError", ""),
+    "missing": ("import nowhere\nclass Net: pass\n", "own_missing.Net", "importing own_missing failed", ""),
+    "breaks": ("def net(**k):\n    raise RuntimeError('no weights')\n", "own_breaks.net", "it says: no weights", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN_MODELS)
+def test_mistakes_in_own_models_are_sentences(
+    name: str, run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target, says, instead = OWN_MODELS[name]
+    (tmp_path / f"own_{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, error = run(DIGITS, f"model._target_={target}")
+    assert_refused(Case("", (says,), instead), code, error, folder)
+
+
+def test_incomplete_flowers_folder_is_refused(run: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "data" / "flowers-102" / "jpg").mkdir(parents=True)
+    code, _, error = run("+recipe=resnet50_flowers", f"data.root={tmp_path}/data", "data.download=false")
+    assert_refused(Case("", ("flowers-102 is there but lacks",), "data=embedded_flowers"), code, error, folder)
+
+
+def test_port_in_use_is_refused(run: Run, folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code, _, error = run(DIGITS, "launch.nproc=2", f"launch.master_port={port}")
+    case = Case("", (f"launch.master_port={port}", "is in use"), "launch.master_port=0")
+    assert_refused(case, code, error, folder)
+
+
+def test_more_workers_than_gpus_are_refused() -> None:
+    config = {"plan": False}
+    with pytest.raises(UserError, match=r"launch.nproc=8: this host has 4 GPUs.*Type instead: launch.nproc=4"):
+        check_devices(config, "cuda", 8, gpus=4)
+    with pytest.raises(UserError, match=r"device=cuda: this machine shows no GPU.*device=cpu"):
+        check_devices(config, "cuda", 1, gpus=0)
+    check_devices(config, "cuda", 4, gpus=4)
+    check_devices(config, "cpu", 64, gpus=0)
+    check_devices({"plan": True}, "cuda", 64, gpus=0)
+
+
+def test_debug_shows_the_traceback(run: Run) -> None:
+    code, _, error = run(DIGITS, "epochs=ten", "debug=true")
+    assert code == 2
+    assert "Traceback (most recent call last)" in error and "ValidationError" in error
+    assert error.splitlines()[-1].startswith("error: epochs=ten: ")
+
+
+@pytest.mark.parametrize("typed", ["epoch=3", "data.batch_size=0", "launch=[1,2]"])
+def test_wrong_input_in_a_real_process(typed: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "trainer", DIGITS, typed]
+    done = subprocess.run(argv, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_trainer_run_raises_the_same_sentence(folder: Path) -> None:
+    import trainer
+
+    with pytest.raises(UserError, match=r"epoch=3: there is no such key\. Type instead: epochs=3"):
+        trainer.run([DIGITS, "epoch=3"])

@@ -1,0 +1,26 @@
+"""Shared by all tests."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+
+import pytest
+
+PRELOAD = ["trainer.launch.local", "trainer.worker", "sklearn.datasets", "torch._dynamo", "tests.strategies.entries"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    """Arithmetic of the testing process on one thread: a second one would only spin against the processes tested."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def warm() -> None:
+    """The forkserver of the session, with everything imported once that the tests' processes need."""
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    first = multiprocessing.get_context("forkserver").Process(target=int)
+    first.start()
+    first.join()

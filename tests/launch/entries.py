@@ -1,0 +1,136 @@
+"""What the processes of the launcher's tests do; each function is an entry called with (seat, payload)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from trainer.errors import RunFailed, UserError
+from trainer.strategies.base import Seat
+
+LONG_S = 300
+
+
+def tells(seat: Seat, payload: Any) -> dict[str, Any]:
+    """Says something on both streams, from Python and from below it, and returns where it sits."""
+    print(f"{payload} stdout of {seat.role} {seat.rank}")
+    print(f"{payload} stderr of {seat.role} {seat.rank}", file=sys.stderr)
+    os.system(f"echo {payload} a child of {seat.role} {seat.rank}; echo {payload} its stderr >&2")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    seat.store.set(f"{seat.role} {seat.rank}", "hello")
+    seat.store.wait([f"worker {rank}" for rank in range(2)])
+    return {
+        "seat": (seat.role, seat.rank, seat.size, seat.local_rank, seat.device),
+        "env": [os.environ[n] for n in names],
+    }
+
+
+def raises(seat: Seat, payload: Any) -> None:
+    """Worker 1 fails in a function of its own; the others would work for long."""
+    if seat.rank == 1:
+        print("worker 1 was here")
+        _read_batch(3)
+    time.sleep(LONG_S)
+
+
+def _read_batch(number: int) -> None:
+    raise ValueError(f"batch {number} is broken")
+
+
+def fails_in_words(seat: Seat, payload: str) -> None:
+    """Worker 1 fails with an error made for users."""
+    if seat.rank == 1:
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            if payload == "RunFailed":
+                raise RunFailed("the disk is full\n  and a second line") from error
+            raise UserError("data.root=x", "is empty", "data.root=y") from error
+    time.sleep(LONG_S)
+
+
+def echoes(seat: Seat, payload: Any) -> None:
+    """Worker 1 fails, and worker 0 fails of that within the same second, before the launcher has looked."""
+    if seat.rank == 1:
+        time.sleep(1 - time.time() % 1 + 0.1)  # the start of a second by the clock
+        seat.store.set("failing", "")
+        raise ValueError("the cause")
+    seat.store.wait(["failing"])
+    time.sleep(0.03)
+    raise ValueError("an echo")
+
+
+def killed(seat: Seat, payload: int) -> None:
+    """Worker 1 is killed by a signal while the others wait for it in a collective."""
+    dist.init_process_group("gloo", store=dist.PrefixStore("group", seat.store), rank=seat.rank, world_size=seat.size)
+    print(f"worker {seat.rank} trains")
+    if seat.rank == 1:
+        os.kill(os.getpid(), payload)
+    dist.all_reduce(torch.zeros(1))
+    raise AssertionError("it must not get here")
+
+
+def crashes(seat: Seat, payload: Any) -> None:
+    """Worker 1 reads from address 0."""
+    if seat.rank == 1:
+        ctypes.string_at(0)
+    time.sleep(LONG_S)
+
+
+def exits(seat: Seat, payload: int) -> None:
+    """Worker 1 ends without a word."""
+    if seat.rank == 1:
+        print("the last words", flush=True)
+        os._exit(payload)
+    time.sleep(LONG_S)
+
+
+def server_fails(seat: Seat, payload: Any) -> None:
+    """The server fails; the workers would wait for it."""
+    if seat.role == "server":
+        raise ValueError("no memory for the table")
+    time.sleep(LONG_S)
+
+
+def listens(seat: Seat, payload: Any) -> list[tuple[str, str, int]]:
+    """In a process group: everything that this process, the launcher and the forkserver listen on."""
+    dist.init_process_group("gloo", store=dist.PrefixStore("group", seat.store), rank=seat.rank, world_size=seat.size)
+    dist.all_reduce(torch.zeros(1))
+    processes = {"worker": psutil.Process(), "launcher": psutil.Process(payload)}
+    found = [
+        (who, c.laddr.ip, c.laddr.port)
+        for who, process in processes.items()
+        for c in process.net_connections("inet")
+        if c.status == psutil.CONN_LISTEN
+    ]
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def works_for_long(seat: Seat, payload: dict[str, Any]) -> None:
+    """Writes its process numbers into a folder, then works on; worker 0 has a reading process."""
+    if payload.get("deaf"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    readers = []
+    if seat.rank == 0:
+        loader = DataLoader(range(10**9), num_workers=1)
+        next(batches := iter(loader))
+        readers = [w.pid for w in batches._workers]
+    folder = Path(payload["folder"])
+    part = folder / f".{seat.rank}"
+    part.write_text(" ".join(map(str, [os.getpid(), os.getppid(), *readers])))
+    part.rename(folder / f"pids.{seat.rank}")
+    if payload.get("fails") and seat.rank == 1:
+        seat.store.wait(["go"])
+    time.sleep(LONG_S)

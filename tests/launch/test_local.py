@@ -1,0 +1,209 @@
+"""The local launcher: whoever fails first is named with its own error and log, and nobody is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.runs import ROOT, alive, environment, wait_for
+from trainer.errors import Interrupted, RunFailed
+from trainer.launch.local import Meeting, Role, launch
+
+pytestmark = pytest.mark.usefixtures("warm")
+FAILS_WITHIN_S, ENDS_WITHIN_S = 30, 10
+
+
+def entry(name: str) -> str:
+    return f"tests.launch.entries:{name}"
+
+
+def workers(name: str, size: int = 2) -> Role:
+    return Role("worker", size, entry(name), ["cpu"] * size)
+
+
+def failure(name: str, logs: Path, payload: Any = None, roles: list[Role] | None = None) -> str:
+    """The message with which a launch fails in time, leaving no process behind."""
+    before = set(psutil.Process().children(recursive=True))
+    start = time.monotonic()
+    with pytest.raises(RunFailed) as caught:
+        launch(roles or [workers(name, 3)], payload, logs, Meeting())
+    assert time.monotonic() - start < FAILS_WITHIN_S
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return str(caught.value)
+
+
+def test_entries_get_their_seat_and_return_to_the_parent(tmp_path: Path) -> None:
+    roles = [Role("server", 1, entry("tells"), ["cpu"]), workers("tells")]
+    results = launch(roles, "quietly", tmp_path, Meeting())
+    assert results.keys() == {"server", "worker"}
+    assert [results["worker"][rank]["seat"] for rank in range(2)] == [("worker", 0, 2, 0, "cpu"), ("worker", 1, 2, 1, "cpu")]  # fmt: skip
+    assert results["worker"][1]["env"] == ["1", "2", "1", "2", "127.0.0.1"]
+    assert results["server"][0]["env"] == ["0", "1", "0", "1", "127.0.0.1"]
+
+
+def test_ranks_of_a_later_host_start_at_its_first(tmp_path: Path) -> None:
+    role = Role("worker", 4, entry("tells"), ["cpu", "cpu"], first_rank=2)
+    with pytest.raises(RunFailed):  # workers 0 and 1 are another host's and never come; who is here is what is asked
+        launch([Role(role.name, 4, entry("exits"), role.devices, 0)], 7, tmp_path, Meeting())
+    assert {p.name for p in tmp_path.iterdir()} == {"workerlog.0", "workerlog.1"}
+
+
+def test_each_log_holds_both_streams_of_its_process_alone_and_the_first_is_shown(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launch([Role("server", 1, entry("tells"), ["cpu"]), workers("tells")], "loudly", tmp_path, Meeting())
+    screen = capfd.readouterr()
+    for name in ("workerlog.0", "workerlog.1", "serverlog.0"):
+        who = f"{name.removesuffix(name[-5:])} {name[-1]}"
+        lines = (tmp_path / name).read_text().splitlines()
+        said = [line for line in lines if line.startswith("loudly")]
+        assert sorted(said) == sorted([f"loudly stdout of {who}", f"loudly stderr of {who}", f"loudly a child of {who}", "loudly its stderr"])  # fmt: skip
+    shown = [line for line in screen.out.splitlines() if line.startswith("loudly")]
+    assert sorted(shown) == sorted(line for line in (tmp_path / "workerlog.0").read_text().splitlines() if line.startswith("loudly"))  # fmt: skip
+    assert "loudly" not in screen.err
+
+
+def test_rank_that_raises_ends_the_job_with_its_own_error_and_log(tmp_path: Path) -> None:
+    message = failure("raises", tmp_path)
+    assert message.startswith("worker 1 failed:\n")
+    assert "ValueError: batch 3 is broken" in message
+    assert 'tests/launch/entries.py", line' in message and "in _read_batch" in message
+    assert message.endswith(f"its log: {tmp_path / 'workerlog.1'}")
+    assert "worker 1 was here" in (tmp_path / "workerlog.1").read_text()
+    assert "worker 0" not in message and "worker 2" not in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("RunFailed", "the disk is full\n  and a second line"),
+        ("UserError", "data.root=x: is empty. Type instead: data.root=y."),
+    ],
+)
+def test_error_in_words_comes_without_a_traceback(tmp_path: Path, kind: str, words: str) -> None:
+    message = failure("fails_in_words", tmp_path, kind)
+    assert message == f"worker 1 failed: {words}\n  its log: {tmp_path / 'workerlog.1'}"
+
+
+def test_cause_is_named_and_not_its_echo_in_the_same_second(tmp_path: Path) -> None:
+    message = failure("echoes", tmp_path, roles=[workers("echoes")])
+    assert message.startswith("worker 1 failed") and "the cause" in message
+    assert "an echo" not in message
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT], ids=lambda n: n.name)
+def test_rank_that_is_killed_is_named_with_the_signal_and_not_those_who_lost_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    message = failure("killed", tmp_path, int(number))
+    assert message.startswith(f"worker 1 was killed by {number.name}")
+    assert "worker 1 trains" in message, "the end of its log helps"
+    assert message.endswith(f"its log: {tmp_path / 'workerlog.1'}")
+    assert ("out of memory?" in message) == (number == signal.SIGKILL)
+
+
+def test_crash_below_python_is_named(tmp_path: Path) -> None:
+    assert failure("crashes", tmp_path).startswith("worker 1 was killed by SIGSEGV")
+
+
+def test_rank_that_exits_is_named_with_its_code_and_last_words(tmp_path: Path) -> None:
+    message = failure("exits", tmp_path, 7)
+    assert message.startswith("worker 1 ended with exit code 7") and "the last words" in message
+
+
+def test_server_that_fails_ends_the_workers(tmp_path: Path) -> None:
+    roles = [Role("server", 1, entry("server_fails"), ["cpu"]), workers("server_fails")]
+    message = failure("server_fails", tmp_path, roles=roles)
+    assert message.startswith("server 0 failed") and "no memory for the table" in message
+    assert message.endswith(f"its log: {tmp_path / 'serverlog.0'}")
+
+
+def test_everything_listens_on_the_loopback_interface_alone(tmp_path: Path) -> None:
+    found = launch([workers("listens")], os.getpid(), tmp_path, Meeting())["worker"]
+    addresses = [address for answers in found.values() for address in answers]
+    assert {who for who, _, _ in addresses} == {"worker", "launcher"}, "the store and Gloo must have been seen"
+    assert {ip for _, ip, _ in addresses} <= {"127.0.0.1", "::1"}, addresses
+    assert not [c for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+
+
+def test_callers_signal_handlers_are_kept(tmp_path: Path) -> None:
+    names = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def mine(number: int, frame: Any) -> None:
+        raise AssertionError
+
+    before = {name: signal.signal(name, mine) for name in names}
+    try:
+        launch([workers("tells")], "signals", tmp_path, Meeting())
+        assert [signal.getsignal(name) for name in names] == [mine] * 3
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def test_interrupt_in_the_same_process_ends_all_and_says_so(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        wait_for(lambda: (tmp_path / "pids.1").exists(), 60, "the workers work")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Interrupted, match="interrupted"):
+        launch([workers("works_for_long")], {"folder": str(tmp_path)}, tmp_path / "logs", Meeting())
+    thread.join()
+    wait_for(lambda: not alive(started(tmp_path)[:1]), ENDS_WITHIN_S, "worker 0 ends")
+
+
+def started(folder: Path) -> list[psutil.Process]:
+    """The processes of ``works_for_long``: workers, readers, the forkserver if it is the launcher's own."""
+    pids = {int(pid) for path in folder.glob("pids.*") for pid in path.read_text().split()}
+    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+
+
+@pytest.fixture(params=["", "deaf"])
+def parent(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A launcher in a process of its own with two workers at work (deaf: to SIGTERM), and all it has started."""
+    command = [sys.executable, "-m", "tests.launch.parent", str(tmp_path), *request.param.split()]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("pids.*"))) == 2, 100, "the workers work")
+        everybody = {*psutil.Process(process.pid).children(recursive=True), *started(tmp_path)}
+        assert len(everybody) >= 4  # forkserver, two workers, a reading process
+        yield process, list(everybody)
+    finally:
+        process.kill()
+        process.communicate()
+        for left in alive(list(everybody)):
+            left.kill()
+
+
+def test_killed_launcher_leaves_no_process_behind(parent: tuple[subprocess.Popen[str], list[psutil.Process]]) -> None:
+    process, everybody = parent
+    process.kill()
+    wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+def test_signal_to_the_launcher_ends_every_process(
+    parent: tuple[subprocess.Popen[str], list[psutil.Process]], number: signal.Signals
+) -> None:
+    process, everybody = parent
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=ENDS_WITHIN_S)
+    assert process.returncode == 130
+    assert re.match("interrupted: ", output)
+    wait_for(lambda: not alive(everybody), 2, f"{everybody} end")

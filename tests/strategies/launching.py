@@ -1,0 +1,72 @@
+"""Real runs of the suite: configs composed as on the command line, processes started by the real launcher."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trainer.compose import compose, hydra_app
+from trainer.job import Ready, get_ready
+from trainer.launch.local import Meeting, Role, launch
+from trainer.service import plain, typed_keys
+
+VOCABULARY = str(Path(__file__).with_name("conf"))
+BASE = (
+    "model=lenet", "model.image_size=8", "data=tiny", "data.global_batch_size=16", "seed=3", "precision=fp64",
+    "optimizer=momentum", "optimizer.lr=0.05", "optimizer.weight_decay=0.01", "scheduler=cosine",
+    "scheduler.warmup_steps=3", "scheduler.final=0.1", "max_steps=20", "tracking=none", "execution.val_every=0",
+    "execution.threads=1", "device=cpu",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run inside a launch: a function of entries.py, what it is called with, and the config's overrides."""
+
+    entry: str
+    overrides: tuple[str, ...] = ()
+    arguments: dict[str, Any] = field(default_factory=dict)
+    runs: tuple[str, ...] = ("run",)
+
+
+@cache
+def composed(*typed: str) -> Ready:
+    """The checked config and plan of a command line."""
+    with hydra_app(VOCABULARY) as app:
+        return get_ready(plain(compose(app, list(typed))), typed_keys(typed), "nowhere")
+
+
+def payload(strategy: str, workers: int, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the parent hands to the workers for so many of them."""
+    ready = composed(*BASE, f"strategy={strategy}", f"launch.nproc={workers}", *overrides)
+    return copy.deepcopy({"config": ready.checked.config, "plan": ready.plan.as_dict(), "run_dir": "nowhere"})
+
+
+def launched(strategy: str, workers: int, cases: Mapping[str, Case], log_dir: Path) -> dict[str, dict[int, Any]]:
+    """Run all cases in one launch; what each role's processes returned."""
+    return start(hand_over(strategy, workers, cases), log_dir)
+
+
+def hand_over(strategy: str, workers: int, cases: Mapping[str, Case]) -> list[dict[str, Any]]:
+    """The cases as ``each_case`` wants them. Hydra composes in one thread at a time."""
+    return [
+        {
+            "entry": f"tests.strategies.entries:{case.entry}",
+            "payload": payload(strategy, workers, case.overrides),
+            "arguments": case.arguments,
+            "runs": case.runs,
+        }
+        for case in cases.values()
+    ]
+
+
+def start(handed: list[dict[str, Any]], log_dir: Path) -> dict[str, dict[int, Any]]:
+    """Start the processes and wait for their end."""
+    entry = "tests.strategies.entries:each_case"
+    sizes = handed[0]["payload"]["plan"]["roles"]
+    roles = [Role(name, size, entry, ["cpu"] * size) for name, size in sizes.items()]
+    return launch(roles, {"cases": handed}, log_dir, Meeting())

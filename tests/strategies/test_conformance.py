@@ -1,0 +1,277 @@
+"""Every strategy keeps the contract of trainer/strategies/base.py: one launch per strategy and size, many questions."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import socket
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.strategies.launching import Case, launched, payload
+from tests.strategies.toy_server import ToyServer
+from tests.strategies.truth import by_hand, replicas
+from trainer.compose import folder
+from trainer.strategies import declared
+from trainer.strategies.base import Declaration
+
+UNEQUAL = ("sampler.pad=false", "sampler.drop_last=false")
+SIZES = {"single": [1], "collective": [2, 4], "local_sgd": [2, 4], "toy_server": [1, 2, 4]}
+EXACT = {
+    "plain": (),
+    "clipped": ("strategy.clip_norm=2",),
+    "merged": ("strategy.gradient_merge.k_steps=2",),
+    "merged_sum": ("strategy.gradient_merge.k_steps=2", "strategy.gradient_merge.avg=false"),
+    "padded": ("sampler.drop_last=false", "data.train_samples=37"),
+    "unequal": (*UNEQUAL, "data.train_samples=37", "strategy.clip_norm=2"),
+    "nobody_left": (*UNEQUAL, "data.train_samples=33"),
+    "unequal_merged": (*UNEQUAL, "data.train_samples=41", "strategy.gradient_merge.k_steps=2"),
+    "unequal_merged_sum": (
+        *UNEQUAL, "data.train_samples=41", "strategy.gradient_merge.k_steps=2", "strategy.gradient_merge.avg=false",
+    ),
+}  # fmt: skip
+LINEAR = {
+    **{name: EXACT[name] for name in ("plain", "merged", "merged_sum", "padded")},
+    "unequal": (*UNEQUAL, "data.train_samples=37", "optimizer.momentum=0"),
+    "nobody_left": (*UNEQUAL, "data.train_samples=33", "optimizer.momentum=0"),
+}
+"""What local SGD with k_steps=1 does exactly: weighted averages go together with momentum where weights stay equal."""
+SHORT = ("limit_train_batches=3", "max_steps=100")
+NORMS = ("model=norm_net",)
+
+
+def exact_cases(strategy: str) -> dict[str, tuple[str, ...]]:
+    if strategy != "local_sgd":
+        return EXACT
+    return {name: ("strategy.k_steps=1", *overrides) for name, overrides in LINEAR.items()}
+
+
+def cases(strategy: str) -> dict[str, Case]:
+    """Everything that is asked of a strategy in its launch."""
+    group = strategy in ("collective", "local_sgd")
+    average = ("strategy.buffers=average",) if group else ()
+    shared = DECLARED[strategy].same_everywhere
+    asked = {name: Case("trained", overrides) for name, overrides in exact_cases(strategy).items()}
+    asked |= {
+        "summed": Case("summed"),
+        "settled": Case("settled", (*NORMS, *SHORT)),
+        "settled_uneven": Case("settled", (*SHORT, *UNEQUAL, "data.train_samples=33")),
+        "saved": Case("interrupted", (*NORMS, *SHORT), {"settle": False, "first_saves_all": shared}, ("whole", "resumed")),
+        "saved_settled": Case("interrupted", (*NORMS, *SHORT, *average), {"settle": True, "first_saves_all": shared}, ("whole", "resumed")),
+        "started": Case("started", NORMS),
+        "listening": Case("listening", SHORT),
+    }  # fmt: skip
+    if group:
+        asked["averaged"] = Case("settled", (*NORMS, *SHORT, *average))
+        asked["same_seed"] = Case("started", ("strategy.init=same_seed",))
+        asked["overflowing"] = Case("overflowing", ("precision=fp16", "limit_train_batches=1", "max_steps=100"))
+    if strategy == "local_sgd":
+        asked["apart"] = Case("step_by_step", ("limit_train_batches=1", "strategy.k_steps=4", "strategy.begin_step=2", "data.train_samples=16", "max_steps=10"), {"epochs": 10})  # fmt: skip
+    return asked
+
+
+DECLARED: dict[str, type[Declaration]] = {
+    "single": declared.Single,
+    "collective": declared.Collective,
+    "local_sgd": declared.LocalSgd,
+    "toy_server": ToyServer,
+}
+GROUPS = [(strategy, workers) for strategy, sizes in SIZES.items() for workers in sizes]
+SEVERAL = [(strategy, workers) for strategy, workers in GROUPS if workers > 1]
+WITH_GROUP = [(strategy, workers) for strategy, workers in GROUPS if strategy in ("collective", "local_sgd")]
+Evidence = Callable[[str, int], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def evidence(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """What the processes of a strategy answered, by case and then by rank; each group is launched once."""
+
+    @cache
+    def gathered(strategy: str, workers: int) -> dict[str, Any] | Exception:
+        asked = cases(strategy)
+        logs = tmp_path_factory.mktemp(f"{strategy}{workers}")
+        try:
+            roles = launched(strategy, workers, asked, logs)
+        except Exception as error:
+            return error
+        answers = {
+            name: [roles["worker"][rank]["answers"][number] for rank in range(workers)]
+            for number, name in enumerate(asked)
+        }
+        return {**answers, "pids": [p["pid"] for ranks in roles.values() for p in ranks.values()], "logs": logs}
+
+    def gather(strategy: str, workers: int) -> dict[str, Any]:
+        found = gathered(strategy, workers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return gather
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray], tolerance: float = 0.0) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], rtol=0, atol=tolerance, err_msg=name)
+
+
+def differ(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return any(not np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_every_registered_strategy_is_in_this_suite() -> None:
+    known = {c for _, c in inspect.getmembers(declared, inspect.isclass) if issubclass(c, Declaration)} - {Declaration}
+    options = {path.stem for path in (folder("conf") / "strategy").glob("*.yaml")} - {"auto"}
+    assert known <= set(DECLARED.values())
+    assert options == SIZES.keys() - {"toy_server"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "case"), [(s, w, case) for s, w in GROUPS for case in exact_cases(s)]
+)  # fmt: skip
+def test_exact_strategy_equals_one_process_on_the_global_batch(
+    evidence: Evidence, strategy: str, workers: int, case: str
+) -> None:
+    config = payload(strategy, workers, exact_cases(strategy)[case])["config"]
+    truth, validation, norms = by_hand(config, workers)
+    assert len(norms) == 20
+    if limit := config["strategy"]["clip_norm"]:
+        assert min(norms) < limit < max(norms), "the test must see clipped and unclipped gradients"
+    for rank, answer in enumerate(evidence(strategy, workers)[case]):
+        assert answer["steps"] == 20
+        assert_same(answer["parameters"], truth, 1e-10)
+        assert answer["validation"] == pytest.approx(validation, abs=1e-10), f"rank {rank}"
+
+
+@pytest.mark.parametrize("strategy", DECLARED)
+def test_exactness_is_declared_where_it_is_proved(strategy: str) -> None:
+    config = {"k_steps": 1, "gradient_merge": {}, "clip_norm": None}
+    assert DECLARED[strategy](**config).exact
+    assert not declared.LocalSgd(k_steps=4).exact
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_local_sgd_with_one_step_equals_collective(evidence: Evidence, workers: int) -> None:
+    for case in ("plain", "merged", "padded"):
+        [one, *_], [other, *_] = evidence("local_sgd", workers)[case], evidence("collective", workers)[case]
+        assert_same(one["parameters"], other["parameters"], 1e-10)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_local_sgd_workers_differ_between_averages_and_follow_the_replicas_by_hand(
+    evidence: Evidence, workers: int
+) -> None:
+    overrides = cases("local_sgd")["apart"].overrides
+    truth = replicas(payload("local_sgd", workers, overrides)["config"], workers)
+    answers = evidence("local_sgd", workers)["apart"]
+    for rank, answer in enumerate(answers):
+        for step, parameters in enumerate(answer["after"]):
+            assert_same(parameters, truth[rank][step], 1e-10)
+            averaged = step < 2 or step in (3, 7)
+            assert differ(parameters, answers[0]["after"][step]) == (rank > 0 and not averaged), f"after update {step}"
+        assert_same(answer["parameters"], answers[0]["parameters"])
+    mean = {n: np.mean([t[-1][n] for t in truth], axis=0) for n in truth[0][-1]}
+    assert_same(answers[0]["parameters"], mean, 1e-10)
+
+
+@pytest.mark.parametrize(("strategy", "workers"), GROUPS)
+def test_total_sums_over_workers(evidence: Evidence, strategy: str, workers: int) -> None:
+    ranks = np.arange(workers)
+    sums = [(ranks + 1.0).sum(), (10.0**ranks).sum(), 1e-12 * ranks.sum()]
+    for answer in evidence(strategy, workers)["summed"]:
+        np.testing.assert_allclose(answer["sums"], sums, rtol=1e-15)
+        assert answer["dtype"] == "torch.float64"
+        assert answer["untouched"], "total() changed what it was given"
+
+
+@pytest.mark.parametrize("case", ["settled", "settled_uneven"])
+@pytest.mark.parametrize(("strategy", "workers"), GROUPS)
+def test_settled_workers_hold_identical_parameters_and_the_first_ones_buffers(
+    evidence: Evidence, strategy: str, workers: int, case: str
+) -> None:
+    answers = evidence(strategy, workers)[case]
+    for answer in answers:
+        assert_same(answer["parameters"], answers[0]["parameters"])
+        assert_same(answer["buffers"], answers[0]["before"])
+        assert_same(answer["again"][0], answer["parameters"])
+        assert_same(answer["again"][1], answer["buffers"])
+    if case == "settled" and workers > 1:
+        assert differ(answers[0]["before"], answers[1]["before"]), "the workers' own statistics must differ before"
+
+
+@pytest.mark.parametrize(("strategy", "workers"), WITH_GROUP)
+def test_settled_buffers_are_averaged_where_that_is_asked_for(evidence: Evidence, strategy: str, workers: int) -> None:
+    answers = evidence(strategy, workers)["averaged"]
+    mean = {name: np.mean([a["before"][name] for a in answers], axis=0) for name in answers[0]["before"]}
+    for answer in answers:
+        assert_same(answer["buffers"], mean, 1e-14)
+        assert_same(answer["buffers"], answers[0]["buffers"])
+        assert_same(answer["parameters"], answers[0]["parameters"])
+
+
+@pytest.mark.parametrize("case", ["saved", "saved_settled"])
+@pytest.mark.parametrize(("strategy", "workers"), GROUPS)
+def test_restored_run_goes_on_exactly(evidence: Evidence, strategy: str, workers: int, case: str) -> None:
+    for answer in evidence(strategy, workers)[case]:
+        assert_same(answer["resumed"], answer["whole"])
+        assert answer["resumed_lr"] == answer["lr"]
+
+
+@pytest.mark.parametrize(("strategy", "workers"), SEVERAL)
+def test_workers_start_equal_even_from_different_seeds(evidence: Evidence, strategy: str, workers: int) -> None:
+    answers = evidence(strategy, workers)["started"]
+    for answer in answers:
+        assert_same(answer["parameters"], answers[0]["parameters"])
+        assert_same(answer["buffers"], answers[0]["buffers"])
+
+
+@pytest.mark.parametrize(("strategy", "workers"), WITH_GROUP)
+def test_same_seed_start_that_is_not_equal_is_refused(evidence: Evidence, strategy: str, workers: int) -> None:
+    for answer in evidence(strategy, workers)["same_seed"]:
+        assert answer["error"].startswith("strategy.init=same_seed: the workers drew different parameters")
+        assert "strategy.init=broadcast" in answer["error"]
+
+
+@pytest.mark.parametrize(("strategy", "workers"), WITH_GROUP)
+def test_overflow_in_fp16_is_skipped_by_all_in_exact_strategies_and_by_oneself_in_others(
+    evidence: Evidence, strategy: str, workers: int
+) -> None:
+    answers = evidence(strategy, workers)["overflowing"]
+    for rank, answer in enumerate(answers):
+        skipped = strategy == "collective" or rank == 1
+        assert answer["changed"] == [not skipped, True]
+        assert answer["scale"] == (2.0**15 if skipped else 2.0**16)
+        assert all(np.isfinite(p).all() for p in answer["parameters"].values())
+        if strategy == "collective":
+            assert_same(answer["parameters"], answers[0]["parameters"])
+
+
+@pytest.mark.parametrize(("strategy", "workers"), GROUPS)
+def test_leave_ends_every_process_and_frees_every_port(evidence: Evidence, strategy: str, workers: int) -> None:
+    found = evidence(strategy, workers)
+    gc.collect()
+    assert len(found["pids"]) == workers + (1 if strategy == "toy_server" else 0)
+    assert not [pid for pid in found["pids"] if psutil.pid_exists(pid)]
+    addresses = [tuple(address) for answer in found["listening"] for address in answer["addresses"]]
+    if strategy in ("collective", "local_sgd"):
+        assert len(addresses) >= workers
+    for address in addresses:
+        assert address[0] == "127.0.0.1"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=1)
+    assert not [c for c in psutil.Process().net_connections() if c.status == "LISTEN"], "the launcher's own store"
+
+
+@pytest.mark.parametrize(("strategy", "workers"), SEVERAL)
+def test_every_process_writes_its_own_log(evidence: Evidence, strategy: str, workers: int) -> None:
+    logs: Path = evidence(strategy, workers)["logs"]
+    expected = {f"workerlog.{rank}" for rank in range(workers)}
+    assert {p.name for p in logs.iterdir()} == expected | ({"serverlog.0"} if strategy == "toy_server" else set())
+    for name in expected:
+        assert "[Epoch 0, batch 0] loss: " in (logs / name).read_text()

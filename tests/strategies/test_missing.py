@@ -1,0 +1,56 @@
+"""Meeting points cannot hang: each ends within its timeout, with an error that names who is missing and nobody else."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.strategies.launching import Case, hand_over, launched, start
+from trainer.errors import RunFailed
+
+STRATEGIES = ["collective", "local_sgd", "toy_server"]
+TIMEOUT_S = 3.0
+PATIENT = (f"strategy.timeout_s={TIMEOUT_S:g}", "max_steps=100", "data.global_batch_size=12", "model=norm_net")
+ARRIVALS = {0: 0.0, 2: 1.5}
+"""Worker 1 never comes; worker 2 is late, and has not waited long when worker 0's patience ends."""
+MEETINGS = {
+    name: Case("late", PATIENT, {"meeting": name, "arrivals": ARRIVALS}) for name in ("total", "update", "settle")
+}
+
+
+@pytest.fixture(scope="module")
+def waited(warm: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Any]]:
+    """What the workers of each strategy were told; the strategies wait side by side."""
+    handed = {strategy: hand_over(strategy, 3, MEETINGS) for strategy in STRATEGIES}
+    with ThreadPoolExecutor() as pool:
+        return {s: pool.submit(start, cases, tmp_path_factory.mktemp(s)) for s, cases in handed.items()}
+
+
+@pytest.mark.parametrize("meeting", MEETINGS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_worker_that_never_arrives_is_named_within_the_timeout(
+    waited: dict[str, Future[Any]], strategy: str, meeting: str
+) -> None:
+    number = list(MEETINGS).index(meeting)
+    answers = [waited[strategy].result()["worker"][rank]["answers"][number] for rank in range(3)]
+    assert answers[2]["error"], "worker 2 was not told"
+    if meeting != "settle":  # where the first worker only sends
+        assert answers[0]["error"], "worker 0 was not told"
+    for answer in (a for a in (answers[0], answers[2]) if a["error"]):
+        assert answer["error"].startswith("worker 1 did not arrive at "), answer
+        assert "worker 0" not in answer["error"] and "worker 2" not in answer["error"]
+        assert f"within {TIMEOUT_S:g} s" in answer["error"]
+        assert answer["since_start"] > TIMEOUT_S - 0.5, "nobody's patience had ended"
+        assert answer["waited"] < TIMEOUT_S + 4
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_stalled_worker_ends_the_run_with_its_name(warm: None, tmp_path: Path, strategy: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match=r"failed: worker 1 did not arrive at .* within 3 s"):
+        launched(strategy, 2, {"stalled": Case("stalled", PATIENT)}, tmp_path)
+    assert time.monotonic() - began < 30

@@ -1,0 +1,239 @@
+"""The loop calls a strategy's verbs in the contract's order, meets only where it may, and ends when it should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.data.feed import Batch
+from trainer.errors import RunFailed
+from trainer.loop import Rhythm, Training, evaluate, fit
+from trainer.metrics import Classification
+from trainer.strategies.base import Strategy
+
+CLASSES = 3
+
+
+class Recording(Strategy):
+    """Writes down what it is asked, and doubles sums as if there were a second worker with the same samples."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.weights: list[float] = []
+
+    def place(self, model: nn.Module, make_updater: Any) -> nn.Module:
+        raise AssertionError("a worker's matter, not the loop's")
+
+    def weight(self, samples: int) -> float:
+        self.calls.append(f"weight {samples}")
+        return 2.0
+
+    def prepare(self, batch: Any) -> None:
+        self.calls.append("prepare")
+
+    @contextmanager
+    def accumulate(self, last: bool) -> Iterator[None]:
+        self.calls.append("last" if last else "not last")
+        yield
+        self.calls.append("end")
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.calls.append("backward")
+        self.weights.append(loss.item())
+
+    def update(self, samples: int) -> None:
+        self.calls.append(f"update {samples}")
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        self.calls.append("total")
+        return 2 * values
+
+    def settle(self) -> None:
+        self.calls.append("settle")
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+    @property
+    def lr(self) -> float:
+        return 0.1 * (1 + sum(call.startswith("update") for call in self.calls))
+
+
+class FakeFeed:
+    """``groups``: samples of each batch of each update; an evaluation of two batches."""
+
+    waited = 0.0
+
+    def __init__(self, groups: list[list[int]]) -> None:
+        self.groups = groups
+
+    def updates(self, epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
+        for group in self.groups:
+            yield sum(group), (self.batch(n, n / sum(group), i == len(group) - 1) for i, n in enumerate(group))
+
+    def evaluation(self) -> Iterator[Batch]:
+        yield self.batch(3)
+        yield self.batch(1)
+
+    def batch(self, samples: int, share: float = 1.0, last: bool = True) -> Batch:
+        return Batch(torch.eye(CLASSES)[torch.arange(samples) % CLASSES], torch.zeros(samples, dtype=torch.int64), samples, share, last)  # fmt: skip
+
+
+class Lines:
+    """A report that remembers."""
+
+    def __init__(self) -> None:
+        self.trained: list[tuple[int, int, int, dict[str, float], float]] = []
+        self.validated: list[tuple[int, int, dict[str, float]]] = []
+        self.done: list[tuple[int, int, int]] = []
+
+    def progress(self, epoch: int, step: int, samples: int) -> None:
+        self.done.append((epoch, step, samples))
+
+    def training(self, epoch: int, batch: int, step: int, metrics: dict[str, float], lr: float, feed: Any) -> None:
+        self.trained.append((epoch, batch, step, dict(metrics), lr))
+
+    def validation(self, epoch: int, step: int, metrics: dict[str, float]) -> bool:
+        self.validated.append((epoch, step, dict(metrics)))
+        return len(self.validated) == 1
+
+    def evaluating(self) -> Any:
+        return nullcontext()
+
+
+class Watched(nn.Module):
+    """Outputs its inputs; remembers in which mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modes: list[str] = []
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.modes.append(("train" if self.training else "eval") + (" grad" if torch.is_grad_enabled() else ""))
+        return inputs * self.factor
+
+
+def training(groups: list[list[int]], *, lockstep: bool = True, epochs: int = 1, **rhythm: Any) -> Training:
+    model, kept = Watched(), []
+    total = rhythm.pop("total_steps", epochs * len(groups))
+    run = Training(
+        model=model, forward=model, task=Classification(nn.CrossEntropyLoss()), strategy=Recording(),
+        feed=FakeFeed(groups), report=Lines(),
+        rhythm=Rhythm(epochs, total, **{"log_every": 1, "val_every": 1, "val_every_steps": None, **rhythm}),
+        arithmetic=nullcontext, lockstep=lockstep, keep_best=lambda: kept.append(run.step),
+    )  # fmt: skip
+    run.kept = kept
+    return run
+
+
+def test_verbs_come_in_the_contracts_order() -> None:
+    run = training([[2, 4]], log_every=10)
+    fit(run)
+    assert run.strategy.calls == [
+        "weight 6", "prepare", "not last", "backward", "end", "prepare", "last", "backward", "end", "update 6",
+        "total", "settle", "total", "settle",
+    ]  # fmt: skip
+    plain = nn.functional.cross_entropy(torch.eye(3)[torch.arange(4) % 3], torch.zeros(4, dtype=torch.int64)).item()
+    assert run.strategy.weights[1] == pytest.approx(plain * 2.0 * 4 / 6)
+
+
+def test_workers_out_of_step_meet_only_to_evaluate() -> None:
+    run = training([[2], [2]], lockstep=False, epochs=2)
+    fit(run)
+    assert run.strategy.calls.count("total") == 2
+    for before, call in zip(run.strategy.calls, run.strategy.calls[1:], strict=False):
+        assert call != "total" or before == "settle"
+
+
+def test_evaluation_is_of_the_settled_model_in_eval_mode_over_all_workers() -> None:
+    run = training([[2], [2]], val_every_steps=1)
+    metrics = fit(run)
+    modes = run.model.modes
+    assert modes == ["train grad", "eval", "eval", "train grad", "eval", "eval"]
+    assert metrics["acc1"] == 2 / 4 and metrics["acc5"] == 1.0
+    scores, zeros = torch.eye(3)[[0, 1, 2, 0]], torch.zeros(4, dtype=torch.int64)
+    assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(scores, zeros).item())
+    assert run.model.training
+
+
+def test_the_same_update_is_evaluated_once() -> None:
+    run = training([[2], [2]], val_every_steps=2)
+    fit(run)
+    assert [(epoch, step) for epoch, step, _ in run.report.validated] == [(0, 2)]
+    assert evaluate(run, 0) == run.report.validated[-1][2]
+
+
+@pytest.mark.parametrize(
+    ("rhythm", "validated"),
+    [
+        ({"val_every": 1}, [2, 4, 6, 8]),
+        ({"val_every": 3}, [6, 8]),
+        ({"val_every": 0}, [8]),
+        ({"val_every": 0, "val_every_steps": 3}, [3, 6, 8]),
+        ({"val_every": 2, "total_steps": 5}, [4, 5]),
+        ({"val_every": 0, "total_steps": 1}, [1]),
+    ],
+)
+def test_validation_comes_when_it_is_due_and_at_the_end(rhythm: dict[str, int], validated: list[int]) -> None:
+    run = training([[2], [2]], epochs=4, **rhythm)
+    fit(run)
+    assert [step for _, step, _ in run.report.validated] == validated
+    assert run.step == validated[-1] == len(run.report.done)
+    assert run.strategy.calls[-1] == "settle"
+
+
+def test_best_model_is_kept_while_it_is_settled() -> None:
+    run = training([[2], [2]], epochs=2)
+    fit(run)
+    assert run.kept == [2]
+
+
+def test_lines_come_every_so_many_batches_and_at_the_epochs_end_with_all_samples_since_the_last() -> None:
+    run = training([[1], [2], [3], [3], [3], [3], [1]], log_every=5, epochs=2)
+    fit(run)
+    assert [(epoch, batch, step) for epoch, batch, step, _, _ in run.report.trained] == [
+        (0, 0, 1), (0, 5, 6), (0, 6, 7), (1, 0, 8), (1, 5, 13), (1, 6, 14),
+    ]  # fmt: skip
+    hits = [m["acc1"] for _, _, _, m, _ in run.report.trained[:3]]
+    assert hits == [1.0, pytest.approx((1 + 1 + 1 + 1 + 1) / (2 + 3 + 3 + 3 + 3)), 1.0]
+    assert [lr for *_, lr in run.report.trained[:3]] == pytest.approx([0.1, 0.6, 0.7]), "of the update just done"
+
+
+def test_merged_batches_are_counted_as_batches() -> None:
+    run = training([[1, 1], [1, 1], [1, 1], [1]], log_every=4)
+    fit(run)
+    assert [(batch, step) for _, batch, step, _, _ in run.report.trained] == [(1, 1), (5, 3), (6, 4)]
+
+
+def test_placeholder_batch_takes_part_and_counts_nothing() -> None:
+    run = training([[2], [0]])
+
+    def updates(epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
+        yield 2, iter([FakeFeed.batch(run.feed, 2)])
+        placeholder = FakeFeed.batch(run.feed, 1, 0.0)
+        placeholder.samples = 0
+        yield 0, iter([placeholder])
+
+    run.feed.updates = updates
+    fit(run)
+    assert run.strategy.calls.count("backward") == 2 and "update 0" in run.strategy.calls
+    assert run.strategy.weights[1] == 0.0
+    assert [m for _, _, _, m, _ in run.report.trained][1] == {}
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_loss_that_is_no_number_ends_the_run_and_says_what_helps(lockstep: bool) -> None:
+    run = training([[2], [2], [2]], lockstep=lockstep, epochs=3)
+    run.model.factor.data.fill_(torch.nan)
+    with pytest.raises(RunFailed, match=r"(?s)loss is nan at update 1 \(epoch 0, batch 0\).*optimizer\.lr.*clip_norm"):
+        fit(run)
+    assert len(run.report.trained) == 1

@@ -1,0 +1,146 @@
+"""The sampler: N workers together see what one process sees, nobody waits for anybody, no sample is lost or doubled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+
+SHAPES = {
+    "num_samples": st.integers(1, 150),
+    "batch_size": st.integers(1, 13),
+    "world_size": st.integers(1, 9),
+    "seed": st.integers(0, 3),
+    "epoch": st.integers(0, 3),
+    "shuffle": st.booleans(),
+}
+RULES = {"drop_last": st.booleans(), "pad": st.booleans()}
+
+
+def workers(world_size: int, epoch: int, **arguments: Any) -> list[DistributedBatchSampler]:
+    samplers = [DistributedBatchSampler(rank=rank, world_size=world_size, **arguments) for rank in range(world_size)]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    return samplers
+
+
+def counted(sampler: DistributedBatchSampler) -> list[list[int]]:
+    """The sampler's batches without placeholders."""
+    return [batch[:size] for batch, size in zip(sampler, sampler.sizes(), strict=True)]
+
+
+def the_epochs_order(num_samples: int, seed: int, epoch: int, shuffle: bool) -> list[int]:
+    if not shuffle:
+        return list(range(num_samples))
+    return np.random.default_rng((seed, epoch)).permutation(num_samples).tolist()
+
+
+@given(**SHAPES, **RULES)
+def test_workers_together_see_the_global_batches_of_one_process(
+    num_samples: int, batch_size: int, world_size: int, seed: int, epoch: int, shuffle: bool, drop_last: bool, pad: bool
+) -> None:
+    order = the_epochs_order(num_samples, seed, epoch, shuffle)
+    while pad and len(order) % world_size:
+        order.append(order[len(order) - num_samples])
+    together = batch_size * world_size
+    chunks = [order[i : i + together] for i in range(0, len(order), together)]
+    if drop_last:
+        chunks = [chunk for chunk in chunks if len(chunk) == together]
+    everybody = workers(
+        world_size, epoch, num_samples=num_samples, batch_size=batch_size, seed=seed, shuffle=shuffle,
+        drop_last=drop_last, pad=pad,
+    )  # fmt: skip
+    assert [len(sampler) for sampler in everybody] == [len(chunks)] * world_size
+    batches = [counted(sampler) for sampler in everybody]
+    for number, chunk in enumerate(chunks):
+        shares = [batches[rank][number] for rank in range(world_size)]
+        assert sorted(chain.from_iterable(shares)) == sorted(chunk)
+        assert max(map(len, shares)) - min(map(len, shares)) <= (0 if pad or drop_last else 1)
+        assert max(map(len, shares)) <= batch_size
+
+
+@given(**SHAPES, **RULES)
+def test_sizes_are_the_real_lengths_and_a_placeholder_is_one_sample_of_the_batch(
+    world_size: int, epoch: int, **arguments: Any
+) -> None:
+    everybody = workers(world_size, epoch, **arguments)
+    batches = [list(sampler) for sampler in everybody]
+    for rank, sampler in enumerate(everybody):
+        assert len(batches[rank]) == len(sampler.sizes()) == len(sampler)
+        for number, (batch, size) in enumerate(zip(batches[rank], sampler.sizes(), strict=True)):
+            assert len(batch) == max(1, size)
+            if not size:
+                assert not arguments["pad"] and not arguments["drop_last"]
+                assert any(batch[0] in b[number][:1] for r, b in enumerate(batches) if everybody[r].sizes()[number])
+
+
+@given(**SHAPES)
+def test_padding_repeats_as_few_samples_as_possible_once_more(world_size: int, epoch: int, **arguments: Any) -> None:
+    everybody = workers(world_size, epoch, drop_last=False, pad=True, **arguments)
+    seen = Counter(index for sampler in everybody for batch in sampler for index in batch)
+    assert set(seen) == set(range(arguments["num_samples"]))
+    assert sum(seen.values()) == arguments["num_samples"] + -arguments["num_samples"] % world_size
+    assert max(seen.values()) - min(seen.values()) <= 1
+
+
+@given(**SHAPES)
+def test_without_padding_every_sample_counts_exactly_once(world_size: int, epoch: int, **arguments: Any) -> None:
+    everybody = workers(world_size, epoch, drop_last=False, pad=False, **arguments)
+    seen = sorted(index for sampler in everybody for batch in counted(sampler) for index in batch)
+    assert seen == list(range(arguments["num_samples"]))
+
+
+@given(**SHAPES, pad=st.booleans())
+def test_drop_last_leaves_only_full_batches(world_size: int, epoch: int, **arguments: Any) -> None:
+    for sampler in workers(world_size, epoch, drop_last=True, **arguments):
+        assert all(len(batch) == size == arguments["batch_size"] for batch, size in zip(sampler, sampler.sizes(), strict=True))  # fmt: skip
+
+
+@given(
+    num_samples=st.integers(30, 200), epochs=st.tuples(st.integers(0, 50), st.integers(0, 50)), seed=st.integers(0, 9)
+)
+def test_every_epoch_has_an_order_of_its_own_and_always_the_same(
+    num_samples: int, epochs: tuple[int, int], seed: int
+) -> None:
+    one, other = (DistributedBatchSampler(num_samples, 4, seed=seed) for _ in range(2))
+    orders = []
+    for epoch in epochs:
+        one.set_epoch(epoch)
+        other.set_epoch(epoch)
+        assert list(one) == list(other)
+        orders.append(list(one))
+    assert (orders[0] == orders[1]) == (epochs[0] == epochs[1])
+    assert list(DistributedBatchSampler(num_samples, 4, seed=seed + 1)) != list(DistributedBatchSampler(num_samples, 4, seed=seed))  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_rank_outside_the_world_is_refused(rank: int) -> None:
+    with pytest.raises(ValueError, match=f"rank {rank} is not one of 2 workers"):
+        DistributedBatchSampler(10, 2, rank, 2)
+
+
+@given(num_samples=st.integers(0, 150), batch_size=st.integers(1, 13), world_size=st.integers(1, 9))
+def test_evaluation_sees_every_sample_exactly_once(num_samples: int, batch_size: int, world_size: int) -> None:
+    everybody = [EvaluationSampler(num_samples, batch_size, rank, world_size) for rank in range(world_size)]
+    assert sorted(index for sampler in everybody for batch in sampler for index in batch) == list(range(num_samples))
+    for sampler in everybody:
+        batches = list(sampler)
+        assert len(batches) == len(sampler)
+        assert all(0 < len(batch) <= batch_size for batch in batches)
+        assert all(len(batch) == batch_size for batch in batches[:-1])
+
+
+@given(num_samples=st.integers(1, 150), batch_size=st.integers(1, 13), world_size=st.integers(2, 9))
+def test_a_worker_needs_no_other_to_know_its_share(num_samples: int, batch_size: int, world_size: int) -> None:
+    assume(num_samples >= world_size)
+    alone = DistributedBatchSampler(num_samples, batch_size * world_size, pad=False)
+    shared = [DistributedBatchSampler(num_samples, batch_size, r, world_size, pad=False) for r in range(world_size)]
+    for number, batch in enumerate(alone):
+        assert sorted(batch) == sorted(chain.from_iterable(counted(s)[number] for s in shared))

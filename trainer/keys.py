@@ -1,0 +1,186 @@
+"""The walk over the schema that the checks, ``--help`` and the docs share: every key, what it takes, the nearest word."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from trainer import schema
+
+SYNONYMS = {
+    "gpu": "cuda", "double": "fp64", "float64": "fp64", "float32": "fp32", "float": "fp32", "32": "fp32",
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "16": "fp16", "yes": "true", "no": "false",
+}  # fmt: skip
+WORDS = {
+    bool: "true or false", str: "text", int: "a whole number", float: "a number", list: "a list of numbers",
+    dict: "a mapping such as {a:1}",
+}  # fmt: skip
+SHORT = {bool: "true|false", str: "text", int: "int", float: "float", list: "list", dict: "mapping"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One documented config key.
+
+    Attributes:
+        path: from the root, e.g. ``data.batch_size``.
+        kind: bool, int, float, str, list or dict; None where the schema leaves the type open.
+        optional: null is a value.
+        unit: e.g. ``samples``; empty where there is none.
+        rule: ``ge``, ``gt``, ``le`` (limits of a number or None) and ``choices``.
+    """
+
+    path: str
+    kind: type | None
+    optional: bool
+    default: Any
+    help: str
+    unit: str
+    rule: Mapping[str, Any]
+
+    @property
+    def choices(self) -> list[str]:
+        """The words that it takes; empty: anything of its type."""
+        return [spelled(choice) for choice in self.rule.get("choices") or ()]
+
+    @property
+    def type(self) -> str:
+        """Its type as ``--help`` says it."""
+        word = "|".join(self.choices) or SHORT.get(self.kind, "any")  # type: ignore[arg-type]
+        return f"{word} or null" if self.optional else word
+
+    def refuse(self, value: Any) -> str:
+        """Why it cannot be that value, as the rest of a sentence; empty when it can."""
+        if value is None:
+            return "" if self.optional else f"must be {self._words()}, not null"
+        if self.choices:
+            if spelled(value).lower() in self.choices:
+                return ""
+            alone = f"this version has {self.choices[0]} alone"
+            return f"must be one of {', '.join(self.choices)}" if len(self.choices) > 1 else alone
+        if not self._has_type(value):
+            return f"must be {self._words()}"
+        return self._out_of_range(value) if isinstance(value, (int, float)) else ""
+
+    def instead(self, value: Any) -> str:
+        """What to type instead of a refused value; empty when nothing can be proposed."""
+        if self.choices:
+            return f"{self.path}={nearest(spelled(value).lower(), self.choices) or spelled(self.default)}"
+        if self.default == "???":
+            return ""
+        limit = self.rule.get("ge") if self.rule.get("ge") is not None else self.rule.get("le")
+        example = limit if self.default is None and limit is not None else self.default
+        return f"{self.path}={spelled(example)}"
+
+    def _words(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        words = WORDS.get(self.kind, "a value")  # type: ignore[arg-type]
+        return words + (f" of {self.unit}" if self.unit else "") + (" or null" if self.optional else "")
+
+    def _has_type(self, value: Any) -> bool:
+        if self.kind is None:
+            return True
+        if self.kind in (int, float) and isinstance(value, bool):
+            return False
+        accepted = {float: (int, float), dict: Mapping}.get(self.kind, self.kind)
+        return isinstance(value, accepted)  # type: ignore[arg-type]
+
+    def _out_of_range(self, value: float) -> str:
+        if not math.isfinite(value):
+            return "must be a finite number"
+        ge, gt, le = (self.rule.get(name) for name in ("ge", "gt", "le"))
+        if ge is not None and value < ge:
+            return f"must be at least {ge:g}{_units(self.unit, ge)}"
+        if gt is not None and value <= gt:
+            return f"must be greater than {gt:g}{_units(self.unit, gt)}"
+        if le is not None and value > le:
+            return f"must be at most {le:g}{_units(self.unit, le)}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Keys that belong together: ``group`` they are of (empty: the whole run), a title, and what they are about."""
+
+    group: str
+    title: str
+    keys: tuple[Key, ...]
+
+
+def sections() -> Iterator[Section]:
+    """The reference of all keys, each once, in the schema's order."""
+    root = tuple(k for k in keys(schema.Config) if k.path not in schema.GROUPS)
+    yield Section("", "the whole run", root)
+    for group, classes in schema.GROUPS.items():
+        for declared in classes:
+            title = " ".join((declared.__doc__ or group).split())
+            yield Section(group, title, tuple(keys(declared, f"{group}.", own=True)))
+
+
+def keys(declared: type, prefix: str = "", own: bool = False) -> Iterator[Key]:
+    """Every key of a schema class, nested ones with their dotted path; ``own``: without what it only inherits."""
+    hints = get_type_hints(declared)
+    inherited = (
+        {f.name: f for base in reversed(declared.__mro__[1:]) if is_dataclass(base) for f in fields(base)}
+        if own
+        else {}
+    )
+    for f in fields(declared):
+        if f.name in inherited and inherited[f.name].default == f.default:
+            continue
+        if is_dataclass(hints[f.name]):
+            yield from keys(hints[f.name], f"{prefix}{f.name}.")  # type: ignore[arg-type]
+            continue
+        default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[misc, operator]
+        kind, optional = _kind(hints[f.name])
+        yield Key(prefix + f.name, kind, optional, default, f.metadata["help"], f.metadata["unit"], f.metadata)
+
+
+def find(path: str) -> Key | None:
+    """The key of that path in the first section that has it."""
+    return next((key for section in sections() for key in section.keys if key.path == path), None)
+
+
+def spelled(value: Any) -> str:
+    """A value as one types it: ``null``, ``true``."""
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(spelled(v) for v in value)}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known word most like this one, or a synonym of it; empty when none is near."""
+    known = list(known)
+    if SYNONYMS.get(word) in known:
+        return SYNONYMS[word]
+    return (difflib.get_close_matches(word, known, 1, cutoff) or [""])[0]
+
+
+def nearest_key(path: str, known: Iterable[str]) -> str:
+    """The known key nearest to a path: a like one beside it, else one with the same or a very like last part."""
+    known = list(known)
+    parent, _, leaf = path.rpartition(".")
+    for pool, cutoff in (([k for k in known if k.rpartition(".")[0] == parent], 0.6), (known, 0.75)):
+        leaves = {k.rpartition(".")[2]: k for k in reversed(pool)}
+        if found := nearest(leaf, leaves, cutoff):
+            return leaves[found]
+    return ""
+
+
+def _kind(hint: Any) -> tuple[type | None, bool]:
+    args = [a for a in get_args(hint) if a is not type(None)]
+    if get_origin(hint) is Union and len(args) == 1:
+        return _kind(args[0])[0], True
+    origin = get_origin(hint) or hint
+    return (origin if origin in SHORT else None), False
+
+
+def _units(unit: str, number: float) -> str:
+    """`` samples``, `` sample`` for one; nothing where there is no unit."""
+    if number == 1:
+        unit = unit[:-2] if unit.endswith(("sses", "ches")) else unit.removesuffix("s")
+    return f" {unit}" if unit else ""

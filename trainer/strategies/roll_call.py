@@ -1,0 +1,58 @@
+"""Who is at a meeting of the workers and who is not: asked by whoever it fails for, answered from a thread of each."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+
+import torch.distributed as dist
+
+FOREVER = datetime.timedelta(days=3650)
+ANSWER_S = 2.0
+
+
+class RollCall:
+    """A worker's side. Its main thread says where it is; the thread here answers even when that one is stuck.
+
+    A worker that merely came later than the one whose patience ended is there, and must not be named as missing; the
+    collectives' own errors cannot tell.
+
+    Args:
+        store: common to the group's workers, with nothing else in it.
+        rank, size: this worker among them.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.meeting = ""
+        self._left = False
+        self._thread = threading.Thread(target=self._answer, daemon=True, name="roll-call")
+        self._thread.start()
+
+    def _answer(self) -> None:
+        try:
+            own = self.store.clone()
+            own.wait([f"call/{self.rank}"], FOREVER)
+            if not self._left:
+                own.set(f"answer/{self.rank}", self.meeting or "elsewhere")
+        except (RuntimeError, dist.DistError):
+            pass  # the launcher is gone, and this process follows it
+
+    def missing(self) -> list[int]:
+        """The workers that are at no meeting, or do not answer within two seconds."""
+        for rank in range(self.size):
+            self.store.set(f"call/{rank}", "where are you")
+        patience = time.monotonic() + ANSWER_S
+        answers = {rank: f"answer/{rank}" for rank in range(self.size)}
+        while time.monotonic() < patience and not self.store.check(list(answers.values())):
+            time.sleep(0.05)
+        return [r for r, key in answers.items() if not self.store.check([key]) or self.store.get(key) == b"elsewhere"]
+
+    def end(self) -> None:
+        """This worker leaves and answers no more; whoever asks waits, so that an error that made it leave comes first."""
+        self._left = True
+        self.store.set(f"call/{self.rank}", "leaving")
+        self._thread.join(ANSWER_S)
