@@ -26,6 +26,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return Interrupted.exit_code
+    except BrokenPipeError:  # the reader of our output has gone, as in `--help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def dispatch(argv: list[str]) -> int:

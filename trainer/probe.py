@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +28,7 @@ def probe(config: Mapping[str, Any], facts: Facts | None = None) -> ModelFacts:
         UserError: something cannot be built from its config node, the model has nothing to train, or it does not fit
             the data.
     """
-    with _random_state_kept():
+    with _unnoticed():
         model = build(config)
         parameters = [p for p in model.parameters() if p.requires_grad]
         if not parameters:
@@ -92,9 +93,12 @@ def _line(error: Exception) -> str:
 
 
 @contextmanager
-def _random_state_kept() -> Iterator[None]:
+def _unnoticed() -> Iterator[None]:
+    """The random numbers of the run stay as they are; what torch warns of comes again in training, where it counts."""
     state = torch.random.get_rng_state()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         torch.random.set_rng_state(state)

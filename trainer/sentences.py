@@ -42,8 +42,9 @@ def _unreadable(vocabulary: Vocabulary) -> UserError | None:
         if not override.key_or_group:
             return UserError(typed, "has no key before the =", f"KEY{typed}")
         group, value = override.key_or_group, override.value()
-        wrong = isinstance(value, (int, float)) or value is None or (isinstance(value, list) and any(not isinstance(v, str) for v in value))  # fmt: skip
-        if group in vocabulary.groups and not override.is_delete() and wrong:
+        parts = value if isinstance(value, list) else [value]
+        numbers = any(v is None or isinstance(v, (int, float)) for v in parts)
+        if group in vocabulary.groups and numbers and not override.is_delete():
             options = vocabulary.options(group)
             return UserError(typed, f"must be an option of {group}: {', '.join(options)}", f"{group}={vocabulary.chosen.get(group, options[0])}")  # fmt: skip
     return None

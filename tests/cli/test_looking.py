@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 import yaml
 
 from tests.cli.conftest import Run
+from tests.runs import environment
 from trainer import __version__, keys, schema
 from trainer.compose import folder as shipped
 
@@ -35,6 +38,14 @@ def test_help_lists_the_users_own_options(run: Run, tmp_path: Path) -> None:
     (tmp_path / "model" / "mine.yaml").write_text("# a net of my own\n_target_: mine.Net\n")
     _, out, _ = run("--config-dir", str(tmp_path), "--help")
     assert any("model=mine" in line and "a net of my own" in line for line in out.splitlines())
+
+
+def test_help_into_a_closed_pipe_is_quiet() -> None:
+    """As `python -m trainer --help | head -1`."""
+    with Popen([sys.executable, "-m", "trainer", "--help"], stdout=PIPE, stderr=PIPE, env=environment()) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
 def test_version(capsys: pytest.CaptureFixture[str], run: Run) -> None:

@@ -35,7 +35,13 @@ def test_digits_reach_97_percent_and_the_run_leaves_what_it_promises(tmp_path: P
     assert result["data_source"] == "scikit-learn's handwritten digits"
     assert result["best"]["val/acc1"] == max(points(run, "val/acc1"))
     assert result["metrics"]["val/loss"] == points(run, "val/loss")[-1]
-    for name in (".hydra/overrides.yaml", "config.yaml", "model.safetensors", "checkpoints/best.safetensors", "curves.png"):
+    for name in (
+        ".hydra/overrides.yaml",
+        "config.yaml",
+        "model.safetensors",
+        "checkpoints/best.safetensors",
+        "curves.png",
+    ):
         assert (run / name).stat().st_size, name
     assert "[Epoch 11] validation" in (run / "workerlog.0").read_text()
     assert "optimizer:" in (run / "config.yaml").read_text() and "${" not in (run / "config.yaml").read_text()
@@ -188,7 +194,9 @@ def test_torchrun_with_wrong_input_starts_nothing(tmp_path: Path) -> None:
 def test_same_seed_gives_the_identical_loss_list_and_another_seed_another(tmp_path: Path) -> None:
     losses = []
     for number, seed in enumerate((3, 3, 4)):
-        package.run([*SMALL, f"seed={seed}", "execution.log_every=1", "tracking=none", f"hydra.run.dir={tmp_path}/{number}"])
+        package.run(
+            [*SMALL, f"seed={seed}", "execution.log_every=1", "tracking=none", f"hydra.run.dir={tmp_path}/{number}"]
+        )
         losses.append(points(tmp_path / str(number), "train/loss"))
     assert losses[0] == losses[1] != losses[2]
 

@@ -39,7 +39,9 @@ def test_mlflow_holds_every_point_parameter_tag_and_artifact(tmp_path: Path) -> 
     for name in ("train/loss", "train/acc1", "val/loss", "val/acc5", "perf/samples_per_s", "perf/data_wait", "lr"):
         history = client.get_metric_history(run.info.run_id, name)
         assert sorted(m.value for m in history) == sorted(points(tmp_path / "run", name)), name
-    assert {"config.yaml", "plan.json", "workerlog.0", "curves.png"} <= {a.path for a in client.list_artifacts(run.info.run_id)}
+    assert {"config.yaml", "plan.json", "workerlog.0", "curves.png"} <= {
+        a.path for a in client.list_artifacts(run.info.run_id)
+    }
 
 
 def test_git_commit_and_dirty_are_tags(tmp_path: Path) -> None:

@@ -13,8 +13,12 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
 
+from tests.runs import wait_for
+from trainer.data.arrays import ArrayDataset
+from trainer.data.base import Splits
+from trainer.data.feed import Feed, Placement
+from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.errors import RunFailed, UserError
 from trainer.strategies.base import Seat
 
@@ -119,18 +123,20 @@ def listens(seat: Seat, payload: Any) -> list[tuple[str, str, int]]:
 
 
 def works_for_long(seat: Seat, payload: dict[str, Any]) -> None:
-    """Writes its process numbers into a folder, then works on; worker 0 has a reading process."""
-    if payload.get("deaf"):
+    """Writes the numbers of its processes into a folder, then works on; each worker has a reading process."""
+    if payload["deaf"]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    readers = []
-    if seat.rank == 0:
-        loader = DataLoader(range(10**9), num_workers=1)
-        next(batches := iter(loader))
-        readers = [w.pid for w in batches._workers]
+    numbers = ArrayDataset(torch.zeros(1000, 1), torch.arange(1000))
+    splits = Splits(numbers, numbers)
+    place = Placement(splits, torch.device("cpu"), torch.float32, False)
+    feed = Feed(splits, DistributedBatchSampler(1000, 2), EvaluationSampler(0, 1), place, num_workers=1)
+    next(feed.updates(0))
+    processes = [psutil.Process(), psutil.Process().parent(), *psutil.Process().children(recursive=True)]
     folder = Path(payload["folder"])
     part = folder / f".{seat.rank}"
-    part.write_text(" ".join(map(str, [os.getpid(), os.getppid(), *readers])))
+    part.write_text(" ".join(str(p.pid) for p in processes))
     part.rename(folder / f"pids.{seat.rank}")
-    if payload.get("fails") and seat.rank == 1:
-        seat.store.wait(["go"])
+    if payload["fails"] and seat.rank == 1:
+        wait_for(lambda: (folder / "pids.0").exists(), 60, "worker 0 works")
+        raise ValueError("enough")
     time.sleep(LONG_S)

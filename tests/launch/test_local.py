@@ -40,7 +40,7 @@ def failure(name: str, logs: Path, payload: Any = None, roles: list[Role] | None
         launch(roles or [workers(name, 3)], payload, logs, Meeting())
     assert time.monotonic() - start < FAILS_WITHIN_S
     left = set(psutil.Process().children(recursive=True)) - before
-    assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not alive(list(left))
     return str(caught.value)
 
 
@@ -89,7 +89,7 @@ def test_rank_that_raises_ends_the_job_with_its_own_error_and_log(tmp_path: Path
     ("kind", "words"),
     [
         ("RunFailed", "the disk is full\n  and a second line"),
-        ("UserError", "data.root=x: is empty. Type instead: data.root=y."),
+        ("UserError", "data.root=x: is empty. Type instead: data.root=y"),
     ],
 )
 def test_error_in_words_comes_without_a_traceback(tmp_path: Path, kind: str, words: str) -> None:
@@ -153,23 +153,45 @@ def test_callers_signal_handlers_are_kept(tmp_path: Path) -> None:
             signal.signal(name, handler)
 
 
+def at_work(folder: Path, **how: bool) -> dict[str, Any]:
+    return {"folder": str(folder), "deaf": False, "fails": False, **how}
+
+
+def started(folder: Path) -> list[psutil.Process]:
+    """The workers of ``works_for_long`` and their readers, and the forkserver if it is the launcher's own."""
+    pids = {int(pid) for path in folder.glob("pids.*") for pid in path.read_text().split()}
+    own = {process.pid for process in psutil.Process().children()}
+    return [psutil.Process(pid) for pid in pids - own if psutil.pid_exists(pid)]
+
+
 def test_interrupt_in_the_same_process_ends_all_and_says_so(tmp_path: Path) -> None:
+    everybody: list[psutil.Process] = []
+
     def interrupt() -> None:
-        wait_for(lambda: (tmp_path / "pids.1").exists(), 60, "the workers work")
+        wait_for(lambda: len(list(tmp_path.glob("pids.*"))) == 2, 60, "the workers work")
+        everybody.extend(started(tmp_path))
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(Interrupted, match="interrupted"):
-        launch([workers("works_for_long")], {"folder": str(tmp_path)}, tmp_path / "logs", Meeting())
+        launch([workers("works_for_long")], at_work(tmp_path), tmp_path / "logs", Meeting())
     thread.join()
-    wait_for(lambda: not alive(started(tmp_path)[:1]), ENDS_WITHIN_S, "worker 0 ends")
+    assert len(everybody) == 4
+    wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
 
 
-def started(folder: Path) -> list[psutil.Process]:
-    """The processes of ``works_for_long``: workers, readers, the forkserver if it is the launcher's own."""
-    pids = {int(pid) for path in folder.glob("pids.*") for pid in path.read_text().split()}
-    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+def test_readers_end_with_the_workers_of_a_failed_job(tmp_path: Path) -> None:
+    everybody: list[psutil.Process] = []
+    watch = threading.Thread(
+        target=lambda: everybody.extend(wait_for(lambda: len(started(tmp_path)) == 4 and started(tmp_path), 60, "work"))
+    )
+    watch.start()
+    with pytest.raises(RunFailed, match="worker 1 failed"):
+        launch([workers("works_for_long")], at_work(tmp_path, fails=True), tmp_path / "logs", Meeting())
+    watch.join()
+    assert len(everybody) == 4
+    wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
 
 
 @pytest.fixture(params=["", "deaf"])
@@ -182,7 +204,7 @@ def parent(
     try:
         wait_for(lambda: len(list(tmp_path.glob("pids.*"))) == 2, 100, "the workers work")
         everybody = {*psutil.Process(process.pid).children(recursive=True), *started(tmp_path)}
-        assert len(everybody) >= 4  # forkserver, two workers, a reading process
+        assert len(everybody) >= 5  # the forkserver, two workers, two readers
         yield process, list(everybody)
     finally:
         process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from trainer.data.base import Splits
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+from trainer.lifeline import end_with
 
 
 @dataclass
@@ -134,6 +136,7 @@ class _Reader:
                 collate_fn=_as_it_is,
                 pin_memory=pin_memory,
                 persistent_workers=True,
+                worker_init_fn=_reading_process,
             )
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -150,6 +153,10 @@ class _Reader:
         if iterator is not None:
             iterator._shutdown_workers()
             self.loader._iterator = None  # type: ignore[union-attr]
+
+
+def _reading_process(number: int) -> None:
+    end_with(os.getppid())
 
 
 def _as_it_is(batch: Any) -> Any:

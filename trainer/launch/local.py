@@ -11,7 +11,6 @@ import json
 import logging
 import multiprocessing
 import os
-import select
 import shutil
 import signal
 import socket
@@ -35,10 +34,11 @@ from torch.distributed.elastic.multiprocessing import (
 )
 
 from trainer.errors import Interrupted, RunFailed
+from trainer.lifeline import end_with
 from trainer.strategies.base import Seat
 
 POLL_S = 0.1
-END_S = 5
+END_S = 3
 LOG_NAMES = {"worker": "workerlog", "server": "serverlog"}
 
 
@@ -160,6 +160,9 @@ def _start(role: Role, payload: Any, log_dir: Path, scratch: Path, meeting: Meet
 def _enter(role: Role, index: int, payload: Any, address: tuple[str, int], launcher: int) -> Any:
     """In a started process: end with the launcher, connect to the store, call the role's entry."""
     end_with(launcher)
+    # A child of a forkserver would start reading processes from a forkserver of its own, and these, being no children
+    # of this process, would not notice its death.
+    multiprocessing.set_start_method("fork", force=True)
     os.dup2(1, 2)  # torch's redirection opens a file per stream; both belong into one log
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -172,20 +175,6 @@ def resolve(entry: str) -> Callable[..., Any]:
     """The object behind ``module:name``."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
-
-
-def end_with(pid: int) -> None:
-    """End this process as soon as that one is gone, even if it was killed with SIGKILL."""
-
-    def watch() -> None:
-        try:
-            other = os.pidfd_open(pid)
-        except ProcessLookupError:
-            os._exit(1)
-        select.select([other], [], [])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="end-with-launcher").start()
 
 
 def _watch(

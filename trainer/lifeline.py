@@ -1,0 +1,21 @@
+"""Ties a process's life to another's, so that nothing stays behind whatever way the other one goes."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+
+
+def end_with(pid: int) -> None:
+    """End this process as soon as that one is gone, even if it was killed with SIGKILL."""
+
+    def watch() -> None:
+        try:
+            other = os.pidfd_open(pid)
+        except ProcessLookupError:
+            os._exit(1)
+        select.select([other], [], [])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="end-with-launcher").start()
