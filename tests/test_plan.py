@@ -227,3 +227,16 @@ def test_reasons_are_in_the_plan() -> None:
     plan = planned(DIGITS, "execution.threads=1")
     assert plan.chosen["threads"] == 1 and "threads" not in plan.why
     assert plan.chosen["precision"] == "fp32" and "no bf16 instructions" in plan.why["precision"]
+
+
+def test_plan_of_a_cluster_too_large_for_the_data_is_shown_and_says_so(tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    from trainer.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+    argv = ["+recipe=digits_lenet", "launch.nnodes=16", "launch.nproc=8", "data.batch_size=32"]
+    assert main([*argv, "plan=true"]) == 0
+    shown = capsys.readouterr().out
+    assert "128 workers" in shown and "4096 global" in shown and "16 hosts" in shown
+    assert "this run would be refused: data.batch_size=32" in shown
+    assert main(argv) == 2
+    assert not list(tmp_path.iterdir())

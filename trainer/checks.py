@@ -25,6 +25,7 @@ class Checked:
         workers: over all hosts; nproc: of them on each host.
         device: ``cpu`` or ``cuda``.
         merge: batches per update.
+        objection: why a run would be refused, where only its plan is asked for.
     """
 
     config: dict[str, Any]
@@ -36,6 +37,7 @@ class Checked:
     nproc: int
     device: str
     merge: int
+    objection: str = ""
 
     @property
     def global_batch_size(self) -> int:
@@ -73,6 +75,12 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
     facts = source.facts(config["data"]["batch_size"] * workers * merge)
     checked = Checked(config, declaration, source, facts, auto_strategy, workers, nproc, device, merge)
     check_data(checked)
+    try:
+        check_batch_fits(checked)
+    except UserError as error:
+        if not config["plan"]:
+            raise
+        checked.objection = str(error)
     return checked
 
 
@@ -252,13 +260,19 @@ def batch_size(data: dict[str, Any], workers: int, merge: int, typed: set[str]) 
 
 
 def check_data(checked: Checked) -> None:
-    """The batch fits the data, and the model's classes are the data's."""
+    """The config's classes are the data's, and every worker gets a sample."""
     config, facts = checked.config, checked.facts
     if config["data"]["num_classes"] != facts.classes:
         raise UserError(f"data.num_classes={config['data']['num_classes']}", f"{facts.source} has {facts.classes} classes", f"data.num_classes={facts.classes}")  # fmt: skip
-    size, workers = config["data"]["batch_size"], checked.workers
+    workers = checked.workers
     if facts.train_samples < workers:
         raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", f"launch.nproc={max(1, facts.train_samples)}")  # fmt: skip
+
+
+def check_batch_fits(checked: Checked) -> None:
+    """One batch of all workers fits the training data. Not asked of a plan, which only says so."""
+    config, facts = checked.config, checked.facts
+    size, workers = config["data"]["batch_size"], checked.workers
     if config["sampler"]["drop_last"] and size * workers > facts.train_samples:
         most = facts.train_samples // workers
         raise UserError(

@@ -75,7 +75,7 @@ def get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Rea
     checked = check(config, typed)
     from trainer.probe import probe  # imports torch: only what has passed the light checks waits for that
 
-    model = probe(checked.config)
+    model = probe(checked.config, checked.facts)
     return Ready(checked, model, make_plan(checked, model, this_machine(), run_dir))
 
 

@@ -40,6 +40,7 @@ class Plan:
         chosen: precision, channels_last, ... as used; why: reasons of those that ``auto`` chose.
         endpoint: where the processes meet.
         environment: of worker 0.
+        objection: why this would not run as it is; empty for a plan that can.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Plan:
     run_dir: str
     tracking: str
     environment: dict[str, str]
+    objection: str = ""
 
     @property
     def workers(self) -> int:
@@ -98,7 +100,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
     batches = min(batches, config["limit_train_batches"] or batches)
     steps_per_epoch = ceil(batches / checked.merge)
     total = config["max_steps"] or config["epochs"] * steps_per_epoch
-    if not steps_per_epoch:
+    if not steps_per_epoch and not checked.objection:
         raise UserError(f"data.batch_size={data['batch_size']}", "not one batch can be made of the training data")
     roles = checked.declaration.roles(workers, launch)
     return Plan(
@@ -118,7 +120,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         merge=checked.merge,
         global_batch_size=checked.global_batch_size,
         val_batch_size=data["val_batch_size"] or data["batch_size"],
-        epochs=ceil(total / steps_per_epoch),
+        epochs=ceil(total / steps_per_epoch) if steps_per_epoch else config["epochs"],
         steps_per_epoch=steps_per_epoch,
         total_steps=total,
         parameters=model.parameters,
@@ -128,6 +130,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         run_dir=run_dir,
         tracking=tracking_uri(config["tracking"]),
         environment=_environment(launch, workers, checked.nproc),
+        objection=checked.objection,
     )
 
 

@@ -40,6 +40,8 @@ def show_plan(plan: Plan) -> None:
     for key, value in plan.environment.items():
         environment.add_row(key, value)
     out.print(environment)
+    if plan.objection:
+        out.print(f"[bold red]ATTENTION: this run would be refused: {plan.objection}[/]")
     if plan.facts["stand_in"]:
         out.print(f"[bold red]ATTENTION: {plan.facts['stand_in']}[/]")
 
@@ -59,10 +61,11 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if len(plan.processes) > MOST_PROCESSES_SHOWN:
         yield "  ...", f"and {len(plan.processes) - MOST_PROCESSES_SHOWN} more processes"
     yield "meeting point", plan.endpoint
+    plural = "s" if plan.workers > 1 else ""
     merged = f" x {plan.merge} merged" if plan.merge > 1 else ""
     yield (
         "batch size",
-        f"{plan.batch_size} per worker x {plan.workers} workers{merged} = {plan.global_batch_size} global",
+        f"{plan.batch_size} per worker x {plan.workers} worker{plural}{merged} = {plan.global_batch_size} global",
     )
     yield "updates", f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({plan.epochs} epochs)"
     facts = plan.facts

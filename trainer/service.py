@@ -123,9 +123,9 @@ def expand(master: DictConfig) -> list[list[str]]:
 
 
 def _check_point(app: Hydra, master: DictConfig, overrides: list[str]) -> Ready:
-    with compose.sentences(app, overrides):
-        config = app.config_loader.load_sweep_config(master, overrides)
     try:
+        with compose.sentences(app, overrides):
+            config = app.config_loader.load_sweep_config(master, overrides)
         return get_ready(plain(config), typed_keys(overrides), str(_folder(master, "hydra.sweep.dir")))
     except UserError as error:
         raise UserError(f"job {' '.join(overrides)}: {error.what}", error.why, error.instead) from error

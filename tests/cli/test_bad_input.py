@@ -246,7 +246,6 @@ DATA_FITS = [
 ]
 
 
-@pytest.mark.xfail(reason="job.get_ready must hand checked.facts to probe()", strict=False)
 @pytest.mark.parametrize("case", DATA_FITS, ids=lambda case: case.typed)
 def test_a_model_that_does_not_fit_the_data_is_refused(case: Case, run: Run, folder: Path) -> None:
     assert_refused(case, *run(*case.typed.split())[::2], folder)

@@ -130,7 +130,7 @@ def works_for_long(seat: Seat, payload: dict[str, Any]) -> None:
     splits = Splits(numbers, numbers)
     place = Placement(splits, torch.device("cpu"), torch.float32, False)
     feed = Feed(splits, DistributedBatchSampler(1000, 2), EvaluationSampler(0, 1), place, num_workers=1)
-    next(feed.updates(0))
+    next(next(feed.updates(0))[1])
     processes = [psutil.Process(), psutil.Process().parent(), *psutil.Process().children(recursive=True)]
     folder = Path(payload["folder"])
     part = folder / f".{seat.rank}"
