@@ -8,6 +8,8 @@ INSTALL := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python
 
 demo: install
 	$(BIN)/python -m trainer +recipe=resnet50_flowers_demo
+	@echo "to open the MLflow UI:        $(BIN)/mlflow ui      (then http://127.0.0.1:5000)"
+	@echo "to run the full main job:     $(BIN)/python -m trainer +recipe=resnet50_flowers"
 
 test: install-dev
 	$(BIN)/python -m pytest

@@ -39,6 +39,16 @@ def tells(seat: Seat, payload: Any) -> dict[str, Any]:
     }
 
 
+def sums(seat: Seat, payload: Any) -> tuple[float, str, str]:
+    """The sum of all ranks, by Gloo; and what the environment says."""
+    dist.init_process_group("gloo", store=dist.PrefixStore("group", seat.store), rank=seat.rank, world_size=seat.size)
+    ranks = torch.tensor([float(seat.rank)])
+    dist.all_reduce(ranks)
+    dist.destroy_process_group()
+    print(f"rank {seat.rank} has summed")
+    return ranks.item(), os.environ["RANK"], os.environ["LOCAL_RANK"]
+
+
 def raises(seat: Seat, payload: Any) -> None:
     """Worker 1 fails in a function of its own; the others would work for long."""
     if seat.rank == 1:
@@ -137,6 +147,6 @@ def works_for_long(seat: Seat, payload: dict[str, Any]) -> None:
     part.write_text(" ".join(str(p.pid) for p in processes))
     part.rename(folder / f"pids.{seat.rank}")
     if payload["fails"] and seat.rank == 1:
-        wait_for(lambda: (folder / "pids.0").exists(), 60, "worker 0 works")
+        wait_for((folder / "seen").exists, 60, "the parent has seen everybody")
         raise ValueError("enough")
     time.sleep(LONG_S)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +55,29 @@ def test_entries_get_their_seat_and_return_to_the_parent(tmp_path: Path) -> None
     assert results["server"][0]["env"] == ["0", "1", "0", "1", "127.0.0.1"]
 
 
-def test_ranks_of_a_later_host_start_at_its_first(tmp_path: Path) -> None:
-    role = Role("worker", 4, entry("tells"), ["cpu", "cpu"], first_rank=2)
-    with pytest.raises(RunFailed):  # workers 0 and 1 are another host's and never come; who is here is what is asked
-        launch([Role(role.name, 4, entry("exits"), role.devices, 0)], 7, tmp_path, Meeting())
-    assert {p.name for p in tmp_path.iterdir()} == {"workerlog.0", "workerlog.1"}
+def test_two_hosts_are_one_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+
+    def host(number: int) -> dict[str, dict[int, Any]]:
+        role = Role("worker", 4, entry("sums"), ["cpu", "cpu"], first_rank=2 * number)
+        return launch([role], None, tmp_path / f"host{number}", Meeting(port=port, serves=number == 0, hosts=2))
+
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(host, range(2))
+    assert first == {"worker": {0: (6.0, "0", "0"), 1: (6.0, "1", "1")}}
+    assert second == {"worker": {2: (6.0, "2", "0"), 3: (6.0, "3", "1")}}
+    assert {p.name for p in (tmp_path / "host1").iterdir()} == {"workerlog.2", "workerlog.3"}
+    assert capfd.readouterr().out.splitlines() == ["rank 0 has summed"]
+
+
+def test_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # accepts no connection, so its port is nobody else's
+        port = deaf.getsockname()[1]
+        start = time.monotonic()
+        with pytest.raises(RunFailed, match=rf"host 0 did not answer at 127\.0\.0\.1:{port} within 2 s"):
+            launch([workers("sums")], None, tmp_path, Meeting(port=port, serves=False, hosts=2, timeout_s=2))
+    assert time.monotonic() - start < 20
 
 
 def test_each_log_holds_both_streams_of_its_process_alone_and_the_first_is_shown(
@@ -109,7 +129,8 @@ def test_rank_that_is_killed_is_named_with_the_signal_and_not_those_who_lost_it(
 ) -> None:
     message = failure("killed", tmp_path, int(number))
     assert message.startswith(f"worker 1 was killed by {number.name}")
-    assert "worker 1 trains" in message, "the end of its log helps"
+    last_words = "worker 1 trains" if number == signal.SIGKILL else "(most recent call first)"
+    assert last_words in message, "the end of its log helps"
     assert message.endswith(f"its log: {tmp_path / 'workerlog.1'}")
     assert ("out of memory?" in message) == (number == signal.SIGKILL)
 
@@ -183,9 +204,13 @@ def test_interrupt_in_the_same_process_ends_all_and_says_so(tmp_path: Path) -> N
 
 def test_readers_end_with_the_workers_of_a_failed_job(tmp_path: Path) -> None:
     everybody: list[psutil.Process] = []
-    watch = threading.Thread(
-        target=lambda: everybody.extend(wait_for(lambda: len(started(tmp_path)) == 4 and started(tmp_path), 60, "work"))
-    )
+
+    def look() -> None:
+        wait_for(lambda: len(list(tmp_path.glob("pids.*"))) == 2, 60, "the workers work")
+        everybody.extend(started(tmp_path))
+        (tmp_path / "seen").touch()
+
+    watch = threading.Thread(target=look)
     watch.start()
     with pytest.raises(RunFailed, match="worker 1 failed"):
         launch([workers("works_for_long")], at_work(tmp_path, fails=True), tmp_path / "logs", Meeting())
@@ -194,13 +219,14 @@ def test_readers_end_with_the_workers_of_a_failed_job(tmp_path: Path) -> None:
     wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
 
 
-@pytest.fixture(params=["", "deaf"])
+@pytest.fixture
 def parent(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
-    """A launcher in a process of its own with two workers at work (deaf: to SIGTERM), and all it has started."""
-    command = [sys.executable, "-m", "tests.launch.parent", str(tmp_path), *request.param.split()]
+    """A launcher in a process of its own with two workers at work, and all it has started; deaf: they ignore SIGTERM."""
+    command = [sys.executable, "-m", "tests.launch.parent", str(tmp_path), *getattr(request, "param", [])]
     process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+    everybody: set[psutil.Process] = set()
     try:
         wait_for(lambda: len(list(tmp_path.glob("pids.*"))) == 2, 100, "the workers work")
         everybody = {*psutil.Process(process.pid).children(recursive=True), *started(tmp_path)}
@@ -208,9 +234,9 @@ def parent(
         yield process, list(everybody)
     finally:
         process.kill()
-        process.communicate()
         for left in alive(list(everybody)):
             left.kill()
+        process.communicate()
 
 
 def test_killed_launcher_leaves_no_process_behind(parent: tuple[subprocess.Popen[str], list[psutil.Process]]) -> None:
@@ -219,13 +245,19 @@ def test_killed_launcher_leaves_no_process_behind(parent: tuple[subprocess.Popen
     wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    ("parent", "number"),
+    [([], signal.SIGINT), (["deaf"], signal.SIGTERM)],
+    indirect=["parent"],
+    ids=["SIGINT", "SIGTERM"],
+)
 def test_signal_to_the_launcher_ends_every_process(
     parent: tuple[subprocess.Popen[str], list[psutil.Process]], number: signal.Signals
 ) -> None:
     process, everybody = parent
+    sent = time.monotonic()
     process.send_signal(number)
-    output, _ = process.communicate(timeout=ENDS_WITHIN_S)
+    process.wait(ENDS_WITHIN_S)
+    wait_for(lambda: not alive(everybody), ENDS_WITHIN_S - (time.monotonic() - sent), f"{everybody} end")
     assert process.returncode == 130
-    assert re.match("interrupted: ", output)
-    wait_for(lambda: not alive(everybody), 2, f"{everybody} end")
+    assert re.match("interrupted: ", process.stdout.readline())
