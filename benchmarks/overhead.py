@@ -72,7 +72,7 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     config, plan = payload["config"], payload["plan"]
     torch.set_num_threads(plan["chosen"]["threads"])
     strategy = locate(plan["strategy_worker"])(config["strategy"], seat)
-    report = Report(Path(plan["run_dir"]) if seat.rank == 0 else None, 10**9, seat.size)
+    report = Report(Path(plan["run_dir"]) if seat.rank == 0 else None, 10**9)
     run = worker.build(config, plan, seat, strategy, report)
     run.rhythm.total_steps = 10**9
     theirs = hand_written(config, plan, seat)
@@ -111,7 +111,7 @@ def where_it_goes(run: worker.Training) -> dict[str, float]:
             steps += 1
             if steps % 5 == 0:
                 sums = run.strategy.total(meter.sums())
-                run.report.training(0, steps, steps, run.task.summary(sums), 0.0, run.feed)
+                run.report.training(0, steps, steps, run.task.summary(sums), sums[-1].item(), 0.0, run.feed)
             end = clock()
             times = (data - start, forward - data, backward - forward, update - backward, end - update)
             for name, more in zip(spent, times, strict=True):

@@ -93,12 +93,16 @@ class Lines:
     def __init__(self) -> None:
         self.trained: list[tuple[int, int, int, dict[str, float], float]] = []
         self.validated: list[tuple[int, int, dict[str, float]]] = []
-        self.done: list[tuple[int, int, int]] = []
+        self.done: list[tuple[int, int]] = []
+        self.samples = 0.0
 
-    def progress(self, epoch: int, step: int, samples: int) -> None:
-        self.done.append((epoch, step, samples))
+    def progress(self, epoch: int, step: int) -> None:
+        self.done.append((epoch, step))
 
-    def training(self, epoch: int, batch: int, step: int, metrics: dict[str, float], lr: float, feed: Any) -> None:
+    def training(
+        self, epoch: int, batch: int, step: int, metrics: dict[str, float], samples: float, lr: float, feed: Any
+    ) -> None:
+        self.samples += samples
         self.trained.append((epoch, batch, step, dict(metrics), lr))
 
     def validation(self, epoch: int, step: int, metrics: dict[str, float]) -> bool:

@@ -90,7 +90,7 @@ def train_epoch(run: Training, epoch: int) -> None:
         lr = strategy.lr
         strategy.update(samples)
         run.step += 1
-        run.report.progress(epoch, run.step, samples)
+        run.report.progress(epoch, run.step)
         logged = batch_number >= next_line
         if logged:
             next_line = (batch_number // run.rhythm.log_every + 1) * run.rhythm.log_every
@@ -110,7 +110,7 @@ def log_training(run: Training, epoch: int, batch_number: int, meter: Meter, lr:
     if run.lockstep:
         sums = run.strategy.total(sums)
     metrics = run.task.summary(sums)
-    run.report.training(epoch, batch_number, run.step, metrics, lr, run.feed)
+    run.report.training(epoch, batch_number, run.step, metrics, sums[-1].item(), lr, run.feed)
     if metrics and not math.isfinite(metrics["loss"]):
         raise RunFailed(
             f"The loss is {metrics['loss']} at update {run.step} (epoch {epoch}, batch {batch_number}). "
@@ -125,15 +125,16 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
         return run.validated[1]
     run.strategy.settle()
     run.model.eval()
-    sums = torch.zeros(4, dtype=torch.float64)
+    sums: list[torch.Tensor] = []
     with run.report.evaluating():
         for batch in run.feed.evaluation():
             with run.arithmetic():
                 loss, outputs = run.task.forward(run.model, batch.inputs, batch.labels)
             meter = run.task.meter()
             meter.add(loss, outputs, batch.labels, batch.samples)
-            sums += meter.sums().cpu()
-        metrics = run.task.summary(run.strategy.total(sums))
+            sums.append(meter.sums())
+        mine = torch.stack(sums).sum(0) if sums else run.task.meter().sums()
+        metrics = run.task.summary(run.strategy.total(mine))
         if run.report.validation(epoch, run.step, metrics):
             run.keep_best()
     run.validated = run.step, metrics

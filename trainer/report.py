@@ -32,13 +32,11 @@ class Report:
     Args:
         run_dir: the run's folder; None: lines only (every rank but 0).
         total_steps: updates of the whole run.
-        workers: in all, for the rate in samples per second.
     """
 
-    def __init__(self, run_dir: Path | None, total_steps: int, workers: int) -> None:
+    def __init__(self, run_dir: Path | None, total_steps: int) -> None:
         self.run_dir = run_dir
         self.total_steps = total_steps
-        self.workers = workers
         self.metrics: dict[str, float] = {}
         self.best: dict[str, float] = {}
         self.samples = 0
@@ -47,29 +45,35 @@ class Report:
         self.data_waited = 0.0
         self.started = time.perf_counter()
         self.elsewhere = 0.0
-        self._window = (self.started, 0, 0, 0.0)
+        self._window = (self.started, 0, 0.0)
         self._next_status = 0.0
         self._points = (run_dir / "metrics.jsonl").open("w", buffering=1) if run_dir else None
 
-    def progress(self, epoch: int, step: int, samples: int) -> None:
-        """After every update: where the run is; ``samples``: this worker's in the update."""
+    def progress(self, epoch: int, step: int) -> None:
+        """After every update: where the run is."""
         self.epoch, self.step = epoch, step
-        self.samples += samples * self.workers
         now = time.perf_counter()
         if self.run_dir and now >= self._next_status:
             self.write_status("running", now)
 
-    def training(self, epoch: int, batch: int, step: int, metrics: Mapping[str, float], lr: float, feed: Waits) -> None:
-        """A line and a point of training: metrics since the last line, rate, share of the time waiting for data."""
+    def training(
+        self, epoch: int, batch: int, step: int, metrics: Mapping[str, float], samples: float, lr: float, feed: Waits
+    ) -> None:
+        """A line and a point of training: metrics since the last line, rate, share of the time waiting for data.
+
+        Args:
+            samples: since the last line, over all workers.
+        """
+        self.samples += int(samples)
         now = time.perf_counter()
-        since, step_then, samples_then, waited_then = self._window
+        since, step_then, waited_then = self._window
         seconds, updates = max(now - since, 1e-9), max(step - step_then, 1)
         perf = {
-            "perf/samples_per_s": (self.samples - samples_then) / seconds,
+            "perf/samples_per_s": samples / seconds,
             "perf/step_s": seconds / updates,
             "perf/data_wait": (feed.waited - waited_then) / seconds,
         }
-        self._window = (now, step, self.samples, feed.waited)
+        self._window = (now, step, feed.waited)
         self.data_waited = feed.waited
         self.metrics |= {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf}
         values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items())

@@ -43,7 +43,7 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     with settings(config, plan, seat):
         strategy: Strategy = locate(plan["strategy_worker"])(_arguments(config["strategy"]), seat)
         try:
-            report = Report(run_dir if first else None, plan["total_steps"], seat.size)
+            report = Report(run_dir if first else None, plan["total_steps"])
             run = build(config, plan, seat, strategy, report)
             try:
                 fit(run)

@@ -60,7 +60,7 @@ def taking_part(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
     with settings(config, plan, seat):
         strategy = locate(plan["strategy_worker"])(node, seat)
         try:
-            run = build(config, plan, seat, strategy, Report(None, plan["total_steps"], seat.size))
+            run = build(config, plan, seat, strategy, Report(None, plan["total_steps"]))
             run.keep_best = lambda: None
             yield run
         finally:
