@@ -72,8 +72,9 @@ def test_two_hosts_are_one_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 
 def test_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as deaf:  # accepts no connection, so its port is nobody else's
-        port = deaf.getsockname()[1]
+    with socket.socket() as bound:  # and not listening, so that the port is nobody else's either
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
         start = time.monotonic()
         with pytest.raises(RunFailed, match=rf"host 0 did not answer at 127\.0\.0\.1:{port} within 2 s"):
             launch([workers("sums")], None, tmp_path, Meeting(port=port, serves=False, hosts=2, timeout_s=2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.utils.data import Dataset
 
@@ -19,6 +21,7 @@ class ArrayDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.inputs[index], self.labels[index]
 
-    def batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, indices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The samples of these numbers (a list or an integer array), stacked."""
         chosen = torch.as_tensor(indices)
         return self.inputs[chosen], self.labels[chosen]

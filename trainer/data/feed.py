@@ -44,14 +44,17 @@ class Seeded(Dataset[Any]):
         self.dataset = dataset
         self.seed = seed
 
-    def __getitems__(self, addresses: list[tuple[int, int]]) -> Any:
+    def __getitems__(self, address: tuple[int, np.ndarray]) -> Any:
+        """The batch of these samples in that epoch."""
+        epoch, indices = address
         if hasattr(self.dataset, "batch"):
-            return self.dataset.batch([index for _, index in addresses])
+            return self.dataset.batch(indices)
         with _own_randomness():
-            return default_collate([self._sample(epoch, index) for epoch, index in addresses])
+            return default_collate([self._sample(epoch, index) for index in indices.tolist()])
 
     def __getitem__(self, address: tuple[int, int]) -> Any:
-        return self.__getitems__([address])
+        epoch, index = address
+        return self.__getitems__((epoch, np.array([index])))
 
     def _sample(self, epoch: int, index: int) -> Any:
         mixed = hash((self.seed, epoch, index)) & 0x7FFFFFFFFFFFFFFF
@@ -78,7 +81,7 @@ def _own_randomness() -> Iterator[None]:
 
 
 class _Addresses:
-    """A sampler's batches as (epoch, index) pairs; limited to so many batches."""
+    """A sampler's batches as (epoch, indices); limited to so many batches."""
 
     def __init__(self, sampler: DistributedBatchSampler | EvaluationSampler, limit: int | None) -> None:
         self.sampler = sampler
@@ -87,10 +90,10 @@ class _Addresses:
     def __len__(self) -> int:
         return len(self.sampler) if self.limit is None else min(self.limit, len(self.sampler))
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         epoch = getattr(self.sampler, "epoch", 0)
-        for _, batch in zip(range(len(self)), self.sampler, strict=False):
-            yield [(epoch, index) for index in batch]
+        for _, batch in zip(range(len(self)), self.sampler.arrays(), strict=False):
+            yield epoch, batch
 
 
 class Placement:
@@ -105,11 +108,12 @@ class Placement:
         self.std = torch.tensor(splits.std, device=device, dtype=dtype).view(shape) if splits.std else None
 
     def __call__(self, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs = inputs.to(self.device, non_blocking=True)
-        labels = labels.to(self.device, non_blocking=True)
+        if self.device.type != "cpu":
+            inputs = inputs.to(self.device, non_blocking=True)
+            labels = labels.to(self.device, non_blocking=True)
         if inputs.dtype == torch.uint8:
             inputs = inputs.to(self.dtype).div_(255)
-        elif inputs.is_floating_point():
+        elif inputs.dtype != self.dtype and inputs.is_floating_point():
             inputs = inputs.to(self.dtype)
         if self.mean is not None and self.std is not None:
             inputs = (inputs - self.mean) / self.std
@@ -143,8 +147,8 @@ class _Reader:
         if self.loader is not None:
             yield from self.loader
             return
-        for addresses in self.addresses:
-            inputs, labels = self.dataset.__getitems__(addresses)
+        for address in self.addresses:
+            inputs, labels = self.dataset.__getitems__(address)
             yield (inputs.pin_memory(), labels.pin_memory()) if self.pin_memory else (inputs, labels)
 
     def close(self) -> None:

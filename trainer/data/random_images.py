@@ -35,7 +35,7 @@ class RandomImages(DataSource):
             def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
                 return images[index % POOL], labels[index % POOL]
 
-            def batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+            def batch(self, indices: Any) -> tuple[torch.Tensor, torch.Tensor]:
                 chosen = torch.as_tensor(indices) % POOL
                 return images[chosen], labels[chosen]
 

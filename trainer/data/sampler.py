@@ -74,12 +74,16 @@ class DistributedBatchSampler:
             sizes.append(max(0, -(-(left - self.rank) // self.world_size)))
         return sizes
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def arrays(self) -> Iterator[np.ndarray]:
+        """The batches' indices as arrays."""
         order, together = self.order(), self.world_size * self.batch_size
         for batch in range(len(self)):
             chunk = order[batch * together : (batch + 1) * together]
             mine = chunk[self.rank :: self.world_size]
-            yield (mine if len(mine) else chunk[:1]).tolist()
+            yield mine if len(mine) else chunk[:1]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (batch.tolist() for batch in self.arrays())
 
 
 class EvaluationSampler:
@@ -92,6 +96,10 @@ class EvaluationSampler:
     def __len__(self) -> int:
         return -(-len(self.mine) // self.batch_size)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def arrays(self) -> Iterator[np.ndarray]:
+        """The batches' indices as arrays."""
         for start in range(0, len(self.mine), self.batch_size):
-            yield self.mine[start : start + self.batch_size].tolist()
+            yield self.mine[start : start + self.batch_size]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (batch.tolist() for batch in self.arrays())

@@ -119,10 +119,18 @@ def launch(
 
 
 def open_store(meeting: Meeting) -> dist.TCPStore:
-    """Host 0's store (bound to its address alone), or a connection to it."""
+    """Host 0's store (bound to its address alone), or a connection to it.
+
+    Raises:
+        RunFailed: host 0 does not answer.
+    """
     timeout = _seconds(meeting.timeout_s)
     if not meeting.serves:
-        return dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
+        try:
+            return dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
+        except dist.DistError as error:
+            where = f"{meeting.host}:{meeting.port} within {meeting.timeout_s:g} s (launch.timeout_s)"
+            raise RunFailed(f"host 0 did not answer at {where}: {str(error).splitlines()[0]}") from error
     listening = socket.create_server((meeting.host, meeting.port), backlog=512)
     port = listening.getsockname()[1]
     return dist.TCPStore(
