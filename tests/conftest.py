@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import sys
 
 import pytest
@@ -24,3 +25,7 @@ def warm() -> None:
     first = multiprocessing.get_context("forkserver").Process(target=int)
     first.start()
     first.join()
+
+
+# A CI that runs in the background of a shell ignores SIGINT, and so would every process that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,8 +6,10 @@ Every function takes (seat, payload, ...) like a role's entry, and returns plain
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -130,7 +132,8 @@ def interrupted(seat: Seat, payload: dict[str, Any], settle: bool, first_saves_a
             seat.store.set("saved", saved)
         saved = seat.store.get("saved")
     with taking_part(in_run(seat, "resumed"), payload) as run:
-        train_epoch(run, 5)  # what restore() must undo
+        for epoch in (5, 6):  # what restore() must undo
+            train_epoch(run, epoch)
         run.strategy.restore(torch.load(io.BytesIO(saved), weights_only=True))
         train_epoch(run, 1)
         outcomes["resumed_lr"] = run.strategy.lr
@@ -156,10 +159,21 @@ def started(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def listening(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
-    """Which addresses this process listens on while it trains."""
+    """The addresses that this process listens on while it trains; what is left of them, and of threads, when it left."""
+    before, threads = _addresses(), set(threading.enumerate())
     with taking_part(in_run(seat, RUN), payload) as run:
         train_epoch(run, 0)
-        return {"addresses": [c.laddr for c in psutil.Process().net_connections("all") if c.status == "LISTEN"]}
+        during = _addresses() - before
+    del run
+    gc.collect()
+    seat.store.set(f"left {seat.rank}", "")
+    seat.store.wait([f"left {rank}" for rank in range(seat.size)])
+    left = {"addresses": _addresses() - before, "threads": [t.name for t in threading.enumerate() if t not in threads]}
+    return {"addresses": during, "left": left}
+
+
+def _addresses() -> set[tuple[str, int]]:
+    return {tuple(c.laddr) for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
 
 
 def late(seat: Seat, payload: dict[str, Any], meeting: str, arrivals: dict[int, float]) -> dict[str, Any]:

@@ -258,9 +258,11 @@ def test_leave_ends_every_process_and_frees_every_port(evidence: Evidence, strat
     gc.collect()
     assert len(found["pids"]) == workers + (1 if strategy == "toy_server" else 0)
     assert not [pid for pid in found["pids"] if psutil.pid_exists(pid)]
-    addresses = [tuple(address) for answer in found["listening"] for address in answer["addresses"]]
+    addresses = [address for answer in found["listening"] for address in answer["addresses"]]
     if strategy in ("collective", "local_sgd"):
         assert len(addresses) >= workers
+    for answer in found["listening"]:
+        assert answer["left"] == {"addresses": set(), "threads": []}, "of a worker that has left and still lives"
     for address in addresses:
         assert address[0] == "127.0.0.1"
         with pytest.raises(ConnectionRefusedError):
