@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,14 @@ def raises(seat: Seat, payload: Any) -> None:
     if seat.rank == 1:
         print("worker 1 was here")
         _read_batch(3)
+    time.sleep(LONG_S)
+
+
+def raises_and_stays(seat: Seat, payload: Any) -> None:
+    """Worker 1 fails, but a thread keeps its process from ending."""
+    if seat.rank == 1:
+        threading.Thread(target=time.sleep, args=(LONG_S,)).start()
+        _read_batch(4)
     time.sleep(LONG_S)
 
 

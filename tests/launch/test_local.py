@@ -106,6 +106,11 @@ def test_rank_that_raises_ends_the_job_with_its_own_error_and_log(tmp_path: Path
     assert "worker 0" not in message and "worker 2" not in message
 
 
+def test_rank_that_raises_and_does_not_end_ends_the_job_too(tmp_path: Path) -> None:
+    message = failure("raises_and_stays", tmp_path)
+    assert message.startswith("worker 1 failed:\n") and "ValueError: batch 4 is broken" in message
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

@@ -39,6 +39,7 @@ from trainer.strategies.base import Seat
 
 POLL_S = 0.1
 END_S = 3
+LINGER_S = 5
 LOG_NAMES = {"worker": "workerlog", "server": "serverlog"}
 
 
@@ -200,8 +201,16 @@ def _watch(
                 time.sleep(POLL_S)
                 raise RunFailed(_first_failure(roles, groups, log_dir, scratch))
             results[role.name] = {role.first_rank + i: v for i, v in outcome.return_values.items()}
+        if _lingers(scratch):
+            raise RunFailed(_first_failure(roles, groups, log_dir, scratch))
         time.sleep(POLL_S)
     return results
+
+
+def _lingers(scratch: Path) -> bool:
+    """A process has failed some time ago and does not end: a thread of its own, or a library's teardown, holds it."""
+    latest = time.time() - LINGER_S
+    return any(error.stat().st_size and error.stat().st_mtime < latest for error in scratch.iterdir())
 
 
 def _first_failure(
