@@ -1,0 +1,1 @@
+"""strategy=pserver_*: parameters in server processes, reached over ZeroMQ."""
