@@ -8,11 +8,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from trainer import schema
 from trainer.errors import UserError
 
 
 def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None = None, **kwargs: Any) -> Any:
-    """Call the node's ``_target_`` with the node's other keys (and what is given here).
+    """Call the node's ``_target_`` with the node's other keys (and what is given here), less those that are not its own.
 
     Args:
         kind: what the result must be an instance of.
@@ -21,7 +22,7 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
         UserError: there is no such target, or it does not take these arguments, or refuses them.
     """
     target = locate(node["_target_"], f"{key}._target_")
-    arguments = {k: v for k, v in node.items() if k != "_target_"}
+    arguments = {k: v for k, v in node.items() if k not in ("_target_", *schema.NOT_ARGUMENTS.get(key, ()))}
     if not callable(target):
         raise UserError(f"{key}._target_={node['_target_']}", f"is a {type(target).__name__}, not a class or function")
     try:

@@ -264,6 +264,8 @@ def check_data(checked: Checked) -> None:
     config, facts = checked.config, checked.facts
     if config["data"]["num_classes"] != facts.classes:
         raise UserError(f"data.num_classes={config['data']['num_classes']}", f"{facts.source} has {facts.classes} classes", f"data.num_classes={facts.classes}")  # fmt: skip
+    if facts.streams and not checked.declaration.leases:
+        raise UserError("data.cache=false", f"strategy={checked.declaration.name} reads samples by number, from the cache", "data.cache=true")  # fmt: skip
     workers = checked.workers
     if facts.train_samples < workers:
         raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", f"launch.nproc={max(1, facts.train_samples)}")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Pictures of a run: loss and accuracies over its updates, from metrics.jsonl."""
+"""Pictures of a run: loss and accuracies (or AUC) over its updates, from metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 PANELS = (("loss", "loss"), ("acc", "accuracy"), ("perf/samples_per_s", "samples per second"), ("lr", "learning rate"))
+AUC = ("/auc", "AUC")
 
 
 def points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
@@ -37,9 +38,12 @@ def draw(run_dir: Path, title: str) -> Path | None:
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     axes: Any = figure.subplots(2, 2)
+    ranked = any(name.endswith("/auc") for name in series)
     for axis, (wanted, label) in zip(axes.flat, PANELS, strict=True):
+        if wanted == "acc" and ranked:
+            wanted, label = AUC
         for name, (steps, values) in sorted(series.items()):
-            if wanted in name:
+            if wanted in name and not name.endswith("_share"):
                 marker = "o" if name.startswith("val/") else None
                 axis.plot(steps, values, label=name, marker=marker, markersize=4)
         axis.set_xlabel("update")

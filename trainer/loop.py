@@ -13,7 +13,7 @@ from torch import nn
 
 from trainer.data.feed import Feed
 from trainer.errors import RunFailed
-from trainer.metrics import Classification, Meter
+from trainer.metrics import Sums, Task
 from trainer.report import Report
 from trainer.strategies.base import Strategy
 
@@ -45,7 +45,7 @@ class Training:
 
     model: nn.Module
     forward: nn.Module
-    task: Classification
+    task: Task
     strategy: Strategy
     feed: Feed
     report: Report
@@ -104,8 +104,8 @@ def train_epoch(run: Training, epoch: int) -> None:
         log_training(run, epoch, batch_number, meter, lr)
 
 
-def log_training(run: Training, epoch: int, batch_number: int, meter: Meter, lr: float) -> None:
-    """One line and one point: loss and accuracies over the samples since the last line, of all workers."""
+def log_training(run: Training, epoch: int, batch_number: int, meter: Sums, lr: float) -> None:
+    """One line and one point: the task's metrics over the samples since the last line, of all workers."""
     sums = meter.sums()
     if run.lockstep:
         sums = run.strategy.total(sums)
@@ -120,21 +120,20 @@ def log_training(run: Training, epoch: int, batch_number: int, meter: Meter, lr:
 
 @torch.no_grad()
 def evaluate(run: Training, epoch: int) -> dict[str, float]:
-    """Loss and accuracies of the settled model, every validation sample counted exactly once."""
+    """The task's metrics of the settled model, every validation sample counted exactly once."""
     if run.validated[0] == run.step:
         return run.validated[1]
     run.strategy.settle()
     run.model.eval()
-    sums: list[torch.Tensor] = []
+    mine = run.task.meter().sums()
     with run.report.evaluating():
         for batch in run.feed.evaluation():
             with run.arithmetic():
                 loss, outputs = run.task.forward(run.model, batch.inputs, batch.labels)
             meter = run.task.meter()
             meter.add(loss, outputs, batch.labels, batch.samples)
-            sums.append(meter.sums())
-        mine = torch.stack(sums).sum(0) if sums else run.task.meter().sums()
-        metrics = run.task.summary(run.strategy.total(mine))
+            mine += meter.sums()
+        metrics = run.task.validation(run.strategy.total(mine))
         if run.report.validation(epoch, run.step, metrics):
             run.keep_best()
     run.validated = run.step, metrics

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 NAMES = ("loss", "acc1", "acc5")
+
+
+class Sums(Protocol):
+    """A meter: batches seen since the last look."""
+
+    def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
+        """Remember a batch."""
+
+    def sums(self, device: Any = "cpu") -> torch.Tensor:
+        """A float64 vector that adds up over workers, its last element the number of samples; and forget them."""
+
+
+class Task(Protocol):
+    """What is learnt: how a batch becomes a loss, and how sums over samples become metrics."""
+
+    names: tuple[str, ...]
+
+    def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The batch's mean loss and its outputs."""
+
+    def meter(self) -> Sums:
+        """An empty collection of sums."""
+
+    def summary(self, sums: torch.Tensor) -> dict[str, float]:
+        """The metrics of the samples behind the sums."""
+
+    def validation(self, sums: torch.Tensor) -> dict[str, float]:
+        """The same for a whole validation, where there may be more to say."""
 
 
 def ranks_of_labels(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -32,12 +60,12 @@ class Classification:
         loss: called with (outputs (N, C), labels (N,)), returns the mean over the batch.
     """
 
-    names = NAMES
+    names: tuple[str, ...] = NAMES
 
     def __init__(self, loss: nn.Module) -> None:
         self.loss = loss
 
-    def forward(self, model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The batch's mean loss and its outputs."""
         outputs = model(inputs)
         return self.loss(outputs, labels), outputs
@@ -52,6 +80,10 @@ class Classification:
         if not samples:
             return {}
         return {name: total / samples for name, total in zip(NAMES, totals, strict=True)}
+
+    def validation(self, sums: torch.Tensor) -> dict[str, float]:
+        """As ``summary``."""
+        return self.summary(sums)
 
 
 class Meter:

@@ -14,6 +14,8 @@ from trainer.auto import ModelFacts
 from trainer.build import call_target
 from trainer.data.base import Facts
 from trainer.errors import UserError
+from trainer.models.rows import tables
+from trainer.optim.sparse import rule_of
 
 IMAGE_DIMENSIONS = 3
 
@@ -33,7 +35,10 @@ def probe(config: Mapping[str, Any], facts: Facts | None = None) -> ModelFacts:
         parameters = [p for p in model.parameters() if p.requires_grad]
         if not parameters:
             raise UserError(f"model._target_={config['model']['_target_']}", "has no parameters to train")
-        call_target(config["optimizer"], "optimizer", [torch.zeros(1, requires_grad=True)], kind=torch.optim.Optimizer)
+        one = [torch.zeros(1, requires_grad=True)]
+        optimizer = call_target(config["optimizer"], "optimizer", one, kind=torch.optim.Optimizer)
+        if any(tables(model)):
+            rule_of(config["optimizer"], optimizer)
         loss = call_target(config["loss"], "loss", kind=nn.Module)
         call_target(config["scheduler"], "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
         if facts is not None:
@@ -54,17 +59,29 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def check_outputs(config: Mapping[str, Any], model: nn.Module, loss: nn.Module, facts: Facts) -> None:
-    """One forward of two empty samples: an output for each class, and a loss that takes them.
+    """One forward of two empty samples: the task's outputs, and a loss that takes them.
 
-    What goes wrong on the meta device says nothing; on the CPU it is the model's word, if samples are images.
+    What goes wrong on the meta device says nothing; on the CPU it is the model's word, if samples are images, or
+    several inputs by name.
     """
-    outputs = _forward(model, facts.shape)
-    if isinstance(outputs, Exception) and config["device"] != "cuda" and len(facts.shape) == IMAGE_DIMENSIONS:
-        outputs = _forward(call_target(config["model"], "model"), facts.shape)
+    outputs = _forward(model, facts)
+    telling = isinstance(facts.shape, dict) or len(facts.shape) == IMAGE_DIMENSIONS
+    if isinstance(outputs, Exception) and config["device"] != "cuda" and telling:
+        again = call_target(config["model"], "model")
+        if any(p.is_meta for p in again.parameters()) and isinstance(facts.shape, dict):
+            again = model
+        outputs = _forward(again, facts)
         if isinstance(outputs, Exception):
             raise UserError(f"model ({config['model']['_target_']})", f"does not take samples of {facts.shape}, which {facts.source} has: {_line(outputs)}") from outputs  # fmt: skip
-    if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2:
+    if not isinstance(outputs, torch.Tensor):
         return
+    if facts.task == "binary":
+        _check_binary(config, loss, facts, outputs)
+    elif outputs.dim() == 2:
+        _check_classes(config, loss, facts, outputs)
+
+
+def _check_classes(config: Mapping[str, Any], loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> None:
     if outputs.shape[1] < facts.classes:
         given = config["model"].get("num_classes")
         what = f"model.num_classes={given}" if given else f"model ({config['model']['_target_']})"
@@ -78,12 +95,31 @@ def check_outputs(config: Mapping[str, Any], model: nn.Module, loss: nn.Module, 
         raise UserError(f"loss ({config['loss']['_target_']})", f"gives {tuple(value.shape)} values instead of one, the mean", "loss=cross_entropy")  # fmt: skip
 
 
+def _check_binary(config: Mapping[str, Any], loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> None:
+    """One logit per sample, and a loss that is the mean over samples (cross-entropy would take the batch for classes)."""
+    if outputs.dim() != 1:
+        raise UserError(f"model ({config['model']['_target_']})", f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels 0 and 1 need one logit (N,)", "model=wide_and_deep")  # fmt: skip
+    logits, labels = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
+    what, instead = f"loss ({config['loss']['_target_']})", "loss=binary_cross_entropy"
+    try:
+        both = loss(logits, labels)
+        apart = torch.stack([loss(logits[i : i + 1], labels[i : i + 1]) for i in range(2)])
+    except Exception as error:
+        raise UserError(what, f"does not take logits (N,) and labels (N,): {_line(error)}", instead) from error
+    if both.dim() or not torch.allclose(both, apart.mean()):
+        raise UserError(what, "is not the mean over samples for logits (N,) and labels (N,)", instead)
+
+
 @torch.no_grad()
-def _forward(model: nn.Module, shape: tuple[int, ...]) -> Any:
+def _forward(model: nn.Module, facts: Facts) -> Any:
     """The outputs for two samples of zeros, or the exception."""
     device = next(model.parameters()).device
     try:
-        return model.eval()(torch.zeros((2, *shape), device=device))
+        if not isinstance(facts.shape, dict):
+            return model.eval()(torch.zeros((2, *facts.shape), device=device))
+        kinds = {name: torch.int64 if name in facts.integers else None for name in facts.shape}
+        inputs = {n: torch.zeros((2, *s), dtype=kinds[n], device=device) for n, s in facts.shape.items()}
+        return model.eval()(inputs)
     except Exception as error:
         return error
 

@@ -69,7 +69,7 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     yield "updates", f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({plan.epochs} epochs)"
     facts = plan.facts
-    yield "data", f"{facts['source']}: {facts['train_samples']} training and {facts['val_samples']} validation samples of {tuple(facts['shape'])}, {facts['classes']} classes"  # fmt: skip
+    yield "data", f"{facts['source']}: {facts['train_samples']} training and {facts['val_samples']} validation samples of {_shape(facts['shape'])}, {facts['classes']} classes"  # fmt: skip
     yield "model", f"{plan.parameters:,} parameters"
     for key, value in plan.chosen.items():
         yield key, str(value).lower() + because(key)
@@ -77,6 +77,12 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "logs", f"{plan.run_dir}/workerlog.N" + (", serverlog.N" if "server" in plan.roles else "")
     yield "weights", f"{plan.run_dir}/model.safetensors, best in checkpoints/best.safetensors"
     yield "tracking", plan.tracking or "none (the run folder only)"
+
+
+def _shape(shape: Any) -> str:
+    if isinstance(shape, dict):
+        return " and ".join(f"{name} {tuple(size)}" for name, size in shape.items())
+    return str(tuple(shape))
 
 
 @contextmanager
@@ -109,7 +115,9 @@ def bar(run_dir: Path, total_steps: int) -> Iterator[None]:
 
 def _fields(status: dict[str, Any]) -> dict[str, str]:
     metrics = status["metrics"]
-    shown = " ".join(f"{k}: {metrics['train/' + k]:.4f}" for k in ("loss", "acc1", "acc5") if f"train/{k}" in metrics)
+    shown = " ".join(
+        f"{k}: {metrics['train/' + k]:.4f}" for k in ("loss", "acc1", "acc5", "auc") if f"train/{k}" in metrics
+    )
     rate = f"{metrics['perf/samples_per_s']:.0f} samples/s" if "perf/samples_per_s" in metrics else ""
     return {"where": f"epoch {status['epoch']}", "rate": rate, "metrics": shown}
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 STATUS_EVERY_S = 0.5
+FALLING = ("loss", "mae", "mse")
+"""Endings of metrics of which less is better (of rmse, too)."""
 
 
 class Waits(Protocol):
@@ -32,10 +34,12 @@ class Report:
     Args:
         run_dir: the run's folder; None: lines only (every rank but 0).
         total_steps: updates of the whole run.
+        watched: validation metric whose greatest value marks the best model.
     """
 
-    def __init__(self, run_dir: Path | None, total_steps: int) -> None:
+    def __init__(self, run_dir: Path | None, total_steps: int, watched: str = "acc1") -> None:
         self.run_dir = run_dir
+        self.watched = f"val/{watched}"
         self.total_steps = total_steps
         self.metrics: dict[str, float] = {}
         self.best: dict[str, float] = {}
@@ -84,10 +88,10 @@ class Report:
     def validation(self, epoch: int, step: int, metrics: Mapping[str, float]) -> bool:
         """A line and a point of a validation; returns whether rank 0 should keep this model as the best so far."""
         values = {f"val/{k}": v for k, v in metrics.items()}
-        improved = "val/acc1" in values and values["val/acc1"] > self.best.get("val/acc1", -1.0)
+        improved = self.watched in values and values[self.watched] > self.best.get(self.watched, -1.0)
         self.metrics |= values
         for name, value in values.items():
-            better = min if name.endswith("loss") else max
+            better = min if name.endswith(FALLING) else max
             self.best[name] = better(value, self.best.get(name, value))
         print(f"[Epoch {epoch}] validation " + ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items()), flush=True)
         self._point(epoch, step, values)

@@ -74,10 +74,32 @@ class TorchvisionModel(ModelConfig):
 
 
 @dataclass
+class WideAndDeepModel(ModelConfig):
+    """model=wide_and_deep: a linear model beside a network on embedded ids, for click-through data."""
+
+    _target_: str = key("trainer.models.wide_and_deep.WideAndDeep", "class or function that returns a torch.nn.Module")
+    table_size: Optional[int] = key("${data.hash_size}", "rows of the table that all slots share (null: any id, on servers)", "rows", ge=1)  # fmt: skip
+    embedding_dim: int = key(10, "columns of the table", "columns", ge=1)
+    dense_features: int = key(13, "numbers of a sample", "features", ge=1)
+    sparse_slots: int = key(26, "ids of a sample", "slots", ge=1)
+    hidden: List[int] = key([400, 400, 400], "widths of the network's layers")
+    init_scale: float = key(0.01, "fresh rows are uniform between this and its negative", ge=0)
+
+
+@dataclass
 class LossConfig:
     """loss: what is minimised. Further keys are arguments of the constructor."""
 
     _target_: str = key("torch.nn.CrossEntropyLoss", "torch.nn.Module called with (outputs, labels), mean over samples")
+
+
+@dataclass
+class BinaryCrossEntropyLoss(LossConfig):
+    """loss=binary_cross_entropy: for labels 0 and 1 and one logit."""
+
+    _target_: str = key(
+        "torch.nn.BCEWithLogitsLoss", "torch.nn.Module called with (outputs, labels), mean over samples"
+    )
 
 
 @dataclass
@@ -86,7 +108,8 @@ class OptimizerConfig:
 
     _target_: str = key("torch.optim.SGD", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
     lr: float = key(0.01, "learning rate that the scheduler multiplies", gt=0)
-    weight_decay: float = key(0.0, "L2 decay", ge=0)
+    weight_decay: float = key(0.0, "L2 decay; never of sparse embedding tables", ge=0)
+    sparse: str = key("auto", "rule for embedding tables with sparse gradients (auto: the optimizer's counterpart)", choices=("auto", "sgd", "adagrad", "rowwise_adagrad", "adam"))  # fmt: skip
 
 
 @dataclass
@@ -106,6 +129,23 @@ class AdamOptimizer(OptimizerConfig):
     lr: float = key(0.001, "learning rate that the scheduler multiplies", gt=0)
     betas: List[float] = key([0.9, 0.999], "decay of the running means of gradient and squared gradient")
     eps: float = key(1e-8, "added to the denominator", ge=0)
+
+
+@dataclass
+class AdamWOptimizer(AdamOptimizer):
+    """optimizer=adamw: Adam with decoupled weight decay."""
+
+    _target_: str = key("torch.optim.AdamW", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    weight_decay: float = key(0.01, "decoupled decay; never of sparse embedding tables", ge=0)
+
+
+@dataclass
+class AdagradOptimizer(OptimizerConfig):
+    """optimizer=adagrad: steps shrink with what a parameter has moved, which suits features that are rare."""
+
+    _target_: str = key("torch.optim.Adagrad", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    initial_accumulator_value: float = key(0.0, "sum of squared gradients at the start", ge=0)
+    eps: float = key(1e-10, "added to the denominator", ge=0)
 
 
 @dataclass
@@ -208,6 +248,38 @@ class EmbeddedFlowersData(FlowersData):
     _target_: str = key("trainer.data.flowers.EmbeddedFlowers", "class, a trainer.data.base.DataSource")
     draw_seed: int = key(0, "seed of the drawing", ge=0)
     per_class: int = key(10, "images per class and split", "images", ge=1)
+
+
+@dataclass
+class CriteoRows(DataConfig):
+    """data=criteo and data=synthetic_criteo: rows of a label, 13 integers and 26 tokens, any of which may be empty."""
+
+    num_classes: int = key(2, "number of classes", "classes", ge=1)
+    hash_size: Optional[int] = key(1000001, "slot and token are hashed to ids below this (null: of 63 bits)", "ids", ge=2)  # fmt: skip
+    cache: bool = key(True, "convert the text once into arrays in the user's cache; false: read it anew in every epoch")
+    block_mib: int = key(16, "piece of a text file that a worker takes at a time, without cache", "MiB", ge=1)
+    chunk_rows: int = key(8192, "rows that are parsed at a time, without cache", "rows", ge=1)
+    max_bad_fraction: float = key(0.01, "share of rows that may be malformed; they are left out", ge=0, le=1)
+
+
+@dataclass
+class CriteoData(CriteoRows):
+    """data=criteo: Criteo's click logs as text, plain or .gz."""
+
+    _target_: str = key("trainer.data.criteo.Criteo", "class, a trainer.data.base.DataSource")
+    path: Any = key("???", "a file, a folder, a pattern such as day_*.gz, or a list of these")
+    val_path: Any = key(None, "the same, for validation (null: val_fraction of the rows)")
+    val_fraction: float = key(0.1, "share of the rows held out for validation, where there is no val_path", gt=0, le=0.9)  # fmt: skip
+
+
+@dataclass
+class SyntheticCriteoData(CriteoRows):
+    """data=synthetic_criteo: rows in Criteo's format drawn by a teacher whose AUC is known."""
+
+    _target_: str = key("trainer.data.synthetic_criteo.SyntheticCriteo", "class, a trainer.data.base.DataSource")
+    train_rows: int = key(400000, "rows for training", "rows", ge=100)
+    val_rows: int = key(100000, "rows for validation", "rows", ge=100)
+    draw_seed: int = key(0, "seed of the teacher and of the rows", ge=0)
 
 
 @dataclass
@@ -340,17 +412,22 @@ class Config:
 
 
 GROUPS: dict[str, tuple[type, ...]] = {
-    "model": (ModelConfig, LeNetModel, ResNet18Model, ResNet50Model, TorchvisionModel),
-    "data": (DataConfig, DigitsData, RandomImagesData, FlowersData, Flowers102Data, EmbeddedFlowersData),
+    "model": (ModelConfig, LeNetModel, ResNet18Model, ResNet50Model, TorchvisionModel, WideAndDeepModel),
+    "data": (
+        DataConfig, DigitsData, RandomImagesData, FlowersData, Flowers102Data, EmbeddedFlowersData, CriteoRows,
+        CriteoData, SyntheticCriteoData,
+    ),
     "sampler": (SamplerConfig,),
-    "loss": (LossConfig,),
-    "optimizer": (OptimizerConfig, MomentumOptimizer, AdamOptimizer, TorchOptimizer),
+    "loss": (LossConfig, BinaryCrossEntropyLoss),
+    "optimizer": (
+        OptimizerConfig, MomentumOptimizer, AdamOptimizer, AdamWOptimizer, AdagradOptimizer, TorchOptimizer,
+    ),
     "scheduler": (SchedulerConfig, StepSchedule, CosineSchedule),
     "strategy": (StrategyConfig, GroupStrategy, CollectiveStrategy, LocalSgdStrategy),
     "launch": (LaunchConfig,),
     "execution": (ExecutionConfig,),
     "tracking": (TrackingConfig,),
-}
+}  # fmt: skip
 
 
 OPEN_GROUPS = ("model", "data", "loss", "optimizer", "scheduler", "strategy")
@@ -358,3 +435,6 @@ OPEN_GROUPS = ("model", "data", "loss", "optimizer", "scheduler", "strategy")
 
 CONSTRUCTED = ("model", "loss", "optimizer")
 """Of these, the ones whose further keys are arguments of a constructor that is not ours."""
+
+NOT_ARGUMENTS = {"optimizer": ("sparse",)}
+"""Keys of these that the constructor does not get."""

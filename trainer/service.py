@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import compose
+from trainer.data.base import WATCHED
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from trainer.tracking.client import Tracker
 
-SWEPT_METRICS = ("val/loss", "val/acc1", "val/acc5", "train/loss")
+SWEPT_METRICS = ("val/loss", "val/acc1", "val/acc5", "val/auc", "train/loss")
 
 
 def run(overrides: Sequence[str]) -> Result:
@@ -172,7 +173,8 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
 
     out = console()
     shown = ", ".join(f"{k}: {v:.5f}" for k, v in result.metrics.items() if k.startswith("val/"))
-    best = f" (best acc1 {result.best['val/acc1']:.5f})" if "val/acc1" in result.best else ""
+    watched = WATCHED[ready.plan.facts["task"]]
+    best = f" (best {watched} {result.best[f'val/{watched}']:.5f})" if f"val/{watched}" in result.best else ""
     out.print(f"\n[bold green]done[/] {result.steps} updates, {result.samples} samples in {result.seconds:.1f} s. {shown}{best}")  # fmt: skip
     if result.stand_in:
         out.print(f"[bold red]ATTENTION: {result.stand_in}[/]")

@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.binary import Binary
 from trainer.build import call_target, locate
-from trainer.data.base import Facts
+from trainer.data.base import WATCHED, Facts
 from trainer.data.feed import Feed, Placement
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.loop import Rhythm, Training, fit
-from trainer.metrics import Classification
+from trainer.metrics import Classification, Task
+from trainer.models.rows import materialise, tables
+from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
 from trainer.optim.updater import Updater
 from trainer.report import Report
 from trainer.strategies.base import Seat, Strategy
@@ -43,7 +46,7 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     with settings(config, plan, seat):
         strategy: Strategy = locate(plan["strategy_worker"])(_arguments(config["strategy"]), seat)
         try:
-            report = Report(run_dir if first else None, plan["total_steps"])
+            report = Report(run_dir if first else None, plan["total_steps"], WATCHED[plan["facts"]["task"]])
             run = build(config, plan, seat, strategy, report)
             try:
                 fit(run)
@@ -92,7 +95,7 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
     return Training(
         model=model,
         forward=forward,
-        task=Classification(loss),
+        task=make_task(facts, loss),
         strategy=strategy,
         feed=feed,
         report=report,
@@ -106,6 +109,13 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
     )  # fmt: skip
 
 
+def make_task(facts: Facts, loss: nn.Module) -> Task:
+    """How the data's labels are learnt and measured."""
+    if facts.task == "binary":
+        return Binary(loss, facts.ceiling.get("auc"))
+    return Classification(loss)
+
+
 def build_model(config: dict[str, Any], plan: dict[str, Any], device: torch.device) -> nn.Module:
     """The model on the device, drawn from the seed, in the planned precision and memory format."""
     _seed(config["seed"])
@@ -115,13 +125,19 @@ def build_model(config: dict[str, Any], plan: dict[str, Any], device: torch.devi
 
         model = synchronised(model, str(device))
     model = model.to(device, torch.float64 if plan["chosen"]["precision"] == "fp64" else None)
+    if not plan.get("tables_at_servers"):
+        materialise(model, config["seed"], device)
     return model.to(memory_format=torch.channels_last) if plan["chosen"]["channels_last"] else model
 
 
 def make_updater(config: dict[str, Any], plan: dict[str, Any], module: nn.Module, precision: str) -> Updater:
-    """The optimizer with its schedule, clipping and loss scale."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    optimizer = call_target(config["optimizer"], "optimizer", parameters)
+    """The optimizer, with its counterpart for sparse tables, its schedule, clipping and loss scale."""
+    sparse = {id(table.weight): table.weight for _, table in tables(module)}
+    parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in sparse]
+    optimizer = call_target(config["optimizer"], "optimizer", parameters or [torch.zeros(1, requires_grad=True)])
+    if sparse:
+        rule, numbers = rule_of(config["optimizer"], optimizer)
+        optimizer = DenseAndSparse(optimizer, sparse_optimizer(rule, numbers, sparse.values()))
     schedule = call_target(
         config["scheduler"], "scheduler", total_steps=plan["total_steps"], steps_per_epoch=plan["steps_per_epoch"]
     )

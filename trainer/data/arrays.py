@@ -1,4 +1,4 @@
-"""A data set that is two tensors in memory, read a whole batch at a time."""
+"""A data set of tensors in memory, read a whole batch at a time."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from trainer.data.inputs import Inputs, each
 
-class ArrayDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Inputs (N, ...) and labels (N,)."""
 
-    def __init__(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+class ArrayDataset(Dataset[tuple[Inputs, torch.Tensor]]):
+    """Inputs (N, ...), or a dict of such, and labels (N,)."""
+
+    def __init__(self, inputs: Inputs, labels: torch.Tensor) -> None:
         self.inputs = inputs
         self.labels = labels
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.inputs[index], self.labels[index]
+    def __getitem__(self, index: int) -> tuple[Inputs, torch.Tensor]:
+        return each(lambda tensor: tensor[index], self.inputs), self.labels[index]
 
-    def batch(self, indices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, indices: Any) -> tuple[Inputs, torch.Tensor]:
         """The samples of these numbers (a list or an integer array), stacked."""
         chosen = torch.as_tensor(indices)
-        return self.inputs[chosen], self.labels[chosen]
+        return each(lambda tensor: tensor[chosen], self.inputs), self.labels[chosen]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 """Told of long preparations: what is done, how far, of how many."""
+
+
+WATCHED = {"classification": "acc1", "binary": "auc"}
+"""What can be learnt, and for each the validation metric that says which model is the best so far."""
 
 
 @dataclass(frozen=True)
@@ -22,20 +26,29 @@ class Facts:
         source: what the samples really are, in a few words; shown in the plan and in the run's tags.
         kind: a word for the workers, which way the source has decided to go (e.g. ``real``, ``embedded``).
         train_samples, val_samples: samples of each split.
-        shape: of one input, e.g. (3, 224, 224).
+        shape: of one input, e.g. (3, 224, 224); where a sample has several inputs, name -> shape.
         classes: number of classes.
         stand_in: why something else than asked is used, said loudly; empty when it is what was asked for.
         slow: samples are decoded one by one, so that reading processes pay.
+        task: a key of ``WATCHED``; ``binary``: labels 0 and 1, and a model with one output (N,), the logit of 1.
+        integers: names of the inputs that are int64 ids.
+        ceiling: metric -> the best value that any model can reach on the validation samples, where that is known.
+        streams: the training data are read in blocks that workers take turns at, not by numbers of samples; then
+            ``train_samples`` may be an estimate.
     """
 
     source: str
     kind: str
     train_samples: int
     val_samples: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | dict[str, tuple[int, ...]]
     classes: int
     stand_in: str = ""
     slow: bool = False
+    task: str = "classification"
+    integers: tuple[str, ...] = ()
+    ceiling: dict[str, float] = field(default_factory=dict)
+    streams: bool = False
 
 
 @dataclass
@@ -44,7 +57,8 @@ class Splits:
 
     Attributes:
         train, val: map-style, each item (input, label); or with ``batch(indices)`` that returns a whole batch.
-            Inputs of type uint8 are divided by 255 and normalised on the device.
+            Inputs of type uint8 are divided by 255 and normalised on the device. Inputs may be a dict of tensors by
+            name: of these, floating ones are given the run's precision and the others stay as they are.
         mean, std: per channel, in units of the divided input; None: no normalisation.
     """
 

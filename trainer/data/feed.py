@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from trainer.data.base import Splits
+from trainer.data.inputs import Inputs, each
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.lifeline import end_with
 
@@ -24,13 +25,13 @@ class Batch:
     """One batch on the device.
 
     Attributes:
-        inputs: (N, ...); labels: (N,).
+        inputs: (N, ...), or several such by name; labels: (N,).
         samples: how many of the N count (all, except for a placeholder batch: 0).
         share: factor on the batch's mean loss within its update.
         last: the update's last batch.
     """
 
-    inputs: torch.Tensor
+    inputs: Inputs
     labels: torch.Tensor
     samples: int
     share: float = 1.0
@@ -97,7 +98,10 @@ class _Addresses:
 
 
 class Placement:
-    """Moves a batch to the device: pinned copies overlap, uint8 becomes normalised floats there."""
+    """Moves a batch to the device: pinned copies overlap, uint8 images become normalised floats there.
+
+    Of inputs by name, floating ones take the run's type; ids and other integers stay as they are.
+    """
 
     def __init__(self, splits: Splits, device: torch.device, dtype: torch.dtype, channels_last: bool) -> None:
         self.device = device
@@ -107,10 +111,12 @@ class Placement:
         self.mean = torch.tensor(splits.mean, device=device, dtype=dtype).view(shape) if splits.mean else None
         self.std = torch.tensor(splits.std, device=device, dtype=dtype).view(shape) if splits.std else None
 
-    def __call__(self, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, inputs: Inputs, labels: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
         if self.device.type != "cpu":
-            inputs = inputs.to(self.device, non_blocking=True)
+            inputs = each(lambda tensor: tensor.to(self.device, non_blocking=True), inputs)
             labels = labels.to(self.device, non_blocking=True)
+        if isinstance(inputs, dict):
+            return {k: t.to(self.dtype) if t.is_floating_point() else t for k, t in inputs.items()}, labels
         if inputs.dtype == torch.uint8:
             inputs = inputs.to(self.dtype).div_(255)
         elif inputs.dtype != self.dtype and inputs.is_floating_point():
@@ -143,13 +149,13 @@ class _Reader:
                 worker_init_fn=_reading_process,
             )
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
         if self.loader is not None:
             yield from self.loader
             return
         for address in self.addresses:
             inputs, labels = self.dataset.__getitems__(address)
-            yield (inputs.pin_memory(), labels.pin_memory()) if self.pin_memory else (inputs, labels)
+            yield (each(torch.Tensor.pin_memory, inputs), labels.pin_memory()) if self.pin_memory else (inputs, labels)
 
     def close(self) -> None:
         """End the reading processes."""
@@ -219,7 +225,7 @@ class Feed:
             group = sizes[start : start + self.merge]
             yield sum(group), self._batches(batches, group)
 
-    def _batches(self, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], group: list[int]) -> Iterator[Batch]:
+    def _batches(self, batches: Iterator[tuple[Inputs, torch.Tensor]], group: list[int]) -> Iterator[Batch]:
         factor = 1 if self.average else len(group)
         for number, samples in enumerate(group):
             inputs, labels = self.place(*next(batches))

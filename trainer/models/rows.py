@@ -69,7 +69,9 @@ class RowEmbedding(nn.Embedding):
         init, scale: see :class:`RowInit`.
     """
 
-    def __init__(self, num_embeddings: int | None, embedding_dim: int, init: str = "uniform", scale: float = 0.1) -> None:
+    def __init__(
+        self, num_embeddings: int | None, embedding_dim: int, init: str = "uniform", scale: float = 0.1
+    ) -> None:
         weight = nn.Parameter(torch.empty((num_embeddings or 1, embedding_dim), device="meta"))
         super().__init__(num_embeddings or 1, embedding_dim, sparse=True, _weight=weight)
         self.unbounded = num_embeddings is None

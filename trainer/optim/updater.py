@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.optim.sparse import clip_norm
+
 
 class Updater:
     """An optimizer with its learning-rate schedule, gradient clipping and fp16 loss scale.
@@ -15,7 +17,7 @@ class Updater:
     Args:
         optimizer: its parameter groups' ``lr`` is what the schedule multiplies.
         factor: the schedule, update number -> factor.
-        clip_norm: greatest L2 norm of the whole gradient, or None.
+        clip_norm: greatest L2 norm of the whole gradient, that of sparse tables included, or None.
         loss_scaling: dynamic loss scaling, for fp16: an update with an inf or nan gradient is skipped.
     """
 
@@ -49,7 +51,7 @@ class Updater:
         if self.scaler is not None and self.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
         if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+            self._clip(self.clip_norm)
         factor = self.factor(self.steps)
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base * factor
@@ -60,6 +62,12 @@ class Updater:
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
+
+    def _clip(self, limit: float) -> None:
+        if any(p.grad is not None and p.grad.is_sparse for p in self.parameters):
+            clip_norm(self.parameters, limit)
+        else:
+            nn.utils.clip_grad_norm_(self.parameters, limit)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, number of updates, loss scale."""

@@ -36,6 +36,9 @@ class Declaration(ABC):
     same_everywhere: ClassVar[bool] = True
     """After every update all workers hold the same state, so that rank 0's ``state()`` is everybody's."""
 
+    leases: ClassVar[bool] = False
+    """Workers can take blocks of a data set as they go, so that it need not be read by numbers of samples."""
+
     def __init__(self, **config: Any) -> None:
         self.config = config
 

@@ -1,0 +1,16 @@
+"""A batch's inputs: one tensor (N, ...), or several by name, as click-through data have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Inputs = torch.Tensor | dict[str, torch.Tensor]
+
+
+def each(function: Callable[[torch.Tensor], torch.Tensor], inputs: Inputs) -> Inputs:
+    """The function's results for a tensor, or for each of a dict's tensors under its name."""
+    if isinstance(inputs, torch.Tensor):
+        return function(inputs)
+    return {name: function(tensor) for name, tensor in inputs.items()}

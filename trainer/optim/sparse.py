@@ -1,0 +1,177 @@
+"""How the rows of embedding tables are updated: the sparse counterpart of the optimizer that trains everything else.
+
+Adam, momentum and their like move every row in every step, also those without a gradient. A table of millions of rows
+is updated lazily instead: only the rows that a batch has touched. ``weight_decay`` never applies to tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from trainer.errors import UserError
+
+RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+"""Values of ``optimizer.sparse`` besides ``auto``; servers use the same names."""
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "adagrad": {"lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10},
+    "rowwise_adagrad": {"initial_accumulator_value": 0.0, "eps": 1e-10},
+    "adam": {"betas": (0.9, 0.999), "eps": 1e-8},
+}
+"""Each rule's numbers besides ``lr``; they are taken from the optimizer where that is of the same family."""
+
+FAMILIES: dict[type, str] = {
+    torch.optim.SGD: "sgd",
+    torch.optim.Adagrad: "adagrad",
+    torch.optim.Adam: "adam",
+    torch.optim.AdamW: "adam",
+    torch.optim.SparseAdam: "adam",
+}
+
+
+class RowwiseAdagrad(torch.optim.Optimizer):
+    """Adagrad with one accumulator per row, the mean over its columns of the squared gradient (as in DLRM and FBGEMM).
+
+    For a row with gradient g (D,): ``a += mean(g^2)``, then ``row -= lr * g / (sqrt(a) + eps)``. Takes sparse gradients
+    of tables (N, D), and dense ones, where every row counts as touched.
+
+    Raises:
+        ValueError: a number is negative.
+    """
+
+    def __init__(
+        self, params: Any, lr: float = 0.01, initial_accumulator_value: float = 0.0, eps: float = 1e-10
+    ) -> None:
+        if lr < 0 or initial_accumulator_value < 0 or eps < 0:
+            raise ValueError("lr, initial_accumulator_value and eps must not be negative")
+        defaults = {"lr": lr, "initial_accumulator_value": initial_accumulator_value, "eps": eps}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One update of the touched rows."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for table in group["params"]:
+                if table.grad is not None:
+                    self._update(table, table.grad, group)
+        return loss
+
+    def _update(self, table: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any]) -> None:
+        if "sum" not in self.state[table]:
+            start = group["initial_accumulator_value"]
+            self.state[table]["sum"] = torch.full((len(table),), start, dtype=table.dtype, device=table.device)
+        if grad.is_sparse:
+            grad = grad.coalesce()
+            rows, values = grad.indices()[0], grad.values()
+        else:
+            rows, values = torch.arange(len(table), device=table.device), grad
+        total = self.state[table]["sum"]
+        total.index_add_(0, rows, values.square().mean(1))
+        step = values / (total[rows].sqrt() + group["eps"]).unsqueeze(1)
+        table.index_add_(0, rows, step, alpha=-group["lr"])
+
+
+CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rowwise_adagrad": RowwiseAdagrad,
+    "adam": torch.optim.SparseAdam,
+}
+
+
+def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, Any]]:
+    """The rule for tables and its numbers.
+
+    Args:
+        node: the ``optimizer`` node of the config.
+        optimizer: made from it, with any parameters.
+
+    Returns:
+        A name of ``RULES``, and the keys of ``DEFAULTS`` with ``lr``.
+
+    Raises:
+        UserError: ``optimizer.sparse=auto``, and the optimizer has no counterpart that updates touched rows alone.
+    """
+    given, family = str(node.get("sparse", "auto")), FAMILIES.get(type(optimizer), "")
+    lazy = family and not optimizer.defaults.get("momentum") and not optimizer.defaults.get("amsgrad")
+    if given == "auto" and not lazy:
+        raise UserError(
+            f"optimizer ({_spelled(node)})",
+            "has no counterpart for embedding tables with sparse gradients, of which a step moves the touched rows alone",
+            f"optimizer.sparse=adagrad (or {', '.join(r for r in RULES if r != 'adagrad')})",
+        )
+    rule = family if given == "auto" else given
+    related = rule == family or (rule == "rowwise_adagrad" and family == "adagrad")
+    own = {k: optimizer.defaults[k] for k in DEFAULTS[rule] if related and k in optimizer.defaults}
+    return rule, {**DEFAULTS[rule], **own, "lr": float(optimizer.defaults["lr"])}
+
+
+def sparse_optimizer(rule: str, numbers: Mapping[str, Any], tables: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    """The rule's optimizer for these tables' weights."""
+    return CLASSES[rule](list(tables), **numbers)
+
+
+def _spelled(node: Mapping[str, Any]) -> str:
+    target, name = str(node["_target_"]), node.get("name")
+    if name:
+        return f"torch.optim.{name}"
+    momentum = node.get("momentum")
+    return f"{target}, momentum={momentum}" if momentum else target
+
+
+class DenseAndSparse(torch.optim.Optimizer):
+    """Two optimizers that step as one, so that a loss scaler skips both or none.
+
+    Its parameter groups are those of the two themselves: a learning rate that is set here holds there.
+    """
+
+    def __init__(self, dense: torch.optim.Optimizer, sparse: torch.optim.Optimizer) -> None:
+        super().__init__([*dense.param_groups, *sparse.param_groups], {})
+        self.parts = {"dense": dense, "sparse": sparse}
+        for part in self.parts.values():
+            own = {id(p) for group in part.param_groups for p in group["params"]}
+            part.param_groups = [g for g in self.param_groups if id(g["params"][0]) in own]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step of both."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for part in self.parts.values():
+            part.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The two states by name."""
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` gave."""
+        for name, part in self.parts.items():
+            part.load_state_dict(state_dict[name])
+        self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
+
+
+def clip_norm(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
+    """As ``torch.nn.utils.clip_grad_norm_``, for gradients of which some are sparse: scaled to an L2 norm of ``limit``.
+
+    Returns:
+        The norm before. Sparse gradients are coalesced, because the norm of a sum is not the sum of norms.
+    """
+    values = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+        values.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+    if not values:
+        return torch.zeros(())
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(v) for v in values]))
+    factor = (limit / (norm + 1e-6)).clamp_max(1.0)
+    for value in values:
+        value.mul_(factor)
+    return norm
