@@ -1,0 +1,145 @@
+"""Row ids to storage slots: an open-addressing hash table whose every step works on whole arrays of ids."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainer.models.rows import mixed
+
+EMPTY = -1  # never used: a search ends here
+GONE = -2  # held an id that was removed: a search passes, a new id may move in
+SMALLEST = 16
+
+
+class HashIndex:
+    """Ids (int64, 0..2^63-1) to slots 0, 1, 2, ...; linear probing, at most half full (Knuth, vol. 3, 6.4).
+
+    The probes of one call advance together: a round looks at one place for every id that is still searching, so the
+    number of Python steps is the longest probe, not the number of ids.
+    """
+
+    def __init__(self) -> None:
+        self._keys = np.full(SMALLEST, EMPTY, dtype=np.int64)
+        self._slots = np.full(SMALLEST, -1, dtype=np.int64)  # -1 wherever no id lies, so that absent ids read -1
+        self._count = 0
+        self._used = 0  # places that are not EMPTY
+        self._free = np.empty(0, dtype=np.int64)  # slots given back, reused from the end
+        self.high = 0  # slots ever given out: all slots are below it
+
+    def __len__(self) -> int:
+        return self._count
+
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self._keys.nbytes + self._slots.nbytes + self._free.nbytes
+
+    def ids(self) -> np.ndarray:
+        """(len,) the ids present, in the order of :meth:`slots`."""
+        return self._keys[self._keys >= 0]
+
+    def slots(self) -> np.ndarray:
+        """(len,) the slots of :meth:`ids`."""
+        return self._slots[self._keys >= 0]
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        """(N,) slots of these ids (N,), -1 where absent.
+
+        Raises:
+            ValueError: an id below 0.
+        """
+        slots: np.ndarray = self._slots.take(self._search(_checked(ids)))
+        return slots
+
+    def add(self, ids: np.ndarray) -> np.ndarray:
+        """(N,) slots of these ids (N,), which are unique; those that were absent are added.
+
+        New ids take the slots given back by :meth:`remove` first, then consecutive ones from ``high``.
+
+        Raises:
+            ValueError: an id below 0.
+        """
+        slots = self.find(ids)
+        absent = np.flatnonzero(slots < 0)
+        if len(absent):
+            slots[absent] = fresh = self._take(len(absent))
+            self._reserve(len(absent))
+            self._insert(ids[absent], fresh)
+            self._count += len(absent)
+        return slots
+
+    def remove(self, ids: np.ndarray) -> np.ndarray:
+        """Forget these unique ids (N,), present or not. Returns the slots set free, (M,)."""
+        places = self._search(_checked(ids))
+        places = places[self._keys[places] >= 0]
+        slots: np.ndarray = self._slots[places]
+        self._keys[places] = GONE
+        self._slots[places] = -1
+        self._count -= len(places)
+        self._free = np.concatenate([self._free, slots])
+        return slots
+
+    def _search(self, ids: np.ndarray) -> np.ndarray:
+        """(N,) places: that of the id, or the EMPTY one where its search ended."""
+        mask = len(self._keys) - 1
+        places = _home(ids, mask)
+        keys = self._keys.take(places)
+        open_ = np.flatnonzero((keys != ids) & (keys != EMPTY))
+        sought, at = ids[open_], places[open_]
+        while len(open_):
+            at = (at + 1) & mask
+            keys = self._keys.take(at)
+            done = (keys == sought) | (keys == EMPTY)
+            places[open_[done]] = at[done]
+            going = ~done
+            open_, sought, at = open_[going], sought[going], at[going]
+        return places
+
+    def _insert(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        """Put absent ids where room is. Of several that want one place, the last written stays and the others go on."""
+        mask = len(self._keys) - 1
+        at = _home(ids, mask)
+        while len(ids):
+            before = self._keys[at]
+            room = before < 0
+            self._keys[at[room]] = ids[room]
+            settled = self._keys[at] == ids
+            self._slots[at[settled]] = slots[settled]
+            self._used += int(np.count_nonzero(before[settled] == EMPTY))
+            going = ~settled
+            ids, slots, at = ids[going], slots[going], (at[going] + 1) & mask
+
+    def _reserve(self, more: int) -> None:
+        """Room for that many more ids: a new table without the removed ones, double the size where need be.
+
+        It leaves at least 1/32 of its places to spare, or ids that come and go at the brim would rebuild it each time.
+        """
+        if 2 * (self._used + more) <= len(self._keys):
+            return
+        ids, slots = self.ids(), self.slots()
+        needed = 2 * (self._count + more)
+        capacity = max(SMALLEST, 1 << (needed + needed // 32).bit_length())
+        self._keys = np.full(capacity, EMPTY, dtype=np.int64)
+        self._slots = np.full(capacity, -1, dtype=np.int64)
+        self._used = 0
+        self._insert(ids, slots)
+
+    def _take(self, count: int) -> np.ndarray:
+        """(count,) slots that nobody has."""
+        reused = min(count, len(self._free))
+        fresh = np.arange(self.high, self.high + count - reused)
+        self.high += count - reused
+        slots = np.concatenate([self._free[len(self._free) - reused :][::-1], fresh])
+        self._free = self._free[: len(self._free) - reused].copy() if reused else self._free
+        return slots
+
+
+def _home(ids: np.ndarray, mask: int) -> np.ndarray:
+    """(N,) the place where the search for each id begins."""
+    return (mixed(ids.view(np.uint64)) & np.uint64(mask)).view(np.int64)
+
+
+def _checked(ids: np.ndarray) -> np.ndarray:
+    """The ids; an id below 0 would be taken for the marks of the table."""
+    if len(ids) and ids.min() < 0:
+        raise ValueError(f"row ids are 0..2^63-1, not {ids.min()}")
+    return ids
