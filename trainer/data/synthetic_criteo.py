@@ -1,0 +1,99 @@
+"""data=synthetic_criteo: files in Criteo's format drawn by a teacher, read as Criteo's own are."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+from trainer.data.base import Facts, Progress
+from trainer.data.criteo import Criteo
+
+VERSION = 1
+MARKER = "complete.json"
+CHUNK = 20_000
+FILES = 4
+
+
+class SyntheticCriteo(Criteo):
+    """Rows with a planted truth in the user's cache: three text files and a .gz for training, one for validation."""
+
+    def facts(self, global_batch_size: int) -> Facts:
+        known = self._drawn()
+        return self._facts(_name(known), self.config["train_rows"], self.config["val_rows"], known and known["auc"])
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        """Draw the files unless they are there, then as for Criteo's own."""
+        from filelock import FileLock
+
+        folder = self._folder()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f"{folder.name}.lock")):
+            known = self._drawn() or self._draw(folder, progress)
+        facts = super().prepare(facts, progress)
+        return self._facts(_name(known), facts.train_samples, facts.val_samples, known["auc"])
+
+    def _draw(self, folder: Path, progress: Progress) -> dict[str, Any]:
+        """Write the files beside their place, the marker last, and rename."""
+        for leftover in [*folder.parent.glob(f"{folder.name}.part-*"), folder]:
+            shutil.rmtree(leftover, ignore_errors=True)
+        part = folder.with_name(f"{folder.name}.part-{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            (part / "train").mkdir(parents=True)
+            known = self._write(part, progress)
+            (part / MARKER).write_text(json.dumps(known))
+            os.replace(part, folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        return known
+
+    def _write(self, folder: Path, progress: Progress) -> dict[str, Any]:
+        import numpy as np
+
+        from trainer.data.criteo_teacher import Teacher, area_under_curve, write
+
+        seed, total = self.config["draw_seed"], self.config["train_rows"] + self.config["val_rows"]
+        teacher, done, drawn = Teacher(seed), 0, []
+        names = [f"train/part-{n}.txt" + (".gz" if n == FILES - 1 else "") for n in range(FILES)]
+        shares = [(name, len(range(n, self.config["train_rows"], FILES))) for n, name in enumerate(names)]
+        for number, (name, rows) in enumerate([*shares, ("val.txt", self.config["val_rows"])]):
+            generator = np.random.default_rng([seed, 1, number])
+            path = folder / name
+            with gzip.open(path, "wb", 1) if path.suffix == ".gz" else path.open("wb") as file:
+                for start in range(0, rows, CHUNK):
+                    chunk = teacher.draw(min(CHUNK, rows - start), generator)
+                    write(file, chunk)  # type: ignore[arg-type]
+                    done += len(chunk.labels)
+                    progress("drawing Criteo rows", done, total)
+                    if name == "val.txt":
+                        drawn.append((chunk.probability, chunk.labels))
+        probability, labels = (np.concatenate(column) for column in zip(*drawn, strict=True))
+        return {"auc": area_under_curve(probability, labels), "clicks": float(labels.mean())}
+
+    def _folder(self) -> Path:
+        from trainer.data.drawn_flowers import cache_root
+
+        config = self.config
+        name = f"v{VERSION}-seed{config['draw_seed']}-{config['train_rows']}-{config['val_rows']}"
+        return cache_root() / "synthetic-criteo" / name
+
+    def _drawn(self) -> dict[str, Any] | None:
+        try:
+            return json.loads((self._folder() / MARKER).read_text())  # type: ignore[no-any-return]
+        except (OSError, ValueError):
+            return None
+
+    def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
+        from trainer.data.criteo_files import Part, find
+
+        folder = self._folder()
+        files = {"train": find(folder / "train", "data.path"), "val": find(folder / "val.txt", "data.val_path")}
+        return files, {"train": Part(), "val": Part()}
+
+
+def _name(known: dict[str, Any] | None) -> str:
+    return "synthetic Criteo rows" + (f" (teacher AUC {known['auc']:.4f})" if known else "")
