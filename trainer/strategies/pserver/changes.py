@@ -1,0 +1,69 @@
+"""Which rows a worker holds that others have changed since it last asked, for Geo: workers that exchange differences."""
+
+from __future__ import annotations
+
+import numpy as np
+
+NOBODY = -1
+
+
+class Changes:
+    """Per slot the last version and its writer, and the last version by anybody else; per worker the slots it holds.
+
+    Two versions are enough: a worker other than the last writer looks at the last version, the last writer at that of
+    the others. It takes 20 bytes a slot and one more per worker.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._version = np.zeros(0, dtype=np.int64)
+        self._writer = np.zeros(0, dtype=np.int32)
+        self._version_of_others = np.zeros(0, dtype=np.int64)
+        self._held = np.zeros((workers, 0), dtype=np.bool_)
+
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(a.nbytes for a in (self._version, self._writer, self._version_of_others, self._held))
+
+    def grow(self, capacity: int) -> None:
+        """Room for slots below that number."""
+        more = capacity - len(self._version)
+        self._version = np.pad(self._version, (0, more))
+        self._writer = np.pad(self._writer, (0, more), constant_values=NOBODY)
+        self._version_of_others = np.pad(self._version_of_others, (0, more))
+        self._held = np.pad(self._held, ((0, 0), (0, more)))
+
+    def clear(self, slots: np.ndarray) -> None:
+        """These slots (N,) hold other rows from now on: nobody wrote them, nobody holds them."""
+        self._version[slots] = self._version_of_others[slots] = 0
+        self._writer[slots] = NOBODY
+        self._held[:, slots] = False
+
+    def hold(self, worker: int, slots: np.ndarray) -> None:
+        """The worker has a copy of these slots (N,)."""
+        self._held[self._known(worker), slots] = True
+
+    def forget(self, worker: int) -> None:
+        """The worker has a copy of nothing."""
+        self._held[self._known(worker)] = False
+
+    def wrote(self, writer: int, slots: np.ndarray, version: int) -> None:
+        """The worker changed these slots (N,); versions start at 1 and do not fall."""
+        before = self._writer[slots]
+        others = slots[before != self._known(writer)]
+        self._version_of_others[others] = self._version[others]
+        self._version[slots] = version
+        self._writer[slots] = writer
+
+    def news(self, worker: int, cursor: int) -> np.ndarray:
+        """(N,) slots that the worker holds and that others changed after version ``cursor``."""
+        slots = np.flatnonzero((self._version > cursor) & self._held[self._known(worker)])
+        by_others = (self._writer[slots] != worker) | (self._version_of_others[slots] > cursor)
+        news: np.ndarray = slots[by_others]
+        return news
+
+    def _known(self, worker: int) -> int:
+        """The worker; a negative one would silently be counted from the end."""
+        if not 0 <= worker < self.workers:
+            raise ValueError(f"worker {worker} of a table made for {self.workers}")
+        return worker
