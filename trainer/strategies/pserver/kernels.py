@@ -109,12 +109,11 @@ class Adam:
 
     def apply(self, values: torch.Tensor, state: torch.Tensor, gradients: torch.Tensor, lr: float, step: int) -> None:
         beta1, beta2 = self.betas
-        mean, square = (moment.contiguous() for moment in state.split(values.shape[1], dim=1))
+        mean, square = state.split(values.shape[1], dim=1)  # views: what changes them changes the state
         mean.lerp_(gradients, 1 - beta1)
         square.lerp_(gradients.square(), 1 - beta2)
         step_size = lr * math.sqrt(1 - beta2**step) / (1 - beta1**step)
         values.addcdiv_(mean, square.sqrt().add_(self.eps), value=-step_size)
-        torch.cat((mean, square), dim=1, out=state)
 
 
 def kernel(name: str, **hyperparameters: Any) -> Kernel:

@@ -74,6 +74,11 @@ def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
+def bucket_key(table: str) -> np.uint64:
+    """What decides the buckets of a table's rows: its name alone, whatever the seed of a run."""
+    return np.uint64(_hash(table))
+
+
 def buckets_of(table_key: np.uint64, ids: np.ndarray) -> np.ndarray:
     """(N,) int64 buckets 0..1023 of a table's row ids (N,) of 0..2^63-1.
 
