@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 KEYS = [key for section in keys.sections() for key in section.keys]
 NO_UNIT = {
     "seed", "split_seed", "draw_seed", "node_rank", "master_port",  # numbers that name something
-    "lr", "weight_decay", "momentum", "eps", "clip_norm",  # in units of parameters and gradients, which have none
+    "lr", "weight_decay", "momentum", "eps", "clip_norm", "init_scale", "initial_accumulator_value",  # in units of parameters and gradients, which have none
     "warmup_start", "gamma", "final",  # factors
-    "val_fraction", "min_scale", "flip",  # shares
+    "val_fraction", "min_scale", "flip", "max_bad_fraction",  # shares
 }  # fmt: skip
 OPTIONS = [(group, name) for group in schema.GROUPS for name, _ in options(group)]
 RECIPES = [name for name, _ in options("recipe")]
@@ -38,7 +38,7 @@ def composed(*overrides: str) -> dict[str, Any]:
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
 def test_every_key_is_documented(key: keys.Key) -> None:
     assert 2 < len(key.help) < 110 and not key.help.endswith(".")
-    assert key.kind is not None or key.choices, "a type or the words that it takes"
+    assert key.kind is not None or key.choices or key.rule["texts"], "a type or the words that it takes"
     if key.kind in (int, float):
         assert bool(key.unit) != (key.path.rpartition(".")[2] in NO_UNIT), "a unit, or a place among those without"
 

@@ -266,6 +266,9 @@ def check_data(checked: Checked) -> None:
         raise UserError(f"data.num_classes={config['data']['num_classes']}", f"{facts.source} has {facts.classes} classes", f"data.num_classes={facts.classes}")  # fmt: skip
     if facts.streams and not checked.declaration.leases:
         raise UserError("data.cache=false", f"strategy={checked.declaration.name} reads samples by number, from the cache", "data.cache=true")  # fmt: skip
+    ids, rows = config["data"].get("hash_size", 0), config["model"].get("table_size")
+    if rows is not None and (ids is None or ids > rows):
+        raise UserError(f"model.table_size={rows}", f"the ids of {facts.source} go up to {ids or '2^63'} (data.hash_size)", f"model.table_size={keys.spelled(ids)}")  # fmt: skip
     workers = checked.workers
     if facts.train_samples < workers:
         raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", f"launch.nproc={max(1, facts.train_samples)}")  # fmt: skip

@@ -49,6 +49,8 @@ class Key:
     @property
     def type(self) -> str:
         """Its type as ``--help`` says it."""
+        if self.rule.get("texts"):
+            return "text or list" + (" or null" if self.optional else "")
         word = "|".join(self.choices) or SHORT.get(self.kind, "any")  # type: ignore[arg-type]
         return f"{word} or null" if self.optional else word
 
@@ -61,6 +63,9 @@ class Key:
                 return ""
             alone = f"this version has {self.choices[0]} alone"
             return f"must be one of {', '.join(self.choices)}" if len(self.choices) > 1 else alone
+        if self.rule.get("texts"):
+            several = value if isinstance(value, list) and value else [value]
+            return "" if all(isinstance(v, str) for v in several) else "must be a text or a list of texts"
         if not self._has_type(value):
             return f"must be {self._words()}"
         return self._out_of_range(value) if isinstance(value, (int, float)) else ""

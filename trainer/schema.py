@@ -15,9 +15,13 @@ def key(
     gt: float | None = None,
     le: float | None = None,
     choices: tuple[Any, ...] = (),
+    texts: bool = False,
 ) -> Any:
-    """Declare a config key: its default, one line of help, its unit, and the values it accepts."""
-    metadata = {"help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "choices": choices}
+    """Declare a config key: its default, one line of help, its unit, and the values it accepts.
+
+    ``texts``: a text or a list of texts, for which the annotation is Any.
+    """
+    metadata = {"help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "choices": choices, "texts": texts}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     if isinstance(default, type):
@@ -78,7 +82,7 @@ class WideAndDeepModel(ModelConfig):
     """model=wide_and_deep: a linear model beside a network on embedded ids, for click-through data."""
 
     _target_: str = key("trainer.models.wide_and_deep.WideAndDeep", "class or function that returns a torch.nn.Module")
-    table_size: Optional[int] = key("${data.hash_size}", "rows of the table that all slots share (null: any id, on servers)", "rows", ge=1)  # fmt: skip
+    table_size: Optional[int] = key(1000001, "rows of the table that all slots share (null: any id, on servers)", "rows")  # fmt: skip
     embedding_dim: int = key(10, "columns of the table", "columns", ge=1)
     dense_features: int = key(13, "numbers of a sample", "features", ge=1)
     sparse_slots: int = key(26, "ids of a sample", "slots", ge=1)
@@ -257,6 +261,7 @@ class CriteoRows(DataConfig):
     num_classes: int = key(2, "number of classes", "classes", ge=1)
     hash_size: Optional[int] = key(1000001, "slot and token are hashed to ids below this (null: of 63 bits)", "ids", ge=2)  # fmt: skip
     cache: bool = key(True, "convert the text once into arrays in the user's cache; false: read it anew in every epoch")
+    cache_dir: Optional[str] = key(None, "folder of these arrays (null: in the user's cache, $TRAINER_CACHE)")
     block_mib: int = key(16, "piece of a text file that a worker takes at a time, without cache", "MiB", ge=1)
     chunk_rows: int = key(8192, "rows that are parsed at a time, without cache", "rows", ge=1)
     max_bad_fraction: float = key(0.01, "share of rows that may be malformed; they are left out", ge=0, le=1)
@@ -267,8 +272,8 @@ class CriteoData(CriteoRows):
     """data=criteo: Criteo's click logs as text, plain or .gz."""
 
     _target_: str = key("trainer.data.criteo.Criteo", "class, a trainer.data.base.DataSource")
-    path: Any = key("???", "a file, a folder, a pattern such as day_*.gz, or a list of these")
-    val_path: Any = key(None, "the same, for validation (null: val_fraction of the rows)")
+    path: Any = key("???", "a file, a folder, a pattern such as day_*.gz, or a list of these", texts=True)
+    val_path: Optional[Any] = key(None, "the same, for validation (null: val_fraction of the rows)", texts=True)
     val_fraction: float = key(0.1, "share of the rows held out for validation, where there is no val_path", gt=0, le=0.9)  # fmt: skip
 
 
@@ -277,7 +282,7 @@ class SyntheticCriteoData(CriteoRows):
     """data=synthetic_criteo: rows in Criteo's format drawn by a teacher whose AUC is known."""
 
     _target_: str = key("trainer.data.synthetic_criteo.SyntheticCriteo", "class, a trainer.data.base.DataSource")
-    train_rows: int = key(400000, "rows for training", "rows", ge=100)
+    train_rows: int = key(500000, "rows for training", "rows", ge=100)
     val_rows: int = key(100000, "rows for validation", "rows", ge=100)
     draw_seed: int = key(0, "seed of the teacher and of the rows", ge=0)
 

@@ -16,6 +16,7 @@ from trainer.checks import check_devices
 from trainer.errors import UserError
 
 DIGITS = "+recipe=digits_lenet"
+CONFTEST = Path(__file__).with_name("conftest.py")
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,40 @@ SIZES = [
     ),
 ]  # fmt: skip
 
+CTR = "+recipe=wide_and_deep"
+
+
+def clicks(typed: str, *says: str, instead: str = "") -> Case:
+    """A case that adds overrides to the recipe of click rows."""
+    return Case(f"{CTR} {typed}", says, instead)
+
+
+CLICKS = [
+    clicks("data=criteo", "data.path", "has no value", instead="data.path=VALUE"),
+    clicks("data=criteo data.path=nowhere", "data.path=nowhere", "no such file, folder or pattern", instead="data.path=FILE"),
+    clicks("data=criteo data.path=[nowhere/*.gz]", "data.path=nowhere/*.gz", "no such file"),
+    clicks("data=criteo data.path=3", "data.path=3", "a text or a list of texts"),
+    clicks("model.table_size=100", "model.table_size=100", "data.hash_size", instead="model.table_size=1000001"),
+    clicks("model.table_size=0 data.hash_size=2", "model.table_size=0"),
+    clicks(f"data=criteo data.path={CONFTEST}", "is not in Criteo's format", "conftest.py:1: 1 fields instead of 40"),
+    clicks("data.hash_size=0", "data.hash_size=0", "at least 2 ids", instead="data.hash_size=1000001"),
+    clicks("data.hash_size=many", "data.hash_size=many", "whole number of ids"),
+    clicks("data.hash_size=2.5", "data.hash_size=2.5", "whole number"),
+    clicks("data.max_bad_fraction=2", "at most 1", instead="data.max_bad_fraction=0.01"),
+    clicks("data.cache=false", "data.cache=false", "strategy=single", instead="data.cache=true"),
+    clicks("data.chunk_rows=0", "at least 1 row"),
+    clicks("optimizer=momentum", "optimizer (torch.optim.SGD, momentum=0.9)", "embedding tables", instead="optimizer.sparse=adagrad"),
+    clicks("optimizer=torch optimizer.name=RMSprop", "optimizer (torch.optim.RMSprop)", instead="optimizer.sparse=adagrad"),
+    clicks("optimizer.sparse=adamw", "optimizer.sparse=adamw", "auto, sgd, adagrad, rowwise_adagrad, adam", instead="optimizer.sparse=adam"),
+    clicks("model.hidden=[0]", "model (trainer.models.wide_and_deep.WideAndDeep)", "at least 1"),
+    clicks("model.hidden=400", "model.hidden=400", "a list"),
+    clicks("loss=cross_entropy", "loss (torch.nn.CrossEntropyLoss)", "mean over samples", instead="loss=binary_cross_entropy"),
+    clicks("model=lenet ~model.init_scale", "model (trainer.models.lenet.LeNet)", "does not take samples"),
+    clicks("model.sparse_slots=20", "WideAndDeep)", "does not take samples of {'dense': (13,), 'sparse': (26,)}"),
+    digits("model=wide_and_deep optimizer=adagrad ~model.image_size", "WideAndDeep)", "does not take samples of (1, 8, 8)"),
+    digits("loss=binary_cross_entropy", "loss (torch.nn.BCEWithLogitsLoss)", instead="loss=cross_entropy"),
+]  # fmt: skip
+
 SWEEPS = [
     Case(f"-m {DIGITS} data.batch_size=16,abc", ("data.batch_size=abc", "whole number of samples")),
     Case(
@@ -219,7 +254,7 @@ SWEEPS = [
     Case(f"-m {DIGITS} epoch=1,2", ("epoch", "no such key"), "epochs"),
 ]
 
-CASES = [*NAMES, *FLAGS, *WRITING, *VALUES, *TARGETS, *TORCH, *SIZES, *SWEEPS]
+CASES = [*NAMES, *FLAGS, *WRITING, *VALUES, *TARGETS, *TORCH, *SIZES, *CLICKS, *SWEEPS]
 
 
 def assert_refused(case: Case, code: int, error: str, folder: Path) -> None:

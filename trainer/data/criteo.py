@@ -83,7 +83,10 @@ class Criteo(DataSource):
 
         files = find(self.config["path"], "data.path")
         if self.config["val_path"] is not None:
-            return {"train": files, "val": find(self.config["val_path"], "data.val_path")}, {"train": Part(), "val": Part()}
+            return {"train": files, "val": find(self.config["val_path"], "data.val_path")}, {
+                "train": Part(),
+                "val": Part(),
+            }
         fraction = self.config["val_fraction"]
         return {"train": files, "val": files}, {"train": Part(fraction), "val": Part(fraction, held_out=True)}
 
@@ -93,7 +96,14 @@ class Criteo(DataSource):
 
         files, parts = self._sources()
         wanted = ("train", "val") if self.config["cache"] else ("val",)
-        return Conversion({n: files[n] for n in wanted}, {n: parts[n] for n in wanted}, self.config["hash_size"])
+        files, parts = {n: files[n] for n in wanted}, {n: parts[n] for n in wanted}
+        return Conversion(files, parts, self.config["hash_size"], self._place() / "criteo")
+
+    def _place(self) -> Path:
+        """Where arrays, and rows that are drawn, are kept."""
+        from trainer.data.drawn_flowers import cache_root
+
+        return Path(self.config["cache_dir"]).expanduser().absolute() if self.config["cache_dir"] else cache_root()
 
     def _estimate(self, conversion: Conversion) -> dict[str, int]:
         """Rows of each part, from the sizes of the files and the length of their first lines."""
@@ -101,11 +111,12 @@ class Criteo(DataSource):
 
         files, parts = self._sources()
         tally, rows = Tally(), {}
+        counts = {path: _rows(path, tally) for paths in files.values() for path in dict.fromkeys(paths)}
         for name, paths in files.items():
             share = parts[name].fraction if parts[name].held_out else 1.0 - parts[name].fraction
-            rows[name] = max(1, round(share * sum(_rows(path, tally) for path in paths)))
-        if not tally.rows or tally.bad > max(tally.rows, 100 * self.config["max_bad_fraction"]):
-            tally.check(min(0.5, self.config["max_bad_fraction"]))
+            rows[name] = max(1, round(share * sum(counts[path] for path in paths)))
+        if tally.bad > tally.rows and tally.bad > self.config["max_bad_fraction"] * (tally.bad + tally.rows):
+            raise UserError(f"data.path={self.config['path']}", f"is not in Criteo's format, a label, 13 integers and 26 tokens separated by tabs: {'; '.join(tally.named[:2])}")  # fmt: skip
         return rows
 
 
@@ -114,7 +125,7 @@ def _rows(path: Path, tally: Any) -> float:
     from trainer.data.criteo_files import Block, pieces
     from trainer.data.criteo_parse import parse
 
-    for place, text in pieces(Block(path, 0, 0, None)):
+    for _, text in pieces(Block(path, 0, 0, None)):
         parsed = parse(text[: text.rfind(b"\n", 0, SAMPLE) + 1] or text, None)
         tally.add(parsed, str(path), 0)
         size = path.stat().st_size

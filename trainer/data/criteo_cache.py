@@ -19,7 +19,6 @@ from torch.utils.data import Dataset
 
 from trainer.data.criteo_files import Part, Tally, blocks_of, rows_of
 from trainer.data.criteo_parse import DENSE, SLOTS, Parsed
-from trainer.data.drawn_flowers import cache_root
 
 VERSION = 1
 MARKER = "complete.json"
@@ -33,11 +32,13 @@ class Conversion:
     Attributes:
         files: of each part, its rows' source; parts: which rows of these; names of both are those of the parts.
         hash_size: ids are below it; None: below 2^63.
+        root: folder of all conversions.
     """
 
     files: dict[str, list[Path]]
     parts: dict[str, Part]
     hash_size: int | None
+    root: Path
 
     def folder(self) -> Path:
         """Where the arrays lie, whether or not they are there; another one when a file has changed."""
@@ -49,7 +50,7 @@ class Conversion:
             "parts": {name: asdict(part) for name, part in self.parts.items()},
         }  # fmt: skip
         digest = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=12).hexdigest()
-        return cache_root() / "criteo" / digest
+        return self.root / digest
 
     def done(self) -> dict[str, Any] | None:
         """What is known of the arrays (rows of each part, bad lines); None when they are not there."""

@@ -51,7 +51,9 @@ def _check(path: Path, key: str) -> None:
     if not magic:
         raise UserError(f"{key}={path}", "is empty")
     if path.suffix == ".gz" and magic != b"\x1f\x8b":
-        raise UserError(f"{key}={path}", "ends in .gz and is no gzip file", f"{key}={path.with_suffix('')} if it is text")
+        raise UserError(
+            f"{key}={path}", "ends in .gz and is no gzip file", f"{key}={path.with_suffix('')} if it is text"
+        )
 
 
 @dataclass(frozen=True)

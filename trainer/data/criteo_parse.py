@@ -53,7 +53,9 @@ def parse(block: bytes, hash_size: int | None) -> Parsed:
     fields = np.diff(last, prepend=-1)
     lines = len(last)
     whole = fields == FIELDS
-    ends = separators.reshape(-1, FIELDS) if whole.all() else separators[last[whole][:, None] + np.arange(1 - FIELDS, 1)]
+    ends = (
+        separators.reshape(-1, FIELDS) if whole.all() else separators[last[whole][:, None] + np.arange(1 - FIELDS, 1)]
+    )
     first = np.concatenate([[0], separators[last[:-1]] + 1])[whole] if lines else np.zeros(0, dtype=np.int64)
     starts = np.concatenate([first[:, None], ends[:, :-1] + 1], axis=1)
     lengths = ends - starts
@@ -72,9 +74,7 @@ def parse(block: bytes, hash_size: int | None) -> Parsed:
     return Parsed((label - ZERO)[kept], dense[kept], sparse, first[kept], bad, lines)
 
 
-def _reasons(
-    fields: np.ndarray, whole: np.ndarray, labelled: np.ndarray, numeric: np.ndarray
-) -> list[tuple[int, str]]:
+def _reasons(fields: np.ndarray, whole: np.ndarray, labelled: np.ndarray, numeric: np.ndarray) -> list[tuple[int, str]]:
     found = [(int(n), f"{fields[n]} fields instead of {FIELDS}") for n in np.flatnonzero(fields != FIELDS)]
     found += [(int(whole[n]), "the label is not 0 or 1") for n in np.flatnonzero(~labelled)]
     for n in np.flatnonzero(labelled & ~numeric.all(1)):
@@ -123,7 +123,8 @@ def mixed(values: np.ndarray) -> np.ndarray:
     """splitmix64's finalizer over uint64 (Steele, Lea & Flood, 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    last: np.ndarray = values ^ (values >> np.uint64(31))
+    return last
 
 
 KEEP = np.array([(1 << (8 * n)) - 1 for n in range(WORD)] + [(1 << 64) - 1], dtype=np.uint64)

@@ -10,13 +10,13 @@ import numpy as np
 from trainer.data.criteo_parse import DENSE, LEAST, SLOTS, SPAN, mixed
 
 ZIPF = 1.3
-SMALLEST, LARGEST = 4, 400
+SMALLEST, LARGEST = 4, 250
 EMPTY_TOKEN, EMPTY_NUMBER = 0.04, 0.08
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11))
 LATENT = 2
-TOKENS, NUMBERS, CROSSES = 0.16, 0.35, 0.30
+TOKENS, NUMBERS, CROSSES = 0.25, 0.4, 0.2
 """Strengths, as the deviation of each term's share of the logit: of a token, of a number, of a pair of tokens."""
-BIAS = -1.35
+BIAS = -1.2
 MOST = 65536
 
 

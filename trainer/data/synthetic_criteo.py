@@ -24,7 +24,7 @@ class SyntheticCriteo(Criteo):
 
     def facts(self, global_batch_size: int) -> Facts:
         known = self._drawn()
-        return self._facts(_name(known), self.config["train_rows"], self.config["val_rows"], known and known["auc"])
+        return self._facts(_name(known), self.config["train_rows"], self.config["val_rows"], known["auc"] if known else None)
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         """Draw the files unless they are there, then as for Criteo's own."""
@@ -75,11 +75,9 @@ class SyntheticCriteo(Criteo):
         return {"auc": area_under_curve(probability, labels), "clicks": float(labels.mean())}
 
     def _folder(self) -> Path:
-        from trainer.data.drawn_flowers import cache_root
-
         config = self.config
         name = f"v{VERSION}-seed{config['draw_seed']}-{config['train_rows']}-{config['val_rows']}"
-        return cache_root() / "synthetic-criteo" / name
+        return self._place() / "synthetic-criteo" / name
 
     def _drawn(self) -> dict[str, Any] | None:
         try:

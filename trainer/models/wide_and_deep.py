@@ -37,7 +37,7 @@ class WideAndDeep(nn.Module):
         init_scale: float = 0.01,
     ) -> None:
         super().__init__()
-        if min(table_size or 1, embedding_dim, dense_features, sparse_slots, *hidden) < 1:
+        if min(1 if table_size is None else table_size, embedding_dim, dense_features, sparse_slots, *hidden) < 1:
             raise ValueError("every size must be at least 1")
         self.embedding = RowEmbedding(table_size, embedding_dim, "uniform", init_scale)
         self.wide = nn.Linear(dense_features, 1)

@@ -113,6 +113,7 @@ def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> tuple[
 
 def sparse_optimizer(rule: str, numbers: Mapping[str, Any], tables: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
     """The rule's optimizer for these tables' weights."""
+    torch.sparse.check_sparse_tensor_invariants.disable()  # as they are; torch warns of it unless it is said
     return CLASSES[rule](list(tables), **numbers)
 
 
