@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.errors import UserError
@@ -37,10 +38,18 @@ class Declaration(ABC):
     """After every update all workers hold the same state, so that rank 0's ``state()`` is everybody's."""
 
     leases: ClassVar[bool] = False
-    """Workers can take blocks of a data set as they go, so that it need not be read by numbers of samples."""
+    """Work can be handed out in leases (``Strategy.leases``) instead of split beforehand."""
+
+    tables_at_servers: ClassVar[bool] = False
+    """Sparse tables live in servers; workers never hold them whole, and ids may be unbounded."""
 
     def __init__(self, **config: Any) -> None:
         self.config = config
+
+    @property
+    def survives(self) -> bool:
+        """The others go on when a worker dies."""
+        return False
 
     @property
     def exact(self) -> bool:
@@ -50,6 +59,10 @@ class Declaration(ABC):
     def roles(self, workers: int, launch: Mapping[str, Any]) -> dict[str, int]:
         """Which roles, and how many processes of each, for so many workers."""
         return {"worker": workers}
+
+    def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
+        """Every reason why this cannot work with the built model and an optimizer made from the config."""
+        return []
 
     def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
         """Every reason why this cannot work with that config and so many workers, with the nearest that works."""
@@ -82,6 +95,9 @@ class Seat:
         device: e.g. ``cpu`` or ``cuda:0``.
         store: the launcher's key-value store; endpoints are published there, and process groups meet there.
         even: all workers have equally many samples in every update.
+        secret: of the run, 32 bytes, known to its processes alone: the launcher hands it over.
+        host: address on which a server of this host listens.
+        servers: how many parameter servers the run has.
     """
 
     role: str
@@ -92,6 +108,18 @@ class Seat:
     device: str
     store: Store | None
     even: bool = True
+    secret: bytes = b""
+    host: str = "127.0.0.1"
+    servers: int = 0
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A block of an epoch's work: its number, the batch in it to start with, and batches where a push has to end."""
+
+    block: int
+    start: int = 0
+    cuts: tuple[int, ...] = ()
 
 
 MakeUpdater = Callable[["torch.nn.Module"], "Updater"]
@@ -121,6 +149,12 @@ class Strategy(ABC):
         """
         return 1.0
 
+    looks_ahead: ClassVar[bool] = False
+    """The feed reads one batch ahead and tells of it by ``expect``."""
+
+    def expect(self, batch: Any) -> None:
+        """Told of the batch after the one that ``prepare`` is called with next: what it needs can be fetched meanwhile."""
+
     def prepare(self, batch: Any) -> None:
         """Before the forward of each batch: fetch what it needs (a server's parameters, a table's rows)."""
 
@@ -140,6 +174,17 @@ class Strategy(ABC):
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over workers of a float64 vector: a meeting point."""
 
+    def leases(self, epoch: int, blocks: int) -> Iterator[Lease | None]:
+        """The blocks of the epoch's work that this worker gets, where work is leased and not split beforehand.
+
+        None: there is nothing just now; what was handed out is to be finished before the next is asked for.
+        """
+        raise NotImplementedError(f"{type(self).__name__} hands out no work")
+
+    def members(self) -> tuple[int, int]:
+        """This worker's number among those that take part now, and how many these are, the same for all of them."""
+        return self.seat.rank, self.seat.size
+
     @abstractmethod
     def settle(self) -> None:
         """Give every worker the agreed parameters and buffers (before evaluation, saving, export)."""
@@ -156,6 +201,17 @@ class Strategy(ABC):
     @abstractmethod
     def lr(self) -> float:
         """Learning rate of the next update."""
+
+    def whole(self) -> AbstractContextManager[Any]:
+        """While it lasts, the model holds all its parameters itself and can be saved."""
+        return nullcontext()
+
+    def keep(self, folder: Path) -> None:
+        """At the end of training, on all workers: leave in the folder what is needed to go on besides the model."""
+
+    def gauges(self) -> dict[str, float]:
+        """Values of the strategy's own for the log, asked of the first worker at each line; must not wait."""
+        return {}
 
     def leave(self) -> None:
         """End this worker's membership; every process ends and every port is free afterwards."""

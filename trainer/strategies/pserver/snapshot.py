@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -55,6 +55,12 @@ class Part:
         tensor: torch.Tensor = self._file.get_tensor(name)
         return tensor
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.tensor(name)
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -72,6 +78,12 @@ class Snapshot:
     dense: list[dict[str, Any]]
     meta: dict[str, Any]
     parts: list[Part] = field(default_factory=list)
+
+
+def begin(folder: Path) -> Path:
+    """Before the servers write: forget parts of a save that was never completed. Returns the folder."""
+    shutil.rmtree(_partial(folder), ignore_errors=True)
+    return folder
 
 
 def write_part(folder: Path, server: int, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:

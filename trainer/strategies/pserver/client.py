@@ -1,0 +1,216 @@
+"""A worker's side of the wire: requests to all servers, sent again until they are answered, waited for with a deadline.
+
+No thread stands between a step and the wire: sending hands buffers to ZeroMQ, whose own thread moves them while the step
+computes; answers are taken when somebody asks for them. One thread of ours tells the servers that the worker lives.
+"""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+
+from trainer.errors import RunFailed
+from trainer.strategies.base import Seat
+from trainer.strategies.pserver.server import ENDPOINT
+from trainer.strategies.pserver.sockets import WorkerSocket
+from trainer.strategies.pserver.wire import Message, Verb, pack
+
+AGAIN_S = 2.0
+"""An unanswered request is sent again after so long, then after twice that, and so on."""
+MARGIN_S = 5.0
+"""A server answers in time, if only to say who is missing; so much later it counts as gone."""
+BYE_S = 3.0
+
+
+@dataclass
+class Request:
+    """A request under way to one server, and its answer when it is there."""
+
+    server: int
+    message: Message
+    frames: list[Any]
+    sent: float
+    again: float
+    then: Callable[[Message], None] | None = None
+    answer: Message | None = field(default=None)
+
+
+class Client:
+    """Connections to all servers of a run.
+
+    Args:
+        seat: the worker.
+        servers: how many there are; they publish where they are in the seat's store.
+        timeout_s: longest wait at a meeting point.
+        lost_after_s: silence after which servers count a worker as lost.
+        io_threads: ZeroMQ's threads.
+    """
+
+    def __init__(self, seat: Seat, servers: int, timeout_s: float, lost_after_s: float, io_threads: int = 1) -> None:
+        assert seat.store is not None
+        self.rank, self.timeout_s = seat.rank, timeout_s
+        self.endpoints = []
+        for server in range(servers):
+            key = ENDPOINT.format(server)
+            try:
+                seat.store.wait([key], datetime.timedelta(seconds=timeout_s))
+            except RuntimeError as error:
+                raise RunFailed(f"server {server} did not say where it is within {timeout_s:g} s (strategy.timeout_s)") from error  # fmt: skip
+            self.endpoints.append(seat.store.get(key).decode())
+        self.context: zmq.Context[Any] = zmq.Context(io_threads)
+        self.sockets = [WorkerSocket(self.context, seat.secret, seat.rank, n, e) for n, e in enumerate(self.endpoints)]
+        self.poller = zmq.Poller()
+        for socket in self.sockets:
+            self.poller.register(socket.socket, zmq.POLLIN)
+        self.incarnations = [0] * servers
+        self.sequence = 0
+        self.number = 0
+        self.meetings = 0
+        self.under_way: dict[int, Request] = {}
+        self.waited = 0.0
+        self._gone = threading.Event()
+        self._heart = threading.Thread(
+            target=_beat, args=(self.context, seat, self.endpoints, lost_after_s / 5, self._gone),
+            daemon=True, name="pserver-heart",
+        )  # fmt: skip
+        try:
+            self.hello()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def servers(self) -> range:
+        """Their numbers."""
+        return range(len(self.sockets))
+
+    def hello(self) -> None:
+        """Begin a life: learn which of this worker's pushes are applied already; go on counting after them."""
+        life = secrets.randbits(62) | 1
+        requests = [self.ask(s, Message(Verb.HELLO, sequence=life)) for s in self.servers]
+        answers = self.wait(requests)
+        self.incarnations = [a.incarnation for a in answers]
+        self.watermarks = [a.sequence for a in answers]
+        self.sequence = max(self.watermarks)
+        if not self._heart.is_alive():
+            self._heart.start()
+
+    def ask(self, server: int, message: Message, then: Callable[[Message], None] | None = None) -> Request:
+        """Send a request; its buffers must not change until it is answered.
+
+        Args:
+            then: called with the answer when it is taken, by whoever waits for anything.
+        """
+        self.number += 1
+        message.rank, message.incarnation, message.number = self.rank, self.incarnations[server], self.number
+        frames = pack(message)
+        now = time.monotonic()
+        request = Request(server, message, frames, now, now + AGAIN_S, then)
+        self.under_way[self.number] = request
+        self.sockets[server].send(frames)
+        return request
+
+    def push(self, messages: Sequence[Message], then: Callable[[Message], None] | None = None) -> list[Request]:
+        """The next push: its part for each server, all with the same sequence number."""
+        self.sequence += 1
+        for message in messages:
+            message.sequence = self.sequence
+        return [self.ask(server, message, then) for server, message in enumerate(messages)]
+
+    def take(self) -> None:
+        """Take the answers that are there, without waiting."""
+        for socket in self.sockets:
+            while (message := socket.receive()) is not None:
+                self._answered(message)
+
+    def _answered(self, message: Message) -> None:
+        request = self.under_way.pop(message.number, None)
+        if request is None:
+            return  # the answer to a request that was sent twice
+        request.answer = message
+        if message.verb == Verb.FAILED:
+            raise RunFailed(str(message.text()["why"]))
+        if request.then is not None:
+            request.then(message)
+
+    def wait(self, requests: Iterable[Request], patience_s: float | None = None) -> list[Message]:
+        """The answers of all of them.
+
+        Raises:
+            RunFailed: a server says why it cannot be, or does not answer in time.
+        """
+        requests = list(requests)
+        self.until(lambda: all(r.answer is not None for r in requests), patience_s)
+        return [r.answer for r in requests if r.answer is not None]
+
+    def until(self, done: Callable[[], bool], patience_s: float | None = None) -> None:
+        """Take answers until that is so.
+
+        Raises:
+            RunFailed: as ``wait``.
+        """
+        self.take()
+        if done():
+            return
+        began = time.monotonic()
+        deadline = began + (self.timeout_s + MARGIN_S if patience_s is None else patience_s)
+        while not done():
+            now = time.monotonic()
+            if now > deadline:
+                silent = min(self.under_way.values(), key=lambda r: r.sent, default=None)
+                what = f"server {silent.server} did not answer {silent.message.verb.name}" if silent else "no answer"
+                raise RunFailed(f"{what} of worker {self.rank} within {deadline - began:g} s (strategy.timeout_s)")
+            next_look = min([r.again for r in self.under_way.values()] + [deadline])
+            self.poller.poll(max(1, int(1000 * (next_look - now))))
+            self.take()
+            self._send_again()
+        self.waited += time.monotonic() - began
+
+    def _send_again(self) -> None:
+        now = time.monotonic()
+        for request in self.under_way.values():
+            if now >= request.again:
+                request.again = now + 2 * (request.again - request.sent)
+                self.sockets[request.server].send(request.frames)
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent so far."""
+        return sum(s.bytes_in for s in self.sockets), sum(s.bytes_out for s in self.sockets)
+
+    def bye(self) -> None:
+        """Say goodbye to all servers; one that is gone already is not waited for long."""
+        self.under_way.clear()
+        try:
+            self.wait([self.ask(s, Message(Verb.BYE)) for s in self.servers if self.incarnations[s]], BYE_S)
+        except RunFailed:
+            pass
+
+    def close(self) -> None:
+        """Close all connections; nothing is left of them."""
+        self._gone.set()
+        if self._heart.is_alive():
+            self._heart.join()
+        for socket in self.sockets:
+            socket.close()
+        self.context.term()
+
+
+def _beat(context: zmq.Context[Any], seat: Seat, endpoints: list[str], every_s: float, gone: threading.Event) -> None:
+    """Tell all servers that this worker lives, over connections of this thread's own."""
+    sockets = [WorkerSocket(context, seat.secret, seat.rank, n, e) for n, e in enumerate(endpoints)]
+    frames = pack(Message(Verb.BEAT, rank=seat.rank))
+    while not gone.wait(every_s):
+        for socket in sockets:
+            try:
+                socket.socket.send_multipart(frames, zmq.NOBLOCK)
+            except zmq.Again:
+                pass  # a server that takes nothing has other worries
+    for socket in sockets:
+        socket.close(0)

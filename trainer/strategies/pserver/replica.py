@@ -1,0 +1,120 @@
+"""Geo: a worker's own copy of the rows it has touched, with their optimizer state and the servers' value they started from."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from trainer.strategies.pserver.index import HashIndex
+from trainer.strategies.pserver.kernels import Kernel
+
+SMALLEST = 1024
+
+
+class Replica:
+    """Rows of one table on a worker: D values, S columns of optimizer state, D of the base, in one storage.
+
+    Args:
+        dim: D. dtype: of everything. kernel: the local sparse optimizer.
+    """
+
+    def __init__(self, dim: int, dtype: torch.dtype, kernel: Kernel) -> None:
+        self.dim, self.kernel = dim, kernel
+        self.width = dim + kernel.state_columns(dim)
+        self.index = HashIndex()
+        self.rows = torch.zeros((SMALLEST, self.width + dim), dtype=dtype)
+        self.ids = np.zeros(SMALLEST, dtype=np.int64)
+        self.dirty: list[np.ndarray] = []
+        self.steps = 0
+
+    def missing(self, ids: np.ndarray) -> np.ndarray:
+        """Those of these unique ids (U,) that are not here."""
+        return ids[self.index.find(ids) < 0]
+
+    def insert(self, ids: np.ndarray, values: torch.Tensor) -> None:
+        """Rows that are new here: the servers' values (U, D)."""
+        slots = self.index.add(ids)
+        if self.index.high > len(self.rows):
+            capacity = max(self.index.high, 2 * len(self.rows))
+            rows = torch.zeros((capacity, self.rows.shape[1]), dtype=self.rows.dtype)
+            rows[: len(self.rows)] = self.rows
+            self.ids = np.pad(self.ids, (0, capacity - len(self.ids)))
+            self.rows = rows
+        fresh = torch.full((len(ids), self.rows.shape[1]), self.kernel.initial, dtype=self.rows.dtype)
+        fresh[:, : self.dim] = values
+        fresh[:, self.width :] = values
+        self.rows.index_copy_(0, torch.from_numpy(slots), fresh)
+        self.ids[slots] = ids
+
+    def look_up(self, ids: np.ndarray) -> torch.Tensor:
+        """(U, D) values of ids that are here."""
+        slots = torch.from_numpy(self.index.find(ids))
+        return self.rows.index_select(0, slots)[:, : self.dim].contiguous()
+
+    def update(self, ids: np.ndarray, gradients: torch.Tensor, lr: float) -> None:
+        """One local step of these unique rows; also without any the optimizer's step counts."""
+        self.steps += 1
+        if not len(ids):
+            return
+        slots = self.index.find(ids)
+        places = torch.from_numpy(slots)
+        rows = self.rows.index_select(0, places)
+        self.kernel.apply(rows[:, : self.dim], rows[:, self.dim : self.width], gradients, lr, self.steps)
+        self.rows.index_copy_(0, places, rows)
+        self.dirty.append(slots)
+
+    def differences(self, share: float) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+        """Rows changed since the last time: ids ascending (N,), (values - base) * share (N, D), values - base (N, D)."""
+        slots = np.unique(np.concatenate(self.dirty)) if self.dirty else np.empty(0, dtype=np.int64)
+        self.dirty = []
+        ids = self.ids[slots]
+        order = np.argsort(ids)
+        rows = self.rows.index_select(0, torch.from_numpy(slots[order]))
+        moved = rows[:, : self.dim] - rows[:, self.width :]
+        return ids[order], moved * share, moved
+
+    def fold(
+        self, pushed: tuple[np.ndarray, torch.Tensor, torch.Tensor], ids: np.ndarray, values: torch.Tensor, settle: bool
+    ) -> None:
+        """What the servers have now: pushed rows that nobody else changed, and rows (N,) with values (N, D) that others did.
+
+        A row's value moves by what the servers gained beyond its own difference. ``settle``: it takes the servers' value.
+        """
+        own, shares, moved = pushed
+        if len(own):
+            slots = torch.from_numpy(self.index.find(own))
+            rows = self.rows.index_select(0, slots)
+            base = rows[:, self.width :] + shares
+            rows[:, : self.dim] = base if settle else rows[:, : self.dim] + (shares - moved)
+            rows[:, self.width :] = base
+            self.rows.index_copy_(0, slots, rows)
+        if len(ids):
+            found = self.index.find(ids)
+            here = found >= 0
+            slots = torch.from_numpy(found[here])
+            values = values[torch.from_numpy(here)]
+            rows = self.rows.index_select(0, slots)
+            rows[:, : self.dim] = values if settle else rows[:, : self.dim] + (values - rows[:, self.width :])
+            rows[:, self.width :] = values
+            self.rows.index_copy_(0, slots, rows)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Everything here, by ids ascending."""
+        ids = np.sort(self.index.ids())
+        slots = self.index.find(ids)
+        dirty = np.zeros(len(self.rows), dtype=np.int64)
+        for part in self.dirty:
+            dirty[part] = 1
+        return {
+            "ids": torch.from_numpy(ids), "rows": self.rows[torch.from_numpy(slots)],
+            "dirty": torch.from_numpy(dirty[slots]), "steps": torch.tensor(self.steps),
+        }  # fmt: skip
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on from what ``state`` gave, with nothing else."""
+        ids = state["ids"].numpy()
+        self.index, self.dirty, self.steps = HashIndex(), [], int(state["steps"])
+        self.insert(ids, state["rows"][:, : self.dim])
+        slots = self.index.find(ids)
+        self.rows.index_copy_(0, torch.from_numpy(slots), state["rows"])
+        self.dirty.append(slots[state["dirty"].numpy().astype(bool)])

@@ -1,0 +1,221 @@
+"""One server's share of the parameters: a dense vector with torch's optimizer, its rows of the tables, and the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.build import call_target
+from trainer.models.rows import RowInit
+from trainer.optim.sparse import rule_of
+from trainer.strategies.pserver.admission import Admission, Count, Probability
+from trainer.strategies.pserver.kernels import kernel
+from trainer.strategies.pserver.placement import bucket_key, buckets_of, server_of_bucket
+from trainer.strategies.pserver.sparse_table import SparseTable
+
+DENSE = "dense"
+Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
+"""By table number: unique ids (U,) and values or gradients (U, D)."""
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A sparse table as all sides know it: number on the wire (from 1), name, columns, rows (None: any id), fresh rows."""
+
+    number: int
+    name: str
+    dim: int
+    rows: int | None
+    init: str
+    scale: float
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the model is made of, seen from one server: dtype, its pieces (name, start, stop) of dense parameters, tables."""
+
+    dtype: str
+    pieces: list[tuple[str, int, int]] = field(default_factory=list)
+    tables: list[TableSpec] = field(default_factory=list)
+
+    @property
+    def dense(self) -> int:
+        """Elements of the dense vector."""
+        return sum(stop - start for _, start, stop in self.pieces)
+
+    @classmethod
+    def parsed(cls, told: Mapping[str, Any]) -> Layout:
+        """From JSON."""
+        pieces = [(str(n), int(a), int(b)) for n, a, b in told["pieces"]]
+        return cls(str(told["dtype"]), pieces, [TableSpec(**t) for t in told["tables"]])
+
+
+class Shard:
+    """The parameters of one server; one thread uses it.
+
+    Args:
+        config: the run's; its optimizer, scheduler, seed and strategy count here.
+        plan: the run's; its steps, for the schedule.
+        server, servers: which one this is, of how many.
+        layout: what it keeps.
+        updates_per_step: pushes that count as one step of the schedule (workers, where each push is an update).
+        geo_workers: how many workers exchange differences; 0: the optimizer runs here.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        plan: Mapping[str, Any],
+        server: int,
+        servers: int,
+        layout: Layout,
+        updates_per_step: int = 1,
+        geo_workers: int = 0,
+    ) -> None:
+        self.layout, self.server, self.servers = layout, server, servers
+        self.dtype = getattr(torch, layout.dtype)
+        self.version = 0
+        self.updates_per_step = updates_per_step
+        self.vector = nn.Parameter(torch.zeros(layout.dense, dtype=self.dtype))
+        self.optimizer: torch.optim.Optimizer = call_target(config["optimizer"], "optimizer", [self.vector])
+        self.base_lrs = [float(g["lr"]) for g in self.optimizer.param_groups]
+        schedule = call_target(
+            config["scheduler"], "scheduler", total_steps=plan["total_steps"], steps_per_epoch=plan["steps_per_epoch"]
+        )
+        self.factor: Callable[[int], float] = schedule.factor
+        self.home = server_of_bucket(servers)
+        self.config, self.geo_workers = config, geo_workers
+        self.sparse_lr = 0.0
+        self.tables = self._fresh_tables()
+        self.keys = {t.number: bucket_key(t.name) for t in layout.tables}
+
+    def _fresh_tables(self) -> dict[int, SparseTable]:
+        if not self.layout.tables:
+            return {}
+        rule, numbers = ("sgd", {"lr": 0.0}) if self.geo_workers else rule_of(self.config["optimizer"], self.optimizer)
+        self.sparse_lr = float(numbers["lr"])
+        hyperparameters = {k: v for k, v in numbers.items() if k != "lr"}
+        entry = self.config["strategy"]["entry"]
+        admission: Admission | None = Count(entry["count"]) if entry["count"] > 1 else None
+        if entry["probability"] < 1:
+            admission = Probability(entry["probability"])
+        return {
+            spec.number: SparseTable(
+                spec.name, spec.dim, self.dtype, self.config["seed"], RowInit(spec.init, spec.scale),
+                kernel(rule, **hyperparameters), admission=admission, num_rows=spec.rows, workers=self.geo_workers,
+            )
+            for spec in self.layout.tables
+        }  # fmt: skip
+
+    def mine(self, table: int, ids: np.ndarray) -> np.ndarray:
+        """(N,) bool: which rows live here."""
+        return self.home[buckets_of(self.keys[table], ids)] == self.server  # type: ignore[no-any-return]
+
+    @property
+    def step(self) -> int:
+        """Steps of the schedule that are done."""
+        return self.version // self.updates_per_step
+
+    def apply(self, gradient: torch.Tensor | None, rows: Rows, clock: int, scale: float = 1.0) -> None:
+        """One update: dense gradient (n,) and summed gradients of rows.
+
+        Args:
+            clock: for the age of rows.
+            scale: factor on the learning rate of this update.
+        """
+        factor = self.factor(self.step) * scale
+        if gradient is not None and len(self.vector):
+            for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+                group["lr"] = base * factor
+            self.vector.grad = gradient
+            self.optimizer.step()
+            self.vector.grad = None
+        for number, (ids, gradients) in rows.items():
+            if len(ids):
+                self.tables[number].push(ids, gradients, self.sparse_lr * factor, self.version + 1, clock)
+        self.version += 1
+
+    @torch.no_grad()
+    def add(self, delta: torch.Tensor | None, rows: Rows, writer: int, clock: int) -> None:
+        """Geo: add a worker's differences."""
+        self.version += 1
+        if delta is not None:
+            self.vector += delta
+        for number, (ids, deltas) in rows.items():
+            self.tables[number].add(ids, deltas, writer, self.version, clock)
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors by name, and plain numbers; neither depends on how many servers there are."""
+        tensors: dict[str, torch.Tensor] = {}
+        numbers: dict[str, Any] = {}
+        for name, vector in self._vectors():
+            if vector.numel() != self.layout.dense or vector.dim() != 1:
+                numbers[name] = vector.item()
+                continue
+            offset = 0
+            for parameter, start, stop in self.layout.pieces:
+                tensors[f"{name}|{parameter}|{start}"] = vector[offset : offset + stop - start].clone()
+                offset += stop - start
+        for table in self.tables.values():
+            tensors |= {f"table|{table.name}|{key}": value for key, value in table.state().items()}
+        return tensors, {"version": self.version, "numbers": numbers}
+
+    def _vectors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield DENSE, self.vector.detach()
+        for key, value in self.optimizer.state.get(self.vector, {}).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{DENSE}.{key}", value
+
+    @torch.no_grad()
+    def load(self, parts: list[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
+        """Take what belongs here from the states of any number of servers.
+
+        Args:
+            parts: each server's (tensors by name, numbers).
+        """
+        found: dict[str, dict[str, list[tuple[int, torch.Tensor]]]] = {}
+        for tensors, _ in parts:
+            for name in tensors:
+                kind, *rest = name.split("|")
+                if kind != "table":
+                    found.setdefault(kind, {}).setdefault(rest[0], []).append((int(rest[1]), tensors[name]))
+        state = self.optimizer.state[self.vector]
+        state.clear()
+        for kind, pieces in found.items():
+            vector = self._assembled(pieces)
+            if kind == DENSE:
+                self.vector.copy_(vector)
+            else:
+                state[kind.removeprefix(f"{DENSE}.")] = vector
+        for _, meta in parts:
+            self.version = int(meta["version"])
+            for name, value in meta["numbers"].items():
+                state[name.removeprefix(f"{DENSE}.")] = torch.tensor(float(value), dtype=torch.float32)
+        self.tables = self._fresh_tables()
+        for number, table in self.tables.items():
+            prefix = f"table|{table.name}|"
+            for tensors, _ in parts:
+                own = {n.removeprefix(prefix): tensors[n] for n in tensors if n.startswith(prefix)}
+                table.load(own, lambda ids, number=number: self.mine(number, ids))  # type: ignore[misc]
+
+    def _assembled(self, pieces: Mapping[str, list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
+        vector = torch.zeros(self.layout.dense, dtype=self.dtype)
+        offset = 0
+        for parameter, start, stop in self.layout.pieces:
+            if parameter not in pieces:
+                raise ValueError(f"the saved parameters have no {parameter}")
+            filled = 0
+            for begin, values in pieces[parameter]:
+                low, high = max(start, begin), min(stop, begin + len(values))
+                if low < high:
+                    vector[offset + low - start : offset + high - start] = values[low - begin : high - begin]
+                    filled += high - low
+            if filled != stop - start:
+                raise ValueError(f"the saved {parameter} has another size")
+            offset += stop - start
+        return vector
