@@ -42,7 +42,7 @@ NAMES = [
     Case("model=lenet", ("no data",), "data=OPTION"),
     Case("data=digits", ("no model",), "model=OPTION"),
     Case("model=torchvision data=digits", ("model.name", "has no value"), "model.name=VALUE"),
-    digits("optimizer=sgdd", "optimizer=sgdd", "no such option", "adam, momentum, sgd", instead="optimizer=sgd"),
+    digits("optimizer=sgdd", "optimizer=sgdd", "no such option", "adamw, momentum, sgd", instead="optimizer=sgd"),
     digits("optimizr=sgd", "optimizr=sgd", "no such key", instead="optimizer=sgd"),
     digits("optimizer/foo=sgd", "no such", instead="optimizer=sgd"),
     digits("model@foo=lenet", "model@foo=lenet", instead="model=lenet"),
@@ -130,7 +130,7 @@ VALUES = [
     digits("strategy.gradient_merge=3", "holds the keys", instead="strategy.gradient_merge.k_steps=VALUE"),
     digits("launch=[1,2]", "launch=[1,2]", "option of launch", instead="launch=local"),
     digits("launch=null", "launch=null", "option of launch", instead="launch=local"),
-    digits("optimizer=3", "optimizer=3", "option of optimizer: adam, momentum"),
+    digits("optimizer=3", "optimizer=3", "option of optimizer: adagrad, adam"),
     digits("data.batch_size=0", "data.batch_size=0", "at least 1 sample", instead="data.batch_size=1"),
     digits("data.batch_size=-4", "at least 1 sample"),
     digits("epochs=0", "epochs=0", "at least 1 epoch"),
@@ -236,7 +236,7 @@ CLICKS = [
     clicks("model.hidden=[0]", "model (trainer.models.wide_and_deep.WideAndDeep)", "at least 1"),
     clicks("model.hidden=400", "model.hidden=400", "a list"),
     clicks("loss=cross_entropy", "loss (torch.nn.CrossEntropyLoss)", "mean over samples", instead="loss=binary_cross_entropy"),
-    clicks("model=lenet ~model.init_scale", "model (trainer.models.lenet.LeNet)", "does not take samples"),
+    clicks("model=lenet ~model.init_scale ~model.table_size", "model (trainer.models.lenet.LeNet)", "does not take samples"),
     clicks("model.sparse_slots=20", "WideAndDeep)", "does not take samples of {'dense': (13,), 'sparse': (26,)}"),
     digits("model=wide_and_deep optimizer=adagrad ~model.image_size", "WideAndDeep)", "does not take samples of (1, 8, 8)"),
     digits("loss=binary_cross_entropy", "loss (torch.nn.BCEWithLogitsLoss)", instead="loss=cross_entropy"),
@@ -342,6 +342,13 @@ def test_incomplete_flowers_folder_is_refused(run: Run, folder: Path, tmp_path: 
     (tmp_path / "data" / "flowers-102" / "jpg").mkdir(parents=True)
     code, _, error = run("+recipe=resnet50_flowers", f"data.root={tmp_path}/data", "data.download=false")
     assert_refused(Case("", ("flowers-102 is there but lacks",), "data=embedded_flowers"), code, error, folder)
+
+
+def test_a_file_that_is_no_gzip_file_is_refused(run: Run, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "day_0.gz"
+    path.write_text("plain text")
+    code, _, error = run(CTR, "data=criteo", f"data.path={path}")
+    assert_refused(Case("", (f"data.path={path}", "is no gzip file"), f"data.path={tmp_path}/day_0"), code, error, folder)
 
 
 def test_port_in_use_is_refused(run: Run, folder: Path) -> None:
