@@ -348,7 +348,9 @@ def test_a_file_that_is_no_gzip_file_is_refused(run: Run, folder: Path, tmp_path
     path = tmp_path / "day_0.gz"
     path.write_text("plain text")
     code, _, error = run(CTR, "data=criteo", f"data.path={path}")
-    assert_refused(Case("", (f"data.path={path}", "is no gzip file"), f"data.path={tmp_path}/day_0"), code, error, folder)
+    assert_refused(
+        Case("", (f"data.path={path}", "is no gzip file"), f"data.path={tmp_path}/day_0"), code, error, folder
+    )
 
 
 def test_port_in_use_is_refused(run: Run, folder: Path) -> None:
