@@ -24,7 +24,9 @@ class SyntheticCriteo(Criteo):
 
     def facts(self, global_batch_size: int) -> Facts:
         known = self._drawn()
-        return self._facts(_name(known), self.config["train_rows"], self.config["val_rows"], known["auc"] if known else None)
+        return self._facts(
+            _name(known), self.config["train_rows"], self.config["val_rows"], known["auc"] if known else None
+        )
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         """Draw the files unless they are there, then as for Criteo's own."""
