@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainer import keys, machine, schema
-from trainer.build import call_target
+from trainer.build import call_target, locate
 from trainer.data.base import DataSource, Facts
 from trainer.errors import UserError
 from trainer.strategies.base import Declaration
@@ -40,6 +40,11 @@ class Checked:
     objection: str = ""
 
     @property
+    def leased(self) -> bool:
+        """Training data is handed out in blocks while an epoch lasts, not split beforehand."""
+        return self.declaration.leases and self.config["data"]["work"] != "static"
+
+    @property
     def global_batch_size(self) -> int:
         """Samples per update over all workers."""
         return int(self.config["data"]["batch_size"] * self.workers * self.merge)
@@ -59,7 +64,7 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
     check_keys(config)
     check_targets(config, typed)
     device = choose_device(config)
-    nproc = count_workers(config, device)
+    nproc = count_workers(config, device, default_workers(config))
     workers = nproc * config["launch"]["nnodes"]
     auto_strategy = resolve_strategy(config, workers)
     check_group(config, "strategy")
@@ -175,7 +180,13 @@ def choose_device(config: Mapping[str, Any]) -> str:
     return "cuda" if machine.gpus() else "cpu"
 
 
-def count_workers(config: dict[str, Any], device: str) -> int:
+def default_workers(config: Mapping[str, Any]) -> int | None:
+    """How many workers the strategy starts where nobody says; None: one per GPU, else one."""
+    target = config["strategy"]["_target_"]
+    return None if target == AUTO else getattr(locate(str(target), "strategy._target_"), "default_workers", None)
+
+
+def count_workers(config: dict[str, Any], device: str, default: int | None = None) -> int:
     """Workers on each host; resolves launch.ips, launch.workers and launch.nproc into one another."""
     launch = config["launch"]
     if launch["ips"]:
@@ -198,7 +209,7 @@ def count_workers(config: dict[str, Any], device: str) -> int:
     if nproc is None:
         nproc = workers // nnodes if workers is not None else None
     if nproc is None:
-        nproc = max(1, len(machine.gpus())) if device == "cuda" else 1
+        nproc = max(1, len(machine.gpus())) if device == "cuda" else default or 1
     return int(nproc)
 
 

@@ -38,6 +38,7 @@ class Result:
         steps, samples, seconds: updates, training samples over all workers, from start to end.
         chosen, why: what ``auto`` picked and the reasons.
         data_source: what was really trained on.
+        lost_workers: by rank, how workers died whom the others did without.
     """
 
     status: str
@@ -54,6 +55,7 @@ class Result:
     why: dict[str, str] = field(default_factory=dict)
     data_source: str = ""
     stand_in: str = ""
+    lost_workers: dict[str, str] = field(default_factory=dict)
     error: str = ""
 
 
@@ -75,7 +77,7 @@ def get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Rea
     checked = check(config, typed)
     from trainer.probe import probe  # imports torch: only what has passed the light checks waits for that
 
-    model = probe(checked.config, checked.facts)
+    model = probe(checked.config, checked.facts, checked.declaration)
     return Ready(checked, model, make_plan(checked, model, this_machine(), run_dir))
 
 
@@ -172,7 +174,10 @@ def _finish(result: Result, run_dir: Path, plan: Plan, config: dict[str, Any], t
     if tracker is not None:
         ended = {"done": "FINISHED", "failed": "FAILED", "killed": "KILLED"}[result.status]
         patience = KILLED_FLUSH_S if result.status == "killed" else config["tracking"]["flush_timeout_s"]
-        answer = tracker.close(run_dir, ended, {"trainer.error": result.error[:4000]} if result.error else {}, patience)
+        tags = {"trainer.error": result.error[:4000]} if result.error else {}
+        if result.lost_workers:
+            tags["trainer.lost_workers"] = "; ".join(result.lost_workers.values())[:4000]
+        answer = tracker.close(run_dir, ended, tags, patience)
         result.run_id = answer["run_id"]
         replace_file(run_dir / "result.json", json.dumps(asdict(result), indent=1))
         if answer["error"] or answer["unsent"]:
@@ -229,7 +234,8 @@ def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, 
         mine = [p for p in plan.processes if p.role == name and p.node == plan.node_rank]
         entry = plan.entries.get(name, "trainer.worker:train")
         if mine:
-            roles.append(Role(name, plan.roles[name], entry, [p.device for p in mine], mine[0].rank))
+            apart = plan.survives and name == "worker"
+            roles.append(Role(name, plan.roles[name], entry, [p.device for p in mine], mine[0].rank, apart))
     meeting = Meeting(
         host=launch_config["master_addr"],
         port=launch_config["master_port"],
@@ -239,7 +245,9 @@ def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, 
         interface="lo" if plan.nnodes == 1 else None,
     )
     results = launch(roles, payload, run_dir, meeting, preload=_modules(payload["config"]))
-    return next(iter(results["worker"].values()))
+    outcome = results["worker"][min(results["worker"])]
+    lost = {str(rank): why.splitlines()[0] for rank, why in results.get("lost", {}).items()}
+    return {**outcome, **({"lost_workers": lost} if lost else {})}
 
 
 def _modules(config: dict[str, Any]) -> list[str]:

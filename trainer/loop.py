@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class Training:
         arithmetic: context of a forward pass (autocast).
         lockstep: workers may meet inside an epoch.
         keep_best: saves the model, called after the best validation so far.
+        run_dir: where the first worker reports to, should it not be the one that began; None: nobody takes over.
         step: updates done; validated: the last validation's update and metrics.
     """
 
@@ -53,7 +55,9 @@ class Training:
     arithmetic: Callable[[], AbstractContextManager[Any]]
     lockstep: bool
     keep_best: Callable[[], None]
+    run_dir: Path | None = None
     step: int = 0
+    samples: int = 0
     validated: tuple[int, dict[str, float]] = (-1, {})
 
 
@@ -62,13 +66,15 @@ def fit(run: Training) -> dict[str, float]:
     validation: dict[str, float] = {}
     for epoch in range(run.rhythm.epochs):
         train_epoch(run, epoch)
-        done = run.step >= run.rhythm.total_steps
+        done = run.step >= run.rhythm.total_steps or epoch + 1 == run.rhythm.epochs
         due = run.rhythm.val_every and (epoch + 1) % run.rhythm.val_every == 0
         if due or done:
             validation = evaluate(run, epoch)
         if done:
             break
     run.strategy.settle()
+    if not run.lockstep:
+        run.report.samples = int(run.strategy.total(torch.tensor([float(run.samples)], dtype=torch.float64)).item())
     return validation
 
 
@@ -90,6 +96,7 @@ def train_epoch(run: Training, epoch: int) -> None:
         lr = strategy.lr
         strategy.update(samples)
         run.step += 1
+        run.samples += samples
         run.report.progress(epoch, run.step)
         logged = batch_number >= next_line
         if logged:
@@ -110,7 +117,8 @@ def log_training(run: Training, epoch: int, batch_number: int, meter: Sums, lr: 
     if run.lockstep:
         sums = run.strategy.total(sums)
     metrics = run.task.summary(sums)
-    run.report.training(epoch, batch_number, run.step, metrics, sums[-1].item(), lr, run.feed)
+    gauges = run.strategy.gauges() if run.report.run_dir else {}
+    run.report.training(epoch, batch_number, run.step, metrics, sums[-1].item(), lr, run.feed, gauges)
     if metrics and not math.isfinite(metrics["loss"]):
         raise RunFailed(
             f"The loss is {metrics['loss']} at update {run.step} (epoch {epoch}, batch {batch_number}). "
@@ -121,21 +129,33 @@ def log_training(run: Training, epoch: int, batch_number: int, meter: Sums, lr: 
 @torch.no_grad()
 def evaluate(run: Training, epoch: int) -> dict[str, float]:
     """The task's metrics of the settled model, every validation sample counted exactly once."""
-    if run.validated[0] == run.step:
+    if run.lockstep and run.validated[0] == run.step:
         return run.validated[1]
-    run.strategy.settle()
     run.model.eval()
-    mine = run.task.meter().sums()
     with run.report.evaluating():
-        for batch in run.feed.evaluation():
-            with run.arithmetic():
-                loss, outputs = run.task.forward(run.model, batch.inputs, batch.labels)
-            meter = run.task.meter()
-            meter.add(loss, outputs, batch.labels, batch.samples)
-            mine += meter.sums()
-        metrics = run.task.validation(run.strategy.total(mine))
+        sums, taking_part = None, 0
+        while sums is None or run.strategy.members()[1] != taking_part:  # who was lost meanwhile leaves samples behind
+            run.strategy.settle()
+            index, taking_part = run.strategy.members()
+            sums = run.strategy.total(_evaluated(run, index, taking_part))
+        metrics = run.task.validation(sums)
+        if run.run_dir is not None and index == 0:
+            run.report.take_over(run.run_dir)
         if run.report.validation(epoch, run.step, metrics):
             run.keep_best()
     run.validated = run.step, metrics
     run.model.train()
     return metrics
+
+
+def _evaluated(run: Training, index: int, count: int) -> torch.Tensor:
+    """The task's sums over this worker's share of the validation samples."""
+    mine = run.task.meter().sums()
+    for batch in run.feed.evaluation(index, count):
+        with run.arithmetic():
+            loss, outputs = run.task.forward(run.model, batch.inputs, batch.labels)
+        meter = run.task.meter()
+        meter.add(loss, outputs, batch.labels, batch.samples)
+        sums = meter.sums()
+        mine = mine.to(sums.device) + sums
+    return mine

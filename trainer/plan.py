@@ -47,6 +47,9 @@ class Plan:
     strategy: str
     strategy_worker: str
     lockstep: bool
+    leased: bool
+    survives: bool
+    tables_at_servers: bool
     exact: bool
     entries: dict[str, str]
     roles: dict[str, int]
@@ -92,11 +95,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
     chosen, why = choose(config, checked.device, model, machine, checked.nproc, facts.slow)
     if checked.auto_strategy:
         why["strategy"] = checked.auto_strategy
-    batches = len(
-        DistributedBatchSampler(
-            facts.train_samples, data["batch_size"], 0, workers, 0, False, sampler["drop_last"], sampler["pad"]
-        )
-    )
+    batches = count_batches(facts.train_samples, data["batch_size"], workers, sampler, checked.leased)
     batches = min(batches, config["limit_train_batches"] or batches)
     steps_per_epoch = ceil(batches / checked.merge)
     total = config["max_steps"] or config["epochs"] * steps_per_epoch
@@ -108,6 +107,9 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         strategy=checked.declaration.name,
         strategy_worker=checked.declaration.worker,
         lockstep=checked.declaration.lockstep,
+        leased=checked.leased,
+        survives=checked.declaration.survives,
+        tables_at_servers=checked.declaration.tables_at_servers,
         exact=checked.declaration.exact,
         entries=dict(checked.declaration.entries),
         roles=roles,
@@ -132,6 +134,15 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         environment=_environment(launch, workers, checked.nproc),
         objection=checked.objection,
     )
+
+
+def count_batches(samples: int, batch_size: int, workers: int, sampler: Mapping[str, Any], leased: bool) -> int:
+    """Batches per worker and epoch; where work is leased, on average, rounded up."""
+    if leased:
+        return ceil(
+            len(DistributedBatchSampler(samples, batch_size, drop_last=sampler["drop_last"], pad=False)) / workers
+        )
+    return len(DistributedBatchSampler(samples, batch_size, 0, workers, 0, False, sampler["drop_last"], sampler["pad"]))
 
 
 def _processes(roles: Mapping[str, int], nnodes: int, device: str) -> list[Process]:

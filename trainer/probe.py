@@ -16,15 +16,17 @@ from trainer.data.base import Facts
 from trainer.errors import UserError
 from trainer.models.rows import tables
 from trainer.optim.sparse import rule_of
+from trainer.strategies.base import Declaration
 
 IMAGE_DIMENSIONS = 3
 
 
-def probe(config: Mapping[str, Any], facts: Facts | None = None) -> ModelFacts:
+def probe(config: Mapping[str, Any], facts: Facts | None = None, declaration: Declaration | None = None) -> ModelFacts:
     """Build everything once, the model without memory (on torch's meta device) where it allows that.
 
     Args:
         facts: of the data; with them, whether the model takes its samples and tells its classes apart.
+        declaration: of the strategy; with it, whether it can train this model with this optimizer.
 
     Raises:
         UserError: something cannot be built from its config node, the model has nothing to train, or it does not fit
@@ -37,6 +39,8 @@ def probe(config: Mapping[str, Any], facts: Facts | None = None) -> ModelFacts:
             raise UserError(f"model._target_={config['model']['_target_']}", "has no parameters to train")
         one = [torch.zeros(1, requires_grad=True)]
         optimizer = call_target(config["optimizer"], "optimizer", one, kind=torch.optim.Optimizer)
+        for refusal in declaration.refuse_model(config, model, optimizer) if declaration else ():
+            raise refusal
         if any(tables(model)):
             rule_of(config["optimizer"], optimizer)
         loss = call_target(config["loss"], "loss", kind=nn.Module)

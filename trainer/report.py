@@ -61,12 +61,21 @@ class Report:
             self.write_status("running", now)
 
     def training(
-        self, epoch: int, batch: int, step: int, metrics: Mapping[str, float], samples: float, lr: float, feed: Waits
+        self,
+        epoch: int,
+        batch: int,
+        step: int,
+        metrics: Mapping[str, float],
+        samples: float,
+        lr: float,
+        feed: Waits,
+        gauges: Mapping[str, float] | None = None,
     ) -> None:
         """A line and a point of training: metrics since the last line, rate, share of the time waiting for data.
 
         Args:
             samples: since the last line, over all workers.
+            gauges: values of the strategy's own.
         """
         self.samples += int(samples)
         now = time.perf_counter()
@@ -83,7 +92,7 @@ class Report:
         values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items())
         rate = f"{perf['perf/samples_per_s']:.1f} samples/s, data wait: {perf['perf/data_wait']:.1%}"
         print(f"[Epoch {epoch}, batch {batch}] {values}, lr: {lr:.5g}, {rate}", flush=True)
-        self._point(epoch, step, {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf})
+        self._point(epoch, step, {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf, **(gauges or {})})
 
     def validation(self, epoch: int, step: int, metrics: Mapping[str, float]) -> bool:
         """A line and a point of a validation; returns whether rank 0 should keep this model as the best so far."""
@@ -98,6 +107,13 @@ class Report:
         if self.run_dir:
             self.write_status("running", time.perf_counter())
         return improved and self.run_dir is not None
+
+    def take_over(self, run_dir: Path) -> None:
+        """Report in the place of the worker that did so before and is gone."""
+        if self.run_dir is None:
+            self.run_dir = run_dir
+            self._points = (run_dir / "metrics.jsonl").open("a", buffering=1)
+            print("reports from here on", flush=True)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -200,6 +200,9 @@ class DataConfig:
     global_batch_size: Optional[int] = key(None, "samples per update: batch_size * workers * gradient_merge.k_steps", "samples", ge=1)  # fmt: skip
     val_batch_size: Optional[int] = key(None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1)  # fmt: skip
     num_workers: Optional[int] = key(None, "processes that read data, per worker (null: from the cores)", "processes", ge=0)  # fmt: skip
+    work: str = key("auto", "training data split beforehand, or leased in blocks while the epoch lasts (auto: leased where the strategy can)", choices=("auto", "static", "leased"))  # fmt: skip
+    lease_batches: Optional[int] = key(None, "batches in a leased block (null: 8 blocks per worker and epoch, of at most 64)", "batches", ge=1)  # fmt: skip
+    on_lost_worker: str = key("take_over", "leased work of a worker that died: others take it over, or it is dropped", choices=("take_over", "drop"))  # fmt: skip
     pin_memory: Any = key("auto", "page-locked batches for faster copies to a GPU", choices=AUTO)
 
 
@@ -345,6 +348,82 @@ class LocalSgdStrategy(GroupStrategy):
     begin_step: int = key(0, "average after every update until this one", "updates", ge=0)
 
 
+@dataclass
+class Entry:
+    """strategy.entry: when an id becomes a row of a sparse table."""
+
+    count: int = key(1, "pushes of an id until it becomes a row; until then it reads as a fresh one", "pushes", ge=1)
+    probability: float = key(1.0, "chance of a push of an absent id to make it a row", gt=0, le=1)
+
+
+@dataclass
+class PserverStrategy(StrategyConfig):
+    """strategy=pserver_*: what all parameter-server modes declare."""
+
+    _target_: str = key("???", "class, a trainer.strategies.base.Declaration")
+    timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0)
+    lost_after_s: float = key(10.0, "silence after which a worker counts as lost", "seconds", gt=0)
+    split_method: str = key("round_robin", "servers of the parameters that stay whole: in turn, or by a hash of the name", choices=("round_robin", "hash_name"))  # fmt: skip
+    slice_above: Optional[int] = key(8192, "larger parameters are cut evenly over all servers (null: none is)", "elements", ge=1)  # fmt: skip
+    wire: str = key("full", "values on the wire: as they are, bf16, or int8 with error feedback", choices=("full", "bf16", "int8"))  # fmt: skip
+    buffers: str = key("rank0", "batch-norm statistics: the first worker's, or their average", choices=("rank0", "average"))  # fmt: skip
+    entry: Entry = key(Entry, "when an id becomes a row of a sparse table")
+    evict_after: Optional[int] = key(None, "rows untouched for so long are dropped at the end of an epoch (null: never)", "steps or event time", ge=1)  # fmt: skip
+    evict_by: str = key("steps", "the age of rows: a worker's steps, or the data's own time (inputs['time'])", choices=("steps", "event_time"))  # fmt: skip
+    load_from: Optional[str] = key(None, "folder of persistables that the servers start from")
+    persistables: bool = key(True, "servers save tables, optimizer state and watermarks at the end")
+    export_limit: int = key(200000000, "larger tables are left out of model.safetensors", "values", ge=0)
+
+
+@dataclass
+class PserverSyncStrategy(PserverStrategy):
+    """strategy=pserver_sync: one global step of all workers, equal to one process on the global batch."""
+
+    _target_: str = key("trainer.strategies.declared.PserverSync", "class, a trainer.strategies.base.Declaration")
+    on_lost_worker: str = key("stop", "when a worker dies: end with an error, or go on with the rest", choices=("stop", "continue"))  # fmt: skip
+
+
+@dataclass
+class StaleStrategy(PserverStrategy):
+    """strategy=pserver_async and pserver_ssp: pushes are applied when they come."""
+
+    send_queue_size: int = key(4, "pushes under way per worker; then it waits", "pushes", ge=1)
+    thread_pool_size: int = key(1, "ZeroMQ's I/O threads per worker", "threads", ge=1)
+    launch_barrier: bool = key(True, "all workers begin their first step together")
+    delay_compensation: float = key(
+        0.0, "lambda of DC-ASGD: gradients follow the parameters that moved meanwhile", ge=0
+    )
+    staleness_power: float = key(0.0, "the learning rate is divided by (1 + staleness) to this power", ge=0)
+
+
+@dataclass
+class PserverAsyncStrategy(StaleStrategy):
+    """strategy=pserver_async: nobody waits."""
+
+    _target_: str = key("trainer.strategies.declared.PserverAsync", "class, a trainer.strategies.base.Declaration")
+    max_merge_var_num: int = key(1, "gradients that are added up to one push while the queue is full", "batches", ge=1)
+    send_wait_times: int = key(0, "batches that a push waits for more gradients although it could go", "batches", ge=0)
+    independent_recv_thread: bool = key(True, "ask for the next batch's parameters before this one is computed; false: after its push")  # fmt: skip
+    min_send_grad_num_before_recv: int = key(1, "pushes between two pulls of dense parameters", "pushes", ge=1)
+
+
+@dataclass
+class PserverSspStrategy(StaleStrategy):
+    """strategy=pserver_ssp: asynchronous with a bound."""
+
+    _target_: str = key("trainer.strategies.declared.PserverSsp", "class, a trainer.strategies.base.Declaration")
+    staleness: int = key(4, "most steps between the fastest and the slowest worker", "steps", ge=0)
+
+
+@dataclass
+class PserverGeoStrategy(PserverStrategy):
+    """strategy=pserver_geo: local training, differences exchanged."""
+
+    _target_: str = key("trainer.strategies.declared.PserverGeo", "class, a trainer.strategies.base.Declaration")
+    k_steps: int = key(100, "updates between two exchanges", "updates", ge=1)
+    overlap: bool = key(True, "go on while an exchange is under way; false: wait for it")
+
+
 # --- launch, execution, tracking ------------------------------------------------------------------------------------
 
 
@@ -428,7 +507,10 @@ GROUPS: dict[str, tuple[type, ...]] = {
         OptimizerConfig, MomentumOptimizer, AdamOptimizer, AdamWOptimizer, AdagradOptimizer, TorchOptimizer,
     ),
     "scheduler": (SchedulerConfig, StepSchedule, CosineSchedule),
-    "strategy": (StrategyConfig, GroupStrategy, CollectiveStrategy, LocalSgdStrategy),
+    "strategy": (
+        StrategyConfig, GroupStrategy, CollectiveStrategy, LocalSgdStrategy, PserverStrategy, PserverSyncStrategy,
+        StaleStrategy, PserverAsyncStrategy, PserverSspStrategy, PserverGeoStrategy,
+    ),
     "launch": (LaunchConfig,),
     "execution": (ExecutionConfig,),
     "tracking": (TrackingConfig,),

@@ -16,9 +16,10 @@ from torch import nn
 
 from trainer.binary import Binary
 from trainer.build import call_target, locate
-from trainer.data.base import WATCHED, Facts
-from trainer.data.feed import Feed, Placement
+from trainer.data.base import WATCHED, Facts, Splits
+from trainer.data.feed import BlockReader, Feed, Placement
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+from trainer.data.work import MapWork, StreamWork
 from trainer.loop import Rhythm, Training, fit
 from trainer.metrics import Classification, Task
 from trainer.models.rows import materialise, tables
@@ -27,6 +28,7 @@ from trainer.optim.updater import Updater
 from trainer.report import Report
 from trainer.strategies.base import Seat, Strategy
 
+UNLIMITED = 1 << 62
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -41,23 +43,32 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         Final and best metrics, updates, samples, seconds (equal on all workers in lockstep strategies).
     """
     config, plan, run_dir = payload["config"], payload["plan"], Path(payload["run_dir"])
-    seat.even = config["sampler"]["pad"]
+    take_seat(seat, config, plan)
     first = seat.rank == 0
     with settings(config, plan, seat):
         strategy: Strategy = locate(plan["strategy_worker"])(_arguments(config["strategy"]), seat)
         try:
             report = Report(run_dir if first else None, plan["total_steps"], WATCHED[plan["facts"]["task"]])
             run = build(config, plan, seat, strategy, report)
+            run.run_dir = run_dir
             try:
                 fit(run)
-                if first:
-                    save(run.model, run_dir / "model.safetensors")
+                strategy.keep(run_dir / "checkpoints")
+                if strategy.members()[0] == 0:
+                    with strategy.whole():
+                        save(run.model, run_dir / "model.safetensors")
                 return report.outcome()
             finally:
                 run.feed.close()
                 report.close()
         finally:
             strategy.leave()
+
+
+def take_seat(seat: Seat, config: dict[str, Any], plan: dict[str, Any]) -> None:
+    """What a worker's place has to do with the run's size."""
+    seat.even = config["sampler"]["pad"]
+    seat.servers = plan["roles"].get("server", 0)
 
 
 def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: Strategy, report: Report) -> Training:
@@ -89,9 +100,17 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
         pin_memory=chosen["pin_memory"],
         limit_train=config["limit_train_batches"],
         limit_val=config["limit_val_batches"],
+        expect=strategy.expect if strategy.looks_ahead else None,
     )  # fmt: skip
+    if plan["leased"]:
+        feed.work = leased_work(config, plan, facts, splits, feed, strategy)
     execution = config["execution"]
     loss = call_target(config["loss"], "loss").to(device)
+
+    def keep_best() -> None:
+        with strategy.whole():
+            save(model, Path(plan["run_dir"]) / "checkpoints" / "best.safetensors")
+
     return Training(
         model=model,
         forward=forward,
@@ -100,13 +119,39 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
         feed=feed,
         report=report,
         rhythm=Rhythm(
-            plan["epochs"], plan["total_steps"], execution["log_every"], execution["val_every"],
+            plan["epochs"], UNLIMITED if plan["leased"] else plan["total_steps"], execution["log_every"], execution["val_every"],
             execution["val_every_steps"],
         ),
         arithmetic=_arithmetic(precision, device),
         lockstep=plan["lockstep"],
-        keep_best=lambda: save(model, Path(plan["run_dir"]) / "checkpoints" / "best.safetensors"),
+        keep_best=keep_best,
     )  # fmt: skip
+
+
+def leased_work(
+    config: dict[str, Any], plan: dict[str, Any], facts: Facts, splits: Splits, feed: Feed, strategy: Strategy
+) -> MapWork | StreamWork:
+    """The training data in blocks that the strategy hands out."""
+    sampler = config["sampler"]
+    if facts.streams:
+        return StreamWork(splits.train, plan["batch_size"], config["seed"], sampler["shuffle"], strategy.leases)
+    feed.block_reader = BlockReader(
+        splits.train, config["seed"], plan["chosen"]["num_workers"], plan["chosen"]["pin_memory"]
+    )
+    everything = DistributedBatchSampler(
+        facts.train_samples, plan["batch_size"], 0, 1, config["seed"], sampler["shuffle"], sampler["drop_last"], False
+    )
+    workers, limit = plan["roles"]["worker"], config["limit_train_batches"]
+    size = config["data"]["lease_batches"] or max(1, min(64, len(everything) // (8 * workers)))
+    total = config["max_steps"] * workers if config["max_steps"] else plan["epochs"] * len(everything)
+    return MapWork(
+        feed.block_reader,
+        everything,
+        size,
+        limit and limit * workers,
+        total,
+        strategy.leases,
+    )
 
 
 def make_task(facts: Facts, loss: nn.Module) -> Task:

@@ -30,7 +30,7 @@ from trainer.loop import Training, fit, train_epoch
 from trainer.models.sync_batch_norm import synchronised
 from trainer.report import Report
 from trainer.strategies.base import Seat
-from trainer.worker import build, settings
+from trainer.worker import build, settings, take_seat
 
 RUN = "run"
 
@@ -57,7 +57,7 @@ def in_run(seat: Seat, run: str) -> Seat:
 def taking_part(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
     """A worker of the run up to the loop, as ``trainer.worker.train`` makes it."""
     config, plan = payload["config"], payload["plan"]
-    seat.even = config["sampler"]["pad"]
+    take_seat(seat, config, plan)
     node = {k: v for k, v in config["strategy"].items() if k != "_target_"}
     with settings(config, plan, seat):
         strategy = locate(plan["strategy_worker"])(node, seat)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from trainer.data.base import Splits
 from trainer.data.inputs import Inputs, each
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+from trainer.data.work import MapWork, StreamWork
 from trainer.lifeline import end_with
 
 
@@ -29,6 +30,8 @@ class Batch:
         samples: how many of the N count (all, except for a placeholder batch: 0).
         share: factor on the batch's mean loss within its update.
         last: the update's last batch.
+        update: this worker's samples in the whole update.
+        work: where work is leased: epoch, block, number in the block, and whether it is the block's last.
     """
 
     inputs: Inputs
@@ -36,6 +39,8 @@ class Batch:
     samples: int
     share: float = 1.0
     last: bool = True
+    update: int = 0
+    work: tuple[int, int, int, bool] | None = None
 
 
 class Seeded(Dataset[Any]):
@@ -165,6 +170,23 @@ class _Reader:
             self.loader._iterator = None  # type: ignore[union-attr]
 
 
+class BlockReader:
+    """Batches of a map-style data set by any indices, one list of them after the other."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int, num_workers: int, pin_memory: bool) -> None:
+        self.addresses: list[tuple[int, np.ndarray]] = []
+        self.reader = _Reader(dataset, self.addresses, seed, num_workers, pin_memory)  # type: ignore[arg-type]
+
+    def __call__(self, epoch: int, batches: list[np.ndarray]) -> Iterator[tuple[Inputs, torch.Tensor]]:
+        """These batches of that epoch."""
+        self.addresses[:] = [(epoch, indices) for indices in batches]
+        return iter(self.reader)
+
+    def close(self) -> None:
+        """End the reading processes."""
+        self.reader.close()
+
+
 def _reading_process(number: int) -> None:
     end_with(os.getppid())
 
@@ -187,6 +209,8 @@ class Feed:
         num_workers: reading processes.
         pin_memory: page-locked batches.
         limit_train, limit_val: use only so many batches.
+        expect: told of each batch before the one ahead of it is handed out; None: nothing is read ahead.
+        work: hands out the epoch's blocks; None: the sampler has split them.
     """
 
     def __init__(
@@ -203,14 +227,20 @@ class Feed:
         pin_memory: bool = False,
         limit_train: int | None = None,
         limit_val: int | None = None,
+        expect: Callable[[Batch], None] | None = None,
+        work: MapWork | StreamWork | None = None,
     ) -> None:
         self.sampler = train
+        self.expect = expect
+        self.work = work
+        self.block_reader: BlockReader | None = None
         self.place = place
         self.merge = merge
         self.average = average
         self.train_addresses = _Addresses(train, limit_train)
         self.train_reader = _Reader(splits.train, self.train_addresses, seed, num_workers, pin_memory)
-        self.val_reader = _Reader(splits.val, _Addresses(val, limit_val), seed, num_workers, pin_memory)
+        self.val_addresses = _Addresses(val, limit_val)
+        self.val_reader = _Reader(splits.val, self.val_addresses, seed, num_workers, pin_memory)
         self.waited = 0.0
 
     def updates(self, epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
@@ -218,22 +248,63 @@ class Feed:
 
         ``waited`` grows by the seconds that the loop stood still for data.
         """
+        batches = self._one_ahead(self._leased(epoch) if self.work is not None else self._split(epoch))
+        for first in batches:
+            yield first.update, _until_last(first, batches)
+
+    def _split(self, epoch: int) -> Iterator[Batch | None]:
+        """The batches that the sampler gives this worker."""
         self.sampler.set_epoch(epoch)
         sizes = self.sampler.sizes()[: len(self.train_addresses)]
         batches = self._timed(iter(self.train_reader))
         for start in range(0, len(sizes), self.merge):
-            group = sizes[start : start + self.merge]
-            yield sum(group), self._batches(batches, group)
+            yield from self._batches(batches, sizes[start : start + self.merge])
 
     def _batches(self, batches: Iterator[tuple[Inputs, torch.Tensor]], group: list[int]) -> Iterator[Batch]:
         factor = 1 if self.average else len(group)
         for number, samples in enumerate(group):
             inputs, labels = self.place(*next(batches))
             share = factor * samples / sum(group) if samples else 0.0
-            yield Batch(inputs, labels, samples, share, last=number == len(group) - 1)
+            yield Batch(inputs, labels, samples, share, number == len(group) - 1, sum(group))
 
-    def evaluation(self) -> Iterator[Batch]:
-        """The evaluation batches of this worker."""
+    def _leased(self, epoch: int) -> Iterator[Batch | None]:
+        """The batches of the blocks that are handed to this worker; None: hand out what is held back."""
+        assert self.work is not None
+        for lease in self.work.leases(epoch):
+            if lease is None:
+                yield None
+                continue
+            number, batches = lease.start, self._timed(self.work.read(epoch, lease))
+            group, after = [], next(batches, None)
+            while after is not None:
+                group.append(after)
+                after = next(batches, None)
+                if len(group) < self.merge and after is not None:
+                    continue
+                for batch in self._batches(iter(group), [len(labels) for _, labels in group]):
+                    batch.work = epoch, lease.block, number, batch.last and after is None
+                    number += 1
+                    yield batch
+                group = []
+
+    def _one_ahead(self, batches: Iterator[Batch | None]) -> Iterator[Batch]:
+        """The same batches; each is announced before the one ahead of it is handed out."""
+        held: Batch | None = None
+        for batch in batches:
+            if batch is not None and self.expect is not None and held is not None:
+                self.expect(batch)
+            if held is not None:
+                yield held
+            held = batch
+            if self.expect is None and held is not None:
+                yield held
+                held = None
+        if held is not None:
+            yield held
+
+    def evaluation(self, index: int, count: int) -> Iterator[Batch]:
+        """The evaluation batches of the worker with that number of so many that take part."""
+        self.val_addresses.sampler = self.val_addresses.sampler.of(index, count)  # type: ignore[union-attr]
         for inputs, labels in self.val_reader:
             inputs, labels = self.place(inputs, labels)
             yield Batch(inputs, labels, len(labels))
@@ -251,3 +322,13 @@ class Feed:
         """End the reading processes."""
         self.train_reader.close()
         self.val_reader.close()
+        if self.block_reader is not None:
+            self.block_reader.close()
+
+
+def _until_last(batch: Batch, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """A batch and those after it that belong to the same update."""
+    yield batch
+    while not batch.last:
+        batch = next(batches)
+        yield batch

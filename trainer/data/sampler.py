@@ -90,8 +90,13 @@ class EvaluationSampler:
     """Every sample exactly once over all workers, in batches; workers may have different numbers of them."""
 
     def __init__(self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        self.num_samples = num_samples
         self.mine = np.arange(num_samples)[rank::world_size]
         self.batch_size = batch_size
+
+    def of(self, rank: int, world_size: int) -> EvaluationSampler:
+        """The same samples, the share of another worker."""
+        return EvaluationSampler(self.num_samples, self.batch_size, rank, world_size)
 
     def __len__(self) -> int:
         return -(-len(self.mine) // self.batch_size)

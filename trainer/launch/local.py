@@ -11,6 +11,7 @@ import json
 import logging
 import multiprocessing
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -20,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ class Role:
         size: processes of the role over all hosts; ``first_rank`` and ``here``: this host's.
         entry: ``module:function`` called as ``entry(seat, payload)`` in each process.
         devices: one per process here.
+        apart: one of its processes may die and the others go on; each is then a group of its own.
+        first_local: the number on this host of its first process.
     """
 
     name: str
@@ -59,6 +62,23 @@ class Role:
     entry: str
     devices: Sequence[str]
     first_rank: int = 0
+    apart: bool = False
+    first_local: int = 0
+    local_size: int = 0
+
+    @property
+    def key(self) -> str:
+        """Of its group of processes."""
+        return f"{self.name}.{self.first_rank}"
+
+    def split(self) -> list[Role]:
+        """Groups to start: itself, or one for each process."""
+        if not self.apart:
+            return [replace(self, local_size=self.here)]
+        return [
+            replace(self, devices=[d], first_rank=self.first_rank + i, first_local=i, local_size=self.here)
+            for i, d in enumerate(self.devices)
+        ]
 
     @property
     def here(self) -> int:
@@ -95,7 +115,8 @@ def launch(
         For each role and rank here, what its entry returned.
 
     Raises:
-        RunFailed: a process died; the message names it, its own error and its log. All others are ended.
+        RunFailed: a process died that the others cannot do without; the message names it, its own error and its log.
+            All others are ended.
         Interrupted: SIGINT or SIGTERM came; all processes are ended.
     """
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
@@ -103,13 +124,15 @@ def launch(
     multiprocessing.set_forkserver_preload(["trainer.launch.local", *preload])
     scratch = Path(tempfile.mkdtemp(prefix="trainer-"))
     groups: dict[str, MultiprocessContext] = {}
+    roles = [part for role in roles for part in role.split()]
     try:
         with _handlers_kept():
             store = open_store(meeting)
             try:
+                secret = _secret(store, meeting)
                 for role in roles:
-                    groups[role.name] = _start(role, payload, log_dir, scratch, meeting, store.port)
-                return _watch(roles, groups, log_dir, scratch)
+                    groups[role.key] = _start(role, payload, log_dir, scratch, meeting, store.port, secret)
+                return _watch(roles, groups, log_dir, scratch, store)
             except (SignalException, KeyboardInterrupt) as error:
                 raise Interrupted(f"interrupted: {error}") from None
             finally:
@@ -144,20 +167,34 @@ def open_store(meeting: Meeting) -> dist.TCPStore:
     )
 
 
-def _start(role: Role, payload: Any, log_dir: Path, scratch: Path, meeting: Meeting, port: int) -> MultiprocessContext:
+def _secret(store: dist.TCPStore, meeting: Meeting) -> bytes:
+    """The run's secret, made by host 0. On one host it never leaves this process but to its children."""
+    if meeting.hosts == 1:
+        return secrets.token_bytes(32)
+    if meeting.serves:
+        store.set("secret", secrets.token_hex(32))
+    return bytes.fromhex(store.get("secret").decode())
+
+
+def _start(
+    role: Role, payload: Any, log_dir: Path, scratch: Path, meeting: Meeting, port: int, secret: bytes
+) -> MultiprocessContext:
     base = {
         "MASTER_ADDR": meeting.host,
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(role.size),
-        "LOCAL_WORLD_SIZE": str(role.here),
+        "LOCAL_WORLD_SIZE": str(role.local_size),
         **({"GLOO_SOCKET_IFNAME": meeting.interface} if meeting.interface else {}),
         **meeting.env,
     }
     context = start_processes(
         name=role.name,
         entrypoint=_enter,
-        args={i: (role, i, payload, (meeting.host, port), os.getpid()) for i in range(role.here)},
-        envs={i: {**base, "RANK": str(role.first_rank + i), "LOCAL_RANK": str(i)} for i in range(role.here)},
+        args={i: (role, i, payload, (meeting.host, port), os.getpid(), secret) for i in range(role.here)},
+        envs={
+            i: {**base, "RANK": str(role.first_rank + i), "LOCAL_RANK": str(role.first_local + i)}
+            for i in range(role.here)
+        },
         logs_specs=_Logs(role, log_dir, scratch),
         log_line_prefixes={i: "" for i in range(role.here)},
         start_method="forkserver",
@@ -166,7 +203,7 @@ def _start(role: Role, payload: Any, log_dir: Path, scratch: Path, meeting: Meet
     return context
 
 
-def _enter(role: Role, index: int, payload: Any, address: tuple[str, int], launcher: int) -> Any:
+def _enter(role: Role, index: int, payload: Any, address: tuple[str, int], launcher: int, secret: bytes) -> Any:
     """In a started process: end with the launcher, connect to the store, call the role's entry."""
     end_with(launcher)
     # A child of a forkserver would start reading processes from a forkserver of its own, and these, being no children
@@ -176,7 +213,10 @@ def _enter(role: Role, index: int, payload: Any, address: tuple[str, int], launc
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     store = dist.TCPStore(*address, is_master=False, timeout=_seconds(300))
-    seat = Seat(role.name, role.first_rank + index, role.size, index, role.here, role.devices[index], store)
+    seat = Seat(
+        role.name, role.first_rank + index, role.size, role.first_local + index, role.local_size, role.devices[index],
+        store, secret=secret, host=address[0],
+    )  # fmt: skip
     return resolve(role.entry)(seat, payload)
 
 
@@ -187,24 +227,46 @@ def resolve(entry: str) -> Callable[..., Any]:
 
 
 def _watch(
-    roles: Sequence[Role], groups: dict[str, MultiprocessContext], log_dir: Path, scratch: Path
+    roles: Sequence[Role], groups: dict[str, MultiprocessContext], log_dir: Path, scratch: Path, store: dist.TCPStore
 ) -> dict[str, dict[int, Any]]:
-    results: dict[str, dict[int, Any]] = {}
-    while len(results) < len(groups):
-        for role in roles:
-            if role.name in results:
-                continue
-            outcome = groups[role.name].wait(0)
+    results: dict[str, dict[int, Any]] = {role.name: {} for role in roles}
+    running = {role.key: role for role in roles}
+    lost: dict[int, str] = {}
+    while running:
+        for role in list(running.values()):
+            outcome = groups[role.key].wait(0)
             if outcome is None:
                 continue
             if outcome.is_failed():
                 time.sleep(POLL_S)
-                raise RunFailed(_first_failure(roles, groups, log_dir, scratch))
-            results[role.name] = {role.first_rank + i: v for i, v in outcome.return_values.items()}
+                if not _can_do_without(role, running, results, scratch):
+                    raise RunFailed(next(iter(lost.values()), "") or _first_failure(roles, groups, log_dir, scratch))
+                lost[role.first_rank] = _first_failure([role], groups, log_dir, scratch)
+                store.set(f"lost/{role.name}/{role.first_rank}", "its process ended")
+                print(f"\nATTENTION: {lost[role.first_rank]}\n  the others go on without it\n", flush=True)
+                _error_file(scratch, role, 0).unlink(missing_ok=True)
+            else:
+                results[role.name] |= {role.first_rank + i: v for i, v in outcome.return_values.items()}
+            del running[role.key]
         if _lingers(scratch):
             raise RunFailed(_first_failure(roles, groups, log_dir, scratch))
         time.sleep(POLL_S)
-    return results
+    return {**results, **({"lost": lost} if lost else {})}
+
+
+def _can_do_without(
+    role: Role, running: Mapping[str, Role], results: Mapping[str, Mapping[int, Any]], scratch: Path
+) -> bool:
+    """Whether the run goes on although that process failed: others of its role are there, and it just died.
+
+    What a process says itself of why the run cannot be (a RunFailed, a UserError) ends the run.
+    """
+    others = [r for r in running.values() if r.name == role.name and r.key != role.key]
+    if not role.apart or not (others or results[role.name]):
+        return False
+    error = _error_file(scratch, role, 0)
+    text = error.read_text() if error.is_file() else ""
+    return "trainer.errors.RunFailed: " not in text and "trainer.errors.UserError: " not in text
 
 
 def _lingers(scratch: Path) -> bool:
@@ -223,7 +285,7 @@ def _first_failure(
     """
     reports = []
     for role in roles:
-        for i, process in enumerate(_processes(groups[role.name])):
+        for i, process in enumerate(_processes(groups[role.key])):
             who, log = f"{role.name} {role.first_rank + i}", log_dir / f"{LOG_NAMES[role.name]}.{role.first_rank + i}"
             code = process.exitcode
             error = _error_file(scratch, role, i)
@@ -297,7 +359,7 @@ def _handlers_kept() -> Iterator[None]:
 
 
 def _error_file(scratch: Path, role: Role, index: int) -> Path:
-    return scratch / f"{role.name}.{index}.json"
+    return scratch / f"{role.name}.{role.first_rank + index}.json"
 
 
 def _seconds(seconds: float) -> Any:

@@ -60,13 +60,23 @@ class Declaration(ABC):
         """Which roles, and how many processes of each, for so many workers."""
         return {"worker": workers}
 
+    default_workers: ClassVar[int | None] = None
+    """Workers where nobody says how many; None: one per GPU, else one."""
+
     def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         """Every reason why this cannot work with the built model and an optimizer made from the config."""
+        unbounded = [n for n, m in model.named_modules() if getattr(m, "unbounded", False)]
+        if unbounded and not self.tables_at_servers:
+            why = f"strategy={self.name} holds whole tables in its workers, and {unbounded[0]} takes any id"
+            return [UserError("model.table_size=null", why, "strategy=pserver_async (or a number of rows)")]
         return []
 
     def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
         """Every reason why this cannot work with that config and so many workers, with the nearest that works."""
         refused = []
+        if config["data"]["work"] == "leased" and not self.leases:
+            why = f"strategy={self.name} needs the same batches in every update, so its work is split beforehand"
+            refused.append(UserError("data.work=leased", why, "data.work=static"))
         for role in ("servers",):
             if config["launch"].get(role) and "server" not in self.entries:
                 refused.append(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError
 from trainer.strategies.base import Declaration
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Single(Declaration):
@@ -57,6 +61,107 @@ class LocalSgd(Declaration):
                 )
             )
         return refused
+
+
+ELEMENTWISE = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
+"""torch's optimizers that treat every element by itself, so that a parameter may be cut into pieces."""
+
+
+class Pserver(Declaration):
+    """What all parameter-server modes share: servers hold the parameters, workers pull, compute and push."""
+
+    entries = {"server": "trainer.strategies.pserver.server:serve"}
+    tables_at_servers = True
+    default_workers = 2
+    mode = ""
+
+    def roles(self, workers: int, launch: Mapping[str, Any]) -> dict[str, int]:
+        return {"server": launch["servers"] or 1, "worker": workers}
+
+    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+        refused = super().refuse(config, workers)
+        if config["precision"] == "fp16":
+            refused.append(
+                UserError("precision=fp16", f"strategy={self.name}: servers know no loss scale", "precision=bf16")
+            )
+        if config["execution"]["val_every_steps"] and self.leases and config["data"]["work"] != "static":
+            refused.append(
+                UserError(
+                    f"execution.val_every_steps={config['execution']['val_every_steps']}",
+                    "where work is leased, workers have no common step to stop at",
+                    "execution.val_every=1 (or data.work=static)",
+                )
+            )
+        return refused
+
+    def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
+        refused = super().refuse_model(config, model, optimizer)
+        if self.config["load_from"] is not None:
+            from trainer.strategies.pserver.snapshot import read
+
+            read(Path(self.config["load_from"]))
+        kind = type(optimizer).__name__
+        if kind not in ELEMENTWISE and self.mode != "geo":
+            why = f"strategy={self.name} cuts parameters into pieces, and {kind} needs them whole"
+            refused.append(UserError(f"optimizer ({kind})", why, "optimizer=sgd (or momentum, adagrad, adam, adamw)"))
+        for name, module in model.named_modules():
+            for option in ("max_norm", "scale_grad_by_freq"):
+                if getattr(module, "sparse", False) and getattr(module, option, None):
+                    why = f"strategy={self.name} has only a batch's rows of table {name} at hand"
+                    refused.append(UserError(f"model ({name}.{option})", why, f"a table without {option}"))
+        return refused
+
+
+class PserverSync(Pserver):
+    """One global step: all workers' gradients are combined at the servers, applied once, then everybody pulls."""
+
+    worker = "trainer.strategies.pserver.sync:PserverSync"
+    mode = "sync"
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+    @property
+    def survives(self) -> bool:
+        return bool(self.config["on_lost_worker"] == "continue")
+
+
+class PserverAsync(Pserver):
+    """A server applies each push when it comes; nobody waits for anybody."""
+
+    worker = "trainer.strategies.pserver.asynchronous:PserverAsync"
+    mode = "async"
+    lockstep = False
+    same_everywhere = False
+    leases = True
+    survives = True  # type: ignore[assignment]
+
+    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+        refused = super().refuse(config, workers)
+        compensates = self.config["delay_compensation"] and self.config.get("max_merge_var_num", 1) > 1
+        if compensates:
+            why = "compensates the gradient of one pull, and merged gradients come from several"
+            refused.append(UserError("strategy.delay_compensation", why, "strategy.max_merge_var_num=1"))
+        return refused
+
+
+class PserverSsp(PserverAsync):
+    """Asynchronous, with at most ``staleness`` steps between the fastest and the slowest worker."""
+
+    worker = "trainer.strategies.pserver.asynchronous:PserverSsp"
+    mode = "ssp"
+
+
+class PserverGeo(Pserver):
+    """Workers train replicas and exchange differences every ``k_steps``."""
+
+    worker = "trainer.strategies.pserver.geo:PserverGeo"
+    mode = "geo"
+    lockstep = False
+    same_everywhere = False
+    leases = True
+    survives = True  # type: ignore[assignment]
 
 
 AUTO = "trainer.strategies.declared.auto"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+from trainer.strategies.base import Lease
 from trainer.strategies.pserver.client import Request
 from trainer.strategies.pserver.placing import summed
 from trainer.strategies.pserver.server import RESTS, WAKES
@@ -41,9 +43,7 @@ class PserverAsync(PserverWorker):
 
     def prepare(self, batch: Any) -> None:
         self.note(batch)
-        if not self.begun and self.config["launch_barrier"]:
-            self.total(torch.zeros(1, dtype=torch.float64))
-        self.begun = True
+        self.begin()
         if self.fetched is not None:
             ahead, fetched = self.fetched
             self.fetched = None
@@ -53,6 +53,16 @@ class PserverAsync(PserverWorker):
             self.since_pull = 0
         if self.early:
             self.fetch_ahead()
+
+    def begin(self) -> None:
+        """All workers begin their first step together, if that is asked for."""
+        if not self.begun and self.config["launch_barrier"]:
+            self.total(torch.zeros(1, dtype=torch.float64))
+        self.begun = True
+
+    def leases(self, epoch: int, blocks: int) -> Iterator[Lease | None]:
+        self.begin()  # before any work: a worker may find none left
+        yield from super().leases(epoch, blocks)
 
     @property
     def early(self) -> bool:

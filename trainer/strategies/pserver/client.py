@@ -29,6 +29,10 @@ MARGIN_S = 5.0
 BYE_S = 3.0
 
 
+class Fenced(RunFailed):
+    """This worker was declared lost, or was started again elsewhere; the others go on without it."""
+
+
 @dataclass
 class Request:
     """A request under way to one server, and its answer when it is there."""
@@ -136,7 +140,8 @@ class Client:
             return  # the answer to a request that was sent twice
         request.answer = message
         if message.verb == Verb.FAILED:
-            raise RunFailed(str(message.text()["why"]))
+            told = message.text()
+            raise (Fenced if told.get("fenced") else RunFailed)(str(told["why"]))
         if request.then is not None:
             request.then(message)
 

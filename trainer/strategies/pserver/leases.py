@@ -91,7 +91,8 @@ class Progress:
     def covered(self, work: np.ndarray) -> bool:
         """Whether all of it (rows of epoch, block, start, stop in batches) is applied already."""
         return len(work) > 0 and all(
-            e < self.epoch or (e == self.epoch and stop <= self.next.get(block, 0)) for e, block, _, stop in work.tolist()
+            e < self.epoch or (e == self.epoch and stop <= self.next.get(block, 0))
+            for e, block, _, stop in work.tolist()
         )
 
     def mark(self, work: np.ndarray) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.build import locate
 from trainer.errors import RunFailed, UserError
 from trainer.strategies.base import Seat
 from trainer.strategies.pserver import snapshot
@@ -128,7 +129,7 @@ class Server:
             return
         elif why := self.members.admit(message.rank, message.incarnation):
             self.count["fenced"] += 1
-            self.socket.answer(address, message, failed(why))
+            self.socket.answer(address, message, failed(why, fenced=True))
             return
         else:
             known = [w for w in self.waiting if (w.request.rank, w.request.number) == (message.rank, message.number)]
@@ -234,7 +235,7 @@ class Server:
     ready = False
 
     def _open(self, layout: Layout) -> None:
-        mode = self.strategy["mode"]
+        mode = locate(self.strategy["_target_"]).mode
         per_step = 1 if mode == "sync" else self.size
         geo = self.size if mode == "geo" else 0
         self.layout = layout
@@ -330,7 +331,7 @@ class Server:
         if dense is not None and dense.shape != shard.vector.shape:
             raise Malformed(f"{len(dense)} dense values for {len(shard.vector)}")
         numbers = message.first(Kind.NUMBERS)
-        if numbers is None or numbers.dtype != np.float64 or len(numbers) < 3:  # noqa: PLR2004
+        if numbers is None or numbers.dtype != np.float64 or len(numbers) < 3:
             raise Malformed("PUSH without its numbers")
         basis, samples, age = int(numbers[0]), float(numbers[1]), int(numbers[2])
         self.age = max(self.age, age)
@@ -456,7 +457,7 @@ class Server:
         tensors, meta = self.everything()
         shard, _ = self._opened()
         kept = {t.name: {"dim": t.dim, "dtype": self.layout.dtype, "kernel": t.kernel.name, "rows": len(t)} for t in shard.tables.values()}  # fmt: skip
-        meta |= {"tables": kept, "dense": [list(p) for p in self.layout.pieces]}
+        meta |= {"tables": kept, "dense": [{"name": n, "start": a, "stop": b} for n, a, b in self.layout.pieces]}
         began = time.monotonic()
         snapshot.write_part(Path(message.text()["folder"]), self.seat.rank, tensors, meta)
         size = sum(t.nbytes for t in tensors.values())
@@ -514,6 +515,6 @@ class Server:
             (run_dir / f"server.{self.seat.rank}.json").write_text(told)
 
 
-def failed(why: str) -> Message:
-    """The answer to a request that cannot be."""
-    return Message(Verb.FAILED, records=[text({"why": why})])
+def failed(why: str, fenced: bool = False) -> Message:
+    """The answer to a request that cannot be; ``fenced``: because its worker does not take part any more."""
+    return Message(Verb.FAILED, records=[text({"why": why, "fenced": fenced})])

@@ -56,7 +56,7 @@ class ServerSocket:
         self.router.sndhwm = self.router.rcvhwm = QUEUE
         self.router.linger = LINGER_MS
         self.router.backlog = LISTEN_BACKLOG
-        self.router.ipv6 = ipaddress.ip_address(host).version == 6 if _numeric(host) else False  # noqa: PLR2004
+        self.router.ipv6 = ipaddress.ip_address(host).version == 6 if _numeric(host) else False
         self.endpoint = f"tcp://{host}:{self.router.bind_to_random_port(f'tcp://{host}')}"
         self.poller = zmq.Poller()
         self.poller.register(self.door, zmq.POLLIN)

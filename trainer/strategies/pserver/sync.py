@@ -83,5 +83,3 @@ class PserverSync(PserverWorker):
     def restore(self, state: dict[str, Any]) -> None:
         self.base = 0
         super().restore(state)
-
-

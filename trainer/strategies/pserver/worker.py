@@ -315,7 +315,7 @@ class PserverWorker(Strategy):
             for n, (ids, values) in rows.items():
                 if self.seat.servers > 1:
                     own = places[n][server]
-                    ids, values = np.ascontiguousarray(ids[own]), values[torch.from_numpy(own)]  # noqa: PLW2901
+                    ids, values = np.ascontiguousarray(ids[own]), values[torch.from_numpy(own)]
                 if len(ids):
                     row_form = "bf16" if form == "int8" else form
                     records += [Record(Kind.IDS, ids, n), *encode(values.contiguous(), Kind.ROWS, n, row_form)]
@@ -336,7 +336,8 @@ class PserverWorker(Strategy):
         self.client.meetings += 1
         mine = values.detach().to("cpu", torch.float64).reshape(-1).numpy()
         request = self.client.ask(
-            0, Message(Verb.MEET, clock=self.client.meetings, records=[Record(Kind.NUMBERS, np.ascontiguousarray(mine))])
+            0,
+            Message(Verb.MEET, clock=self.client.meetings, records=[Record(Kind.NUMBERS, np.ascontiguousarray(mine))]),
         )
         [answer] = self.client.wait([request])
         self.present = answer.need(Kind.IDS).tolist()
@@ -392,7 +393,9 @@ class PserverWorker(Strategy):
         [answer] = self.client.wait([self.client.ask(server, Message(Verb.STATE))])
         told = answer.text()
         arrays = [answer.need(Kind.DENSE, i) for i in range(len(told["names"]))]
-        tensors = {n: torch.from_numpy(a.copy()).view(shape) for (n, shape), a in zip(told["names"], arrays, strict=True)}
+        tensors = {
+            n: torch.from_numpy(a.copy()).view(shape) for (n, shape), a in zip(told["names"], arrays, strict=True)
+        }
         return {"tensors": tensors, "meta": json.dumps(told["meta"])}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -1,0 +1,122 @@
+"""Blocks of an epoch's training data that are handed out to workers while the epoch lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from trainer.data.inputs import Inputs
+from trainer.data.sampler import DistributedBatchSampler
+
+Sample = tuple[Inputs, torch.Tensor]
+
+
+class Lease(Protocol):
+    """A block's number, and the batch in it to start with."""
+
+    @property
+    def block(self) -> int: ...
+
+    @property
+    def start(self) -> int: ...
+
+
+Hand = Callable[[int, int], Iterator[Any]]
+"""(epoch, number of blocks) -> the leases that this worker gets; None: finish what was handed out."""
+
+
+class MapWork:
+    """A map-style data set: a block is so many batches of the epoch's order, which is one process's order.
+
+    Args:
+        read: (epoch, list of index arrays) -> batches, by reading processes or not.
+        sampler: of one worker that has everything.
+        lease_batches: batches in a block.
+        limit: batches per epoch, over all workers.
+        total: batches of the whole run, over all workers.
+        hand: the strategy's ``leases``.
+    """
+
+    def __init__(
+        self, read: Callable[[int, list[np.ndarray]], Iterator[Sample]], sampler: DistributedBatchSampler,
+        lease_batches: int, limit: int | None, total: int, hand: Hand,
+    ) -> None:  # fmt: skip
+        self._read, self.sampler, self.lease_batches, self.hand = read, sampler, lease_batches, hand
+        self.per_epoch = min(len(sampler), limit or len(sampler))
+        self.total = total
+        self._order: tuple[int, list[np.ndarray]] = (-1, [])
+
+    def batches(self, epoch: int) -> int:
+        """Batches of that epoch over all workers."""
+        return max(0, min(self.per_epoch, self.total - epoch * self.per_epoch))
+
+    def leases(self, epoch: int) -> Iterator[Any]:
+        """The blocks that this worker gets."""
+        return self.hand(epoch, -(-self.batches(epoch) // self.lease_batches))
+
+    def read(self, epoch: int, lease: Lease) -> Iterator[Sample]:
+        """The block's batches from the lease's start on."""
+        if self._order[0] != epoch:
+            self.sampler.set_epoch(epoch)
+            self._order = epoch, list(self.sampler.arrays())
+        first = lease.block * self.lease_batches
+        last = min(first + self.lease_batches, self.batches(epoch))
+        return self._read(epoch, self._order[1][first + lease.start : last])
+
+
+class StreamWork:
+    """A data set that is read block by block; the blocks' order is drawn from (seed, epoch), rows keep theirs.
+
+    Args:
+        dataset: ``blocks()`` and ``read_chunks(block)``.
+        batch_size: rows of a batch; a block's last one may have fewer.
+        seed, shuffle: of the order of blocks.
+        hand: the strategy's ``leases``.
+    """
+
+    def __init__(self, dataset: Any, batch_size: int, seed: int, shuffle: bool, hand: Hand) -> None:
+        self.dataset, self.batch_size, self.seed, self.shuffle, self.hand = dataset, batch_size, seed, shuffle, hand
+
+    def leases(self, epoch: int) -> Iterator[Any]:
+        """The blocks that this worker gets."""
+        return self.hand(epoch, self.dataset.blocks())
+
+    def read(self, epoch: int, lease: Lease) -> Iterator[Sample]:
+        """The block's batches from the lease's start on."""
+        order = np.arange(self.dataset.blocks())
+        if self.shuffle:
+            order = np.random.default_rng((self.seed, epoch)).permutation(len(order))
+        skip = lease.start * self.batch_size
+        rest: Sample | None = None
+        for chunk in self.dataset.read_chunks(int(order[lease.block])):
+            rest = chunk if rest is None else _joined(rest, chunk)
+            while rest is not None and len(rest[1]) >= self.batch_size:
+                head, rest = _cut(rest, self.batch_size)
+                if skip:
+                    skip -= self.batch_size
+                else:
+                    yield head
+        if rest is not None and len(rest[1]) and not skip:
+            yield rest
+
+
+def _joined(one: Sample, other: Sample) -> Sample:
+    inputs = (
+        {name: torch.cat([one[0][name], other[0][name]]) for name in one[0]}
+        if isinstance(one[0], dict) and isinstance(other[0], dict)
+        else torch.cat([one[0], other[0]])  # type: ignore[list-item]
+    )
+    return inputs, torch.cat([one[1], other[1]])
+
+
+def _cut(sample: Sample, size: int) -> tuple[Sample, Sample]:
+    inputs, labels = sample
+    if isinstance(inputs, dict):
+        head: Inputs = {name: value[:size] for name, value in inputs.items()}
+        tail: Inputs = {name: value[size:] for name, value in inputs.items()}
+    else:
+        head, tail = inputs[:size], inputs[size:]
+    return (head, labels[:size]), (tail, labels[size:])
