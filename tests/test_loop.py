@@ -53,6 +53,9 @@ class Recording(Strategy):
         self.calls.append("total")
         return 2 * values
 
+    def members(self) -> tuple[int, int]:
+        return 0, 1
+
     def settle(self) -> None:
         self.calls.append("settle")
 
@@ -79,7 +82,7 @@ class FakeFeed:
         for group in self.groups:
             yield sum(group), (self.batch(n, n / sum(group), i == len(group) - 1) for i, n in enumerate(group))
 
-    def evaluation(self) -> Iterator[Batch]:
+    def evaluation(self, index: int, count: int) -> Iterator[Batch]:
         yield self.batch(3)
         yield self.batch(1)
 
@@ -95,13 +98,15 @@ class Lines:
         self.validated: list[tuple[int, int, dict[str, float]]] = []
         self.done: list[tuple[int, int]] = []
         self.samples = 0.0
+        self.run_dir = None
 
     def progress(self, epoch: int, step: int) -> None:
         self.done.append((epoch, step))
 
     def training(
-        self, epoch: int, batch: int, step: int, metrics: dict[str, float], samples: float, lr: float, feed: Any
-    ) -> None:
+        self, epoch: int, batch: int, step: int, metrics: dict[str, float], samples: float, lr: float, feed: Any,
+        gauges: dict[str, float],
+    ) -> None:  # fmt: skip
         self.samples += samples
         self.trained.append((epoch, batch, step, dict(metrics), lr))
 
@@ -153,7 +158,7 @@ def test_verbs_come_in_the_contracts_order() -> None:
 def test_workers_out_of_step_meet_only_to_evaluate() -> None:
     run = training([[2], [2]], lockstep=False, epochs=2)
     fit(run)
-    assert run.strategy.calls.count("total") == 2
+    assert run.strategy.calls.count("total") == 3, "two evaluations, and the samples of all workers at the end"
     for before, call in zip(run.strategy.calls, run.strategy.calls[1:], strict=False):
         assert call != "total" or before == "settle"
 

@@ -99,6 +99,11 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
     batches = min(batches, config["limit_train_batches"] or batches)
     steps_per_epoch = ceil(batches / checked.merge)
     total = config["max_steps"] or config["epochs"] * steps_per_epoch
+    epochs = ceil(total / steps_per_epoch) if steps_per_epoch else config["epochs"]
+    if checked.leased and config["max_steps"] and steps_per_epoch:  # an epoch's last round may be uneven
+        together = count_batches(facts.train_samples, data["batch_size"], 1, sampler, True)
+        together = min(together, (config["limit_train_batches"] or together) * workers)
+        epochs = ceil(total * workers / ceil(together / checked.merge))
     if not steps_per_epoch and not checked.objection:
         raise UserError(f"data.batch_size={data['batch_size']}", "not one batch can be made of the training data")
     roles = checked.declaration.roles(workers, launch)
@@ -122,7 +127,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         merge=checked.merge,
         global_batch_size=checked.global_batch_size,
         val_batch_size=data["val_batch_size"] or data["batch_size"],
-        epochs=ceil(total / steps_per_epoch) if steps_per_epoch else config["epochs"],
+        epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         total_steps=total,
         parameters=model.parameters,

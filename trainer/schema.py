@@ -200,7 +200,7 @@ class DataConfig:
     global_batch_size: Optional[int] = key(None, "samples per update: batch_size * workers * gradient_merge.k_steps", "samples", ge=1)  # fmt: skip
     val_batch_size: Optional[int] = key(None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1)  # fmt: skip
     num_workers: Optional[int] = key(None, "processes that read data, per worker (null: from the cores)", "processes", ge=0)  # fmt: skip
-    work: str = key("auto", "training data split beforehand, or leased in blocks while the epoch lasts (auto: leased where the strategy can)", choices=("auto", "static", "leased"))  # fmt: skip
+    work: str = key("auto", "split beforehand, or leased in blocks while the epoch lasts (auto: where the strategy can)", choices=("auto", "static", "leased"))  # fmt: skip
     lease_batches: Optional[int] = key(None, "batches in a leased block (null: 8 blocks per worker and epoch, of at most 64)", "batches", ge=1)  # fmt: skip
     on_lost_worker: str = key("take_over", "leased work of a worker that died: others take it over, or it is dropped", choices=("take_over", "drop"))  # fmt: skip
     pin_memory: Any = key("auto", "page-locked batches for faster copies to a GPU", choices=AUTO)

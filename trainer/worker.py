@@ -143,13 +143,14 @@ def leased_work(
     )
     workers, limit = plan["roles"]["worker"], config["limit_train_batches"]
     size = config["data"]["lease_batches"] or max(1, min(64, len(everything) // (8 * workers)))
-    total = config["max_steps"] * workers if config["max_steps"] else plan["epochs"] * len(everything)
+    updates = config["max_steps"] * workers if config["max_steps"] else None
     return MapWork(
         feed.block_reader,
         everything,
         size,
         limit and limit * workers,
-        total,
+        plan["merge"],
+        updates,
         strategy.leases,
     )
 

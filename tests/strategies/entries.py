@@ -95,6 +95,17 @@ def step_by_step(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, 
         return {"after": after, "parameters": parameters(run)}
 
 
+def settled_each(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, Any]:
+    """As ``step_by_step``, settling after each epoch; the parameters after each."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        after = []
+        for epoch in range(epochs):
+            train_epoch(run, epoch)
+            run.strategy.settle()
+            after.append(parameters(run))
+        return {"after": after}
+
+
 def summed(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """Sums over the workers, of values that differ, with everybody's own left as it was."""
     with taking_part(in_run(seat, RUN), payload) as run:

@@ -22,6 +22,9 @@ BASE = (
     "execution.threads=1", "device=cpu",
 )  # fmt: skip
 
+SERVERS = {1: 1, 2: 2, 3: 1, 4: 3}
+"""Servers of the suite's parameter-server runs, by the number of workers."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -42,7 +45,8 @@ def composed(*typed: str) -> Ready:
 
 def payload(strategy: str, workers: int, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
     """What the parent hands to the workers for so many of them."""
-    ready = composed(*BASE, f"strategy={strategy}", f"launch.nproc={workers}", *overrides)
+    servers = (f"launch.servers={SERVERS[workers]}",) if strategy.startswith("pserver") else ()
+    ready = composed(*BASE, f"strategy={strategy}", f"launch.nproc={workers}", *servers, *overrides)
     return copy.deepcopy({"config": ready.checked.config, "plan": ready.plan.as_dict(), "run_dir": "nowhere"})
 
 

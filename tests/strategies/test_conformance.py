@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.strategies.launching import Case, launched, payload
+from tests.strategies.launching import SERVERS, Case, launched, payload
 from tests.strategies.toy_server import ToyServer
 from tests.strategies.truth import by_hand, replicas
 from trainer.compose import folder
@@ -22,7 +22,10 @@ from trainer.strategies import declared
 from trainer.strategies.base import Declaration
 
 UNEQUAL = ("sampler.pad=false", "sampler.drop_last=false")
-SIZES = {"single": [1], "collective": [2, 4], "local_sgd": [2, 4], "toy_server": [1, 2, 4]}
+SIZES = {
+    "single": [1], "collective": [2, 4], "local_sgd": [2, 4], "toy_server": [1, 2, 4], "pserver_sync": [1, 2, 4],
+    "pserver_async": [1, 2], "pserver_ssp": [1, 2], "pserver_geo": [1, 2],
+}  # fmt: skip
 EXACT = {
     "plain": (),
     "clipped": ("strategy.clip_norm=2",),
@@ -46,33 +49,63 @@ SHORT = ("limit_train_batches=3", "max_steps=100")
 NORMS = ("model=norm_net",)
 
 
-def exact_cases(strategy: str) -> dict[str, tuple[str, ...]]:
+ALONE = {
+    "pserver_async": ("strategy.independent_recv_thread=false", "strategy.send_queue_size=1"),
+    "pserver_ssp": ("strategy.staleness=0",),
+    "pserver_geo": ("strategy.k_steps=3",),
+}
+"""How the modes without lockstep are one process, with one worker."""
+STATIC = ("data.work=static",)
+SLICED = ("strategy.slice_above=100", "strategy.split_method=hash_name")
+
+
+def exact_cases(strategy: str, workers: int) -> dict[str, tuple[str, ...]]:
+    if strategy in ALONE:
+        leased = {name: (*ALONE[strategy], *overrides) for name, overrides in EXACT.items()}
+        static = {f"{name}_static": (*overrides, *STATIC) for name, overrides in leased.items() if name == "plain"}
+        return {**leased, **static} if workers == 1 else {}
+    if strategy == "pserver_sync":
+        return {**EXACT, "sliced": SLICED, "sliced_clipped": (*SLICED, "strategy.clip_norm=2")}
     if strategy != "local_sgd":
         return EXACT
     return {name: ("strategy.k_steps=1", *overrides) for name, overrides in LINEAR.items()}
 
 
-def cases(strategy: str) -> dict[str, Case]:
+def repeats(strategy: str, workers: int) -> bool:
+    """Whether the same run comes out the same again: workers out of step take turns as it happens."""
+    return strategy not in ALONE or workers == 1
+
+
+def cases(strategy: str, workers: int) -> dict[str, Case]:
     """Everything that is asked of a strategy in its launch."""
     group = strategy in ("collective", "local_sgd")
-    average = ("strategy.buffers=average",) if group else ()
+    averages = group or strategy.startswith("pserver")
+    average = ("strategy.buffers=average",) if averages else ()
+    static = STATIC if strategy in ALONE else ()
+    short = (*SHORT, *static)
     shared = DECLARED[strategy].same_everywhere
-    asked = {name: Case("trained", overrides) for name, overrides in exact_cases(strategy).items()}
+    asked = {name: Case("trained", overrides) for name, overrides in exact_cases(strategy, workers).items()}
     asked |= {
         "summed": Case("summed"),
-        "settled": Case("settled", (*NORMS, *SHORT)),
-        "settled_uneven": Case("settled", (*SHORT, *UNEQUAL, "data.train_samples=33")),
-        "saved": Case("interrupted", (*NORMS, *SHORT), {"settle": False, "first_saves_all": shared}, ("whole", "resumed")),
-        "saved_settled": Case("interrupted", (*NORMS, *SHORT, *average), {"settle": True, "first_saves_all": shared}, ("whole", "resumed")),
+        "settled": Case("settled", (*NORMS, *short)),
+        "settled_uneven": Case("settled", (*short, *UNEQUAL, "data.train_samples=33")),
         "started": Case("started", NORMS),
-        "listening": Case("listening", SHORT),
+        "listening": Case("listening", short),
     }  # fmt: skip
+    if repeats(strategy, workers):
+        saves = {"first_saves_all": shared}
+        runs = ("whole", "resumed")
+        asked["saved"] = Case("interrupted", (*NORMS, *short), {"settle": False, **saves}, runs)
+        asked["saved_settled"] = Case("interrupted", (*NORMS, *short, *average), {"settle": True, **saves}, runs)
+    if averages:
+        asked["averaged"] = Case("settled", (*NORMS, *short, *average))
     if group:
-        asked["averaged"] = Case("settled", (*NORMS, *SHORT, *average))
         asked["same_seed"] = Case("started", ("strategy.init=same_seed",))
         asked["overflowing"] = Case("overflowing", ("precision=fp16", "limit_train_batches=1", "max_steps=100"))
     if strategy == "local_sgd":
         asked["apart"] = Case("step_by_step", ("limit_train_batches=1", "strategy.k_steps=4", "strategy.begin_step=2", "data.train_samples=16", "max_steps=10"), {"epochs": 10})  # fmt: skip
+    if strategy == "pserver_geo":
+        asked["each"] = Case("settled_each", ("limit_train_batches=1", "strategy.k_steps=1", "strategy.overlap=false", "data.train_samples=16", "max_steps=10", "optimizer.momentum=0", *STATIC), {"epochs": 10})  # fmt: skip
     return asked
 
 
@@ -81,6 +114,10 @@ DECLARED: dict[str, type[Declaration]] = {
     "collective": declared.Collective,
     "local_sgd": declared.LocalSgd,
     "toy_server": ToyServer,
+    "pserver_sync": declared.PserverSync,
+    "pserver_async": declared.PserverAsync,
+    "pserver_ssp": declared.PserverSsp,
+    "pserver_geo": declared.PserverGeo,
 }
 GROUPS = [(strategy, workers) for strategy, sizes in SIZES.items() for workers in sizes]
 SEVERAL = [(strategy, workers) for strategy, workers in GROUPS if workers > 1]
@@ -94,7 +131,7 @@ def evidence(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
 
     @cache
     def gathered(strategy: str, workers: int) -> dict[str, Any] | Exception:
-        asked = cases(strategy)
+        asked = cases(strategy, workers)
         logs = tmp_path_factory.mktemp(f"{strategy}{workers}")
         try:
             roles = launched(strategy, workers, asked, logs)
@@ -115,6 +152,10 @@ def evidence(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     return gather
 
 
+def servers(strategy: str, workers: int) -> int:
+    return 1 if strategy == "toy_server" else SERVERS[workers] if strategy.startswith("pserver") else 0
+
+
 def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray], tolerance: float = 0.0) -> None:
     assert one.keys() == other.keys()
     for name in one:
@@ -128,17 +169,17 @@ def differ(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 def test_every_registered_strategy_is_in_this_suite() -> None:
     known = {c for _, c in inspect.getmembers(declared, inspect.isclass) if issubclass(c, Declaration)} - {Declaration}
     options = {path.stem for path in (folder("conf") / "strategy").glob("*.yaml")} - {"auto"}
-    assert known <= set(DECLARED.values())
+    assert known - {declared.Pserver} <= set(DECLARED.values())
     assert options == SIZES.keys() - {"toy_server"}
 
 
 @pytest.mark.parametrize(
-    ("strategy", "workers", "case"), [(s, w, case) for s, w in GROUPS for case in exact_cases(s)]
+    ("strategy", "workers", "case"), [(s, w, case) for s, w in GROUPS for case in exact_cases(s, w)]
 )  # fmt: skip
 def test_exact_strategy_equals_one_process_on_the_global_batch(
     evidence: Evidence, strategy: str, workers: int, case: str
 ) -> None:
-    config = payload(strategy, workers, exact_cases(strategy)[case])["config"]
+    config = payload(strategy, workers, exact_cases(strategy, workers)[case])["config"]
     truth, validation, norms = by_hand(config, workers)
     assert len(norms) == 20
     if limit := config["strategy"]["clip_norm"]:
@@ -152,7 +193,7 @@ def test_exact_strategy_equals_one_process_on_the_global_batch(
 @pytest.mark.parametrize("strategy", DECLARED)
 def test_exactness_is_declared_where_it_is_proved(strategy: str) -> None:
     config = {"k_steps": 1, "gradient_merge": {}, "clip_norm": None}
-    assert DECLARED[strategy](**config).exact
+    assert DECLARED[strategy](**config).exact == (strategy not in ALONE)
     assert not declared.LocalSgd(k_steps=4).exact
 
 
@@ -167,7 +208,7 @@ def test_local_sgd_with_one_step_equals_collective(evidence: Evidence, workers: 
 def test_local_sgd_workers_differ_between_averages_and_follow_the_replicas_by_hand(
     evidence: Evidence, workers: int
 ) -> None:
-    overrides = cases("local_sgd")["apart"].overrides
+    overrides = cases("local_sgd", workers)["apart"].overrides
     truth = replicas(payload("local_sgd", workers, overrides)["config"], workers)
     answers = evidence("local_sgd", workers)["apart"]
     for rank, answer in enumerate(answers):
@@ -178,6 +219,16 @@ def test_local_sgd_workers_differ_between_averages_and_follow_the_replicas_by_ha
         assert_same(answer["parameters"], answers[0]["parameters"])
     mean = {n: np.mean([t[-1][n] for t in truth], axis=0) for n in truth[0][-1]}
     assert_same(answers[0]["parameters"], mean, 1e-10)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_geo_with_one_step_and_sgd_is_averaging(evidence: Evidence, workers: int) -> None:
+    config = payload("pserver_geo", workers, cases("pserver_geo", workers)["each"].overrides)["config"]
+    config["strategy"] |= {"begin_step": 0}
+    truth = replicas(config, workers)
+    for answer in evidence("pserver_geo", workers)["each"]:
+        for step, parameters in enumerate(answer["after"]):
+            assert_same(parameters, truth[0][step], 1e-10)
 
 
 @pytest.mark.parametrize(("strategy", "workers"), GROUPS)
@@ -205,7 +256,7 @@ def test_settled_workers_hold_identical_parameters_and_the_first_ones_buffers(
         assert differ(answers[0]["before"], answers[1]["before"]), "the workers' own statistics must differ before"
 
 
-@pytest.mark.parametrize(("strategy", "workers"), WITH_GROUP)
+@pytest.mark.parametrize(("strategy", "workers"), [(s, w) for s, w in SEVERAL if s not in ("toy_server",)])
 def test_settled_buffers_are_averaged_where_that_is_asked_for(evidence: Evidence, strategy: str, workers: int) -> None:
     answers = evidence(strategy, workers)["averaged"]
     mean = {name: np.mean([a["before"][name] for a in answers], axis=0) for name in answers[0]["before"]}
@@ -216,7 +267,7 @@ def test_settled_buffers_are_averaged_where_that_is_asked_for(evidence: Evidence
 
 
 @pytest.mark.parametrize("case", ["saved", "saved_settled"])
-@pytest.mark.parametrize(("strategy", "workers"), GROUPS)
+@pytest.mark.parametrize(("strategy", "workers"), [group for group in GROUPS if repeats(*group)])
 def test_restored_run_goes_on_exactly(evidence: Evidence, strategy: str, workers: int, case: str) -> None:
     for answer in evidence(strategy, workers)[case]:
         assert_same(answer["resumed"], answer["whole"])
@@ -256,7 +307,7 @@ def test_overflow_in_fp16_is_skipped_by_all_in_exact_strategies_and_by_oneself_i
 def test_leave_ends_every_process_and_frees_every_port(evidence: Evidence, strategy: str, workers: int) -> None:
     found = evidence(strategy, workers)
     gc.collect()
-    assert len(found["pids"]) == workers + (1 if strategy == "toy_server" else 0)
+    assert len(found["pids"]) == workers + servers(strategy, workers)
     assert not [pid for pid in found["pids"] if psutil.pid_exists(pid)]
     addresses = [address for answer in found["listening"] for address in answer["addresses"]]
     if strategy in ("collective", "local_sgd"):
@@ -274,6 +325,6 @@ def test_leave_ends_every_process_and_frees_every_port(evidence: Evidence, strat
 def test_every_process_writes_its_own_log(evidence: Evidence, strategy: str, workers: int) -> None:
     logs: Path = evidence(strategy, workers)["logs"]
     expected = {f"workerlog.{rank}" for rank in range(workers)}
-    assert {p.name for p in logs.iterdir()} == expected | ({"serverlog.0"} if strategy == "toy_server" else set())
+    assert {p.name for p in logs.iterdir()} == expected | {f"serverlog.{n}" for n in range(servers(strategy, workers))}
     for name in expected:
         assert "[Epoch 0, batch 0] loss: " in (logs / name).read_text()

@@ -36,22 +36,27 @@ class MapWork:
         sampler: of one worker that has everything.
         lease_batches: batches in a block.
         limit: batches per epoch, over all workers.
-        total: batches of the whole run, over all workers.
+        merge: batches of an update; a block holds whole updates.
+        updates: of the whole run, over all workers; None: as many as there are.
         hand: the strategy's ``leases``.
     """
 
     def __init__(
         self, read: Callable[[int, list[np.ndarray]], Iterator[Sample]], sampler: DistributedBatchSampler,
-        lease_batches: int, limit: int | None, total: int, hand: Hand,
+        lease_batches: int, limit: int | None, merge: int, updates: int | None, hand: Hand,
     ) -> None:  # fmt: skip
-        self._read, self.sampler, self.lease_batches, self.hand = read, sampler, lease_batches, hand
+        self._read, self.sampler, self.hand = read, sampler, hand
+        self.lease_batches = -(-lease_batches // merge) * merge
         self.per_epoch = min(len(sampler), limit or len(sampler))
-        self.total = total
+        self.merge, self.updates = merge, updates
         self._order: tuple[int, list[np.ndarray]] = (-1, [])
 
     def batches(self, epoch: int) -> int:
         """Batches of that epoch over all workers."""
-        return max(0, min(self.per_epoch, self.total - epoch * self.per_epoch))
+        if self.updates is None:
+            return self.per_epoch
+        left = self.updates - epoch * -(-self.per_epoch // self.merge)
+        return max(0, min(self.per_epoch, left * self.merge))
 
     def leases(self, epoch: int) -> Iterator[Any]:
         """The blocks that this worker gets."""

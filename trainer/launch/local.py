@@ -127,17 +127,17 @@ def launch(
     roles = [part for role in roles for part in role.split()]
     try:
         with _handlers_kept():
-            store = open_store(meeting)
+            store = [open_store(meeting)]  # in a list, because the frames of an error would keep it open
             try:
-                secret = _secret(store, meeting)
+                secret = _secret(store[0], meeting)
                 for role in roles:
-                    groups[role.key] = _start(role, payload, log_dir, scratch, meeting, store.port, secret)
+                    groups[role.key] = _start(role, payload, log_dir, scratch, meeting, store[0].port, secret)
                 return _watch(roles, groups, log_dir, scratch, store)
             except (SignalException, KeyboardInterrupt) as error:
                 raise Interrupted(f"interrupted: {error}") from None
             finally:
                 _end(groups)
-                del store
+                store.clear()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -227,7 +227,7 @@ def resolve(entry: str) -> Callable[..., Any]:
 
 
 def _watch(
-    roles: Sequence[Role], groups: dict[str, MultiprocessContext], log_dir: Path, scratch: Path, store: dist.TCPStore
+    roles: Sequence[Role], groups: dict[str, MultiprocessContext], log_dir: Path, scratch: Path, store: list[dist.TCPStore]
 ) -> dict[str, dict[int, Any]]:
     results: dict[str, dict[int, Any]] = {role.name: {} for role in roles}
     running = {role.key: role for role in roles}
@@ -242,7 +242,7 @@ def _watch(
                 if not _can_do_without(role, running, results, scratch):
                     raise RunFailed(next(iter(lost.values()), "") or _first_failure(roles, groups, log_dir, scratch))
                 lost[role.first_rank] = _first_failure([role], groups, log_dir, scratch)
-                store.set(f"lost/{role.name}/{role.first_rank}", "its process ended")
+                store[0].set(f"lost/{role.name}/{role.first_rank}", "its process ended")
                 print(f"\nATTENTION: {lost[role.first_rank]}\n  the others go on without it\n", flush=True)
                 _error_file(scratch, role, 0).unlink(missing_ok=True)
             else:
