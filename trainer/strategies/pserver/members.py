@@ -13,6 +13,8 @@ from trainer.strategies.pserver.wire import Malformed
 AHEAD = 100_000
 """How far a push may be ahead of all that are done before it; no client has so many under way."""
 
+MOST_LIVES = 10_000
+
 
 class Watermark:
     """Which sequence numbers are done: all up to ``done``, and those ``above`` that came out of order."""
@@ -84,6 +86,8 @@ class Members:
         """A worker starts, or says so again; a new life takes the place of the one before."""
         member = self.all[rank]
         if life not in member.lives:
+            if len(member.lives) >= MOST_LIVES:
+                raise Malformed(f"worker {rank} in its life number {MOST_LIVES + 1}")
             member.lives.append(life)
             member.left, member.lost = False, ""
         member.heard = self.now()
@@ -132,26 +136,30 @@ class Meetings:
         self.open: dict[int, Meeting] = {}
 
     def arrive(self, number: int, rank: int, values: np.ndarray) -> None:
-        """A worker brings its values (N,) float64."""
+        """A worker brings its values (N,) float64.
+
+        Raises:
+            Malformed: a meeting of long ago, or one that cannot be yet, or values of another length than the others'.
+        """
+        latest = max(self.open, default=0)
+        over = latest == 0 or self.open[latest].total is not None
+        if not max(1, latest - 2) <= number <= latest + over:
+            raise Malformed(f"meeting {number} while the latest is {latest}")
         if number not in self.open:
             for old in [n for n in self.open if n < number - 2]:
                 del self.open[old]
             self.open[number] = Meeting(self.members.now())
         meeting = self.open[number]
+        if any(v.shape != values.shape for r, v in meeting.brought.items() if r != rank):
+            raise Malformed(f"meeting {number}: {values.shape} values of worker {rank}")
         if meeting.total is None:
             meeting.brought[rank] = np.array(values, dtype=np.float64)
 
     def total(self, number: int) -> np.ndarray | None:
-        """The sum in the order of the ranks, or None while somebody is missing.
-
-        Raises:
-            Malformed: the workers brought vectors of different lengths.
-        """
+        """The sum in the order of the ranks, or None while somebody is missing."""
         meeting = self.open[number]
         if meeting.total is None and not self.missing(number):
             vectors = [meeting.brought[rank] for rank in sorted(meeting.brought)]
-            if len({v.shape for v in vectors}) > 1:
-                raise Malformed(f"meeting {number}: {[v.shape for v in vectors]} values")
             meeting.total, meeting.present = np.sum(vectors, axis=0), self.members.present()
         return meeting.total
 

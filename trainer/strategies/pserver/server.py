@@ -35,6 +35,14 @@ RESTS, WAKES = 1, 2
 """Flags of a push."""
 LOOK_MS = 200
 SMALLEST_LIMIT = 64 << 20
+MOST_WAITING = 1000
+"""Requests of one worker that may wait here; no client has so many under way."""
+MOST_WORK = 1 << 16
+LARGEST_NUMBER = 1 << 53
+NONSENSE = (Malformed, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, OSError)
+"""What a request raises whose content makes no sense, and a disk that is full; its sender is told, the server goes on."""
+ONCE = (Verb.START, Verb.RESTORE, Verb.SAVE, Verb.SHRINK)
+"""A second copy of these, late, must not be done again: parameters have moved since."""
 ENDPOINT = "pserver/endpoint/{}"
 
 
@@ -46,13 +54,17 @@ class NotYet(Exception):
         self.ranks, self.what = ranks, what
 
 
-@dataclass
+@dataclass(eq=False)
 class Waiting:
     """A request that waits since then."""
 
     address: bytes
     request: Message
     since: float
+
+    def is_of(self, rank: int) -> bool:
+        """Whether that worker sent it."""
+        return self.request.rank == rank
 
 
 def serve(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +102,7 @@ class Server:
         self.leases = Leases(self.config["data"]["on_lost_worker"] == "take_over")
         self.progress = Progress()
         self.leased: dict[int, tuple[int, int, Message]] = {}
+        self.done_once: dict[int, tuple[int, int]] = {}
         self.shard: Shard | None = None
         self.rule: Rule | None = None
         self.waiting: list[Waiting] = []
@@ -97,7 +110,7 @@ class Server:
         self.count = dict.fromkeys(("pushes", "pulls", "duplicates", "fenced"), 0)
         self.started = time.monotonic()
         self.verbs: dict[Verb, Callable[[Message], Message]] = {
-            Verb.START: self.start, Verb.PULL: self.pull, Verb.PUSH: self.push, Verb.MEET: self.meet,
+            Verb.HELLO: self.hello, Verb.START: self.start, Verb.PULL: self.pull, Verb.PUSH: self.push, Verb.MEET: self.meet,
             Verb.COMMIT: self.commit, Verb.LEASE: self.lease, Verb.FENCE: self.fence, Verb.STATE: self.state,
             Verb.RESTORE: self.restore, Verb.SAVE: self.save, Verb.STATS: self.stats, Verb.SHRINK: self.shrink,
             Verb.BYE: self.bye,
@@ -123,7 +136,7 @@ class Server:
         if message.verb == Verb.BEAT:
             return
         if message.verb == Verb.HELLO:
-            self.socket.answer(address, message, self.hello(message))
+            self._try(Waiting(address, message, time.monotonic()))
         elif message.verb not in self.verbs:
             self.socket.refuse(Malformed(f"{message.verb.name} is no request"))
             return
@@ -132,7 +145,7 @@ class Server:
             self.socket.answer(address, message, failed(why, fenced=True))
             return
         else:
-            known = [w for w in self.waiting if (w.request.rank, w.request.number) == (message.rank, message.number)]
+            known = [w for w in self.waiting if w.is_of(message.rank) and w.request.number == message.number]
             if known:
                 known[0].address = address
                 return
@@ -142,19 +155,42 @@ class Server:
 
     def _try(self, waiting: Waiting) -> bool:
         """Answer a request if it can be answered now; else it stays in the list."""
+        request = waiting.request
         try:
-            answer = self.verbs[waiting.request.verb](waiting.request)
+            answer = self._once(request) if request.verb in ONCE else self.verbs[request.verb](request)
         except NotYet:
-            if waiting not in self.waiting:
+            if waiting in self.waiting:
+                return False
+            if sum(w.is_of(request.rank) for w in self.waiting) < MOST_WAITING:
                 self.waiting.append(waiting)
-            return False
-        except (Malformed, ValueError) as error:
-            self.socket.refuse(error)
-            answer = failed(f"server {self.seat.rank} refused {waiting.request.verb.name} of worker {waiting.request.rank}: {error}")  # fmt: skip
+                return False
+            answer = self._refused(request, Malformed(f"{MOST_WAITING} of its requests wait already"))
+        except NONSENSE as error:
+            answer = self._refused(request, error)
         except UserError as error:
             answer = failed(str(error))
-        self.socket.answer(waiting.address, waiting.request, answer)
+        self.socket.answer(waiting.address, request, answer)
         return True
+
+    def _refused(self, request: Message, error: BaseException) -> Message:
+        self.socket.refuse(error)
+        why = str(error) if isinstance(error, (Malformed, ValueError)) else repr(error)
+        return failed(f"server {self.seat.rank} refused {request.verb.name} of worker {request.rank}: {why}")
+
+    def _once(self, request: Message) -> Message:
+        """A request that is not done again when its copy comes late."""
+        this = request.incarnation, request.number
+        if this <= self.done_once.get(request.rank, (0, 0)):
+            return Message(Verb.DONE, clock=self._version())
+        answer = self.verbs[request.verb](request)
+        self.done_once[request.rank] = this
+        return answer
+
+    def _drop_waiting(self, rank: int, why: str) -> None:
+        """Requests of a life that is over wait no longer."""
+        for waiting in [w for w in self.waiting if w.is_of(rank)]:
+            self.waiting.remove(waiting)
+            self.socket.answer(waiting.address, waiting.request, failed(why, fenced=True))
 
     def try_again(self) -> None:
         """Everything that waits, in the order in which it came; answering one may free another."""
@@ -178,6 +214,8 @@ class Server:
             self.waiting.remove(waiting)
             try:
                 self._names_the_missing(waiting, patience)
+            except NONSENSE as error:
+                self.socket.answer(waiting.address, waiting.request, failed(repr(error)))
             except NotYet as missing:
                 names = workers(missing.ranks) or f"server {self.seat.rank}"
                 why = f"{names} did not arrive at {missing.what} within {patience:g} s (strategy.timeout_s)"
@@ -197,6 +235,7 @@ class Server:
                 self.socket.answer(waiting.address, waiting.request, failed(f"worker {rank} was lost: {why}"))
             self.waiting.clear()
             raise RunFailed(f"worker {rank} was lost: {why} (strategy.on_lost_worker=stop)")
+        self._drop_waiting(rank, f"worker {rank} was declared lost: {why}")
         self._changed()
 
     def _changed(self) -> None:
@@ -207,9 +246,12 @@ class Server:
     def hello(self, message: Message) -> Message:
         """A worker comes: its incarnation and the last of its pushes that is applied."""
         before = self.members.all[message.rank].incarnation
+        if message.sequence in self.members.all[message.rank].lives[:-1]:
+            return failed(f"worker {message.rank} was started again", fenced=True)
         member = self.members.hello(message.rank, message.sequence)
         if member.incarnation > before:
             if before:
+                self._drop_waiting(message.rank, f"worker {message.rank} was started again")
                 self.leases.lose(message.rank)
                 for table in self.shard.tables.values() if self.shard else ():
                     table.forget(message.rank)
@@ -218,19 +260,37 @@ class Server:
 
     def start(self, message: Message) -> Message:
         """The first worker's parameters, or saved ones, become the start. Rows may follow in further messages."""
-        told = message.text()
+        told = message.mapping()
+        if message.rank != 0:
+            raise Malformed("the start is worker 0's to make")
+        if self.ready:  # it was started again; the others are under way
+            return Message(Verb.DONE, clock=self._version())
+        last = bool(told["last"])
         if self.shard is None:
-            self._open(Layout.parsed(told))
-            assert self.shard is not None
-            if folder := self.strategy["load_from"]:
-                self._load([(part, part.meta) for part in snapshot.read(Path(folder), verify=False).parts])
-            else:
-                self.shard.vector.data.copy_(decode(message.need(Kind.DENSE), None, self.shard.dtype))
+            try:
+                self._begin(told, message)
+            except BaseException:
+                self.shard = self.rule = None
+                raise
         elif not self.strategy["load_from"]:
             for number, (ids, values) in self._rows(message).items():
                 self.shard.tables[number].assign(ids, values)
-        self.ready = bool(told["last"])
+        self.ready = last
         return Message(Verb.DONE, clock=self._version())
+
+    def _begin(self, told: Mapping[str, Any], message: Message) -> None:
+        layout = Layout.parsed(told)
+        if layout.dtype not in ("float32", "float64"):
+            raise Malformed(f"parameters of {layout.dtype}")
+        array = message.need(Kind.DENSE)
+        if array.shape != (layout.dense,):
+            raise Malformed(f"{array.shape} dense values for {layout.dense}")
+        self._open(layout)
+        assert self.shard is not None
+        if folder := self.strategy["load_from"]:
+            self._load([(part, part.meta) for part in snapshot.read(Path(folder), verify=False).parts])
+        else:
+            self.shard.vector.data.copy_(decode(array, message.first(Kind.SCALES), self.shard.dtype))
 
     ready = False
 
@@ -278,10 +338,11 @@ class Server:
         member = self.members.all[message.rank]
         work = message.first(Kind.WORK)
         work = np.empty((0, 4), dtype=np.int64) if work is None else work
+        if work.ndim != 2 or work.shape[1] != 4 or work.dtype != np.int64 or len(work) > MOST_WORK:
+            raise Malformed(f"work of {work.shape}")
+        numbers = self._numbers(message)
         if not member.watermark.seen(message.sequence):
-            push = self._push(message)
-            if work.ndim != 2 or work.shape[1] != 4 or work.dtype != np.int64:
-                raise Malformed(f"work of {work.shape}")
+            push = self._push(message, numbers)
             member.watermark.mark(message.sequence)
             if message.flags and isinstance(rule, Ssp):
                 self._rest_or_wake(rule, message)
@@ -323,19 +384,27 @@ class Server:
             records += [Record(Kind.IDS, ids, number), *encode(values, Kind.ROWS, number)]
         return records
 
-    def _push(self, message: Message) -> Push:
+    def _numbers(self, message: Message) -> tuple[int, float, int]:
+        """Of a push: version of the parameters it was computed with (geo: of the last answer), samples, age of rows."""
+        numbers = message.need(Kind.NUMBERS)
+        if numbers.dtype != np.float64 or numbers.ndim != 1 or len(numbers) < 3 or not np.isfinite(numbers).all():
+            raise Malformed("PUSH without its numbers")
+        basis, samples, age = int(numbers[0]), float(numbers[1]), int(numbers[2])
+        if not 0 <= basis < LARGEST_NUMBER or not 0 <= age < LARGEST_NUMBER or not 0 <= samples < LARGEST_NUMBER:
+            raise Malformed(f"PUSH with the numbers {basis}, {samples:g}, {age}")
+        return basis, samples, age
+
+    def _push(self, message: Message, numbers: tuple[int, float, int]) -> Push:
         shard = self.shard
         assert shard is not None
         array = message.first(Kind.DENSE)
         dense = None if array is None else decode(array, message.first(Kind.SCALES, 0), shard.dtype)
         if dense is not None and dense.shape != shard.vector.shape:
             raise Malformed(f"{len(dense)} dense values for {len(shard.vector)}")
-        numbers = message.first(Kind.NUMBERS)
-        if numbers is None or numbers.dtype != np.float64 or len(numbers) < 3:
-            raise Malformed("PUSH without its numbers")
-        basis, samples, age = int(numbers[0]), float(numbers[1]), int(numbers[2])
+        basis, samples, age = numbers
+        rows = self._rows(message)
         self.age = max(self.age, age)
-        return Push(message.rank, samples, dense, self._rows(message), basis, message.clock, age)
+        return Push(message.rank, samples, dense, rows, basis, message.clock, age)
 
     def _ids(self, number: int, ids: np.ndarray) -> np.ndarray:
         """Ids of a table, checked: ascending, not negative, in range, and at home here."""
@@ -369,13 +438,16 @@ class Server:
     def commit(self, message: Message) -> Message:
         """Two-phase clipping: the norm over all servers is known, the step can be taken."""
         shard, rule = self._opened()
-        rule.commit(message.clock, float(message.need(Kind.NUMBERS)[0]))
+        norm = message.need(Kind.NUMBERS)
+        if norm.dtype != np.float64 or norm.shape != (1,):
+            raise Malformed("COMMIT without its norm")
+        rule.commit(message.clock, float(norm[0]))
         return Message(Verb.DONE, clock=shard.version)
 
     def meet(self, message: Message) -> Message:
         """A sum over the present workers; ``clock`` is the number of the meeting."""
         values = message.need(Kind.NUMBERS)
-        if values.dtype != np.float64 or message.clock < 1:
+        if values.dtype != np.float64 or values.ndim != 1:
             raise Malformed("values of a meeting are float64")
         self.meetings.arrive(message.clock, message.rank, values)
         total = self.meetings.total(message.clock)
@@ -389,7 +461,7 @@ class Server:
         rank, life, number = message.rank, message.incarnation, message.number
         if (before := self.leased.get(rank)) and before[:2] == (life, number):
             return before[2]
-        told = message.text()
+        told = message.mapping()
         answer = self.leases.ask(rank, int(told["epoch"]), int(told["blocks"]), [int(b) for b in told["done"]])
         if answer is None:  # the worker asks again; how long others take for their blocks is nobody's fault
             return Message(Verb.DONE, records=[text({"block": -1, "fence": [], "over": False})])
@@ -400,12 +472,14 @@ class Server:
 
     def fence(self, message: Message) -> Message:
         """A worker takes over a block: nothing more is taken from the one before; how far that one's pushes got here."""
-        told = message.text()
-        rank, life = int(told["rank"]), int(told["incarnation"])
+        told = message.mapping()
+        rank, life, epoch, block = (int(told[k]) for k in ("rank", "incarnation", "epoch", "block"))
+        if not 0 <= rank < self.size:
+            raise Malformed(f"there is no worker {rank}")
         member = self.members.all[rank]
         if member.incarnation <= life and not member.lost:
             self.lose(rank, "another worker has taken over its work")
-        done = self.progress.of(int(told["epoch"]), int(told["block"]))
+        done = self.progress.of(epoch, block)
         return Message(Verb.DONE, records=[Record(Kind.NUMBERS, np.array([float(done)]))])
 
     def state(self, message: Message) -> Message:
@@ -425,7 +499,7 @@ class Server:
 
     def restore(self, message: Message) -> Message:
         """Go on from a saved state, of all servers one after the other: the last message says so."""
-        told = message.text()
+        told = message.mapping()
         tensors = {
             name: torch.from_numpy(np.array(message.need(Kind.DENSE, i))).view(shape)
             for i, (name, shape) in enumerate(told["names"])
@@ -435,22 +509,33 @@ class Server:
             self.parts.append((tensors, told["meta"]))
         if told["last"]:
             self._opened()
+            if not self.parts:
+                raise Malformed("nothing to restore")
             self._load(self.parts)
+            self.parts = []
         return Message(Verb.DONE, clock=self._version())
 
     parts: list[tuple[Any, Mapping[str, Any]]] = []
 
     def _load(self, parts: list[tuple[Any, Mapping[str, Any]]]) -> None:
-        shard, rule = self.shard, self.rule
-        assert shard is not None and rule is not None
-        shard.load(parts)
-        for _, meta in parts:
-            for rank, (done, above) in meta["watermarks"].items():
-                if int(rank) < self.size:
-                    mark = self.members.all[int(rank)].watermark
-                    mark.done, mark.above = max(mark.done, int(done)), mark.above | set(above)
-            self.age = max(self.age, int(meta["age"]))
-            rule.load(meta["rule"])
+        """Everything, or nothing where a part does not fit."""
+        before = self.shard, self.rule
+        try:
+            self._open(self.layout)
+            assert self.shard is not None and self.rule is not None
+            self.shard.load(parts)
+            for _, meta in parts:
+                self.rule.load(meta["rule"])
+            marks = [(int(r), int(n), {int(a) for a in above}) for _, m in parts for r, (n, above) in m["watermarks"].items()]  # fmt: skip
+            age = max([self.age, *(int(meta["age"]) for _, meta in parts)])
+        except BaseException:
+            self.shard, self.rule = before
+            raise
+        for rank, done, above in marks:
+            if rank < self.size:
+                mark = self.members.all[rank].watermark
+                mark.done, mark.above = max(mark.done, done), mark.above | above
+        self.age = age
 
     def save(self, message: Message) -> Message:
         """Write this server's part of the persistables."""
@@ -459,7 +544,7 @@ class Server:
         kept = {t.name: {"dim": t.dim, "dtype": self.layout.dtype, "kernel": t.kernel.name, "rows": len(t)} for t in shard.tables.values()}  # fmt: skip
         meta |= {"tables": kept, "dense": [{"name": n, "start": a, "stop": b} for n, a, b in self.layout.pieces]}
         began = time.monotonic()
-        snapshot.write_part(Path(message.text()["folder"]), self.seat.rank, tensors, meta)
+        snapshot.write_part(Path(message.mapping()["folder"]), self.seat.rank, tensors, meta)
         size = sum(t.nbytes for t in tensors.values())
         print(f"saved {size / 1e6:.1f} MB in {time.monotonic() - began:.2f} s", flush=True)
         return Message(Verb.DONE)
@@ -468,7 +553,10 @@ class Server:
         """Drop rows that nobody has touched for so long, in steps or in the data's own time."""
         shard, _ = self._opened()
         now = self.age
-        older = now - int(message.text()["age"])
+        age = int(message.mapping()["age"])
+        if age < 1:
+            raise Malformed(f"age {age}")
+        older = now - age
         removed = sum(table.shrink(older) for table in shard.tables.values()) if older > 0 else 0
         return Message(Verb.DONE, records=[text({"removed": removed})])
 

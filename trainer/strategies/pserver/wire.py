@@ -128,8 +128,19 @@ class Message:
             return {}
         try:
             return json.loads(array.tobytes())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Malformed(f"{self.verb.name}: {error}") from error
+
+    def mapping(self) -> dict[str, Any]:
+        """The same, where it has to be a dict.
+
+        Raises:
+            Malformed: it is something else.
+        """
+        told = self.text()
+        if not isinstance(told, dict):
+            raise Malformed(f"{self.verb.name} with a text that is no mapping")
+        return told
 
 
 def text(value: Any) -> Record:
@@ -176,7 +187,7 @@ def unpack(frames: Sequence[Any]) -> Message:
         message = Message(Verb(verb), rank, incarnation, number, sequence, clock, flags)
         for line, frame in zip(LINE.iter_unpack(first[HEADER.size :]), frames[1:], strict=True):
             message.records.append(_record(line, memoryview(frame).cast("B")))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise Malformed(str(error)) from error
     return message
 
