@@ -253,7 +253,7 @@ class Server:
             if before:
                 self._drop_waiting(message.rank, f"worker {message.rank} was started again")
                 self.leases.lose(message.rank)
-                for table in self.shard.tables.values() if self.shard else ():
+                for table in self.shard.tables.values() if self.shard and isinstance(self.rule, Geo) else ():
                     table.forget(message.rank)
             print(f"worker {message.rank} has come, life {member.incarnation}, {member.watermark.done} pushes done", flush=True)  # fmt: skip
         return Message(Verb.DONE, incarnation=member.incarnation, sequence=member.watermark.done, clock=self._version())
