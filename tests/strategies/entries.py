@@ -106,6 +106,14 @@ def settled_each(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, 
         return {"after": after}
 
 
+def merged_tables(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
+    """The whole loop; all parameters, rows merged into the model as for saving."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        fit(run)
+        with run.strategy.whole():
+            return {"parameters": parameters(run)}
+
+
 def summed(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """Sums over the workers, of values that differ, with everybody's own left as it was."""
     with taking_part(in_run(seat, RUN), payload) as run:

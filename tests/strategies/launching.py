@@ -34,6 +34,7 @@ class Case:
     overrides: tuple[str, ...] = ()
     arguments: dict[str, Any] = field(default_factory=dict)
     runs: tuple[str, ...] = ("run",)
+    base: tuple[str, ...] = BASE
 
 
 @cache
@@ -43,10 +44,12 @@ def composed(*typed: str) -> Ready:
         return get_ready(plain(compose(app, list(typed))), typed_keys(typed), "nowhere")
 
 
-def payload(strategy: str, workers: int, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+def payload(
+    strategy: str, workers: int, overrides: tuple[str, ...] = (), base: tuple[str, ...] = BASE
+) -> dict[str, Any]:
     """What the parent hands to the workers for so many of them."""
     servers = (f"launch.servers={SERVERS[workers]}",) if strategy.startswith("pserver") else ()
-    ready = composed(*BASE, f"strategy={strategy}", f"launch.nproc={workers}", *servers, *overrides)
+    ready = composed(*base, f"strategy={strategy}", f"launch.nproc={workers}", *servers, *overrides)
     return copy.deepcopy({"config": ready.checked.config, "plan": ready.plan.as_dict(), "run_dir": "nowhere"})
 
 
@@ -60,7 +63,7 @@ def hand_over(strategy: str, workers: int, cases: Mapping[str, Case]) -> list[di
     return [
         {
             "entry": f"tests.strategies.entries:{case.entry}",
-            "payload": payload(strategy, workers, case.overrides),
+            "payload": payload(strategy, workers, case.overrides, case.base),
             "arguments": case.arguments,
             "runs": case.runs,
         }

@@ -104,7 +104,7 @@ class PserverWorker(Strategy):
             assert table.start is not None
             for first in range(0, len(table.start), ROWS_AT_ONCE):
                 ids = np.arange(first, min(first + ROWS_AT_ONCE, len(table.start)))
-                last = table is bulky[-1] and ids[-1] == len(table.start) - 1
+                last = table is bulky[-1] and first + len(ids) == len(table.start)
                 requests = []
                 for server, places in enumerate(table.split(ids)):
                     own = np.ascontiguousarray(ids[places])

@@ -1,0 +1,163 @@
+"""Sparse tables at servers are the tables of one process: every optimizer, any number of workers and servers, any placement."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.strategies import launching
+from tests.strategies.clicks import ROWS, Tabled, clicks
+from tests.strategies.launching import Case, hand_over, start
+from trainer.models.rows import materialise
+from trainer.optim.sparse import RowwiseAdagrad
+
+STEPS = 50
+BASE = (
+    "model=tabled", "data=clicks", "data.global_batch_size=24", "loss=binary_cross_entropy", "seed=3", "precision=fp64",
+    f"max_steps={STEPS}", "scheduler=cosine", "scheduler.warmup_steps=5", "scheduler.final=0.1", "tracking=none",
+    "execution.val_every=0", "execution.threads=1", "device=cpu",
+)  # fmt: skip
+OPTIMIZERS: dict[str, tuple[tuple[str, ...], Any, Any]] = {
+    "sgd": (
+        ("optimizer=sgd", "optimizer.lr=0.3"),
+        lambda p: torch.optim.SGD(p, lr=0.3), lambda p: torch.optim.SGD(p, lr=0.3),
+    ),
+    "momentum": (
+        ("optimizer=momentum", "optimizer.lr=0.1", "optimizer.nesterov=true", "optimizer.sparse=adagrad"),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), lambda p: torch.optim.Adagrad(p, lr=0.1),
+    ),
+    "adagrad": (
+        ("optimizer=adagrad", "optimizer.lr=0.1", "optimizer.initial_accumulator_value=0.1"),
+        lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
+        lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
+    ),
+    "rowwise_adagrad": (
+        ("optimizer=adagrad", "optimizer.lr=0.1", "optimizer.sparse=rowwise_adagrad"),
+        lambda p: torch.optim.Adagrad(p, lr=0.1), lambda p: RowwiseAdagrad(p, lr=0.1),
+    ),
+    "adam": (
+        ("optimizer=adam", "optimizer.lr=0.03", "optimizer.betas=[0.8,0.9]"),
+        lambda p: torch.optim.Adam(p, lr=0.03, betas=(0.8, 0.9)),
+        lambda p: torch.optim.SparseAdam(p, lr=0.03, betas=(0.8, 0.9)),
+    ),
+    "adamw": (
+        ("optimizer=adamw", "optimizer.lr=0.03", "optimizer.weight_decay=0.1"),
+        lambda p: torch.optim.AdamW(p, lr=0.03, weight_decay=0.1), lambda p: torch.optim.SparseAdam(p, lr=0.03),
+    ),
+}  # fmt: skip
+PLACEMENTS = {
+    "whole": ("strategy.slice_above=null",),
+    "sliced": ("strategy.slice_above=4",),
+    "hashed": ("strategy.slice_above=null", "strategy.split_method=hash_name"),
+    "clipped": ("strategy.slice_above=20", "strategy.clip_norm=0.05"),
+}
+SIZES = [(1, 1), (2, 1), (3, 2), (4, 3)]
+
+
+def case(optimizer: str, *more: str) -> Case:
+    return Case("merged_tables", (*OPTIMIZERS[optimizer][0], *more), base=BASE)
+
+
+def truth(optimizer: str, clip: float | None, config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """One process, torch's own modules and optimizers, every parameter with its own kind of gradient."""
+    torch.manual_seed(config["seed"])
+    model = Tabled().double()
+    materialise(model, config["seed"])
+    tables = [model.rows.weight, model.plain.weight, model.bag.weight]
+    dense = [p for p in model.parameters() if not any(p is t for t in tables)]
+    _, make_dense, make_sparse = OPTIMIZERS[optimizer]
+    optimizers = [make_dense(dense), make_sparse(tables)]
+    rates = [o.param_groups[0]["lr"] for o in optimizers]
+    raw, labels = clicks(config["data"]["train_samples"], 1)
+    inputs = {k: torch.from_numpy(v) for k, v in raw.items()}
+    step = epoch = 0
+    while step < STEPS:
+        order = np.random.default_rng((config["seed"], epoch)).permutation(len(labels))
+        for first in range(0, len(order) // 24 * 24, 24):
+            if step == STEPS:
+                break
+            chosen = order[first : first + 24]
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                model({k: v[chosen] for k, v in inputs.items()}), torch.from_numpy(labels[chosen]).double()
+            )
+            loss.backward()
+            if clip is not None:
+                squares = [(p.grad.coalesce().values() if p.grad.is_sparse else p.grad).square().sum() for p in model.parameters()]  # fmt: skip
+                factor = min(1.0, clip / (sum(squares).sqrt().item() + 1e-6))
+                for p in model.parameters():
+                    p.grad = (p.grad.coalesce() if p.grad.is_sparse else p.grad) * factor
+            for o, rate in zip(optimizers, rates, strict=True):
+                warm = (step + 1) / 5 if step < 5 else 0.1 + 0.9 * (1 + np.cos(np.pi * (step - 5) / (STEPS - 5))) / 2
+                o.param_groups[0]["lr"] = rate * warm
+                o.step()
+                o.zero_grad()
+            step += 1
+        epoch += 1
+    return {n: p.detach().numpy() for n, p in model.named_parameters()}
+
+
+@pytest.fixture(scope="module", params=SIZES, ids=lambda size: f"{size[0]}w{size[1]}s")
+def trained(request: pytest.FixtureRequest, warm: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Every optimizer and placement with so many workers and servers, in one launch."""
+    workers, servers = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(launching.SERVERS, workers, servers)
+        wanted = {(o, p): case(o, *PLACEMENTS[p]) for o in OPTIMIZERS for p in PLACEMENTS}
+        handed = hand_over("pserver_sync", workers, {f"{o} {p}": c for (o, p), c in wanted.items()})
+    folder: Path = tmp_path_factory.mktemp("tables")
+    roles = start(copy.deepcopy(handed), folder)
+    answers = {key: [roles["worker"][r]["answers"][n] for r in range(workers)] for n, key in enumerate(wanted)}
+    return handed, answers
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_sync_servers_equal_one_process_with_torchs_own_tables(trained: Any, optimizer: str, placement: str) -> None:
+    handed, answers = trained
+    config = handed[0]["payload"]["config"]
+    expected = truth(optimizer, 0.05 if placement == "clipped" else None, config)
+    first, *others = answers[optimizer, placement]
+    assert first["parameters"].keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(first["parameters"][name], expected[name], rtol=0, atol=1e-10, err_msg=name)
+    for other in others:
+        for name in expected:
+            np.testing.assert_array_equal(other["parameters"][name], first["parameters"][name])
+    assert first["parameters"]["rows.weight"].shape == (ROWS, 3)
+
+
+MODES = {
+    "pserver_async": ("strategy.independent_recv_thread=false", "strategy.send_queue_size=1"),
+    "pserver_ssp": ("strategy.staleness=0",),
+    "pserver_geo": ("strategy.k_steps=3",),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(warm: None, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Any]:
+    """One worker, and two servers, in every mode without lockstep and with every optimizer."""
+    found = {}
+    for mode, options in MODES.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(launching.SERVERS, 1, 2)
+            wanted = {o: case(o, *options) for o in OPTIMIZERS}
+            handed = hand_over(mode, 1, wanted)
+        roles = start(copy.deepcopy(handed), tmp_path_factory.mktemp(mode))
+        for number, optimizer in enumerate(wanted):
+            config = handed[number]["payload"]["config"]
+            found[mode, optimizer] = roles["worker"][0]["answers"][number]["parameters"], config
+    return found
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("mode", MODES)
+def test_one_worker_without_a_queue_equals_local_training(alone: Any, mode: str, optimizer: str) -> None:
+    parameters, config = alone[mode, optimizer]
+    for name, expected in truth(optimizer, None, config).items():
+        np.testing.assert_allclose(parameters[name], expected, rtol=0, atol=1e-10, err_msg=name)
