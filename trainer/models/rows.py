@@ -83,7 +83,7 @@ class RowEmbedding(nn.Embedding):
             kind = fn(torch.empty((0,), dtype=self.weight.dtype)).dtype
             self.weight = nn.Parameter(torch.empty(self.weight.shape, dtype=kind, device="meta"))
             return self
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
 def tables(model: nn.Module) -> Iterator[tuple[str, nn.Embedding | nn.EmbeddingBag]]:

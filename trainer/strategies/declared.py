@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer import machine
+from trainer.build import locate
 from trainer.errors import UserError
 from trainer.strategies.base import Declaration
 
@@ -37,6 +39,14 @@ class Collective(Declaration):
     @property
     def exact(self) -> bool:
         return True
+
+    def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
+        refused = super().refuse_model(config, model, optimizer)
+        sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False)]
+        if sparse and (config["device"] == "cuda" or (config["device"] == "auto" and machine.gpus())):
+            why = f"strategy=collective cannot sum the sparse gradients of {sparse[0]} over NCCL"
+            refused.append(UserError("device=cuda", why, "strategy=pserver_sync (or device=cpu)"))
+        return refused
 
 
 class LocalSgd(Declaration):
@@ -97,9 +107,7 @@ class Pserver(Declaration):
     def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
         if self.config["load_from"] is not None:
-            from trainer.strategies.pserver.snapshot import read
-
-            read(Path(self.config["load_from"]))
+            locate("trainer.strategies.pserver.snapshot:read")(Path(self.config["load_from"]))  # imports torch
         kind = type(optimizer).__name__
         if kind not in ELEMENTWISE and self.mode != "geo":
             why = f"strategy={self.name} cuts parameters into pieces, and {kind} needs them whole"

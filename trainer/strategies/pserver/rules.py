@@ -108,7 +108,7 @@ class Sync(Rule):
         if self.clip is None:
             self._apply(1.0)
         else:
-            parts = [dense] * (dense is not None) + [g for _, g in rows.values()]
+            parts = ([] if dense is None else [dense]) + [g for _, g in rows.values()]
             self.norms[self.shard.version] = float(sum(p.double().square().sum() for p in parts))
 
     def commit(self, clock: int, norm: float) -> None:

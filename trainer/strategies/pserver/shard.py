@@ -145,7 +145,7 @@ class Shard:
         """Geo: add a worker's differences."""
         self.version += 1
         if delta is not None:
-            self.vector += delta
+            self.vector.data += delta
         for number, (ids, deltas) in rows.items():
             self.tables[number].add(ids, deltas, writer, self.version, clock)
 
