@@ -54,3 +54,36 @@ def draw(run_dir: Path, title: str) -> Path | None:
     path = run_dir / "curves.png"
     figure.savefig(path, dpi=110)
     return path
+
+
+def draw_servers(run_dir: Path, title: str) -> Path | None:
+    """``servers.png``: what the parameter servers did over the run, and how stale the pushes were; None without servers."""
+    told = [json.loads(path.read_text()) for path in sorted(run_dir.glob("server.*.json"))]
+    if not told:
+        return None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    axes: Any = figure.subplots(2, 2)
+    series = points(run_dir)
+    for axis, wanted in zip(axes.flat, ("pushes_per_s", "mb_per_s", "rows"), strict=False):
+        for name, (steps, values) in sorted(series.items()):
+            if name.startswith("server") and name.endswith(f"/{wanted}"):
+                axis.plot(steps, values, label=name)
+        axis.set_xlabel("update of the first worker")
+        axis.set_ylabel(wanted.replace("_per_s", " per second").replace("mb", "MB").replace("_", " "))
+        axis.grid(alpha=0.3)
+        if axis.lines:
+            axis.legend()
+    for server in told:
+        counts = {int(k): v for k, v in server["staleness"].items()}
+        axes.flat[3].bar(list(counts), list(counts.values()), alpha=0.6, label=f"server {server['server']}")
+    axes.flat[3].set_xlabel("staleness: updates between a pull and its push")
+    axes.flat[3].set_ylabel("pushes")
+    axes.flat[3].legend()
+    path = run_dir / "servers.png"
+    figure.savefig(path, dpi=110)
+    return path

@@ -151,8 +151,10 @@ def _leave_config(run_dir: Path, config: dict[str, Any]) -> None:
 
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "checkpoints").mkdir(exist_ok=True)
-    for stale in ("metrics.jsonl", "result.json", "status.json", "tracking.json", "curves.png"):
+    for stale in ("metrics.jsonl", "result.json", "status.json", "tracking.json", "curves.png", "servers.png"):
         (run_dir / stale).unlink(missing_ok=True)
+    for stale_one in run_dir.glob("server.*.json"):
+        stale_one.unlink()
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
 
@@ -170,7 +172,9 @@ def _finish(result: Result, run_dir: Path, plan: Plan, config: dict[str, Any], t
     replace_file(run_dir / "status.json", json.dumps(status, indent=1))
     replace_file(run_dir / "result.json", json.dumps(asdict(result), indent=1))
     if result.status != "killed":
-        curves.draw(run_dir, f"{plan.name}: {plan.strategy}, {plan.workers} worker(s)")
+        title = f"{plan.name}: {plan.strategy}, {plan.workers} worker(s)"
+        curves.draw(run_dir, title)
+        curves.draw_servers(run_dir, f"{title}, {plan.roles.get('server', 0)} server(s)")
     if tracker is not None:
         ended = {"done": "FINISHED", "failed": "FAILED", "killed": "KILLED"}[result.status]
         patience = KILLED_FLUSH_S if result.status == "killed" else config["tracking"]["flush_timeout_s"]

@@ -68,6 +68,8 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
         f"{plan.batch_size} per worker x {plan.workers} worker{plural}{merged} = {plan.global_batch_size} global",
     )
     yield "updates", f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({plan.epochs} epochs)"
+    if plan.lockstep != plan.leased and "server" in plan.roles:
+        yield "work", "leased in blocks; a lost worker's go to others" if plan.leased else "split beforehand"
     facts = plan.facts
     yield "data", f"{facts['source']}: {facts['train_samples']} training and {facts['val_samples']} validation samples of {_shape(facts['shape'])}, {facts['classes']} classes"  # fmt: skip
     yield "model", f"{plan.parameters:,} parameters"

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.plan import Plan
 
-ARTIFACTS = ("config.yaml", "plan.json", "result.json", "workerlog.*", "serverlog.*", "*.png")
+ARTIFACTS = ("config.yaml", "plan.json", "result.json", "workerlog.*", "serverlog.*", "server.*.json", "*.png")
 SECRET = ("password", "secret", "token", "api_key", "apikey", "credential")
 
 
@@ -43,6 +43,7 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
         "trainer.recipe": plan.name,
         "trainer.strategy": plan.strategy,
         "trainer.world_size": str(plan.workers),
+        "trainer.servers": str(plan.roles.get("server", 0)),
         "trainer.device": plan.device,
         "trainer.precision": str(plan.chosen["precision"]),
         "trainer.data_source": plan.facts["source"],
