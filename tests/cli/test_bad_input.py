@@ -228,7 +228,7 @@ CLICKS = [
     clicks("data.hash_size=many", "data.hash_size=many", "whole number of ids"),
     clicks("data.hash_size=2.5", "data.hash_size=2.5", "whole number"),
     clicks("data.max_bad_fraction=2", "at most 1", instead="data.max_bad_fraction=0.01"),
-    clicks("data.cache=false", "data.cache=false", "strategy=single", instead="data.cache=true"),
+    clicks("data.cache=false strategy=single", "data.cache=false", "strategy=single", instead="data.cache=true"),
     clicks("data.chunk_rows=0", "at least 1 row"),
     clicks("optimizer=momentum", "optimizer (torch.optim.SGD, momentum=0.9)", "embedding tables", instead="optimizer.sparse=adagrad"),
     clicks("optimizer=torch optimizer.name=RMSprop", "optimizer (torch.optim.RMSprop)", instead="optimizer.sparse=adagrad"),
@@ -254,7 +254,34 @@ SWEEPS = [
     Case(f"-m {DIGITS} epoch=1,2", ("epoch", "no such key"), "epochs"),
 ]
 
-CASES = [*NAMES, *FLAGS, *WRITING, *VALUES, *TARGETS, *TORCH, *SIZES, *CLICKS, *SWEEPS]
+SERVED = [
+    digits("strategy=pserver_asinc", "no such option", "pserver_async", instead="strategy=pserver_async"),
+    digits("strategy=pserver", "no such option"),
+    digits("strategy=pserver_sync strategy.k_steps=4", "strategy=pserver_sync has no such key", "has it"),
+    digits("strategy=pserver_geo strategy.k_steps=0", "strategy.k_steps=0", "at least 1", instead="strategy.k_steps=1"),
+    digits("strategy=pserver_ssp strategy.staleness=-1", "strategy.staleness=-1", "at least 0"),
+    digits("strategy=pserver_async launch.servers=0", "launch.servers=0", "at least 1", instead="launch.servers=1"),
+    digits("strategy=pserver_async strategy.send_queue_size=0", "send_queue_size", "at least 1"),
+    digits("strategy=pserver_async strategy.wire=fp8", "one of full, bf16, int8"),
+    digits("strategy=pserver_async strategy.split_method=roundrobin", "one of round_robin, hash_name", instead="strategy.split_method=round_robin"),
+    digits("strategy=pserver_async strategy.entry.probability=0", "entry.probability", "greater than 0"),
+    digits("strategy=pserver_async precision=fp16", "precision=fp16", "no loss scale", instead="precision=bf16"),
+    digits("strategy=pserver_async optimizer=torch optimizer.name=Adafactor", "Adafactor"),
+    digits("strategy=pserver_sync optimizer=torch optimizer.name=Muon", "Muon"),
+    digits("strategy=pserver_sync data.work=leased", "data.work=leased", "split beforehand", instead="data.work=static"),
+    digits("launch.nproc=2 data.work=leased", "data.work=leased", "strategy=collective", instead="data.work=static"),
+    digits("strategy=pserver_async data.work=given", "one of auto, static, leased"),
+    digits("strategy=pserver_async data.on_lost_worker=stop", "one of take_over, drop"),
+    digits("strategy=pserver_sync strategy.on_lost_worker=drop", "one of stop, continue"),
+    digits("strategy=pserver_async execution.val_every_steps=5", "val_every_steps=5", "no common step"),
+    digits("strategy=pserver_async strategy.delay_compensation=0.1 strategy.max_merge_var_num=2", "delay_compensation", "strategy.max_merge_var_num=1"),
+    digits("strategy=pserver_async strategy.load_from=nowhere", "nowhere", "no such folder"),
+    Case("+recipe=wide_and_deep strategy=single model.table_size=null data.hash_size=null", ("model.table_size=null", "whole tables"), "strategy=pserver_async"),
+    Case("+recipe=wide_and_deep strategy=single launch.servers=1", ("launch.servers=1", "no servers"), "launch.servers=null"),
+    Case("+recipe=wide_and_deep strategy=pserver_geo optimizer=momentum", ("embedding tables", "optimizer.sparse=adagrad")),
+    Case("+recipe=wide_and_deep strategy=pserver_sync data.cache=false", ("data.cache=false", "by number"), "data.cache=true"),
+]  # fmt: skip
+CASES = [*SERVED, *NAMES, *FLAGS, *WRITING, *VALUES, *TARGETS, *TORCH, *SIZES, *CLICKS, *SWEEPS]
 
 
 def assert_refused(case: Case, code: int, error: str, folder: Path) -> None:
