@@ -318,12 +318,12 @@ def push_all(worker: Bare, total: Sum, sign: float, stop: int | None = None, und
     client = worker.client
     client.sequence = min(client.watermarks)
     waiting: list[Any] = []
+
+    def room() -> bool:
+        return sum(r.answer is None for r in waiting) < under_way
+
     while client.sequence < (total.pushes if stop is None else stop):
         waiting += client.push(total.messages(worker, client.sequence, sign))
-
-        def room() -> bool:
-            return sum(r.answer is None for r in waiting) < under_way
-
         client.until(room)
     if stop is None:
         client.wait(waiting)

@@ -35,7 +35,7 @@ RESTS, WAKES = 1, 2
 """Flags of a push."""
 LOOK_MS = 200
 SMALLEST_LIMIT = 64 << 20
-MOST_WAITING = 1000
+MOST_WAITING = 100
 """Requests of one worker that may wait here; no client has so many under way."""
 MOST_WORK = 1 << 16
 LARGEST_NUMBER = 1 << 53
