@@ -276,6 +276,8 @@ class Feed:
                 continue
             number, batches = lease.start, self._timed(self.work.read(epoch, lease))
             group, after = [], next(batches, None)
+            if after is None:
+                lease.empty()
             while after is not None:
                 group.append(after)
                 after = next(batches, None)

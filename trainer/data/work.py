@@ -15,13 +15,16 @@ Sample = tuple[Inputs, torch.Tensor]
 
 
 class Lease(Protocol):
-    """A block's number, and the batch in it to start with."""
+    """A block's number, the batch in it to start with, and whom to tell that there is none."""
 
     @property
     def block(self) -> int: ...
 
     @property
     def start(self) -> int: ...
+
+    @property
+    def empty(self) -> Callable[[], None]: ...
 
 
 Hand = Callable[[int, int], Iterator[Any]]

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -227,11 +227,16 @@ def resolve(entry: str) -> Callable[..., Any]:
 
 
 def _watch(
-    roles: Sequence[Role], groups: dict[str, MultiprocessContext], log_dir: Path, scratch: Path, store: list[dist.TCPStore]
+    roles: Sequence[Role],
+    groups: dict[str, MultiprocessContext],
+    log_dir: Path,
+    scratch: Path,
+    store: list[dist.TCPStore],
 ) -> dict[str, dict[int, Any]]:
     results: dict[str, dict[int, Any]] = {role.name: {} for role in roles}
     running = {role.key: role for role in roles}
     lost: dict[int, str] = {}
+    alone = 0.0
     while running:
         for role in list(running.values()):
             outcome = groups[role.key].wait(0)
@@ -250,8 +255,26 @@ def _watch(
             del running[role.key]
         if _lingers(scratch):
             raise RunFailed(_first_failure(roles, groups, log_dir, scratch))
+        if running and (why := _nobody_waits_for(running.values(), store[0])):
+            alone = alone or time.monotonic()
+            if time.monotonic() - alone > LINGER_S:
+                for key, role in list(running.items()):
+                    lost[role.first_rank] = f"{role.name} {role.first_rank} was lost ({why[key]}) and is ended"
+                    print(f"\nATTENTION: {lost[role.first_rank]}\n", flush=True)
+                return {**results, "lost": lost}
         time.sleep(POLL_S)
     return {**results, **({"lost": lost} if lost else {})}
+
+
+def _nobody_waits_for(running: Iterable[Role], store: dist.TCPStore) -> dict[str, str]:
+    """Why each of these was declared lost by the others, if all were: stopped processes end by no word of anybody."""
+    why = {}
+    for role in running:
+        key = f"fenced/{role.name}/{role.first_rank}"
+        if not role.apart or not store.check([key]):
+            return {}
+        why[role.key] = store.get(key).decode()
+    return why
 
 
 def _can_do_without(

@@ -125,11 +125,14 @@ class Seat:
 
 @dataclass(frozen=True)
 class Lease:
-    """A block of an epoch's work: its number, the batch in it to start with, and batches where a push has to end."""
+    """A block of an epoch's work: its number, the batch in it to start with.
+
+    ``empty`` is called by who reads it and finds no batch: nothing will be pushed that could end the lease.
+    """
 
     block: int
     start: int = 0
-    cuts: tuple[int, ...] = ()
+    empty: Callable[[], None] = lambda: None
 
 
 MakeUpdater = Callable[["torch.nn.Module"], "Updater"]

@@ -97,6 +97,11 @@ class Members:
         """Something came from that worker."""
         self.all[rank].heard = self.now()
 
+    def deaf(self, seconds: float) -> None:
+        """The server was busy for so long and heard nobody: that is nobody's silence."""
+        for member in self.all:
+            member.heard += seconds
+
     def admit(self, rank: int, incarnation: int) -> str:
         """Why a message of that life of a worker is not taken; empty when it is."""
         member = self.all[rank]

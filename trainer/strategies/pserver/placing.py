@@ -174,8 +174,21 @@ def summed(parts: Sequence[tuple[np.ndarray, torch.Tensor]]) -> tuple[np.ndarray
 
 def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
     """The ids once each, ascending (U,), and where each is among them, in their shape and on their device."""
-    once, positions = np.unique(ids.detach().cpu().numpy(), return_inverse=True)
-    return once.astype(np.int64, copy=False), torch.from_numpy(positions.reshape(ids.shape)).to(ids.device)
+    flat = ids.detach().cpu().numpy().reshape(-1).astype(np.int64, copy=False)
+    bits = len(flat).bit_length()
+    if not len(flat) or flat.min() < 0 or int(flat.max()) >> (63 - bits):
+        once, positions = np.unique(flat, return_inverse=True)
+        return once, torch.from_numpy(positions.reshape(ids.shape)).to(ids.device)
+    packed = (flat << bits) | np.arange(len(flat))  # one sort of id and place together is faster than an argsort
+    packed.sort()
+    places = packed & ((1 << bits) - 1)
+    packed >>= bits
+    first = np.empty(len(packed), dtype=np.bool_)
+    first[0] = True
+    np.not_equal(packed[1:], packed[:-1], out=first[1:])
+    positions = np.empty(len(packed), dtype=np.int64)
+    positions[places] = np.cumsum(first) - 1
+    return packed[first], torch.from_numpy(positions.reshape(ids.shape)).to(ids.device)
 
 
 def dense_of(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

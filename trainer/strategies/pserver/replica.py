@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import torch
 
@@ -9,6 +11,8 @@ from trainer.strategies.pserver.index import HashIndex
 from trainer.strategies.pserver.kernels import Kernel
 
 SMALLEST = 1024
+REMEMBERED = 4
+"""Arrays of ids whose slots are known: this batch's, the next one's, and those of a step that looks rows up twice."""
 
 
 class Replica:
@@ -26,10 +30,24 @@ class Replica:
         self.ids = np.zeros(SMALLEST, dtype=np.int64)
         self.dirty: list[np.ndarray] = []
         self.steps = 0
+        self.found: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=REMEMBERED)
+
+    def slots(self, ids: np.ndarray) -> np.ndarray:
+        """(U,) of unique ids that are all here. One array of ids is asked for two or three times; slots do not move."""
+        for known, slots in self.found:
+            if known is ids:
+                return slots
+        slots = self.index.find(ids)
+        self.found.append((ids, slots))
+        return slots
 
     def missing(self, ids: np.ndarray) -> np.ndarray:
         """Those of these unique ids (U,) that are not here."""
-        return ids[self.index.find(ids) < 0]
+        slots = self.index.find(ids)
+        absent: np.ndarray = ids[slots < 0]
+        if not len(absent):
+            self.found.append((ids, slots))
+        return absent
 
     def insert(self, ids: np.ndarray, values: torch.Tensor) -> None:
         """Rows that are new here: the servers' values (U, D)."""
@@ -48,7 +66,7 @@ class Replica:
 
     def look_up(self, ids: np.ndarray) -> torch.Tensor:
         """(U, D) values of ids that are here."""
-        slots = torch.from_numpy(self.index.find(ids))
+        slots = torch.from_numpy(self.slots(ids))
         return self.rows.index_select(0, slots)[:, : self.dim].contiguous()
 
     def update(self, ids: np.ndarray, gradients: torch.Tensor, lr: float) -> None:
@@ -56,7 +74,7 @@ class Replica:
         self.steps += 1
         if not len(ids):
             return
-        slots = self.index.find(ids)
+        slots = self.slots(ids)
         places = torch.from_numpy(slots)
         rows = self.rows.index_select(0, places)
         self.kernel.apply(rows[:, : self.dim], rows[:, self.dim : self.width], gradients, lr, self.steps)
@@ -65,7 +83,10 @@ class Replica:
 
     def differences(self, share: float) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
         """Rows changed since the last time: ids ascending (N,), (values - base) * share (N, D), values - base (N, D)."""
-        slots = np.unique(np.concatenate(self.dirty)) if self.dirty else np.empty(0, dtype=np.int64)
+        changed = np.zeros(self.index.high, dtype=np.bool_)  # np.unique of all steps' slots takes ten times as long
+        for part in self.dirty:
+            changed[part] = True
+        slots = np.flatnonzero(changed)
         self.dirty = []
         ids = self.ids[slots]
         order = np.argsort(ids)
@@ -114,6 +135,7 @@ class Replica:
         """Go on from what ``state`` gave, with nothing else."""
         ids = state["ids"].numpy()
         self.index, self.dirty, self.steps = HashIndex(), [], int(state["steps"])
+        self.found.clear()
         self.insert(ids, state["rows"][:, : self.dim])
         slots = self.index.find(ids)
         self.rows.index_copy_(0, torch.from_numpy(slots), state["rows"])

@@ -94,6 +94,7 @@ class Server:
         self.seat = seat
         self.config, self.plan = payload["config"], payload["plan"]
         self.strategy = self.config["strategy"]
+        self.run_dir = Path(payload["run_dir"]).resolve()
         self.size = self.plan["roles"]["worker"]
         limit = max(SMALLEST_LIMIT, 24 * int(self.plan["parameters"]))
         self.socket = ServerSocket(seat.secret, seat.rank, self.size, seat.host, limit)
@@ -119,16 +120,20 @@ class Server:
     def run(self) -> None:
         """Serve to the end."""
         looked = 0.0
-        while not self._over():
-            for address, message in self.socket.receive(LOOK_MS):
+        while self.members.present():
+            messages = self.socket.receive(LOOK_MS)
+            began = time.monotonic()
+            for address, message in messages:
                 self.take(address, message)
             now = time.monotonic()
+            if now - began > LOOK_MS / 1000:
+                self.members.deaf(now - began)
             if now - looked > LOOK_MS / 1000:
                 looked = now
                 self.look_after()
-
-    def _over(self) -> bool:
-        return not self.members.present()
+        if not any(m.left for m in self.members.all):
+            lost = "; ".join(f"worker {m.rank}: {m.lost}" for m in self.members.all)
+            raise RunFailed(f"no worker is left ({lost})")
 
     def take(self, address: bytes, message: Message) -> None:
         """One message: answer it, let it wait, or refuse it. What waits is tried again."""
@@ -229,6 +234,8 @@ class Server:
         """A worker is gone: nothing more is taken from it, its work goes to others; a sync run may have to stop."""
         print(f"worker {rank} is lost: {why}", flush=True)
         self.members.lose(rank, why)
+        if self.seat.store is not None:
+            self.seat.store.set(f"fenced/worker/{rank}", why)  # its launcher ends it when nothing else runs
         self.leases.lose(rank)
         if isinstance(self.rule, Sync) and self.strategy["on_lost_worker"] == "stop":
             for waiting in self.waiting:
@@ -538,13 +545,16 @@ class Server:
         self.age = age
 
     def save(self, message: Message) -> Message:
-        """Write this server's part of the persistables."""
+        """Write this server's part of the persistables, into the run's folder and nowhere else."""
+        folder = Path(message.mapping()["folder"])
+        if not folder.resolve().is_relative_to(self.run_dir):
+            raise Malformed(f"SAVE to {folder}, which is not in the run's folder")
         tensors, meta = self.everything()
         shard, _ = self._opened()
         kept = {t.name: {"dim": t.dim, "dtype": self.layout.dtype, "kernel": t.kernel.name, "rows": len(t)} for t in shard.tables.values()}  # fmt: skip
         meta |= {"tables": kept, "dense": [{"name": n, "start": a, "stop": b} for n, a, b in self.layout.pieces]}
         began = time.monotonic()
-        snapshot.write_part(Path(message.mapping()["folder"]), self.seat.rank, tensors, meta)
+        snapshot.write_part(folder, self.seat.rank, tensors, meta)
         size = sum(t.nbytes for t in tensors.values())
         print(f"saved {size / 1e6:.1f} MB in {time.monotonic() - began:.2f} s", flush=True)
         return Message(Verb.DONE)

@@ -82,7 +82,7 @@ class ServerSocket:
             return []
         return [(address.bytes, message)]
 
-    def refuse(self, why: Exception) -> None:
+    def refuse(self, why: BaseException) -> None:
         """Count a message that is none; the first ones are told in the log."""
         self.malformed += 1
         if self.malformed <= 10 or self.malformed & (self.malformed - 1) == 0:

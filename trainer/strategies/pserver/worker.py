@@ -260,15 +260,19 @@ class PserverWorker(Strategy):
 
     def _lease(self, epoch: int, told: Mapping[str, Any]) -> Lease:
         block = int(told["block"])
+
+        def empty() -> None:
+            self.done_blocks.append(block)
+
         if not told["fence"]:
-            return Lease(block)
+            return Lease(block, 0, empty)
         rank, incarnation = told["fence"]
         body = {"rank": rank, "incarnation": incarnation, "epoch": epoch, "block": block}
         asks = [self.client.ask(s, Message(Verb.FENCE, records=[text(body)])) for s in self.client.servers]
         done = sorted({int(a.need(Kind.NUMBERS)[0]) for a in self.client.wait(asks)})
         print(f"takes over block {block} of worker {rank} from its batch {done[0]} on", flush=True)
         self.cuts[epoch, block] = tuple(done[1:])
-        return Lease(block, done[0], tuple(done[1:]))
+        return Lease(block, done[0], empty)
 
     def rest(self) -> None:
         """No steps are taken until ``wake``; who waits for the slowest does not wait for this worker."""

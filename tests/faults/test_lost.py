@@ -1,0 +1,177 @@
+"""Processes of a parameter-server run die, stop and wake up: the others go on, or the run ends and says why."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.runs import alive, family, points, read, start, wait_for
+
+BASE = (
+    "+recipe=digits_lenet", "launch.nproc=3", "data.batch_size=8", "execution.log_every=5", "tracking=none",
+    "hydra.run.dir=run", "execution.threads=1", "optimizer.lr=0.005", "data.augment=false",
+)  # fmt: skip
+EPOCHS = 12
+PER_EPOCH = 179  # 1438 samples in whole batches of 8
+
+
+@contextmanager
+def running(folder: Path, *overrides: str) -> Iterator[tuple[subprocess.Popen[str], Path, list[psutil.Process]]]:
+    """A run that has begun to train; afterwards no process of it is left and none of its ports is open."""
+    process = start(*(o for o in BASE if o != "data.augment=false"), f"epochs={EPOCHS}", *overrides, cwd=folder)
+    everybody: list[psutil.Process] = []
+    ports: set[int] = set()
+    try:
+        run = folder / "run"
+
+        def trains() -> bool:
+            assert process.poll() is None, screen(folder)
+            return (run / "metrics.jsonl").exists() and len(points(run, "train/loss")) > 2
+
+        wait_for(trains, 90, "training goes on")
+        everybody = family(process.pid)
+        ports = {c.laddr.port for p in everybody for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+        assert ports
+        yield process, run, everybody
+        wait_for(lambda: not alive(everybody), 10, f"{alive(everybody)} end")
+        listening = {c.laddr.port for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+        assert not ports & listening
+    finally:
+        process.kill()
+        for other in alive(everybody):
+            other.kill()
+
+
+def screen(folder: Path) -> str:
+    """What the user has seen."""
+    return (folder / "screen.txt").read_text()
+
+
+def member(run: Path, name: str, everybody: list[psutil.Process]) -> psutil.Process:
+    """The process that writes that log."""
+    log = str(run / name)
+    holders = [p for p in everybody if p.is_running() and log in _outputs(p)]
+    assert len(holders) == 1, f"{holders} write {log}"
+    return holders[0]
+
+
+def _outputs(process: psutil.Process) -> list[str]:
+    found = []
+    for number in (1, 2):
+        link = Path(f"/proc/{process.pid}/fd/{number}")
+        try:
+            found.append(str(link.readlink()))
+        except OSError:
+            continue
+    return found
+
+
+def ended(process: subprocess.Popen[str], folder: Path, code: int, seconds: float = 90) -> None:
+    """The run ends by itself with that exit code."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"not within {seconds} s:\n{screen(folder)[-3000:]}") from None
+    assert process.returncode == code, screen(folder)[-3000:]
+
+
+def served(run: Path) -> dict[str, Any]:
+    """What server 0 counted."""
+    return dict(json.loads((run / "server.0.json").read_text()))
+
+
+@pytest.mark.parametrize("rank", [1, 0])
+@pytest.mark.parametrize("mode", ["async", "geo"])
+def test_others_finish_all_work_when_a_worker_is_killed(tmp_path: Path, mode: str, rank: int) -> None:
+    extra = ("strategy.k_steps=5",) if mode == "geo" else ()
+    with running(tmp_path, f"strategy=pserver_{mode}", *extra) as (process, run, everybody):
+        member(run, f"workerlog.{rank}", everybody).send_signal(signal.SIGKILL)
+        seen = len(points(run, "train/loss"))
+        ended(process, tmp_path, 0)
+    assert "ATTENTION" in screen(tmp_path) and f"worker {rank} was killed by SIGKILL" in screen(tmp_path)
+    result = read(run / "result.json")
+    assert result["status"] == "done" and list(result["lost_workers"]) == [str(rank)]
+    assert len(points(run, "train/loss")) > seen
+    assert (run / "model.safetensors").is_file()
+    assert (run / "checkpoints" / "persistables" / "COMPLETE").is_file()
+    assert list(served(run)["lost"]) == [str(rank)]
+    if mode == "async":  # a push per batch, none twice
+        assert served(run)["pushes"] == EPOCHS * PER_EPOCH
+    assert result["samples"] > EPOCHS * PER_EPOCH * 8 // 3
+
+
+def test_lost_work_is_dropped_where_that_is_asked_for(tmp_path: Path) -> None:
+    with running(tmp_path, "strategy=pserver_async", "data.on_lost_worker=drop") as (process, run, everybody):
+        member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
+        ended(process, tmp_path, 0)
+    told = served(run)
+    assert told["leases_taken_over"] == 0 and list(told["lost"]) == ["1"]
+    assert EPOCHS * PER_EPOCH * 0.8 < told["pushes"] <= EPOCHS * PER_EPOCH
+
+
+def test_stopped_worker_is_done_without_and_refused_when_it_wakes(tmp_path: Path) -> None:
+    with running(tmp_path, "strategy=pserver_async", "strategy.lost_after_s=1.5", "epochs=60") as (process, run, everybody):  # fmt: skip
+        sleeper = member(run, "workerlog.1", everybody)
+        sleeper.send_signal(signal.SIGSTOP)
+        log = run / "serverlog.0"
+        wait_for(lambda: "worker 1 is lost: nothing was heard" in log.read_text(), 15, "it is declared lost")
+        seen = len(points(run, "train/loss"))
+        wait_for(lambda: len(points(run, "train/loss")) > seen, 15, "the others go on")
+        sleeper.send_signal(signal.SIGCONT)
+        wait_for(lambda: not alive([sleeper]), 30, "the woken worker ends")
+        ended(process, tmp_path, 0, 120)
+    assert "ATTENTION" in screen(tmp_path)
+    assert list(read(run / "result.json")["lost_workers"]) == ["1"]
+    told = served(run)
+    assert told["fenced"] >= 1 and told["pushes"] == 60 * PER_EPOCH
+
+
+def test_run_ends_without_a_worker_that_stays_stopped(tmp_path: Path) -> None:
+    with running(tmp_path, "strategy=pserver_geo", "strategy.lost_after_s=1.5") as (process, run, everybody):
+        member(run, "workerlog.1", everybody).send_signal(signal.SIGSTOP)
+        ended(process, tmp_path, 0)
+    assert "worker 1 was lost (nothing was heard of it for 1.5 s) and is ended" in screen(tmp_path)
+    assert list(read(run / "result.json")["lost_workers"]) == ["1"]
+
+
+def test_sync_run_stops_and_names_the_killed_worker(tmp_path: Path) -> None:
+    with running(tmp_path, "strategy=pserver_sync", "epochs=1000") as (process, run, everybody):
+        member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
+        ended(process, tmp_path, 1, 20)
+    assert "worker 1 was killed by SIGKILL" in screen(tmp_path)
+    assert "Traceback" not in screen(tmp_path)
+
+
+def test_sync_run_goes_on_without_a_killed_worker_where_that_is_asked_for(tmp_path: Path) -> None:
+    with running(tmp_path, "strategy=pserver_sync", "strategy.on_lost_worker=continue") as (process, run, everybody):
+        member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
+        ended(process, tmp_path, 0)
+    assert list(read(run / "result.json")["lost_workers"]) == ["1"]
+    assert (run / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda s: s.name)
+def test_run_without_its_server_ends_and_names_it(tmp_path: Path, how: signal.Signals) -> None:
+    with running(tmp_path, "strategy=pserver_async", "epochs=1000") as (process, run, everybody):
+        began = time.monotonic()
+        member(run, "serverlog.0", everybody).send_signal(how)
+        ended(process, tmp_path, 1, 20)
+        assert time.monotonic() - began < 20
+    assert "server 0" in screen(tmp_path)
+    assert "Traceback" not in screen(tmp_path)
+
+
+def test_run_with_servers_ends_whole_when_its_parent_is_ended(tmp_path: Path) -> None:
+    with running(tmp_path, "strategy=pserver_async", "launch.servers=2", "epochs=1000") as (process, run, _):
+        process.send_signal(signal.SIGTERM)
+        ended(process, tmp_path, 130, 20)
+    assert read(run / "status.json")["state"] == "killed"
