@@ -120,7 +120,7 @@ class Server:
     def run(self) -> None:
         """Serve to the end."""
         looked = 0.0
-        while self.members.present():
+        while not self._over():
             messages = self.socket.receive(LOOK_MS)
             began = time.monotonic()
             for address, message in messages:
@@ -131,9 +131,12 @@ class Server:
             if now - looked > LOOK_MS / 1000:
                 looked = now
                 self.look_after()
-        if not any(m.left for m in self.members.all):
+        if all(m.lost for m in self.members.all):
             lost = "; ".join(f"worker {m.rank}: {m.lost}" for m in self.members.all)
             raise RunFailed(f"no worker is left ({lost})")
+
+    def _over(self) -> bool:
+        return not self.members.present()
 
     def take(self, address: bytes, message: Message) -> None:
         """One message: answer it, let it wait, or refuse it. What waits is tried again."""
