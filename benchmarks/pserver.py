@@ -417,7 +417,7 @@ def main() -> None:
     parser.add_argument("--servers", default="", help="numbers of servers, separated by commas")
     parser.add_argument("--straggler", action="store_true")
     parser.add_argument("--parity", action="store_true")
-    parser.add_argument("--seeds", type=int, default=3, help="of --parity")
+    parser.add_argument("--seeds", type=int, default=5, help="of --parity")
     parser.add_argument("--profile", default="", help="file for cProfile's data of worker 0, of the first chosen case")
     arguments = parser.parse_args()
     if arguments.straggler or arguments.parity:
