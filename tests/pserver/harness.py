@@ -47,10 +47,11 @@ class Cluster:
 
     Args:
         run: a payload, see :func:`config`.
+        folder: of Unix sockets; empty: TCP.
     """
 
-    def __init__(self, run: dict[str, Any]) -> None:
-        self.run = run
+    def __init__(self, run: dict[str, Any], folder: str = "") -> None:
+        self.run, self.folder = run, folder
         self.workers = run["plan"]["roles"]["worker"]
         self.size = run["plan"]["roles"]["server"]
         self.secret = secrets.token_bytes(32)
@@ -64,7 +65,9 @@ class Cluster:
     def seat(self, role: str, rank: int) -> Seat:
         """Where a process of that role sits."""
         size = self.workers if role == "worker" else self.size
-        return Seat(role, rank, size, rank, size, "cpu", self.store, secret=self.secret, servers=self.size)
+        return Seat(
+            role, rank, size, rank, size, "cpu", self.store, secret=self.secret, servers=self.size, folder=self.folder
+        )
 
     def _serve(self, server: Server) -> None:
         try:

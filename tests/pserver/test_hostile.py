@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import zmq
 
 from tests.pserver.harness import DIM, Bare, Cluster, Sum, config, in_threads, push_all
 from trainer.strategies.pserver.server import SMALLEST_LIMIT
-from trainer.strategies.pserver.sockets import WorkerSocket, key_pair
+from trainer.strategies.pserver.sockets import WorkerSocket, key_pair, password
 from trainer.strategies.pserver.wire import CODES, HEADER, LINE, Kind, Message, Record, Verb, pack, text
 
 FUZZED = 100_000
@@ -261,6 +262,39 @@ def test_strangers_get_nothing_while_workers_train(how: str) -> None:
         assert (server.socket.turned_away > 0) == (how.startswith("key"))
         assert not server.members.all[1].lives
         worker.die()
+
+
+@pytest.mark.parametrize("who", [b"", b"worker 0", b"worker 9", b"server 0"])
+def test_strangers_at_a_unix_socket_get_nothing(tmp_path: Path, who: bytes) -> None:
+    with Cluster(config("async", 2, 1), str(tmp_path)) as cluster, zmq.Context() as context:
+        worker, [server] = Bare(cluster, 0), cluster.servers
+        worker.begin()
+        assert server.socket.endpoint == f"ipc://{tmp_path}/server-0"
+        peer = context.socket(zmq.DEALER)
+        peer.linger = 0
+        if who:
+            peer.plain_username, peer.plain_password = who, password(bytes(32), "worker 0")
+        peer.connect(server.socket.endpoint)
+        peer.send_multipart(pack(Message(Verb.HELLO, 1, sequence=5)))
+        assert not peer.poll(1000)
+        peer.close()
+        total = Sum(0, 1, 50)
+        push_all(worker, total, -1.0)
+        vectors, _ = worker.look(Sum.IDS)
+        np.testing.assert_array_equal(vectors[0], total.dense)
+        assert (server.socket.turned_away > 0) == bool(who)
+        assert not server.members.all[1].lives
+        worker.die()
+
+
+def test_a_worker_cannot_speak_for_another_at_a_unix_socket(tmp_path: Path) -> None:
+    with Cluster(config("async", 2, 1), str(tmp_path)) as cluster, zmq.Context() as context:
+        [server] = cluster.servers
+        peer = WorkerSocket(context, cluster.secret, 0, 0, server.socket.endpoint)
+        peer.send(pack(Message(Verb.HELLO, 1, sequence=5)))
+        assert not peer.socket.poll(1000)
+        peer.close(0)
+        assert server.socket.malformed == 1 and not server.members.all[1].lives
 
 
 def test_frame_above_the_limit_costs_its_sender_the_connection_and_nobody_else() -> None:

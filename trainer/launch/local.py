@@ -41,6 +41,8 @@ from trainer.strategies.base import Seat
 POLL_S = 0.1
 END_S = 3
 LINGER_S = 5
+LONGEST_FOLDER = 80
+"""The path of a Unix socket has 108 bytes at most."""
 LOG_NAMES = {"worker": "workerlog", "server": "serverlog"}
 
 
@@ -187,10 +189,11 @@ def _start(
         **({"GLOO_SOCKET_IFNAME": meeting.interface} if meeting.interface else {}),
         **meeting.env,
     }
+    folder = str(scratch) if meeting.hosts == 1 and len(str(scratch)) <= LONGEST_FOLDER else ""
     context = start_processes(
         name=role.name,
         entrypoint=_enter,
-        args={i: (role, i, payload, (meeting.host, port), os.getpid(), secret) for i in range(role.here)},
+        args={i: (role, i, payload, (meeting.host, port), os.getpid(), secret, folder) for i in range(role.here)},
         envs={
             i: {**base, "RANK": str(role.first_rank + i), "LOCAL_RANK": str(role.first_local + i)}
             for i in range(role.here)
@@ -203,7 +206,9 @@ def _start(
     return context
 
 
-def _enter(role: Role, index: int, payload: Any, address: tuple[str, int], launcher: int, secret: bytes) -> Any:
+def _enter(
+    role: Role, index: int, payload: Any, address: tuple[str, int], launcher: int, secret: bytes, folder: str
+) -> Any:
     """In a started process: end with the launcher, connect to the store, call the role's entry."""
     end_with(launcher)
     # A child of a forkserver would start reading processes from a forkserver of its own, and these, being no children
@@ -215,7 +220,7 @@ def _enter(role: Role, index: int, payload: Any, address: tuple[str, int], launc
     store = dist.TCPStore(*address, is_master=False, timeout=_seconds(300))
     seat = Seat(
         role.name, role.first_rank + index, role.size, role.first_local + index, role.local_size, role.devices[index],
-        store, secret=secret, host=address[0],
+        store, secret=secret, host=address[0], folder=folder,
     )  # fmt: skip
     return resolve(role.entry)(seat, payload)
 
@@ -295,7 +300,7 @@ def _can_do_without(
 def _lingers(scratch: Path) -> bool:
     """A process has failed some time ago and does not end: a thread of its own, or a library's teardown, holds it."""
     latest = time.time() - LINGER_S
-    return any(error.stat().st_size and error.stat().st_mtime < latest for error in scratch.iterdir())
+    return any(error.stat().st_size and error.stat().st_mtime < latest for error in scratch.glob("*.json"))
 
 
 def _first_failure(

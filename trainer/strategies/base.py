@@ -108,6 +108,7 @@ class Seat:
         secret: of the run, 32 bytes, known to its processes alone: the launcher hands it over.
         host: address on which a server of this host listens.
         servers: how many parameter servers the run has.
+        folder: of the run on this host, for this user alone, short enough for Unix sockets; empty: the run spans hosts.
     """
 
     role: str
@@ -121,6 +122,7 @@ class Seat:
     secret: bytes = b""
     host: str = "127.0.0.1"
     servers: int = 0
+    folder: str = ""
 
 
 @dataclass(frozen=True)

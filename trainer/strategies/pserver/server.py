@@ -97,7 +97,8 @@ class Server:
         self.run_dir = Path(payload["run_dir"]).resolve()
         self.size = self.plan["roles"]["worker"]
         limit = max(SMALLEST_LIMIT, 24 * int(self.plan["parameters"]))
-        self.socket = ServerSocket(seat.secret, seat.rank, self.size, seat.host, limit)
+        folder = seat.folder if self.strategy["transport"] == "auto" else ""
+        self.socket = ServerSocket(seat.secret, seat.rank, self.size, seat.host, limit, folder)
         self.members = Members(self.size, self.strategy["lost_after_s"])
         self.meetings = Meetings(self.members)
         self.leases = Leases(self.config["data"]["on_lost_worker"] == "take_over")
