@@ -1,4 +1,4 @@
-"""HashIndex against a dict."""
+"""Both indexes against a dict."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from trainer.strategies.pserver.index import HashIndex
+from trainer.strategies.pserver.index import DIRECT, DirectIndex, HashIndex, index_of
 
 BIGGEST = 2**63 - 1
 ids_of_few = st.lists(
@@ -52,6 +52,35 @@ TestAgainstADict = AgainstADict.TestCase
 TestAgainstADict.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+few_small = st.lists(st.integers(0, 99), max_size=40, unique=True).map(lambda ids: np.array(ids, dtype=np.int64))
+
+
+class DirectAgainstADict(AgainstADict):
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = DirectIndex(100)
+
+    @rule(ids=few_small)
+    def add(self, ids):
+        super().add(ids)
+
+    @rule(ids=few_small)
+    def remove(self, ids):
+        super().remove(ids)
+
+    @rule(ids=few_small)
+    def find(self, ids):
+        super().find(ids)
+
+
+TestDirectAgainstADict = DirectAgainstADict.TestCase
+TestDirectAgainstADict.settings = TestAgainstADict.settings
+
+
+def test_tables_with_an_end_have_an_array_and_no_more_than_that():
+    assert type(index_of(100)) is DirectIndex and index_of(100).nbytes() == 400
+    assert type(index_of(DIRECT + 1)) is type(index_of(None)) is HashIndex
 
 
 def test_a_hundred_thousand_ids_in_one_call_and_in_many():

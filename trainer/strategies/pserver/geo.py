@@ -64,7 +64,7 @@ class PserverGeo(PserverWorker):
         self.sparse_lr = float(sparse.defaults["lr"])
         for table in self.remote:
             numbers = {k: v for k, v in sparse.defaults.items() if k != "lr"}
-            self.replicas[table.number] = Replica(table.dim, self.dtype, kernel(rule, **numbers))
+            self.replicas[table.number] = Replica(table.dim, self.dtype, kernel(rule, **numbers), table.rows)
 
     def take_all(self) -> None:
         super().take_all()

@@ -1,6 +1,8 @@
-"""Row ids to storage slots: an open-addressing hash table whose every step works on whole arrays of ids."""
+"""Row ids to storage slots: an array where ids are few, else an open-addressing hash table; each step takes whole arrays."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
 
 import numpy as np
 
@@ -12,44 +14,48 @@ SMALLEST = 16
 AHEAD = np.arange(1, 9)  # places looked at together after the first: about one cache line of ids
 
 
-class HashIndex:
-    """Ids (int64, 0..2^63-1) to slots 0, 1, 2, ...; linear probing, at most half full (Knuth, vol. 3, 6.4).
+DIRECT = 1 << 24
+"""Tables of at most so many rows have an array of all their ids, of 4 bytes each."""
 
-    The probes of one call advance together: a round looks at the next places of every id that is still searching, so the
-    number of Python steps follows the longest probe, not the number of ids.
-    """
+
+class Index(ABC):
+    """Ids (int64, from 0) to slots 0, 1, 2, ..."""
 
     def __init__(self) -> None:
-        self._keys = np.full(SMALLEST, EMPTY, dtype=np.int64)
-        self._slots = np.full(SMALLEST, -1, dtype=np.int64)  # -1 wherever no id lies, so that absent ids read -1
         self._count = 0
-        self._used = 0  # places that are not EMPTY
         self._free = np.empty(0, dtype=np.int64)  # slots given back, reused from the end
         self.high = 0  # slots ever given out: all slots are below it
 
     def __len__(self) -> int:
         return self._count
 
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of its arrays."""
-        return self._keys.nbytes + self._slots.nbytes + self._free.nbytes
 
+    @abstractmethod
     def ids(self) -> np.ndarray:
         """(len,) the ids present, in the order of :meth:`slots`."""
-        return self._keys[self._keys >= 0]
 
+    @abstractmethod
     def slots(self) -> np.ndarray:
         """(len,) the slots of :meth:`ids`."""
-        return self._slots[self._keys >= 0]
 
+    @abstractmethod
     def find(self, ids: np.ndarray) -> np.ndarray:
         """(N,) slots of these ids (N,), -1 where absent.
 
         Raises:
             ValueError: an id below 0.
         """
-        slots: np.ndarray = self._slots.take(self._search(_checked(ids)))
-        return slots
+
+    @abstractmethod
+    def _put(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        """Remember absent ids."""
+
+    @abstractmethod
+    def _drop(self, ids: np.ndarray) -> np.ndarray:
+        """Forget ids; the slots of those that were present."""
 
     def add(self, ids: np.ndarray) -> np.ndarray:
         """(N,) slots of these ids (N,), which are unique; those that were absent are added.
@@ -63,20 +69,96 @@ class HashIndex:
         absent = np.flatnonzero(slots < 0)
         if len(absent):
             slots[absent] = fresh = self._take(len(absent))
-            self._reserve(len(absent))
-            self._insert(ids[absent], fresh)
+            self._put(ids[absent], fresh)
             self._count += len(absent)
         return slots
 
     def remove(self, ids: np.ndarray) -> np.ndarray:
         """Forget these unique ids (N,), present or not. Returns the slots set free, (M,)."""
-        places = self._search(_checked(ids))
+        slots = self._drop(_checked(ids))
+        self._count -= len(slots)
+        self._free = np.concatenate([self._free, slots])
+        return slots
+
+    def _take(self, count: int) -> np.ndarray:
+        """(count,) slots that nobody has."""
+        reused = min(count, len(self._free))
+        fresh = np.arange(self.high, self.high + count - reused)
+        self.high += count - reused
+        slots = np.concatenate([self._free[len(self._free) - reused :][::-1], fresh])
+        self._free = self._free[: len(self._free) - reused].copy() if reused else self._free
+        return slots
+
+
+def index_of(rows: int | None) -> Index:
+    """For a table of so many rows; None: of any ids."""
+    return HashIndex() if rows is None or rows > DIRECT else DirectIndex(rows)
+
+
+class DirectIndex(Index):
+    """Ids below ``rows``, each with a place of its own."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._slots = np.full(rows, -1, dtype=np.int32)
+
+    def nbytes(self) -> int:
+        return self._slots.nbytes + self._free.nbytes
+
+    def ids(self) -> np.ndarray:
+        return np.flatnonzero(self._slots >= 0)
+
+    def slots(self) -> np.ndarray:
+        return self._slots[self._slots >= 0].astype(np.int64)
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        return self._slots.take(_checked(ids)).astype(np.int64)
+
+    def _put(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        self._slots[ids] = slots
+
+    def _drop(self, ids: np.ndarray) -> np.ndarray:
+        slots = self.find(ids)
+        self._slots[ids] = -1
+        return slots[slots >= 0]
+
+
+class HashIndex(Index):
+    """Ids (int64, 0..2^63-1) to slots 0, 1, 2, ...; linear probing, at most half full (Knuth, vol. 3, 6.4).
+
+    The probes of one call advance together: a round looks at the next places of every id that is still searching, so the
+    number of Python steps follows the longest probe, not the number of ids.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys = np.full(SMALLEST, EMPTY, dtype=np.int64)
+        self._slots = np.full(SMALLEST, -1, dtype=np.int64)  # -1 wherever no id lies, so that absent ids read -1
+        self._used = 0  # places that are not EMPTY
+
+    def nbytes(self) -> int:
+        return self._keys.nbytes + self._slots.nbytes + self._free.nbytes
+
+    def ids(self) -> np.ndarray:
+        return self._keys[self._keys >= 0]
+
+    def slots(self) -> np.ndarray:
+        return self._slots[self._keys >= 0]
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        slots: np.ndarray = self._slots.take(self._search(_checked(ids)))
+        return slots
+
+    def _put(self, ids: np.ndarray, slots: np.ndarray) -> None:
+        self._reserve(len(ids))
+        self._insert(ids, slots)
+
+    def _drop(self, ids: np.ndarray) -> np.ndarray:
+        places = self._search(ids)
         places = places[self._keys[places] >= 0]
         slots: np.ndarray = self._slots[places]
         self._keys[places] = GONE
         self._slots[places] = -1
-        self._count -= len(places)
-        self._free = np.concatenate([self._free, slots])
         return slots
 
     def _search(self, ids: np.ndarray) -> np.ndarray:
@@ -123,15 +205,6 @@ class HashIndex:
         self._slots = np.full(capacity, -1, dtype=np.int64)
         self._used = 0
         self._insert(ids, slots)
-
-    def _take(self, count: int) -> np.ndarray:
-        """(count,) slots that nobody has."""
-        reused = min(count, len(self._free))
-        fresh = np.arange(self.high, self.high + count - reused)
-        self.high += count - reused
-        slots = np.concatenate([self._free[len(self._free) - reused :][::-1], fresh])
-        self._free = self._free[: len(self._free) - reused].copy() if reused else self._free
-        return slots
 
 
 def _home(ids: np.ndarray, mask: int) -> np.ndarray:

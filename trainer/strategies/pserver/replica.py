@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import torch
 
-from trainer.strategies.pserver.index import HashIndex
+from trainer.strategies.pserver.index import index_of
 from trainer.strategies.pserver.kernels import Kernel
 
 SMALLEST = 1024
@@ -19,13 +19,13 @@ class Replica:
     """Rows of one table on a worker: D values, S columns of optimizer state, D of the base, in one storage.
 
     Args:
-        dim: D. dtype: of everything. kernel: the local sparse optimizer.
+        dim: D. dtype: of everything. kernel: the local sparse optimizer. num_rows: of the table, where it has an end.
     """
 
-    def __init__(self, dim: int, dtype: torch.dtype, kernel: Kernel) -> None:
-        self.dim, self.kernel = dim, kernel
+    def __init__(self, dim: int, dtype: torch.dtype, kernel: Kernel, num_rows: int | None) -> None:
+        self.dim, self.kernel, self.num_rows = dim, kernel, num_rows
         self.width = dim + kernel.state_columns(dim)
-        self.index = HashIndex()
+        self.index = index_of(num_rows)
         self.rows = torch.zeros((SMALLEST, self.width + dim), dtype=dtype)
         self.ids = np.zeros(SMALLEST, dtype=np.int64)
         self.dirty: list[np.ndarray] = []
@@ -134,7 +134,7 @@ class Replica:
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Go on from what ``state`` gave, with nothing else."""
         ids = state["ids"].numpy()
-        self.index, self.dirty, self.steps = HashIndex(), [], int(state["steps"])
+        self.index, self.dirty, self.steps = index_of(self.num_rows), [], int(state["steps"])
         self.found.clear()
         self.insert(ids, state["rows"][:, : self.dim])
         slots = self.index.find(ids)

@@ -10,7 +10,7 @@ import torch
 from trainer.models.rows import RowInit, draw_rows, table_key
 from trainer.strategies.pserver.admission import Admission, Waiting
 from trainer.strategies.pserver.changes import Changes
-from trainer.strategies.pserver.index import HashIndex
+from trainer.strategies.pserver.index import index_of
 from trainer.strategies.pserver.kernels import Kernel
 
 SMALLEST = 64  # rows of a table's first storage
@@ -52,7 +52,7 @@ class SparseTable:
         self.dropped = 0  # gradients of ids that were not admitted
         self._key = table_key(seed, name)
         self._admission_key = table_key(seed, f"{name}/admission")
-        self._index = HashIndex()
+        self._index = index_of(num_rows)
         self._rows = torch.empty((SMALLEST, dim + kernel.state_columns(dim)), dtype=dtype)
         self._ids = np.zeros(SMALLEST, dtype=np.int64)  # of each slot, while it is in use
         self._touched = np.zeros(SMALLEST, dtype=np.int64)
