@@ -300,3 +300,24 @@ def through(norm: nn.Module, inputs: torch.Tensor, weights: torch.Tensor) -> tup
         outputs.append(out.detach().numpy())
         gradients.append(batch.grad.numpy())
     return outputs, gradients
+
+
+def traced(seat: Seat, payload: dict[str, Any]) -> list[tuple[str, float, int]]:
+    """An epoch in which worker 0 is slow: when each step began and ended, by one clock, and this worker's steps done then."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        strategy, events = run.strategy, []
+        prepare, update = strategy.prepare, strategy.update
+
+        def begin(batch: Any) -> None:
+            prepare(batch)
+            events.append(("begin", time.monotonic(), len(events) // 2))
+            time.sleep(0.02 if seat.rank == 0 else 0.001)
+
+        def end(samples: int) -> None:
+            events.append(("end", time.monotonic(), len(events) // 2 + 1))
+            update(samples)
+
+        strategy.prepare, strategy.update = begin, end
+        train_epoch(run, 0)
+        strategy.settle()
+        return events

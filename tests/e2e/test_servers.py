@@ -1,0 +1,104 @@
+"""Runs with parameter servers from the command line: what they learn, leave, and start from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.runs import points, read, trainer
+
+CLICKS = (
+    "+recipe=wide_and_deep", "tracking=none", "data.train_rows=20000", "data.val_rows=4000", "data.hash_size=30011",
+    "data.batch_size=200", "execution.log_every=10", "hydra.run.dir=run", "model.hidden=[32]", "scheduler.warmup_steps=0",
+)  # fmt: skip
+"""A small run of the recipe."""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run on 2 servers, in step."""
+    folder = tmp_path_factory.mktemp("saved")
+    done = trainer(*CLICKS, "strategy=pserver_sync", "launch.servers=2", "launch.workers=2", "epochs=2", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "run"
+
+
+def test_run_leaves_what_servers_did_and_all_that_they_kept(saved: Path) -> None:
+    persistables = saved / "checkpoints" / "persistables"
+    assert sorted(p.name for p in persistables.iterdir()) == ["COMPLETE", "index.json", "server-0.safetensors", "server-1.safetensors"]  # fmt: skip
+    for number in range(2):
+        told = read(saved / f"server.{number}.json")
+        assert told["pushes"] == told["version"] * 2 == 2 * 2 * (20000 // 400) and told["rows"] > 0
+        assert "listens at" in (saved / f"serverlog.{number}").read_text()
+    assert points(saved, "server1/pushes_per_s") and points(saved, "server0/rows")
+    assert (saved / "servers.png").stat().st_size
+    assert read(saved / "result.json")["metrics"]["val/auc"] > 0.6
+
+
+@pytest.mark.parametrize(("mode", "servers", "workers"), [("sync", 3, 1), ("async", 1, 2)])
+def test_any_number_of_servers_starts_from_what_was_saved(
+    saved: Path, tmp_path: Path, mode: str, servers: int, workers: int
+) -> None:
+    done = trainer(
+        *CLICKS, f"strategy=pserver_{mode}", f"launch.servers={servers}", f"launch.workers={workers}", "max_steps=1",
+        f"strategy.load_from={saved}/checkpoints/persistables", "optimizer.lr=1e-12", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    before, now = (read(run / "result.json")["metrics"] for run in (saved, tmp_path / "run"))
+    for name in ("val/loss", "val/auc", "val/mae"):
+        assert now[name] == pytest.approx(before[name], abs=1e-5), name
+
+
+def test_incomplete_or_cut_persistables_are_refused_before_anything_starts(saved: Path, tmp_path: Path) -> None:
+    whole = saved / "checkpoints" / "persistables"
+    ways = {"COMPLETE": "without", "server-1.safetensors": "cut"}
+    for name, how in ways.items():
+        copy = shutil.copytree(whole, tmp_path / name)
+        if how == "cut":
+            (copy / name).write_bytes((copy / name).read_bytes()[:-10])
+        else:
+            (copy / name).unlink()
+        done = trainer(*CLICKS, f"strategy.load_from={copy}", cwd=tmp_path)
+        assert done.returncode == 2, done.stdout + done.stderr
+        said = done.stdout + done.stderr
+        assert "strategy.load_from" in said and name in said and "Traceback" not in said
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "extra"),
+    [
+        ("async", ("strategy.wire=bf16",)),
+        ("async", ("strategy.wire=int8", "strategy.transport=tcp")),
+        ("ssp", ("strategy.staleness=2", "strategy.delay_compensation=0.04")),
+        ("geo", ("strategy.k_steps=20", "launch.workers=3")),
+        ("async", ("data.hash_size=null", "model.table_size=null", "data.cache=false", "data.block_mib=1", "strategy.entry.count=2")),
+    ],
+    ids=["bf16", "int8 over tcp", "ssp", "geo", "unbounded, streamed, admitted"],
+)  # fmt: skip
+def test_every_mode_learns(tmp_path: Path, mode: str, extra: tuple[str, ...]) -> None:
+    done = trainer(*CLICKS, f"strategy=pserver_{mode}", "epochs=3", *extra, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = read(tmp_path / "run" / "result.json")
+    assert result["metrics"]["val/auc"] > 0.65
+    told = read(tmp_path / "run" / "server.0.json")
+    assert told["endpoint"].startswith("tcp:" if "strategy.transport=tcp" in extra else "ipc:")
+    assert sum(told["staleness"].values()) == told["pushes"] or mode == "geo"
+    if mode == "ssp":  # with 2 workers: own steps since the pull, and at most 2 * bound + 1 of the other's
+        assert max(map(int, told["staleness"])) <= 2 * 2 + 1
+
+
+def test_image_recipes_run_on_servers_as_well(tmp_path: Path) -> None:
+    done = trainer(
+        "+recipe=resnet50_flowers_demo", "strategy=pserver_async", "tracking=none", "hydra.run.dir=run", "epochs=1",
+        "limit_train_batches=3", "limit_val_batches=1", "data.batch_size=4", "execution.log_every=1",
+        cwd=tmp_path, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "roles           1 server, 2 workers" in done.stdout
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < p["metrics"]["train/loss"] < 20 for p in lines if "train/loss" in p["metrics"])
+    assert read(tmp_path / "run" / "server.0.json")["pushes"] == 3
