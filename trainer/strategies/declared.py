@@ -107,7 +107,10 @@ class Pserver(Declaration):
     def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
         if self.config["load_from"] is not None:
-            locate("trainer.strategies.pserver.snapshot:read")(Path(self.config["load_from"]))  # imports torch
+            try:
+                locate("trainer.strategies.pserver.snapshot:read")(Path(self.config["load_from"]))  # imports torch
+            except UserError as error:
+                refused.append(UserError(f"strategy.load_from={self.config['load_from']}", f"{error.what}: {error.why}", "a folder that holds COMPLETE"))  # fmt: skip
         kind = type(optimizer).__name__
         if kind not in ELEMENTWISE and self.mode != "geo":
             why = f"strategy={self.name} cuts parameters into pieces, and {kind} needs them whole"

@@ -299,7 +299,7 @@ class Server:
         self._open(layout)
         assert self.shard is not None
         if folder := self.strategy["load_from"]:
-            self._load([(part, part.meta) for part in snapshot.read(Path(folder), verify=False).parts])
+            self._load([(part, part.meta) for part in snapshot.read(Path(folder), verify=False).parts], same_run=False)
         else:
             self.shard.vector.data.copy_(decode(array, message.first(Kind.SCALES), self.shard.dtype))
 
@@ -522,14 +522,14 @@ class Server:
             self._opened()
             if not self.parts:
                 raise Malformed("nothing to restore")
-            self._load(self.parts)
+            self._load(self.parts, same_run=True)
             self.parts = []
         return Message(Verb.DONE, clock=self._version())
 
     parts: list[tuple[Any, Mapping[str, Any]]] = []
 
-    def _load(self, parts: list[tuple[Any, Mapping[str, Any]]]) -> None:
-        """Everything, or nothing where a part does not fit."""
+    def _load(self, parts: list[tuple[Any, Mapping[str, Any]]], same_run: bool) -> None:
+        """Everything, or nothing where a part does not fit. Workers of another run count their pushes from 1 again."""
         before = self.shard, self.rule
         try:
             self._open(self.layout)
@@ -537,7 +537,7 @@ class Server:
             self.shard.load(parts)
             for _, meta in parts:
                 self.rule.load(meta["rule"])
-            marks = [(int(r), int(n), {int(a) for a in above}) for _, m in parts for r, (n, above) in m["watermarks"].items()]  # fmt: skip
+            marks = [] if not same_run else [(int(r), int(n), {int(a) for a in above}) for _, m in parts for r, (n, above) in m["watermarks"].items()]  # fmt: skip
             age = max([self.age, *(int(meta["age"]) for _, meta in parts)])
         except BaseException:
             self.shard, self.rule = before
