@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from trainer.data.arrays import ArrayDataset
 from trainer.data.base import Splits
 from trainer.data.feed import Feed, Placement
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+from trainer.data.work import MapWork, StreamWork
+from trainer.strategies.base import Lease
 
 CPU = torch.device("cpu")
 Make = Callable[..., Feed]
@@ -144,6 +147,42 @@ def test_reading_leaves_the_generators_of_the_training_alone(make: Make) -> None
     torch.manual_seed(5), random.seed(5), np.random.seed(5)
     assert augmented(make, 0, 0)
     assert (float(torch.rand(())), random.random(), np.random.rand()) == expected
+
+
+class Blocks:
+    """Rows read block by block: the second block has none."""
+
+    def blocks(self) -> int:
+        return 3
+
+    def read_chunks(self, block: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        if block != 1:
+            yield torch.arange(5.0).unsqueeze(1) + 10 * block, torch.arange(5) + 10 * block
+
+
+def test_leases_without_a_batch_are_given_back(make: Make) -> None:
+    told: list[str] = []
+
+    def hand(name: str, *leases: tuple[int, int]) -> Any:
+        return lambda epoch, blocks: iter(Lease(b, s, partial(told.append, f"{name} {b}")) for b, s in leases)
+
+    data = numbered(24)
+    sampler = DistributedBatchSampler(24, 4, shuffle=False)
+
+    def read(epoch: int, batches: list[np.ndarray]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return iter([data.batch(indices) for indices in batches])
+
+    maps = MapWork(read, sampler, 3, None, 1, None, hand("map", (0, 3), (1, 2)))
+    stream = StreamWork(Blocks(), 2, 0, False, hand("stream", (0, 0), (1, 0), (2, 2)))
+    seen = {}
+    for name, work in (("map", maps), ("stream", stream)):
+        feed = make(data, numbered(4), work=work)
+        seen[name] = [(b.work, b.labels.tolist()) for _, update in feed.updates(0) for b in update]
+    assert told == ["map 0", "stream 1"]
+    assert seen["map"] == [((0, 1, 2, True), [20, 21, 22, 23])]
+    assert seen["stream"] == [
+        ((0, 0, 0, False), [0, 1]), ((0, 0, 1, False), [2, 3]), ((0, 0, 2, True), [4]), ((0, 2, 2, True), [24]),
+    ]  # fmt: skip
 
 
 def test_bytes_become_normalised_floats_on_the_device() -> None:

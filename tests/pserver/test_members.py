@@ -1,0 +1,45 @@
+"""Who is silent, and how servers end when nobody is left."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.pserver.harness import Bare, Cluster, config
+from trainer.errors import RunFailed
+from trainer.strategies.pserver.members import Members
+from trainer.strategies.pserver.wire import Message, Verb
+
+
+def test_time_in_which_the_server_is_busy_is_nobodys_silence() -> None:
+    clock = [0.0]
+    members = Members(2, 10.0, lambda: clock[0])
+    members.hello(0, 7)
+    members.hello(1, 8)
+    clock[0] = 30.0  # of which it took 25 to load tables
+    members.deaf(25.0)
+    assert members.silent() == []
+    clock[0] = 36.0
+    members.heard(1)
+    assert members.silent() == [0]
+
+
+def test_busy_server_loses_nobody() -> None:
+    with Cluster(config("async", 1, 1, lost_after_s=0.6)) as cluster:
+        worker, [server] = Bare(cluster, 0), cluster.servers
+        stats = server.verbs[Verb.STATS]
+        server.verbs[Verb.STATS] = lambda message: (time.sleep(1.5), stats(message))[1]
+        worker.begin()
+        worker.client.wait([worker.client.ask(0, Message(Verb.STATS))])
+        time.sleep(0.3)
+        assert server.members.present() == [0]
+        worker.leave()
+
+
+def test_servers_without_any_worker_left_end_with_an_error() -> None:
+    said = r"no worker is left \(worker 0: nothing was heard of it for 0.3 s"
+    with pytest.raises(RunFailed, match=said), Cluster(config("async", 1, 1, lost_after_s=0.3)) as cluster:
+        Bare(cluster, 0).die()
+        cluster.threads[0].join(10)
+        assert cluster.store.get("fenced/worker/0")
