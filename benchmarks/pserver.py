@@ -2,7 +2,7 @@
 
     python benchmarks/pserver.py [--repetitions 5] [--only async]      throughput, bytes on the wire, CPU time
     python benchmarks/pserver.py --servers 1,2,4                       more servers; memory per row; snapshots
-    python benchmarks/pserver.py --straggler | --parity                one slow worker; AUC of all modes (pserver_modes.py)
+    python benchmarks/pserver.py --straggler | --parity | --dense      one slow worker; AUC of all modes; LeNet and ResNet-18
 
 Wide & Deep (1,000,001 x 10, 400 x 3) in fp32 on click rows that lie in memory, SGD, every process with one thread. The
 cases run in turn, repetition after repetition, each in processes of its own; medians are compared.
@@ -424,13 +424,19 @@ def main() -> None:
     parser.add_argument("--servers", default="", help="numbers of servers, separated by commas")
     parser.add_argument("--straggler", action="store_true")
     parser.add_argument("--parity", action="store_true")
+    parser.add_argument("--dense", action="store_true")
     parser.add_argument("--seeds", type=int, default=5, help="of --parity")
     parser.add_argument("--profile", default="", help="file for cProfile's data of worker 0, of the first chosen case")
     arguments = parser.parse_args()
-    if arguments.straggler or arguments.parity:
+    if arguments.straggler or arguments.parity or arguments.dense:
         import pserver_modes
 
-        pserver_modes.straggler() if arguments.straggler else pserver_modes.parity(arguments.seeds)
+        if arguments.straggler:
+            pserver_modes.straggler()
+        if arguments.parity:
+            pserver_modes.parity(arguments.seeds)
+        if arguments.dense:
+            pserver_modes.dense()
         return
     if arguments.servers:
         more_servers([int(n) for n in arguments.servers.split(",")], arguments.repetitions)

@@ -30,6 +30,8 @@ from trainer.loop import Training, fit, train_epoch
 from trainer.models.sync_batch_norm import synchronised
 from trainer.report import Report
 from trainer.strategies.base import Seat
+from trainer.strategies.pserver.server import WANTS_DENSE
+from trainer.strategies.pserver.wire import Kind, Message, Verb
 from trainer.worker import build, settings, take_seat
 
 RUN = "run"
@@ -321,3 +323,43 @@ def traced(seat: Seat, payload: dict[str, Any]) -> list[tuple[str, float, int]]:
         train_epoch(run, 0)
         strategy.settle()
         return events
+
+
+def counted(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
+    """An epoch; the samples of each push, how many pushes were under way at once, and pulls of dense parameters."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        client, samples, pulls, most = run.strategy.client, [], 0, 0
+        ask = client.ask
+
+        def look(server: int, message: Message, then: Any = None) -> Any:
+            nonlocal pulls, most
+            pulls += message.verb == Verb.PULL and bool(message.flags & WANTS_DENSE)
+            if message.verb == Verb.PUSH:
+                samples.append(float(message.need(Kind.NUMBERS)[1]))
+            request = ask(server, message, then)
+            most = max(most, sum(r.message.verb == Verb.PUSH for r in client.under_way.values()))
+            return request
+
+        client.ask = look
+        train_epoch(run, 0)
+        run.strategy.finish_pushes()
+        found = {"samples": samples, "pushes": len(samples), "pulls": pulls, "most_under_way": most}
+        client.ask = ask
+        return found
+
+
+def begun_late(seat: Seat, payload: dict[str, Any], seconds: float) -> dict[str, float]:
+    """An epoch that worker 1 begins late; when each was ready, and when its first step was computed."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        if seat.rank == 1:
+            time.sleep(seconds)
+        update, stamps = run.strategy.update, [time.monotonic()]
+
+        def stamp(samples: int) -> None:
+            stamps.append(time.monotonic())
+            update(samples)
+
+        run.strategy.update = stamp
+        train_epoch(run, 0)
+        run.strategy.settle()
+        return {"ready": stamps[0], "stepped": stamps[1]}

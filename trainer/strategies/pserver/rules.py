@@ -179,7 +179,7 @@ class Async(Rule):
             if dense is not None and push.dense is not None:
                 push.dense = push.dense + self.compensation * push.dense.square() * (self.shard.vector - dense)
             for number, (ids, gradients) in push.rows.items():
-                if number not in rows:
+                if number not in rows or not len(rows[number][0]):
                     continue
                 known, values = rows[number]
                 places = np.searchsorted(known, ids).clip(max=len(known) - 1)
