@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -240,3 +241,11 @@ def test_plan_of_a_cluster_too_large_for_the_data_is_shown_and_says_so(tmp_path,
     assert "this run would be refused: data.batch_size=32" in shown
     assert main(argv) == 2
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp", "geo"])
+@pytest.mark.parametrize("recipe", sorted(p.stem for p in (Path(__file__).parents[1] / "recipes" / "recipe").glob("*.yaml")))  # fmt: skip
+def test_every_recipe_can_run_on_servers(recipe: str, mode: str) -> None:
+    plan = planned(f"+recipe={recipe}", f"strategy=pserver_{mode}")
+    assert plan.roles == {"worker": 2, "server": 1}
+    assert plan.total_steps > 0
