@@ -32,7 +32,7 @@ SLOW_RANK = "1"
 DENSE = (
     ("collective", ("optimizer=momentum",)),
     ("pserver_sync", ("optimizer=momentum",)),
-    ("pserver_async", ("optimizer=sgd", "optimizer.lr=0.2")),
+    ("pserver_async", ("optimizer=sgd", "optimizer.lr={async_lr}")),
     ("pserver_geo", ("optimizer=momentum", "strategy.k_steps=10")),
 )
 """Staleness acts as momentum does: async does without."""
@@ -171,12 +171,13 @@ def dense(seeds: int = 2) -> None:
     """Validation accuracy of LeNet and ResNet-18 on digits with 2 workers, in every mode against collective."""
     plain = ("+recipe=digits_lenet", "tracking=none", "hydra.run.dir=run", "launch.nproc=2")
     resnet = (
-        "model=lenet", "model._target_=pserver_modes.DigitsResNet18", "~model.image_size", "~model.in_channels", "epochs=6", "data.batch_size=16",
+        "model=lenet", "model._target_=pserver_modes.DigitsResNet18", "~model.image_size", "~model.in_channels", "epochs=6", "data.batch_size=16", "optimizer.lr=0.01", "precision=fp32",
     )  # fmt: skip
     table = Table("model", "strategy", "optimizer", "seeds", "val acc1", "minus collective")
-    for name, model in (("LeNet", ()), ("ResNet-18", resnet)):
+    for name, model, async_lr in (("LeNet", (), 0.2), ("ResNet-18", resnet, 0.05)):
         base = 0.0
-        for strategy, extra in DENSE:
+        for strategy, keys in DENSE:
+            extra = [key.format(async_lr=async_lr) for key in keys]
             accuracies = []
             for seed in range(1, seeds + 1):
                 result, _, _ = run([f"strategy={strategy}", *model, *extra, f"seed={seed}"], plain)
