@@ -16,7 +16,7 @@ from tests.strategies.test_truth import losses
 CLICKS = (
     "+recipe=wide_and_deep", "data.train_rows=1500", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]",
     "data.global_batch_size=64", "precision=fp64", "max_steps=12", "tracking=none", "device=cpu",
-    "execution.threads=1", "execution.log_every=1",
+    "execution.threads=1", "execution.log_every=1", "scheduler.warmup_steps=0",
 )  # fmt: skip
 Runs = Callable[..., tuple[dict[str, np.ndarray], list[float], dict[str, float]]]
 
@@ -46,7 +46,7 @@ def runs(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     ids=" ".join,
 )
 def test_two_processes_equal_one(runs: Runs, overrides: tuple[str, ...]) -> None:
-    alone = runs("launch.nproc=1", *overrides)
+    alone = runs("strategy=single", *overrides)
     together = runs("launch.nproc=2", "strategy=collective", *overrides)
     for name, weights in alone[0].items():
         np.testing.assert_allclose(together[0][name], weights, rtol=0, atol=1e-9, err_msg=name)
@@ -57,14 +57,14 @@ def test_two_processes_equal_one(runs: Runs, overrides: tuple[str, ...]) -> None
 
 
 def test_merged_batches_equal_a_larger_one(runs: Runs) -> None:
-    large, merged = runs("launch.nproc=1"), runs("launch.nproc=1", "strategy.gradient_merge.k_steps=2")
+    large, merged = runs("strategy=single"), runs("strategy=single", "strategy.gradient_merge.k_steps=2")
     for name, weights in large[0].items():
         np.testing.assert_allclose(merged[0][name], weights, rtol=0, atol=1e-9, err_msg=name)
 
 
 def test_unequal_workers_equal_one(runs: Runs) -> None:
     unequal = ("sampler.pad=false", "sampler.drop_last=false", "sampler.shuffle=false", "max_steps=25")
-    alone, together = runs("launch.nproc=1", *unequal), runs("launch.nproc=2", "strategy=collective", *unequal)
+    alone, together = runs("strategy=single", *unequal), runs("launch.nproc=2", "strategy=collective", *unequal)
     for name, weights in alone[0].items():
         np.testing.assert_allclose(together[0][name], weights, rtol=0, atol=1e-9, err_msg=name)
 

@@ -30,6 +30,9 @@ from trainer.strategies.base import Declaration, MakeUpdater, Seat, Strategy
 ADDRESS = "toy_server/address"
 MARGIN_S = 5.0
 
+STARTUP_S = 60.0
+"""For processes to start and build their model, which no meeting's limit is about."""
+
 
 class ToyServer(Declaration):
     """One server owns the optimizer; it applies the sum of all workers' gradients once, then everybody pulls."""
@@ -154,7 +157,7 @@ def serve(seat: Seat, payload: dict[str, Any]) -> int:
     token = secrets.token_hex(16)
     with socket.create_server(("127.0.0.1", 0), backlog=plan["roles"]["worker"]) as listening:
         seat.store.set(ADDRESS, f"{listening.getsockname()[1]} {token}")
-        connections = gather(listening, token, server.size, timeout_s)
+        connections = gather(listening, token, server.size, max(timeout_s, STARTUP_S))
     threads = [threading.Thread(target=server.attend, args=(rank, c)) for rank, c in connections.items()]
     for thread in threads:
         thread.start()
