@@ -62,14 +62,15 @@ class ToyWorker(Strategy):
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         super().__init__(config, seat)
         self.stale = False
+        startup_s = max(config["timeout_s"], STARTUP_S)
         try:
-            seat.store.wait([ADDRESS], datetime.timedelta(seconds=config["timeout_s"]))
+            seat.store.wait([ADDRESS], datetime.timedelta(seconds=startup_s))
         except RuntimeError as error:
-            raise RunFailed(f"server 0 did not say where it is within {config['timeout_s']:g} s") from error
+            raise RunFailed(f"server 0 did not say where it is within {startup_s:g} s") from error
         port, token = seat.store.get(ADDRESS).decode().split()
         self.socket = socket.create_connection(("127.0.0.1", int(port)), timeout=config["timeout_s"])
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket.settimeout(config["timeout_s"] + MARGIN_S)
+        self.socket.settimeout(startup_s + MARGIN_S)
         self.socket.sendall(token.encode())
         send(self.socket, "hello", seat.rank)
 
@@ -78,6 +79,7 @@ class ToyWorker(Strategy):
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         start = self.parameters if self.seat.rank == 0 else []
         self._take(self.ask("start", [p.detach().cpu() for p in start]))
+        self.socket.settimeout(self.config["timeout_s"] + MARGIN_S)
         return model
 
     def prepare(self, batch: Any) -> None:
@@ -238,9 +240,10 @@ class Server:
                 current.reply = "done", self.meetings[verb]([current.brought[r] for r in range(self.size)])
                 self.round = None
             self.changed.notify_all()
-            if not self.changed.wait_for(lambda: current.reply is not None, self.timeout_s):
+            patience_s = max(self.timeout_s, STARTUP_S) if verb == "start" else self.timeout_s
+            if not self.changed.wait_for(lambda: current.reply is not None, patience_s):
                 missing = _workers(set(range(self.size)) - set(current.brought))
-                current.reply = "failed", f"{missing} did not arrive at {verb!r} within {self.timeout_s:g} s"
+                current.reply = "failed", f"{missing} did not arrive at {verb!r} within {patience_s:g} s"
                 self.changed.notify_all()
             assert current.reply is not None
             return current.reply
