@@ -115,7 +115,7 @@ def test_hooks_use_the_tools_of_the_environment() -> None:
 def test_no_file_names_a_registry_or_a_machine() -> None:
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    hosts = [rf"\b{a}\.{b}\b" for a, b in (("pypi", "org"), ("pythonhosted", "org"), ("download.pytorch", "org"))]
+    hosts = [rf"\b{a}{b}\.org\b" for a, b in (("py", "pi"), ("python", "hosted"), ("download.py", "torch"))]
     options = [rf"{dashes}{word}-url" for dashes in ("--", "extra-") for word in ("index",)]
     folders = [rf"(?<![\w.$}}])/{name}/" for name in ("work", "root")]
     trace = re.compile("|".join([*hosts, *options, *folders]))

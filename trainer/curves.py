@@ -31,26 +31,13 @@ def draw(run_dir: Path, title: str) -> Path | None:
     series = points(run_dir)
     if not series:
         return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    axes: Any = figure.subplots(2, 2)
+    figure, axes = _panels(title)
     ranked = any(name.endswith("/auc") for name in series)
     for axis, (wanted, label) in zip(axes.flat, PANELS, strict=True):
         if wanted == "acc" and ranked:
             wanted, label = AUC
-        for name, (steps, values) in sorted(series.items()):
-            if wanted in name and not name.endswith("_share"):
-                marker = "o" if name.startswith("val/") else None
-                axis.plot(steps, values, label=name, marker=marker, markersize=4)
-        axis.set_xlabel("update")
-        axis.set_ylabel(label)
-        axis.grid(alpha=0.3)
-        if axis.lines:
-            axis.legend()
+        named = {name: s for name, s in series.items() if wanted in name and not name.endswith("_share")}
+        _lines(axis, named, "update", label)
     path = run_dir / "curves.png"
     figure.savefig(path, dpi=110)
     return path
@@ -61,23 +48,12 @@ def draw_servers(run_dir: Path, title: str) -> Path | None:
     told = [json.loads(path.read_text()) for path in sorted(run_dir.glob("server.*.json"))]
     if not told:
         return None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    axes: Any = figure.subplots(2, 2)
+    figure, axes = _panels(title)
     series = points(run_dir)
     for axis, wanted in zip(axes.flat, ("pushes_per_s", "mb_per_s", "rows"), strict=False):
-        for name, (steps, values) in sorted(series.items()):
-            if name.startswith("server") and name.endswith(f"/{wanted}"):
-                axis.plot(steps, values, label=name)
-        axis.set_xlabel("update of the first worker")
-        axis.set_ylabel(wanted.replace("_per_s", " per second").replace("mb", "MB").replace("_", " "))
-        axis.grid(alpha=0.3)
-        if axis.lines:
-            axis.legend()
+        named = {n: s for n, s in series.items() if n.startswith("server") and n.endswith(f"/{wanted}")}
+        label = wanted.replace("_per_s", " per second").replace("mb", "MB").replace("_", " ")
+        _lines(axis, named, "update of the first worker", label)
     for server in told:
         counts = {int(k): v for k, v in server["staleness"].items()}
         axes.flat[3].bar(list(counts), list(counts.values()), alpha=0.6, label=f"server {server['server']}")
@@ -87,3 +63,25 @@ def draw_servers(run_dir: Path, title: str) -> Path | None:
     path = run_dir / "servers.png"
     figure.savefig(path, dpi=110)
     return path
+
+
+def _panels(title: str) -> tuple[Any, Any]:
+    """A figure and its (2, 2) axes, without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    return figure, figure.subplots(2, 2)
+
+
+def _lines(axis: Any, series: dict[str, tuple[list[int], list[float]]], x: str, y: str) -> None:
+    """Named curves in one panel, validation's with points."""
+    for name, (steps, values) in sorted(series.items()):
+        axis.plot(steps, values, label=name, marker="o" if name.startswith("val/") else None, markersize=4)
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.grid(alpha=0.3)
+    if axis.lines:
+        axis.legend()

@@ -216,6 +216,21 @@ def _train(worker: Bare, totals: Sum, sign: float) -> None:
         worker.die()
 
 
+def check_training(worker: Bare) -> None:
+    """A worker's pushes still count once each."""
+    total = Sum(0, 1, 50)
+    push_all(worker, total, -1.0)
+    vectors, _ = worker.look(Sum.IDS)
+    np.testing.assert_array_equal(vectors[0], total.dense)
+
+
+def greet(peer: Any) -> None:
+    """Say HELLO as worker 1 and get nothing."""
+    peer.send_multipart(pack(Message(Verb.HELLO, 1, sequence=5)))
+    assert not peer.poll(1000)
+    peer.close()
+
+
 def stranger(context: zmq.Context[Any], endpoint: str, cluster: Cluster, how: str) -> Any:
     """A peer that has not the key it ought to have."""
     other_run = bytes(32)
@@ -251,13 +266,8 @@ def test_strangers_get_nothing_while_workers_train(how: str) -> None:
             assert len(greeting) <= 64  # ZeroMQ says which protocol it speaks, and no more
         else:
             peer = stranger(context, server.socket.endpoint, cluster, how)
-            peer.send_multipart(pack(Message(Verb.HELLO, 1, sequence=5)))
-            assert not peer.poll(1000)
-            peer.close()
-        total = Sum(0, 1, 50)
-        push_all(worker, total, -1.0)
-        vectors, _ = worker.look(Sum.IDS)
-        np.testing.assert_array_equal(vectors[0], total.dense)
+            greet(peer)
+        check_training(worker)
         assert set(handled) == {0}
         assert (server.socket.turned_away > 0) == (how.startswith("key"))
         assert not server.members.all[1].lives
@@ -275,13 +285,8 @@ def test_strangers_at_a_unix_socket_get_nothing(tmp_path: Path, who: bytes) -> N
         if who:
             peer.plain_username, peer.plain_password = who, password(bytes(32), "worker 0")
         peer.connect(server.socket.endpoint)
-        peer.send_multipart(pack(Message(Verb.HELLO, 1, sequence=5)))
-        assert not peer.poll(1000)
-        peer.close()
-        total = Sum(0, 1, 50)
-        push_all(worker, total, -1.0)
-        vectors, _ = worker.look(Sum.IDS)
-        np.testing.assert_array_equal(vectors[0], total.dense)
+        greet(peer)
+        check_training(worker)
         assert (server.socket.turned_away > 0) == bool(who)
         assert not server.members.all[1].lives
         worker.die()
@@ -307,10 +312,7 @@ def test_frame_above_the_limit_costs_its_sender_the_connection_and_nobody_else()
         peer.send(pack(Message(Verb.HELLO, 1, sequence=5, records=[Record(Kind.SCALES, big)])))
         assert not peer.socket.poll(1500)
         peer.close(0)
-        total = Sum(0, 1, 50)
-        push_all(worker, total, -1.0)
-        vectors, _ = worker.look(Sum.IDS)
-        np.testing.assert_array_equal(vectors[0], total.dense)
+        check_training(worker)
         assert not server.members.all[1].lives
         del big
         assert psutil.Process().memory_info().rss - before < MOST_GROWTH

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,14 +11,13 @@ from typing import IO, Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch.utils.data import Dataset
 
 from trainer.data.criteo_files import Part, Tally, blocks_of, rows_of
 from trainer.data.criteo_parse import DENSE, SLOTS, Parsed
+from trainer.data.once import known, made_once
 
 VERSION = 1
-MARKER = "complete.json"
 WHOLE = 1 << 40
 
 
@@ -54,10 +50,7 @@ class Conversion:
 
     def done(self) -> dict[str, Any] | None:
         """What is known of the arrays (rows of each part, bad lines); None when they are not there."""
-        try:
-            return json.loads((self.folder() / MARKER).read_text())  # type: ignore[no-any-return]
-        except (OSError, ValueError):
-            return None
+        return known(self.folder())
 
     def convert(self, most_bad: float, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
         """Write the arrays unless they are there. Several processes may ask at once; one of them does it.
@@ -69,20 +62,9 @@ class Conversion:
         Raises:
             UserError: too many lines are malformed, or a file is broken; nothing is left then.
         """
-        target = self.folder()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.with_name(f"{target.name}.lock")):
-            if (known := self.done()) is None:
-                for leftover in [*target.parent.glob(f"{target.name}.part-*"), target]:
-                    shutil.rmtree(leftover, ignore_errors=True)
-                part = target.with_name(f"{target.name}.part-{os.getpid()}-{secrets.token_hex(4)}")
-                try:
-                    known = self._write(part, most_bad, on_progress)
-                    os.replace(part, target)
-                finally:
-                    shutil.rmtree(part, ignore_errors=True)
-        Tally(sum(known["rows"].values()), known["bad"], known["named"]).check(most_bad)
-        return known
+        found = made_once(self.folder(), lambda part: self._write(part, most_bad, on_progress))
+        Tally(sum(found["rows"].values()), found["bad"], found["named"]).check(most_bad)
+        return found
 
     def _write(self, folder: Path, most_bad: float, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
         """One pass over each list of files, all parts of it written side by side."""
@@ -102,9 +84,7 @@ class Conversion:
         on_progress(max(1, total >> 20), max(1, total >> 20))
         rows = {name: writer.close() for name, writer in writers.items()}
         tally.check(most_bad)
-        known = {"rows": rows, "bad": tally.bad, "named": tally.named}
-        (folder / MARKER).write_text(json.dumps(known))
-        return known
+        return {"rows": rows, "bad": tally.bad, "named": tally.named}
 
 
 def id_type(hash_size: int | None) -> type[np.integer[Any]]:

@@ -12,8 +12,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from trainer.data.criteo_parse import Parsed, mixed, parse
+from trainer.data.criteo_parse import Parsed, parse
 from trainer.errors import UserError
+from trainer.hashing import mixed
 
 PIECE = 1 << 20
 LONGEST_LINE = 16 << 20

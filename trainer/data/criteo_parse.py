@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trainer.hashing import mixed
+
 DENSE, SLOTS = 13, 26
 FIELDS = 1 + DENSE + SLOTS
 LEAST = np.array([0, -3, *[0] * 11], dtype=np.float64)
@@ -117,14 +119,6 @@ def _up_to_eight(words: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np
     words = (words * np.uint64(100) + (words >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
     words = (words * np.uint64(10000) + (words >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
     return words.astype(np.float64), right
-
-
-def mixed(values: np.ndarray) -> np.ndarray:
-    """splitmix64's finalizer over uint64 (Steele, Lea & Flood, 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    last: np.ndarray = values ^ (values >> np.uint64(31))
-    return last
 
 
 KEEP = np.array([(1 << (8 * n)) - 1 for n in range(WORD)] + [(1 << 64) - 1], dtype=np.uint64)

@@ -7,7 +7,8 @@ from typing import IO
 
 import numpy as np
 
-from trainer.data.criteo_parse import DENSE, LEAST, SLOTS, SPAN, mixed
+from trainer.data.criteo_parse import DENSE, LEAST, SLOTS, SPAN
+from trainer.hashing import mixed
 
 ZIPF = 1.3
 SMALLEST, LARGEST = 4, 250

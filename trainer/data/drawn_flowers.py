@@ -7,9 +7,7 @@ is whole or absent: it is drawn into a folder beside its place, a marker is writ
 import contextlib
 import json
 import os
-import secrets
 import selectors
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,10 +16,10 @@ from filelock import FileLock
 
 from trainer.data.flower_species import CLASSES, VERSION, species
 from trainer.data.flower_worker import SPLITS, Job
+from trainer.data.once import MARKER, beside
 
 __all__ = ["CLASSES", "VERSION", "cache_root", "class_names", "draw", "folder", "is_drawn"]
 
-_MARKER = "complete.json"
 _MOST_PROCESSES = 16
 _WORTH_A_PROCESS = 24  # pictures; below that, starting an interpreter costs more than it saves
 
@@ -43,7 +41,7 @@ def folder(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = C
 
 def is_drawn(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> bool:
     """Whether the whole set is there. Reads one small file; a set from which pictures were deleted still counts."""
-    return (folder(seed, per_class, size, classes) / _MARKER).is_file()
+    return (folder(seed, per_class, size, classes) / MARKER).is_file()
 
 
 def class_names() -> list[str]:
@@ -119,24 +117,17 @@ def _draw_in_place(
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
     """With the lock held: removes what a killed process left, draws beside the target, and renames."""
-    for leftover in [*target.parent.glob(f"{target.name}.part-*"), target]:
-        if leftover.exists():
-            shutil.rmtree(leftover)
-    part = target.parent / f"{target.name}.part-{os.getpid()}-{secrets.token_hex(4)}"
     total = len(SPLITS) * classes * per_class
     workers = min(processes, total) if processes else _default_processes(total)
-    jobs = [Job(str(part), seed, per_class, size, classes, n, workers, parent=os.getpid()) for n in range(workers)]
-    try:
+    with beside(target) as part:
+        jobs = [Job(str(part), seed, per_class, size, classes, n, workers, parent=os.getpid()) for n in range(workers)]
         for split in SPLITS:
             for label in range(classes):
                 (part / split / f"{label:03d}").mkdir(parents=True)
         _run(jobs, total, on_progress)
         marker = {"version": VERSION, "seed": seed, "per_class": per_class, "size": size, "classes": classes}
-        with _naming(part / _MARKER):
-            (part / _MARKER).write_text(json.dumps(marker) + "\n")
-        os.replace(part, target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        with _naming(part / MARKER):
+            (part / MARKER).write_text(json.dumps(marker) + "\n")
 
 
 def _default_processes(total: int) -> int:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import json
-import os
-import secrets
-import shutil
 from pathlib import Path
 from typing import Any
 
 from trainer.data.base import Facts, Progress
 from trainer.data.criteo import Criteo
+from trainer.data.once import known, made_once
 
 VERSION = 1
-MARKER = "complete.json"
 CHUNK = 20_000
 FILES = 4
 
@@ -23,41 +19,23 @@ class SyntheticCriteo(Criteo):
     """Rows with a planted truth in the user's cache: three text files and a .gz for training, one for validation."""
 
     def facts(self, global_batch_size: int) -> Facts:
-        known = self._drawn()
+        drawn = known(self._folder())
         return self._facts(
-            _name(known), self.config["train_rows"], self.config["val_rows"], known["auc"] if known else None
+            _name(drawn), self.config["train_rows"], self.config["val_rows"], drawn["auc"] if drawn else None
         )
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         """Draw the files unless they are there, then as for Criteo's own."""
-        from filelock import FileLock
-
-        folder = self._folder()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(f"{folder.name}.lock")):
-            known = self._drawn() or self._draw(folder, progress)
+        drawn = made_once(self._folder(), lambda part: self._write(part, progress))
         facts = super().prepare(facts, progress)
-        return self._facts(_name(known), facts.train_samples, facts.val_samples, known["auc"])
-
-    def _draw(self, folder: Path, progress: Progress) -> dict[str, Any]:
-        """Write the files beside their place, the marker last, and rename."""
-        for leftover in [*folder.parent.glob(f"{folder.name}.part-*"), folder]:
-            shutil.rmtree(leftover, ignore_errors=True)
-        part = folder.with_name(f"{folder.name}.part-{os.getpid()}-{secrets.token_hex(4)}")
-        try:
-            (part / "train").mkdir(parents=True)
-            known = self._write(part, progress)
-            (part / MARKER).write_text(json.dumps(known))
-            os.replace(part, folder)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-        return known
+        return self._facts(_name(drawn), facts.train_samples, facts.val_samples, drawn["auc"])
 
     def _write(self, folder: Path, progress: Progress) -> dict[str, Any]:
         import numpy as np
 
         from trainer.data.criteo_teacher import Teacher, area_under_curve, write
 
+        (folder / "train").mkdir(parents=True)
         seed, total = self.config["draw_seed"], self.config["train_rows"] + self.config["val_rows"]
         teacher, done, drawn = Teacher(seed), 0, []
         names = [f"train/part-{n}.txt" + (".gz" if n == FILES - 1 else "") for n in range(FILES)]
@@ -81,12 +59,6 @@ class SyntheticCriteo(Criteo):
         name = f"v{VERSION}-seed{config['draw_seed']}-{config['train_rows']}-{config['val_rows']}"
         return self._place() / "synthetic-criteo" / name
 
-    def _drawn(self) -> dict[str, Any] | None:
-        try:
-            return json.loads((self._folder() / MARKER).read_text())  # type: ignore[no-any-return]
-        except (OSError, ValueError):
-            return None
-
     def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
         from trainer.data.criteo_files import Part, find
 
@@ -95,5 +67,5 @@ class SyntheticCriteo(Criteo):
         return files, {"train": Part(), "val": Part()}
 
 
-def _name(known: dict[str, Any] | None) -> str:
-    return "synthetic Criteo rows" + (f" (teacher AUC {known['auc']:.4f})" if known else "")
+def _name(drawn: dict[str, Any] | None) -> str:
+    return "synthetic Criteo rows" + (f" (teacher AUC {drawn['auc']:.4f})" if drawn else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+
+from trainer.hashing import hash_of, mixed
 
 INITS = ("uniform", "normal", "zeros")
 CHUNK = 1 << 18
@@ -29,17 +30,7 @@ class RowInit:
 
 def table_key(seed: int, table: str) -> np.uint64:
     """64 bits that stand for a table of a run, the same in every process and on every machine."""
-    digest = hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest()
-    return np.uint64(int.from_bytes(digest, "little"))
-
-
-def mixed(values: np.ndarray) -> np.ndarray:
-    """splitmix64's finalizer over uint64 (Steele, Lea & Flood, 2014): every bit of the input moves every bit out."""
-    values = values ^ (values >> np.uint64(30))
-    values = values * np.uint64(0xBF58476D1CE4E5B9)
-    values = values ^ (values >> np.uint64(27))
-    values = values * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    return np.uint64(hash_of(f"{seed}/{table}"))
 
 
 def uniforms(key: np.uint64, ids: np.ndarray, columns: int) -> np.ndarray:

@@ -138,15 +138,20 @@ class PserverSync(Pserver):
         return bool(self.config["on_lost_worker"] == "continue")
 
 
-class PserverAsync(Pserver):
-    """A server applies each push when it comes; nobody waits for anybody."""
+class OutOfStep(Pserver):
+    """What the modes share whose workers go at their own pace."""
 
-    worker = "trainer.strategies.pserver.asynchronous:PserverAsync"
-    mode = "async"
     lockstep = False
     same_everywhere = False
     leases = True
     survives = True  # type: ignore[assignment]
+
+
+class PserverAsync(OutOfStep):
+    """A server applies each push when it comes; nobody waits for anybody."""
+
+    worker = "trainer.strategies.pserver.asynchronous:PserverAsync"
+    mode = "async"
 
     def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
@@ -164,15 +169,11 @@ class PserverSsp(PserverAsync):
     mode = "ssp"
 
 
-class PserverGeo(Pserver):
+class PserverGeo(OutOfStep):
     """Workers train replicas and exchange differences every ``k_steps``."""
 
     worker = "trainer.strategies.pserver.geo:PserverGeo"
     mode = "geo"
-    lockstep = False
-    same_everywhere = False
-    leases = True
-    survives = True  # type: ignore[assignment]
 
 
 AUTO = "trainer.strategies.declared.auto"

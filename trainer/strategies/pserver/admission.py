@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from trainer.models.rows import mixed
+from trainer.hashing import mixed
 from trainer.strategies.pserver.index import HashIndex
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -13,7 +13,7 @@ from trainer.strategies.pserver.client import Request
 from trainer.strategies.pserver.placing import summed
 from trainer.strategies.pserver.server import RESTS, WAKES
 from trainer.strategies.pserver.wire import Kind, Message, Record, Verb
-from trainer.strategies.pserver.worker import Fetched, PserverWorker
+from trainer.strategies.pserver.worker import PserverWorker
 
 Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
 
@@ -34,21 +34,12 @@ class PserverAsync(PserverWorker):
         self.merged_samples = 0.0
         self.pushes: list[Request] = []
         self.since_pull = 0
-        self.coming: Any = None
-        self.fetched: tuple[dict[int, Any], Fetched] | None = None
         self.begun = False
-
-    def expect(self, batch: Any) -> None:
-        self.coming = self.ids_ahead(batch.inputs)
 
     def prepare(self, batch: Any) -> None:
         self.note(batch)
         self.begin()
-        if self.fetched is not None:
-            ahead, fetched = self.fetched
-            self.fetched = None
-            self.keep_rows(ahead, self.receive(fetched))
-        elif self.due():
+        if not self.take_fetched() and self.due():
             self.receive(self.fetch({}, dense=True, clock=self.clock))
             self.since_pull = 0
         if self.early:
@@ -57,7 +48,7 @@ class PserverAsync(PserverWorker):
     def begin(self) -> None:
         """All workers begin their first step together, if that is asked for."""
         if not self.begun and self.config["launch_barrier"]:
-            self.total(torch.zeros(1, dtype=torch.float64))
+            self.meet()
         self.begun = True
 
     def leases(self, epoch: int, blocks: int) -> Iterator[Lease | None]:
@@ -138,8 +129,7 @@ class PserverAsync(PserverWorker):
         self.client.until(room)
         rows = {n: parts[0] if len(parts) == 1 else summed(parts) for n, parts in self.merged_rows.items()}
         work, finished = self.work_record()
-        extra = {s: work for s in self.client.servers}
-        messages = self.push_messages(self.merged_dense, rows, self.merged_samples, self.clock_after, extra)
+        messages = self.push_messages(self.merged_dense, rows, self.merged_samples, self.clock_after, work)
         left = len(messages)
 
         def acknowledged(_: Message) -> None:
@@ -161,13 +151,6 @@ class PserverAsync(PserverWorker):
         self.send()
         self.client.wait(self.pushes)
         self.pushes = []
-
-    def forget_ahead(self) -> None:
-        super().forget_ahead()
-        self.coming = None
-        if self.fetched is not None:
-            self.client.wait(self.fetched[1].requests)
-            self.fetched = None
 
     def take_all(self) -> None:
         super().take_all()

@@ -16,8 +16,8 @@ from trainer.strategies.pserver.kernels import kernel
 from trainer.strategies.pserver.placing import RemoteTable, unique
 from trainer.strategies.pserver.replica import Replica
 from trainer.strategies.pserver.server import HOLDS
-from trainer.strategies.pserver.wire import Kind, Record
-from trainer.strategies.pserver.worker import Fetched, PserverWorker
+from trainer.strategies.pserver.wire import Kind
+from trainer.strategies.pserver.worker import PserverWorker
 
 
 @dataclass
@@ -47,8 +47,7 @@ class PserverGeo(PserverWorker):
         self.exchange: Exchange | None = None
         self.cursors = [0] * self.seat.servers
         self.since = 0
-        self.fetched: tuple[dict[int, Any], dict[int, np.ndarray], Fetched] | None = None
-        self.coming: Any = None
+        self.missing: dict[int, np.ndarray] = {}
         self.base: list[torch.Tensor] = []
 
     def make_updater(self, make_updater: MakeUpdater) -> None:
@@ -73,9 +72,6 @@ class PserverGeo(PserverWorker):
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
-    def expect(self, batch: Any) -> None:
-        self.coming = self.ids_ahead(batch.inputs)
-
     def prepare(self, batch: Any) -> None:
         self.note(batch)
         if self.fetched is not None:
@@ -84,19 +80,18 @@ class PserverGeo(PserverWorker):
             self.keep_rows(ahead, {n: self.replicas[n].look_up(once) for n, (_, once, _) in ahead.items()})
         if self.coming:
             missing = {n: self.replicas[n].missing(once) for n, (_, once, _) in self.coming.items()}
-            missing = {n: ids for n, ids in missing.items() if len(ids)}
-            self.fetched = self.coming, missing, self.fetch(missing, dense=False, clock=0)
+            self.missing = {n: ids for n, ids in missing.items() if len(ids)}
+            self.fetched = self.coming, self.fetch(self.missing, dense=False, clock=0)
         self.coming = None
 
     def take_in(self) -> None:
         """Insert the rows that were asked for. Before news of others are folded in: these may be newer than the rows."""
         if self.fetched is None:
             return
-        ahead, missing, fetched = self.fetched
-        rows = self.receive(fetched)
+        missing, self.missing = self.missing, {}
+        rows = self.receive(self.fetched[1])
         for number, ids in missing.items():
             self.insert(number, ids, rows[number])
-        self.fetched = ahead, {}, fetched
 
     def insert(self, number: int, ids: np.ndarray, values: torch.Tensor) -> None:
         """Rows that are new here; a row that came in between stays as it is."""
@@ -155,13 +150,8 @@ class PserverGeo(PserverWorker):
         shares = [m * share for m in moved]
         rows = {n: replica.differences(share) for n, replica in self.replicas.items()}
         work, finished = self.work_record()
-        cursors = {
-            s: [Record(Kind.NUMBERS, np.array([float(self.cursors[s]), 0.0, float(self.age())])), *work]
-            for s in self.client.servers
-        }
-        messages = self.push_messages(shares, {n: r[:2] for n, r in rows.items()}, 0.0, self.steps, cursors, "full")
-        for message in messages:
-            message.records.pop(0)  # the cursor stands in for the numbers that gradients have
+        pushed = {n: r[:2] for n, r in rows.items()}
+        messages = self.push_messages(shares, pushed, 0.0, self.steps, work, "full", self.cursors)
         self.exchange = Exchange(self.client.push(messages), moved, shares, rows, finished)
 
     def fold(self, settle: bool = False) -> None:
@@ -209,7 +199,7 @@ class PserverGeo(PserverWorker):
         self.finish_exchange()
         self.begin_exchange()
         self.finish_exchange(settle=True)
-        self.total(torch.zeros(1, dtype=torch.float64))
+        self.meet()
         self.begin_exchange()
         self.finish_exchange(settle=True)
         self._agree_on_buffers()
@@ -219,13 +209,6 @@ class PserverGeo(PserverWorker):
         return self.updater.lr
 
     # --- state -----------------------------------------------------------------------------------------------------
-
-    def forget_ahead(self) -> None:
-        super().forget_ahead()
-        self.coming = None
-        if self.fetched is not None:
-            self.client.wait(self.fetched[2].requests)
-            self.fetched = None
 
     def state(self) -> dict[str, Any]:
         state = super().state()

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from trainer.models.rows import mixed
+from trainer.hashing import mixed
 
 EMPTY = -1  # never used: a search ends here
 GONE = -2  # held an id that was removed: a search passes, a new id may move in

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from trainer.models.rows import mixed
+from trainer.hashing import hash_of, mixed
 
 BUCKETS = 1024  # a power of two; rows move between servers by whole buckets when the number of servers changes
 BUCKET_BITS = 10
@@ -56,7 +55,7 @@ def place(
         if slice_above is not None and size > slice_above:
             pieces += _slices(name, size, servers)
         elif split_method == "hash_name":
-            pieces.append(Piece(name, 0, size, _hash(name) % servers))
+            pieces.append(Piece(name, 0, size, hash_of(name) % servers))
         else:
             pieces.append(Piece(name, 0, size, turn % servers))
             turn += 1
@@ -69,14 +68,9 @@ def _slices(name: str, size: int, servers: int) -> list[Piece]:
     return [Piece(name, cuts[n], cuts[n + 1], n) for n in range(servers) if cuts[n] < cuts[n + 1]]
 
 
-def _hash(name: str) -> int:
-    """64 bits of a name; Python's own ``hash`` of a string is another one in each process."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-
-
 def bucket_key(table: str) -> np.uint64:
     """What decides the buckets of a table's rows: its name alone, whatever the seed of a run."""
-    return np.uint64(_hash(table))
+    return np.uint64(hash_of(table))
 
 
 def buckets_of(table_key: np.uint64, ids: np.ndarray) -> np.ndarray:

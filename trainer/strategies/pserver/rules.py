@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from trainer.strategies.pserver.members import Members
+from trainer.strategies.pserver.placing import summed
 from trainer.strategies.pserver.shard import Rows, Shard
 
 NEVER = 1 << 62
@@ -103,7 +104,7 @@ class Sync(Rule):
         dense = None
         if pushes[0].dense is not None:
             dense = torch.stack([p.dense for p in pushes if p.dense is not None]).sum(0).div_(samples)
-        rows = {n: _summed([p.rows[n] for p in pushes if n in p.rows], samples) for n in self.shard.tables}
+        rows = {n: _mean([p.rows[n] for p in pushes if n in p.rows], samples) for n in self.shard.tables}
         self.combined = dense, rows
         if self.clip is None:
             self._apply(1.0)
@@ -136,14 +137,12 @@ class Sync(Rule):
         return [rank for rank in self.members.present() if rank not in self.waiting]
 
 
-def _summed(parts: list[tuple[np.ndarray, torch.Tensor]], samples: float) -> tuple[np.ndarray, torch.Tensor]:
-    """Rows of several workers: the gradients of equal ids added up, in the order of the workers."""
+def _mean(parts: list[tuple[np.ndarray, torch.Tensor]], samples: float) -> tuple[np.ndarray, torch.Tensor]:
+    """Rows of several workers: the gradients of equal ids added up in the order of the workers, per sample."""
     if not parts:
         return np.empty(0, dtype=np.int64), torch.empty(0)
-    ids, positions = np.unique(np.concatenate([i for i, _ in parts]), return_inverse=True)
-    gradients = torch.cat([g for _, g in parts])
-    summed = gradients.new_zeros((len(ids), gradients.shape[1]))
-    return ids, summed.index_add_(0, torch.from_numpy(positions.reshape(-1)), gradients).div_(samples)
+    ids, gradients = summed(parts)
+    return ids, gradients.div_(samples)
 
 
 class Async(Rule):

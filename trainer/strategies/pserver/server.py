@@ -107,6 +107,8 @@ class Server:
         self.done_once: dict[int, tuple[int, int]] = {}
         self.shard: Shard | None = None
         self.rule: Rule | None = None
+        self.ready = False
+        self.parts: list[tuple[Any, Mapping[str, Any]]] = []
         self.waiting: list[Waiting] = []
         self.age = 0
         self.count = dict.fromkeys(("pushes", "pulls", "duplicates", "fenced"), 0)
@@ -302,8 +304,6 @@ class Server:
             self._load([(part, part.meta) for part in snapshot.read(Path(folder), verify=False).parts], same_run=False)
         else:
             self.shard.vector.data.copy_(decode(array, message.first(Kind.SCALES), self.shard.dtype))
-
-    ready = False
 
     def _open(self, layout: Layout) -> None:
         mode = locate(self.strategy["_target_"]).mode
@@ -525,8 +525,6 @@ class Server:
             self._load(self.parts, same_run=True)
             self.parts = []
         return Message(Verb.DONE, clock=self._version())
-
-    parts: list[tuple[Any, Mapping[str, Any]]] = []
 
     def _load(self, parts: list[tuple[Any, Mapping[str, Any]]], same_run: bool) -> None:
         """Everything, or nothing where a part does not fit. Workers of another run count their pushes from 1 again."""

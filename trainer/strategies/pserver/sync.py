@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from trainer.strategies.pserver.wire import Kind, Message, Record, Verb
-from trainer.strategies.pserver.worker import Fetched, PserverWorker
+from trainer.strategies.pserver.worker import PserverWorker
 
 
 class PserverSync(PserverWorker):
@@ -15,8 +15,6 @@ class PserverSync(PserverWorker):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.coming: Any = None
-        self.fetched: tuple[dict[int, Any], Fetched] | None = None
         self.stale = False
 
     @property
@@ -25,16 +23,9 @@ class PserverSync(PserverWorker):
 
     base = 0
 
-    def expect(self, batch: Any) -> None:
-        self.coming = self.ids_ahead(batch.inputs)
-
     def prepare(self, batch: Any) -> None:
         self.note(batch)
-        if self.fetched is not None:
-            ahead, fetched = self.fetched
-            self.fetched = None
-            self.keep_rows(ahead, self.receive(fetched))
-        elif self.stale:
+        if not self.take_fetched() and self.stale:
             self.take_current()
         self.stale = False
 
@@ -55,8 +46,7 @@ class PserverSync(PserverWorker):
         dense = [self.dense.gradients(s, samples) for s in self.client.servers]
         work, _ = self.work_record()
         clock = self.clock + 1
-        extra = {s: work for s in self.client.servers}
-        pushes = self.client.push(self.push_messages(dense, rows, samples, clock, extra))
+        pushes = self.client.push(self.push_messages(dense, rows, samples, clock, work))
         if self.config["clip_norm"] is not None:
             square = sum(float(a.need(Kind.NUMBERS)[0]) for a in self.client.wait(pushes))
             norm = Record(Kind.NUMBERS, np.array([square**0.5]))
@@ -74,11 +64,8 @@ class PserverSync(PserverWorker):
         self.client.wait([r for r in self.client.under_way.values() if r.message.verb in (Verb.PUSH, Verb.COMMIT)])
 
     def forget_ahead(self) -> None:
+        self.stale = self.stale or self.fetched is not None
         super().forget_ahead()
-        self.coming = None
-        if self.fetched is not None:
-            self.client.wait(self.fetched[1].requests)
-            self.fetched, self.stale = None, True
 
     def restore(self, state: dict[str, Any]) -> None:
         self.base = 0

@@ -28,6 +28,10 @@ LEASE_LOOK_S = 0.02
 GAUGES_EVERY_S = 2.0
 
 
+Ahead = dict[int, tuple[torch.Tensor, np.ndarray, torch.Tensor]]
+"""Of a batch that comes: by table, its ids, once each, and their positions."""
+
+
 class Fetched:
     """A pull of parameters under way: requests to all servers, and for each table the unique ids asked for."""
 
@@ -53,6 +57,8 @@ class PserverWorker(Strategy):
         self.remote: list[RemoteTable] = []
         self.paths: dict[int, str | None] = {}
         self.inputs: Any = None
+        self.coming: Ahead | None = None
+        self.fetched: tuple[Ahead, Fetched] | None = None
         self.ready_rows: dict[tuple[int, int], tuple[torch.Tensor, np.ndarray, torch.Tensor, torch.Tensor]] = {}
         self.steps = 0
         self.basis = 0
@@ -192,7 +198,10 @@ class PserverWorker(Strategy):
         if self.paths[table.number] is None:
             print(f"table {table.name}: its ids are computed inside the model, so its rows cannot be fetched ahead", flush=True)  # fmt: skip
 
-    def ids_ahead(self, inputs: Any) -> dict[int, tuple[torch.Tensor, np.ndarray, torch.Tensor]]:
+    def expect(self, batch: Any) -> None:
+        self.coming = self.ids_ahead(batch.inputs)
+
+    def ids_ahead(self, inputs: Any) -> Ahead:
         """Of a batch that comes: by table, its ids, once each, and their positions; where they can be known."""
         found = {}
         for table in self.remote:
@@ -202,7 +211,15 @@ class PserverWorker(Strategy):
                 found[table.number] = (ids, *unique(ids))
         return found
 
-    def keep_rows(self, ahead: Mapping[int, tuple[torch.Tensor, np.ndarray, torch.Tensor]], rows: Mapping[int, torch.Tensor]) -> None:  # fmt: skip
+    def take_fetched(self) -> bool:
+        """Wait for what was fetched ahead, if anything was; returns whether."""
+        if self.fetched is None:
+            return False
+        (ahead, fetched), self.fetched = self.fetched, None
+        self.keep_rows(ahead, self.receive(fetched))
+        return True
+
+    def keep_rows(self, ahead: Ahead, rows: Mapping[int, torch.Tensor]) -> None:
         """Rows that were fetched ahead, for the forward that comes."""
         self.ready_rows = {(n, id(ids)): (ids, once, places, rows[n]) for n, (ids, once, places) in ahead.items()}
 
@@ -304,15 +321,19 @@ class PserverWorker(Strategy):
 
     def push_messages(
         self, dense: list[torch.Tensor] | None, rows: Mapping[int, tuple[np.ndarray, torch.Tensor]],
-        samples: float, clock: int, extra: Mapping[int, list[Record]] | None = None, form: str | None = None,
+        samples: float, clock: int, work: list[Record], form: str | None = None, bases: list[int] | None = None,
     ) -> list[Message]:  # fmt: skip
-        """A push's message for each server."""
+        """A push's message for each server.
+
+        Args:
+            bases: per server, the version that the worker has; None: that of the parameters that it computed with.
+        """
         form = self.config["wire"] if form is None else form
-        numbers = Record(Kind.NUMBERS, np.array([self.basis, samples, self.age()], dtype=np.float64))
         places = {n: self.remote[n - 1].split(ids) for n, (ids, _) in rows.items()}
         messages = []
         for server in self.client.servers:
-            records = [numbers, *(extra or {}).get(server, [])]
+            basis = self.basis if bases is None else bases[server]
+            records = [Record(Kind.NUMBERS, np.array([basis, samples, self.age()], dtype=np.float64)), *work]
             if dense is not None and len(dense[server]):
                 feedback = self.feedback[server]
                 records += feedback.encode(dense[server], Kind.DENSE, 0) if form == "int8" else encode(dense[server], Kind.DENSE, 0, form)  # fmt: skip
@@ -347,13 +368,17 @@ class PserverWorker(Strategy):
         self.present = answer.need(Kind.IDS).tolist()
         return torch.from_numpy(answer.need(Kind.NUMBERS).copy()).to(values.device).view(values.shape)
 
+    def meet(self) -> None:
+        """Wait for all present workers."""
+        self.total(torch.zeros(1, dtype=torch.float64))
+
     def members(self) -> tuple[int, int]:
         return self.present.index(self.seat.rank), len(self.present)
 
     def settle(self) -> None:
         self.finish_pushes()
         self.rest()
-        self.total(torch.zeros(1, dtype=torch.float64))
+        self.meet()
         self.wake(anew=True)
         if (age := self.config["evict_after"]) is not None and self.members()[0] == 0:
             self.client.wait([self.client.ask(s, Message(Verb.SHRINK, records=[text({"age": age})])) for s in self.client.servers])  # fmt: skip
@@ -405,11 +430,11 @@ class PserverWorker(Strategy):
     def restore(self, state: dict[str, Any]) -> None:
         self.finish_pushes()
         self.forget_ahead()
-        self.total(torch.zeros(1, dtype=torch.float64))
+        self.meet()
         if self.members()[0] == 0:
             for server in self.client.servers:
                 self._restore_server(server, state["servers"])
-        self.total(torch.zeros(1, dtype=torch.float64))
+        self.meet()
         self.client.hello()
         self.steps = state["steps"]
         own = dict(self.model.named_buffers())
@@ -430,7 +455,10 @@ class PserverWorker(Strategy):
 
     def forget_ahead(self) -> None:
         """Drop what was fetched ahead."""
-        self.ready_rows = {}
+        self.ready_rows, self.coming = {}, None
+        if self.fetched is not None:
+            self.client.wait(self.fetched[1].requests)
+            self.fetched = None
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -457,14 +485,14 @@ class PserverWorker(Strategy):
         """Persistables: every server writes its part, the first worker completes them."""
         if not self.config["persistables"]:
             return
-        self.total(torch.zeros(1, dtype=torch.float64))
+        self.meet()
         if self.members()[0] == 0:
             target = snapshot.begin(folder / "persistables")
             body = text({"folder": str(target)})
             self.client.wait([self.client.ask(s, Message(Verb.SAVE, records=[body])) for s in self.client.servers], patience_s=3600)  # fmt: skip
             snapshot.complete(target, self.seat.servers)
             print(f"persistables of {self.seat.servers} server(s): {folder / 'persistables'}", flush=True)
-        self.total(torch.zeros(1, dtype=torch.float64))
+        self.meet()
 
     # --- the log, and the end --------------------------------------------------------------------------------------
 
