@@ -23,6 +23,7 @@ from trainer.data.work import MapWork, StreamWork
 from trainer.loop import Rhythm, Training, fit
 from trainer.metrics import Classification, Task
 from trainer.models.rows import materialise, tables
+from trainer.models.strided_bf16 import write_all_gradients
 from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
 from trainer.optim.updater import Updater
 from trainer.report import Report
@@ -173,6 +174,8 @@ def build_model(config: dict[str, Any], plan: dict[str, Any], device: torch.devi
     model = model.to(device, torch.float64 if plan["chosen"]["precision"] == "fp64" else None)
     if not plan.get("tables_at_servers"):
         materialise(model, config["seed"], device)
+    if plan["chosen"]["precision"] == "bf16" and device.type == "cpu":
+        write_all_gradients(model)
     return model.to(memory_format=torch.channels_last) if plan["chosen"]["channels_last"] else model
 
 
