@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.pictures import needs
 from trainer import job, machine, service
 from trainer.auto import Machine, ModelFacts, choose
 from trainer.compose import compose, hydra_app
@@ -245,7 +246,7 @@ def test_plan_of_a_cluster_too_large_for_the_data_is_shown_and_says_so(tmp_path,
 
 @pytest.mark.parametrize("mode", ["sync", "async", "ssp", "geo"])
 @pytest.mark.parametrize("recipe", sorted(p.stem for p in (Path(__file__).parents[1] / "recipes" / "recipe").glob("*.yaml")))  # fmt: skip
-def test_every_recipe_can_run_on_servers(recipe: str, mode: str) -> None:
-    plan = planned(f"+recipe={recipe}", f"strategy=pserver_{mode}")
+def test_every_recipe_can_run_on_servers(recipe: str, mode: str, tmp_path: Path) -> None:
+    plan = planned(f"+recipe={recipe}", f"strategy=pserver_{mode}", *needs(recipe, tmp_path))
     assert plan.roles == {"worker": 2, "server": 1}
     assert plan.total_steps > 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.pictures import needs
 from trainer import checks, keys, machine, schema, service
 from trainer.compose import compose, folder, hydra_app
 from trainer.help import options
@@ -19,7 +20,8 @@ NO_UNIT = {
     "seed", "split_seed", "draw_seed", "node_rank", "master_port",  # numbers that name something
     "lr", "weight_decay", "momentum", "eps", "clip_norm", "init_scale", "initial_accumulator_value",  # in units of parameters and gradients, which have none
     "warmup_start", "gamma", "final",  # factors
-    "val_fraction", "min_scale", "flip", "max_bad_fraction",  # shares
+    "val_fraction", "min_scale", "min_ratio", "flip", "max_bad_fraction", "erasing", "mix_probability", "label_smoothing",  # shares
+    "randaugment_magnitude", "mixup", "cutmix",  # strengths
 }  # fmt: skip
 OPTIONS = [(group, name) for group in schema.GROUPS for name, _ in options(group)]
 RECIPES = [name for name, _ in options("recipe")]
@@ -64,8 +66,10 @@ def test_every_option_composes_and_brings_documented_keys_only(group: str, optio
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_composes_and_passes_the_checks(recipe: str, tmp_path: Path) -> None:
-    config = composed(f"+recipe={recipe}")
+def test_every_recipe_composes_and_passes_the_checks(
+    recipe: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    config = composed(f"+recipe={recipe}", *needs(recipe, tmp_path_factory.mktemp("data")))
     assert config["name"] == recipe, "experiment and folder are called as the recipe"
     assert dict(options("recipe"))[recipe], "its file begins with a comment of one line"
     if "download" in config["data"]:

@@ -78,6 +78,7 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
     config["data"]["batch_size"] = batch_size(config["data"], workers, merge, typed)
     source: DataSource = call_target(config["data"], "data", kind=DataSource)
     facts = source.facts(config["data"]["batch_size"] * workers * merge)
+    take_classes(config, facts)
     checked = Checked(config, declaration, source, facts, auto_strategy, workers, nproc, device, merge)
     check_data(checked)
     try:
@@ -270,9 +271,18 @@ def batch_size(data: dict[str, Any], workers: int, merge: int, typed: set[str]) 
     return int(share)
 
 
+def take_classes(config: dict[str, Any], facts: Facts) -> None:
+    """Where nobody says how many classes there are, the data do."""
+    for node in (config["data"], config["model"]):
+        if "num_classes" in node and node["num_classes"] is None:
+            node["num_classes"] = facts.classes
+
+
 def check_data(checked: Checked) -> None:
-    """The config's classes are the data's, and every worker gets a sample."""
+    """The config's classes are the data's, every worker gets a sample, and what is asked for can be done with them."""
     config, facts = checked.config, checked.facts
+    check_order(config, facts)
+    check_mixing(config)
     if config["data"]["num_classes"] != facts.classes:
         raise UserError(f"data.num_classes={config['data']['num_classes']}", f"{facts.source} has {facts.classes} classes", f"data.num_classes={facts.classes}")  # fmt: skip
     if facts.streams and not checked.declaration.leases:
@@ -283,6 +293,25 @@ def check_data(checked: Checked) -> None:
     workers = checked.workers
     if facts.train_samples < workers:
         raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", f"launch.nproc={max(1, facts.train_samples)}")  # fmt: skip
+
+
+def check_order(config: Mapping[str, Any], facts: Facts) -> None:
+    """Orders that use samples more than once shuffle them, and need to know which there are."""
+    order = config["sampler"]["order"]
+    if order == "each_once":
+        return
+    if not config["sampler"]["shuffle"]:
+        raise UserError("sampler.shuffle=false", f"sampler.order={order} draws the samples by lot", "sampler.shuffle=true")  # fmt: skip
+    if facts.streams or facts.kind == "random":
+        raise UserError(f"sampler.order={order}", f"{facts.source} have no samples to choose from by their class or number", "sampler.order=each_once")  # fmt: skip
+
+
+def check_mixing(config: Mapping[str, Any]) -> None:
+    """Mixed labels are shares of classes, which the loss must take."""
+    data, loss = config["data"], str(config["loss"]["_target_"])
+    for key in ("mixup", "cutmix"):
+        if data.get(key) and loss == schema.BinaryCrossEntropyLoss._target_:
+            raise UserError(f"data.{key}={data[key]}", "makes labels that are shares of classes, which loss=binary_cross_entropy does not take", "loss=cross_entropy")  # fmt: skip
 
 
 def check_batch_fits(checked: Checked) -> None:

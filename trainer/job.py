@@ -135,11 +135,13 @@ def execute(
 
 def prepare_data(ready: Ready) -> Plan:
     """Download or draw the data; the plan is made again when that changed what is known."""
+    from trainer.probe import before_start
     from trainer.progress import preparing
 
     checked = ready.checked
     with preparing() as show:
         facts = checked.source.prepare(checked.facts, show)
+    before_start("prepare", checked.config["model"])
     if facts == checked.facts:
         return ready.plan
     checked.facts = facts

@@ -93,9 +93,12 @@ class Meter:
         self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = []
 
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
-        """Remember a batch: its mean loss, outputs (N, C), labels (N,), and how many samples count."""
+        """Remember a batch: its mean loss, outputs (N, C), labels (N,) or shares of classes (N, C), of which the
+        greatest counts as the label, and how many samples count."""
         if samples:
-            self.seen.append((loss.detach(), outputs.detach(), labels, samples))
+            self.seen.append(
+                (loss.detach(), outputs.detach(), labels if labels.dim() == 1 else labels.argmax(1), samples)
+            )
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
         """(4,) float64: loss summed over samples, hits of acc1, hits of acc5, samples; and forget them."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainer.auto import ModelFacts
-from trainer.build import call_target
+from trainer.build import call_target, locate
 from trainer.data.base import Facts
 from trainer.errors import UserError
 from trainer.models.rows import tables
@@ -33,6 +33,7 @@ def probe(config: Mapping[str, Any], facts: Facts | None = None, declaration: De
             the data.
     """
     with _unnoticed():
+        before_start("check", config["model"])
         model = build(config)
         parameters = [p for p in model.parameters() if p.requires_grad]
         if not parameters:
@@ -51,6 +52,17 @@ def probe(config: Mapping[str, Any], facts: Facts | None = None, declaration: De
         parameters=sum(p.numel() for p in model.parameters()),
         convolutional=any(isinstance(m, nn.Conv2d) for m in model.modules()),
     )
+
+
+def before_start(what: str, node: Mapping[str, Any]) -> None:
+    """Call the target's own ``check`` (nothing is written) or ``prepare`` (once per host), where it has one.
+
+    Raises:
+        UserError: what it needs is not there.
+    """
+    step = getattr(locate(str(node["_target_"]), "model._target_"), what, None)
+    if callable(step) and not isinstance(step, type):
+        step(**{k: v for k, v in node.items() if k != "_target_"})
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:

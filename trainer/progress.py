@@ -72,6 +72,10 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "work", "leased in blocks; a lost worker's go to others" if plan.leased else "split beforehand"
     facts = plan.facts
     yield "data", f"{facts['source']}: {facts['train_samples']} training and {facts['val_samples']} validation samples of {_shape(facts['shape'])}, {facts['classes']} classes"  # fmt: skip
+    if facts["cache"]:
+        yield "cache", facts["cache"]
+    if facts["left_out"]:
+        yield "left out", f"{len(facts['left_out'])} broken images: {', '.join(list(facts['left_out'])[:3])}"
     yield "model", f"{plan.parameters:,} parameters"
     for key, value in plan.chosen.items():
         yield key, str(value).lower() + because(key)

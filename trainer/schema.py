@@ -47,7 +47,7 @@ class LeNetModel(ModelConfig):
     """model=lenet: two convolutions 5x5 and one linear layer."""
 
     _target_: str = key("trainer.models.lenet.LeNet", "class or function that returns a torch.nn.Module")
-    num_classes: int = key("${data.num_classes}", "outputs", "classes", ge=1)
+    num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
     in_channels: int = key(1, "channels of an image", "channels", ge=1)
     image_size: int = key(28, "height and width of an image, a multiple of 4", "pixels", ge=4)
 
@@ -57,7 +57,7 @@ class ResNet18Model(ModelConfig):
     """model=resnet18: ResNet-18 of torchvision."""
 
     _target_: str = key("torchvision.models.resnet18", "class or function that returns a torch.nn.Module")
-    num_classes: int = key("${data.num_classes}", "outputs", "classes", ge=1)
+    num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
     zero_init_residual: bool = key(False, "residual blocks start as identities")
 
 
@@ -69,12 +69,41 @@ class ResNet50Model(ResNet18Model):
 
 
 @dataclass
+class ConvnetModel(ModelConfig):
+    """model=convnet: three convolutions 3x3 and two linear layers, for images of 32 pixels."""
+
+    _target_: str = key("trainer.models.convnet.Convnet", "class or function that returns a torch.nn.Module")
+    num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
+
+
+@dataclass
+class FinetuneModel(ModelConfig):
+    """model=finetune: a model of torchvision with pretrained weights and a new head."""
+
+    _target_: str = key("trainer.models.finetune.finetuned", "class or function that returns a torch.nn.Module")
+    name: str = key("resnet50", "its name in torchvision.models")
+    weights: str = key("DEFAULT", "name of torchvision's weights, e.g. IMAGENET1K_V2, or a file of weights")
+    freeze: str = key("none", "parts that stay as they are: none, or all but the head", choices=("none", "backbone"))
+    num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
+
+
+@dataclass
+class TimmModel(ModelConfig):
+    """model=timm: any model of timm, which is installed as trainer[timm]."""
+
+    _target_: str = key("timm.create_model", "class or function that returns a torch.nn.Module")
+    model_name: str = key("???", "its name in timm, e.g. convnext_tiny")
+    pretrained: bool = key(False, "with timm's weights")
+    num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
+
+
+@dataclass
 class TorchvisionModel(ModelConfig):
     """model=torchvision: any of torchvision's classification models."""
 
     _target_: str = key("torchvision.models.get_model", "class or function that returns a torch.nn.Module")
     name: str = key("???", "its name in torchvision.models, e.g. mobilenet_v3_small")
-    num_classes: int = key("${data.num_classes}", "outputs", "classes", ge=1)
+    num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
 
 
 @dataclass
@@ -95,6 +124,20 @@ class LossConfig:
     """loss: what is minimised. Further keys are arguments of the constructor."""
 
     _target_: str = key("torch.nn.CrossEntropyLoss", "torch.nn.Module called with (outputs, labels), mean over samples")
+
+
+@dataclass
+class CrossEntropyLoss(LossConfig):
+    """loss=cross_entropy: for class numbers, or with mixup and cutmix, shares of classes."""
+
+    label_smoothing: float = key(0.0, "share of the label that is spread over all classes", ge=0, le=1)
+
+
+@dataclass
+class SquaredErrorLoss(LossConfig):
+    """loss=squared_error: mean over samples and classes of (output - 1 or 0)^2."""
+
+    _target_: str = key("trainer.models.squared_error.SquaredError", "torch.nn.Module called with (outputs, labels), mean over samples")  # fmt: skip
 
 
 @dataclass
@@ -195,7 +238,7 @@ class DataConfig:
     """data: what is learnt from, and in which portions."""
 
     _target_: str = key("???", "class, a trainer.data.base.DataSource")
-    num_classes: int = key("???", "number of classes", "classes", ge=1)
+    num_classes: Optional[int] = key(None, "number of classes (null: as many as the data have)", "classes", ge=1)
     batch_size: Optional[int] = key(None, "samples per worker and batch (null: from global_batch_size, else 32)", "samples", ge=1)  # fmt: skip
     global_batch_size: Optional[int] = key(None, "samples per update: batch_size * workers * gradient_merge.k_steps", "samples", ge=1)  # fmt: skip
     val_batch_size: Optional[int] = key(None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1)  # fmt: skip
@@ -204,6 +247,7 @@ class DataConfig:
     lease_batches: Optional[int] = key(None, "batches in a leased block (null: 8 blocks per worker and epoch, of at most 64)", "batches", ge=1)  # fmt: skip
     on_lost_worker: str = key("take_over", "leased work of a worker that died: others take it over, or it is dropped", choices=("take_over", "drop"))  # fmt: skip
     pin_memory: Any = key("auto", "page-locked batches for faster copies to a GPU", choices=AUTO)
+    read: str = key("each", "each worker reads its own samples, or the first reads all and scatters them", choices=("each", "scatter"))  # fmt: skip
 
 
 @dataclass
@@ -211,7 +255,7 @@ class DigitsData(DataConfig):
     """data=digits: the 1,797 handwritten digits that scikit-learn ships, (1, 8, 8)."""
 
     _target_: str = key("trainer.data.digits.Digits", "class, a trainer.data.base.DataSource")
-    num_classes: int = key(10, "number of classes", "classes", ge=1)
+    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1)
     val_fraction: float = key(0.2, "share held out for validation", gt=0, le=0.9)
     split_seed: int = key(0, "seed of the split", ge=0)
 
@@ -221,21 +265,46 @@ class RandomImagesData(DataConfig):
     """data=random_images: noise of (3, S, S) with random labels, for throughput."""
 
     _target_: str = key("trainer.data.random_images.RandomImages", "class, a trainer.data.base.DataSource")
-    num_classes: int = key(102, "number of classes", "classes", ge=1)
+    num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1)
     image_size: int = key(224, "height and width", "pixels", ge=1)
     batches: int = key(100, "batches per worker and epoch", "batches", ge=1)
     val_batches: int = key(5, "batches per worker and validation", "batches", ge=1)
 
 
 @dataclass
-class FlowersData(DataConfig):
+class AugmentedData(DataConfig):
+    """data: what all sets of images can do to their training images."""
+
+    flip: float = key(0.5, "probability of a horizontal flip", ge=0, le=1)
+    augment: str = key("none", "policy of further changes", choices=("none", "randaugment", "trivialaugment", "autoaugment"))  # fmt: skip
+    randaugment_ops: int = key(2, "changes of an image by randaugment", "changes", ge=1)
+    randaugment_magnitude: int = key(9, "strength of randaugment's changes, of 30", ge=0, le=30)
+    erasing: float = key(0.0, "probability of an erased patch", ge=0, le=1)
+    mixup: float = key(0.0, "alpha of mixup within a worker's batch (0: none; usual: 0.2)", ge=0)
+    cutmix: float = key(0.0, "alpha of cutmix within a worker's batch (0: none; usual: 1.0)", ge=0)
+    mix_probability: float = key(1.0, "probability of a batch to be mixed, where mixup or cutmix is on", ge=0, le=1)
+
+
+@dataclass
+class ImagesData(AugmentedData):
+    """data: what all sets of image files can do. Training images are (3, S, S) uint8 until they are on the device."""
+
+    image_size: int = key(224, "height and width of a training image", "pixels", ge=16)
+    val_size: Optional[int] = key(None, "height and width of a validation image (null: image_size)", "pixels", ge=16)
+    val_resize: Optional[int] = key(None, "shorter side before the centre crop (null: 8/7 of val_size)", "pixels", ge=16)  # fmt: skip
+    min_scale: float = key(0.35, "least share of an image's area in a random crop", gt=0, le=1)
+    min_ratio: float = key(0.75, "least width / height of a random crop; the greatest is its inverse", gt=0, le=1)
+    cache: str = key("auto", "decode once and keep the pixels in memory (auto: what fits)", choices=("auto", "ram", "none"))  # fmt: skip
+    cache_dir: Optional[str] = key(None, "folder of the decoded pixels (null: in the user's cache, $TRAINER_CACHE)")
+    verify: bool = key(False, "decode every image before the training and name those that are broken")
+    on_bad: str = key("error", "what to do with broken images that were found: end, or leave them out", choices=("error", "skip"))  # fmt: skip
+
+
+@dataclass
+class FlowersData(ImagesData):
     """data=flowers102 and data=embedded_flowers: 102 classes of flowers, (3, S, S)."""
 
-    num_classes: int = key(102, "number of classes", "classes", ge=1)
-    image_size: int = key(224, "height and width of a training image", "pixels", ge=16)
-    val_resize: Optional[int] = key(None, "shorter side before the centre crop (null: 8/7 of image_size)", "pixels", ge=16)  # fmt: skip
-    min_scale: float = key(0.35, "least share of an image's area in a random crop", gt=0, le=1)
-    flip: float = key(0.5, "probability of a horizontal flip", ge=0, le=1)
+    num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1)
 
 
 @dataclass
@@ -258,10 +327,69 @@ class EmbeddedFlowersData(FlowersData):
 
 
 @dataclass
+class ImageFolderData(ImagesData):
+    """data=imagefolder: any folder of class folders, with train/ and val/ or without."""
+
+    _target_: str = key("trainer.data.image_folder.ImageFolder", "class, a trainer.data.base.DataSource")
+    root: str = key("???", "folder that holds train/CLASS/ and val/CLASS/ (or valid, test), or CLASS/")
+    val: Optional[str] = key(None, "name of the validation folder in root (null: the first of val, valid, validation, test)")  # fmt: skip
+    val_fraction: float = key(0.2, "share of each class held out, where there is no validation folder", gt=0, le=0.9)
+    split_seed: int = key(0, "seed of that split", ge=0)
+
+
+@dataclass
+class ShardsData(ImagesData):
+    """data=shards: tar files in WebDataset's layout (NAME.jpg with NAME.cls or NAME.json)."""
+
+    _target_: str = key("trainer.data.shards.Shards", "class, a trainer.data.base.DataSource")
+    path: Any = key("???", "a tar file, a pattern such as DIR/train-{000..099}.tar, or a list of these", texts=True)
+    val_path: Optional[Any] = key(None, "the same, for validation (null: val_fraction of the samples)", texts=True)
+    val_fraction: float = key(0.1, "share of each class held out, where there is no val_path", gt=0, le=0.9)
+    split_seed: int = key(0, "seed of that split", ge=0)
+
+
+@dataclass
+class ArraysData(AugmentedData):
+    """data=cifar10 and data=mnist: small images in memory, augmented a whole batch at a time."""
+
+    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1)
+    pad_crop: int = key(0, "a window of the image's size in the image with a frame of so many zeros", "pixels", ge=0)
+    root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds the set as torchvision lays it out")
+    download: bool = key(True, "fetch the set when it is missing and its site can be reached")
+    on_missing: str = key("embedded", "what to do when the set cannot be had", choices=("embedded", "error"))
+
+
+@dataclass
+class Cifar10Data(ArraysData):
+    """data=cifar10: CIFAR-10, (3, 32, 32); where it cannot be had, small drawn flowers, said loudly."""
+
+    _target_: str = key("trainer.data.cifar.Cifar10", "class, a trainer.data.base.DataSource")
+    pad_crop: int = key(4, "a window of the image's size in the image with a frame of so many zeros", "pixels", ge=0)
+
+
+@dataclass
+class MnistData(ArraysData):
+    """data=mnist: MNIST, (1, 28, 28); where it cannot be had, scikit-learn's digits drawn larger, said loudly."""
+
+    _target_: str = key("trainer.data.mnist.Mnist", "class, a trainer.data.base.DataSource")
+    flip: float = key(0.0, "probability of a horizontal flip", ge=0, le=1)
+
+
+@dataclass
+class MnistJsonData(DataConfig):
+    """data=mnist_json: MNIST as one JSON file, plain or .gz, of three parts [[images, labels], ...]."""
+
+    _target_: str = key("trainer.data.mnist_json.MnistJson", "class, a trainer.data.base.DataSource")
+    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1)
+    path: str = key("${oc.env:TRAINER_DATA,data}/mnist.json.gz", "the file")
+    val_split: str = key("valid", "part that is used for validation", choices=("valid", "eval"))
+
+
+@dataclass
 class CriteoRows(DataConfig):
     """data=criteo and data=synthetic_criteo: rows of a label, 13 integers and 26 tokens, any of which may be empty."""
 
-    num_classes: int = key(2, "number of classes", "classes", ge=1)
+    num_classes: Optional[int] = key(2, "number of classes", "classes", ge=1)
     hash_size: Optional[int] = key(1000001, "slot and token are hashed to ids below this (null: of 63 bits)", "ids", ge=2)  # fmt: skip
     cache: bool = key(True, "convert the text once into arrays in the user's cache; false: read it anew in every epoch")
     cache_dir: Optional[str] = key(None, "folder of these arrays (null: in the user's cache, $TRAINER_CACHE)")
@@ -297,6 +425,8 @@ class SamplerConfig:
     shuffle: bool = key(True, "a new order each epoch, from (seed, epoch)")
     drop_last: bool = key(True, "leave out the last batch when it is not full")
     pad: bool = key(True, "repeat samples so that all workers get batches of equal size; false: unequal, weighted")
+    order: str = key("each_once", "each sample once, every class equally often, or some samples several times", choices=("each_once", "class_balanced", "repeated_augmentation"))  # fmt: skip
+    repeats: int = key(3, "uses of a sample side by side, with order=repeated_augmentation", "uses", ge=1)
 
 
 # --- strategy -------------------------------------------------------------------------------------------------------
@@ -497,13 +627,17 @@ class Config:
 
 
 GROUPS: dict[str, tuple[type, ...]] = {
-    "model": (ModelConfig, LeNetModel, ResNet18Model, ResNet50Model, TorchvisionModel, WideAndDeepModel),
+    "model": (
+        ModelConfig, LeNetModel, ConvnetModel, ResNet18Model, ResNet50Model, TorchvisionModel, FinetuneModel, TimmModel,
+        WideAndDeepModel,
+    ),
     "data": (
-        DataConfig, DigitsData, RandomImagesData, FlowersData, Flowers102Data, EmbeddedFlowersData, CriteoRows,
+        DataConfig, DigitsData, RandomImagesData, AugmentedData, ImagesData, FlowersData, Flowers102Data,
+        EmbeddedFlowersData, ImageFolderData, ShardsData, ArraysData, Cifar10Data, MnistData, MnistJsonData, CriteoRows,
         CriteoData, SyntheticCriteoData,
     ),
     "sampler": (SamplerConfig,),
-    "loss": (LossConfig, BinaryCrossEntropyLoss),
+    "loss": (LossConfig, CrossEntropyLoss, SquaredErrorLoss, BinaryCrossEntropyLoss),
     "optimizer": (
         OptimizerConfig, MomentumOptimizer, AdamOptimizer, AdamWOptimizer, AdagradOptimizer, TorchOptimizer,
     ),

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,8 +19,16 @@ from trainer.binary import Binary
 from trainer.build import call_target, locate
 from trainer.data.base import WATCHED, Facts, Splits
 from trainer.data.feed import BlockReader, Feed, Placement
-from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+from trainer.data.mixing import Mixing
+from trainer.data.sampler import (
+    ClassBalanced,
+    DistributedBatchSampler,
+    EvaluationSampler,
+    Order,
+    RepeatedAugmentation,
+)
 from trainer.data.work import MapWork, StreamWork
+from trainer.errors import RunFailed
 from trainer.loop import Rhythm, Training, fit
 from trainer.metrics import Classification, Task
 from trainer.models.rows import materialise, tables
@@ -84,13 +93,13 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
     facts = Facts(**plan["facts"])
     splits = source.open(facts)
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    sampler = config["sampler"]
+    sampler, order = config["sampler"], make_order(config, facts, splits)
     _seed(config["seed"] + 1 + seat.rank)
     feed = Feed(
         splits,
         DistributedBatchSampler(
             facts.train_samples, plan["batch_size"], seat.rank, seat.size, config["seed"],
-            sampler["shuffle"], sampler["drop_last"], sampler["pad"],
+            sampler["shuffle"], sampler["drop_last"], sampler["pad"], order,
         ),
         EvaluationSampler(facts.val_samples, plan["val_batch_size"], seat.rank, seat.size),
         Placement(splits, device, dtype, channels_last),
@@ -102,6 +111,8 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
         limit_train=config["limit_train_batches"],
         limit_val=config["limit_val_batches"],
         expect=strategy.expect if strategy.looks_ahead else None,
+        mixing=make_mixing(config, facts),
+        scatter=strategy.scatter if config["data"]["read"] == "scatter" else None,
     )  # fmt: skip
     if plan["leased"]:
         feed.work = leased_work(config, plan, facts, splits, feed, strategy)
@@ -137,11 +148,16 @@ def leased_work(
     if facts.streams:
         return StreamWork(splits.train, plan["batch_size"], config["seed"], sampler["shuffle"], strategy.leases)
     feed.block_reader = BlockReader(
-        splits.train, config["seed"], plan["chosen"]["num_workers"], plan["chosen"]["pin_memory"]
+        splits.train,
+        config["seed"],
+        plan["chosen"]["num_workers"],
+        plan["chosen"]["pin_memory"],
+        make_mixing(config, facts),
     )
     everything = DistributedBatchSampler(
-        facts.train_samples, plan["batch_size"], 0, 1, config["seed"], sampler["shuffle"], sampler["drop_last"], False
-    )
+        facts.train_samples, plan["batch_size"], 0, 1, config["seed"], sampler["shuffle"], sampler["drop_last"], False,
+        make_order(config, facts, splits),
+    )  # fmt: skip
     workers, limit = plan["roles"]["worker"], config["limit_train_batches"]
     size = config["data"]["lease_batches"] or max(1, min(64, len(everything) // (8 * workers)))
     updates = config["max_steps"] * workers if config["max_steps"] else None
@@ -154,6 +170,30 @@ def leased_work(
         updates,
         strategy.leases,
     )
+
+
+def make_order(config: dict[str, Any], facts: Facts, splits: Splits) -> Order | None:
+    """The epoch's order of samples, where it is not each once.
+
+    Raises:
+        RunFailed: classes are to be balanced, and the data do not tell theirs.
+    """
+    sampler, seed = config["sampler"], config["seed"]
+    if sampler["order"] == "repeated_augmentation":
+        return RepeatedAugmentation(facts.train_samples, sampler["repeats"], seed)
+    if sampler["order"] != "class_balanced":
+        return None
+    labels = getattr(splits.train, "labels", None)
+    if labels is None:
+        raise RunFailed("sampler.order=class_balanced: the training set has no attribute 'labels' (N,)")
+    return ClassBalanced(np.asarray(labels), seed)
+
+
+def make_mixing(config: dict[str, Any], facts: Facts) -> Mixing | None:
+    """Mixup and CutMix of training batches, where they are asked for."""
+    data = config["data"]
+    mixing = Mixing(data.get("mixup", 0.0), data.get("cutmix", 0.0), data.get("mix_probability", 1.0), facts.classes)
+    return mixing if mixing.active else None
 
 
 def make_task(facts: Facts, loss: nn.Module) -> Task:

@@ -35,6 +35,8 @@ class Facts:
         ceiling: metric -> the best value that any model can reach on the validation samples, where that is known.
         streams: the training data are read in blocks that workers take turns at, not by numbers of samples; then
             ``train_samples`` may be an estimate.
+        cache: what is kept in memory, in a few words for the plan; cached: that this is so.
+        left_out: name -> reason of samples that are broken and do not count.
     """
 
     source: str
@@ -49,6 +51,9 @@ class Facts:
     integers: tuple[str, ...] = ()
     ceiling: dict[str, float] = field(default_factory=dict)
     streams: bool = False
+    cache: str = ""
+    cached: bool = False
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -56,7 +61,8 @@ class Splits:
     """Data sets of one worker.
 
     Attributes:
-        train, val: map-style, each item (input, label); or with ``batch(indices)`` that returns a whole batch.
+        train, val: map-style, each item (input, label); or with ``batch(indices)`` that returns a whole batch; or with
+            ``augmented((seed, epoch), addresses)``, which does so for addresses modulo the set's length.
             Inputs of type uint8 are divided by 255 and normalised on the device. Inputs may be a dict of tensors by
             name: of these, floating ones are given the run's precision and the others stay as they are.
         mean, std: per channel, in units of the divided input; None: no normalisation.

@@ -6,7 +6,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +15,14 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from trainer.data.base import Splits
 from trainer.data.inputs import Inputs, each
-from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+from trainer.data.mixing import Mixing
+from trainer.data.randomness import own_randomness
+from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler, EverybodysBatches
 from trainer.data.work import MapWork, StreamWork
 from trainer.lifeline import end_with
+
+Scatter = Callable[[list[tuple[Inputs, torch.Tensor]] | None], tuple[Inputs, torch.Tensor]]
+"""The first worker gives everybody's batches by rank, the others None; each gets its own."""
 
 
 @dataclass
@@ -46,16 +50,25 @@ class Batch:
 class Seeded(Dataset[Any]):
     """A data set whose augmentation depends on (seed, epoch, sample) alone, not on workers or reading processes."""
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+    def __init__(self, dataset: Dataset[Any], seed: int, mixing: Mixing | None = None) -> None:
         self.dataset = dataset
         self.seed = seed
+        self.mixing = mixing
 
     def __getitems__(self, address: tuple[int, np.ndarray]) -> Any:
-        """The batch of these samples in that epoch."""
-        epoch, indices = address
+        """The batch of these samples in that epoch, mixed where that is asked for."""
+        epoch, addresses = address
+        inputs, labels = self._batch(epoch, addresses)
+        if self.mixing is None:
+            return inputs, labels
+        return self.mixing(inputs, labels, (self.seed, epoch), addresses)
+
+    def _batch(self, epoch: int, indices: np.ndarray) -> Any:
+        if hasattr(self.dataset, "augmented"):
+            return self.dataset.augmented((self.seed, epoch), indices)
         if hasattr(self.dataset, "batch"):
-            return self.dataset.batch(indices)
-        with _own_randomness():
+            return self.dataset.batch(indices % len(self.dataset))  # type: ignore[arg-type]
+        with own_randomness():
             return default_collate([self._sample(epoch, index) for index in indices.tolist()])
 
     def __getitem__(self, address: tuple[int, int]) -> Any:
@@ -67,29 +80,15 @@ class Seeded(Dataset[Any]):
         torch.default_generator.manual_seed(mixed)
         random.seed(mixed)
         np.random.seed(mixed % 2**32)
-        return self.dataset[index]
-
-
-@contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Leave torch's, Python's and numpy's generators as they were: dropout must not depend on who reads the data."""
-    torch_state, python_state, numpy_state = (
-        torch.default_generator.get_state(),
-        random.getstate(),
-        np.random.get_state(),
-    )
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(torch_state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+        return self.dataset[index % len(self.dataset)]  # type: ignore[arg-type]
 
 
 class _Addresses:
     """A sampler's batches as (epoch, indices); limited to so many batches."""
 
-    def __init__(self, sampler: DistributedBatchSampler | EvaluationSampler, limit: int | None) -> None:
+    def __init__(
+        self, sampler: DistributedBatchSampler | EvaluationSampler | EverybodysBatches, limit: int | None
+    ) -> None:
         self.sampler = sampler
         self.limit = limit
 
@@ -137,9 +136,15 @@ class _Reader:
     """Batches of one data set in the sampler's order, in this process or in reading processes."""
 
     def __init__(
-        self, dataset: Dataset[Any], addresses: _Addresses, seed: int, num_workers: int, pin_memory: bool
+        self,
+        dataset: Dataset[Any],
+        addresses: _Addresses,
+        seed: int,
+        num_workers: int,
+        pin_memory: bool,
+        mixing: Mixing | None = None,
     ) -> None:
-        self.dataset = Seeded(dataset, seed)
+        self.dataset = Seeded(dataset, seed, mixing)
         self.addresses = addresses
         self.pin_memory = pin_memory
         self.loader: DataLoader[Any] | None = None
@@ -170,12 +175,38 @@ class _Reader:
             self.loader._iterator = None  # type: ignore[union-attr]
 
 
+class ScatteredReader:
+    """The first worker reads everybody's batches and sends each its own, which are those that it would have read.
+
+    Args:
+        reader: of everybody's batches, on the first worker; None on the others.
+        batches: (addresses) of this worker.
+        workers: how many there are.
+        scatter: the strategy's.
+    """
+
+    def __init__(self, reader: _Reader | None, batches: _Addresses, workers: int, scatter: Scatter) -> None:
+        self.reader, self.batches, self.workers, self.scatter = reader, batches, workers, scatter
+
+    def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
+        read = iter(self.reader) if self.reader is not None else None
+        for _ in range(len(self.batches)):
+            yield self.scatter([next(read) for _ in range(self.workers)] if read is not None else None)
+
+    def close(self) -> None:
+        """End the reading processes."""
+        if self.reader is not None:
+            self.reader.close()
+
+
 class BlockReader:
     """Batches of a map-style data set by any indices, one list of them after the other."""
 
-    def __init__(self, dataset: Dataset[Any], seed: int, num_workers: int, pin_memory: bool) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], seed: int, num_workers: int, pin_memory: bool, mixing: Mixing | None = None
+    ) -> None:
         self.addresses: list[tuple[int, np.ndarray]] = []
-        self.reader = _Reader(dataset, self.addresses, seed, num_workers, pin_memory)  # type: ignore[arg-type]
+        self.reader = _Reader(dataset, self.addresses, seed, num_workers, pin_memory, mixing)  # type: ignore[arg-type]
 
     def __call__(self, epoch: int, batches: list[np.ndarray]) -> Iterator[tuple[Inputs, torch.Tensor]]:
         """These batches of that epoch."""
@@ -211,6 +242,8 @@ class Feed:
         limit_train, limit_val: use only so many batches.
         expect: told of each batch before the one ahead of it is handed out; None: nothing is read ahead.
         work: hands out the epoch's blocks; None: the sampler has split them.
+        mixing: of training batches.
+        scatter: the strategy's, where the first worker reads for all; None: each reads its own.
     """
 
     def __init__(
@@ -229,6 +262,8 @@ class Feed:
         limit_val: int | None = None,
         expect: Callable[[Batch], None] | None = None,
         work: MapWork | StreamWork | None = None,
+        mixing: Mixing | None = None,
+        scatter: Scatter | None = None,
     ) -> None:
         self.sampler = train
         self.expect = expect
@@ -238,7 +273,15 @@ class Feed:
         self.merge = merge
         self.average = average
         self.train_addresses = _Addresses(train, limit_train)
-        self.train_reader = _Reader(splits.train, self.train_addresses, seed, num_workers, pin_memory)
+        everything = (seed, num_workers, pin_memory, mixing)
+        self.train_reader: _Reader | ScatteredReader
+        if scatter is None:
+            self.train_reader = _Reader(splits.train, self.train_addresses, *everything)
+        else:
+            limit = limit_train and limit_train * train.world_size
+            all_of_them = _Addresses(EverybodysBatches(train), limit)
+            reads = _Reader(splits.train, all_of_them, *everything) if train.rank == 0 else None
+            self.train_reader = ScatteredReader(reads, self.train_addresses, train.world_size, scatter)
         self.val_addresses = _Addresses(val, limit_val)
         self.val_reader = _Reader(splits.val, self.val_addresses, seed, num_workers, pin_memory)
         self.waited = 0.0

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-import urllib.request
 from pathlib import Path
-from typing import Any
 
-from trainer.data.base import DataSource, Facts, Progress, Splits
+import numpy as np
+
+from trainer.data.base import Facts, Progress
 from trainer.data.drawn_flowers import CLASSES, draw, is_drawn
 from trainer.data.drawn_flowers import folder as drawn_folder
+from trainer.data.images import ImageSource
+from trainer.data.listing import Listing, class_folders, folder_of_classes
 from trainer.errors import UserError
+from trainer.sites import unreachable
 
 SITE = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/"
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PER_SPLIT = 1020
 
 
-class EmbeddedFlowers(DataSource):
+class EmbeddedFlowers(ImageSource):
     """102 classes of procedurally drawn flowers as JPEG files in the user's cache, the same on every machine."""
 
     def facts(self, global_batch_size: int) -> Facts:
         return self._embedded(self.config["per_class"], "")
 
     def _embedded(self, per_class: int, stand_in: str) -> Facts:
-        size = self.config["image_size"]
         samples = CLASSES * per_class
-        return Facts(
-            "embedded drawn flowers", "embedded", samples, samples, (3, size, size), CLASSES, stand_in, slow=True
-        )
+        facts = Facts("embedded drawn flowers", "embedded", samples, samples, self.shape(), CLASSES, stand_in, slow=True)  # fmt: skip
+        return self.sized(facts)
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         self._draw(progress)
-        return facts
+        return super().prepare(facts, progress)
+
+    def listings(self, facts: Facts) -> tuple[Listing, Listing]:
+        root = drawn_folder(**self._drawing())
+        classes = class_folders(root / "train")
+        return folder_of_classes(root / "train", classes), folder_of_classes(root / "val", classes)
 
     def _drawing(self) -> dict[str, int]:
         return {"seed": self.config.get("draw_seed", 0), "per_class": self.config.get("per_class", 10)}
@@ -42,37 +47,13 @@ class EmbeddedFlowers(DataSource):
                 **self._drawing(), on_progress=lambda done, total: progress("drawing the embedded flowers", done, total)
             )
 
-    def open(self, facts: Facts) -> Splits:
-        from torchvision.datasets import ImageFolder
-
-        train, val = self._transforms()
-        root = drawn_folder(**self._drawing())
-        return Splits(ImageFolder(str(root / "train"), train), ImageFolder(str(root / "val"), val), MEAN, STD)
-
-    def _transforms(self) -> tuple[Any, Any]:
-        """uint8 tensors (3, S, S): random crop and flip for training, centre crop for validation."""
-        from torchvision.transforms import v2
-
-        size, config = self.config["image_size"], self.config
-        resize = config["val_resize"] or round(size * 8 / 7)
-        train = v2.Compose(
-            [
-                v2.RandomResizedCrop(size, (config["min_scale"], 1.0)),
-                v2.RandomHorizontalFlip(config["flip"]),
-                v2.PILToTensor(),
-            ]
-        )
-        val = v2.Compose([v2.Resize(resize), v2.CenterCrop(size), v2.PILToTensor()])
-        return train, val
-
 
 class Flowers102(EmbeddedFlowers):
     """Oxford Flowers-102 by torchvision's loader; where it cannot be had, the embedded flowers or a refusal."""
 
     def facts(self, global_batch_size: int) -> Facts:
-        size = self.config["image_size"]
         if self._present():
-            return Facts(f"Oxford Flowers-102 in {self.config['root']}", "real", PER_SPLIT, PER_SPLIT, (3, size, size), CLASSES, slow=True)  # fmt: skip
+            return self.sized(Facts(f"Oxford Flowers-102 in {self.config['root']}", "real", PER_SPLIT, PER_SPLIT, self.shape(), CLASSES, slow=True))  # fmt: skip
         partial = self._folder()
         if partial.is_dir() and not self.config["download"]:
             raise UserError(
@@ -80,9 +61,9 @@ class Flowers102(EmbeddedFlowers):
                 f"{partial} is there but lacks jpg/, imagelabels.mat or setid.mat",
                 "data.download=true, or data=embedded_flowers",
             )
-        reason = "data.download=false" if not self.config["download"] else self._unreachable()
+        reason = "data.download=false" if not self.config["download"] else unreachable(SITE)
         if not reason:
-            return Facts(f"Oxford Flowers-102, to be downloaded into {self.config['root']}", "download", PER_SPLIT, PER_SPLIT, (3, size, size), CLASSES, slow=True)  # fmt: skip
+            return self.sized(Facts(f"Oxford Flowers-102, to be downloaded into {self.config['root']}", "download", PER_SPLIT, PER_SPLIT, self.shape(), CLASSES, slow=True))  # fmt: skip
         if self.config["on_missing"] == "error":
             raise UserError(
                 f"data.root={self.config['root']}",
@@ -103,7 +84,7 @@ class Flowers102(EmbeddedFlowers):
             facts = self._download(facts)
         if facts.kind == "embedded":
             self._draw(progress)
-        return facts
+        return ImageSource.prepare(self, facts, progress)
 
     def _download(self, facts: Facts) -> Facts:
         from filelock import FileLock
@@ -123,14 +104,19 @@ class Flowers102(EmbeddedFlowers):
         real = self.facts(0)
         return real if real.kind == "real" else self._instead("the download is incomplete")
 
-    def open(self, facts: Facts) -> Splits:
+    def listings(self, facts: Facts) -> tuple[Listing, Listing]:
         if facts.kind == "embedded":
-            return super().open(facts)
-        from torchvision.datasets import Flowers102 as Real
+            return super().listings(facts)
+        from scipy.io import loadmat
 
-        train, val = self._transforms()
-        root = self.config["root"]
-        return Splits(Real(root, "train", train), Real(root, "val", val), MEAN, STD)
+        folder = self._folder()
+        splits, labels = loadmat(str(folder / "setid.mat")), loadmat(str(folder / "imagelabels.mat"))["labels"].ravel()
+        return self._listed(splits["trnid"].ravel(), labels), self._listed(splits["valid"].ravel(), labels)
+
+    def _listed(self, numbers: np.ndarray, labels: np.ndarray) -> Listing:
+        """Images are numbered from 1, and so are their classes."""
+        paths = [str(self._folder() / "jpg" / f"image_{number:05d}.jpg") for number in numbers.tolist()]
+        return Listing.of_files(paths, labels[numbers - 1].astype(np.int64) - 1)
 
     def _folder(self) -> Path:
         return Path(self.config["root"]) / "flowers-102"
@@ -138,11 +124,3 @@ class Flowers102(EmbeddedFlowers):
     def _present(self) -> bool:
         folder = self._folder()
         return all((folder / f).is_file() for f in ("imagelabels.mat", "setid.mat")) and next((folder / "jpg").glob("*.jpg"), None) is not None  # fmt: skip
-
-    def _unreachable(self) -> str:
-        """Why the set's site cannot be reached; empty when it answers."""
-        try:
-            with urllib.request.urlopen(urllib.request.Request(SITE, method="HEAD"), timeout=3):
-                return ""
-        except OSError as error:
-            return f"no answer from its site: {getattr(error, 'reason', error)}"

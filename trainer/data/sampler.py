@@ -7,6 +7,68 @@ from collections.abc import Iterator
 import numpy as np
 
 
+class Order:
+    """The epoch's order of the samples: each once, shuffled or as they are."""
+
+    def __init__(self, num_samples: int, seed: int = 0, shuffle: bool = True) -> None:
+        self.num_samples = num_samples
+        self.seed = seed
+        self.shuffle = shuffle
+
+    def __len__(self) -> int:
+        """Addresses in an epoch."""
+        return self.num_samples
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        """(len,) addresses of that epoch: a sample's number, plus ``num_samples`` for each earlier use of it."""
+        if self.shuffle:
+            return np.random.default_rng((self.seed, epoch)).permutation(self.num_samples)
+        return np.arange(self.num_samples)
+
+
+class ClassBalanced(Order):
+    """As many samples as there are, every class equally often, as far as that goes (they differ by one at most).
+
+    A class's samples are used in turn, in a new order each time round; so a rare class's are repeated, each time with
+    another augmentation, and a frequent class's take several epochs' turns.
+
+    Args:
+        labels: (N,) of the samples.
+    """
+
+    def __init__(self, labels: np.ndarray, seed: int = 0) -> None:
+        super().__init__(len(labels), seed)
+        self.members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        lots = np.random.default_rng((self.seed, epoch))
+        share, rest = divmod(self.num_samples, len(self.members))
+        extra = set(lots.permutation(len(self.members))[:rest].tolist())
+        chosen = []
+        for number, members in enumerate(self.members):
+            wanted = share + (number in extra)
+            rounds = [lots.permutation(members) + turn * self.num_samples for turn in range(-(-wanted // len(members)))]
+            chosen.append(np.concatenate(rounds)[:wanted] if rounds else members[:0])
+        return lots.permutation(np.concatenate(chosen))
+
+
+class RepeatedAugmentation(Order):
+    """Each of a part of the samples several times side by side, with different augmentation (Hoffer et al., 2020).
+
+    An epoch has as many addresses as there are samples, so it sees one sample in ``repeats``; as in DeiT, a sample's
+    copies come next to each other, and so to different workers.
+    """
+
+    def __init__(self, num_samples: int, repeats: int, seed: int = 0) -> None:
+        super().__init__(num_samples, seed)
+        self.repeats = repeats
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        order = super().__call__(epoch)[: -(-self.num_samples // self.repeats)]
+        copies = order[:, None] + self.num_samples * np.arange(self.repeats)[None, :]
+        return copies.reshape(-1)[: self.num_samples]
+
+
 class DistributedBatchSampler:
     """Batches of indices for one worker; over all workers together they are the global batches of one process.
 
@@ -21,6 +83,7 @@ class DistributedBatchSampler:
         drop_last: leave out the last batch when it is not full.
         pad: repeat samples from the start of the order so that all workers get equally many; False: the last batch
             may differ by one sample between workers, and a worker that gets none is given one that counts zero.
+        order: of the epoch's samples; None: each once, by ``seed`` and ``shuffle``.
     """
 
     def __init__(
@@ -33,6 +96,7 @@ class DistributedBatchSampler:
         shuffle: bool = True,
         drop_last: bool = False,
         pad: bool = True,
+        order: Order | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size} workers")
@@ -40,10 +104,9 @@ class DistributedBatchSampler:
         self.batch_size = batch_size
         self.rank = rank
         self.world_size = world_size
-        self.seed = seed
-        self.shuffle = shuffle
         self.drop_last = drop_last
         self.pad = pad
+        self.whole = order or Order(num_samples, seed, shuffle)
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -52,10 +115,7 @@ class DistributedBatchSampler:
 
     def order(self) -> np.ndarray:
         """The epoch's order of all samples, padded where that is asked for."""
-        if self.shuffle:
-            order = np.random.default_rng((self.seed, self.epoch)).permutation(self.num_samples)
-        else:
-            order = np.arange(self.num_samples)
+        order = self.whole(self.epoch)
         missing = -self.num_samples % self.world_size if self.pad else 0
         return np.concatenate([order, np.resize(order, missing)]) if missing else order
 
@@ -78,12 +138,37 @@ class DistributedBatchSampler:
         """The batches' indices as arrays."""
         order, together = self.order(), self.world_size * self.batch_size
         for batch in range(len(self)):
-            chunk = order[batch * together : (batch + 1) * together]
-            mine = chunk[self.rank :: self.world_size]
-            yield mine if len(mine) else chunk[:1]
+            yield self.share(order[batch * together : (batch + 1) * together], self.rank)
+
+    def share(self, together: np.ndarray, rank: int) -> np.ndarray:
+        """A worker's part of what all workers get; at least one sample, which then counts zero."""
+        mine = together[rank :: self.world_size]
+        return mine if len(mine) else together[:1]
 
     def __iter__(self) -> Iterator[list[int]]:
         return (batch.tolist() for batch in self.arrays())
+
+
+class EverybodysBatches:
+    """The batches of all workers in turn, for a worker that reads them all."""
+
+    def __init__(self, sampler: DistributedBatchSampler) -> None:
+        self.sampler = sampler
+
+    @property
+    def epoch(self) -> int:
+        """Of the sampler."""
+        return self.sampler.epoch
+
+    def __len__(self) -> int:
+        return len(self.sampler) * self.sampler.world_size
+
+    def arrays(self) -> Iterator[np.ndarray]:
+        """The batches' addresses as arrays: batch 0 of each worker, batch 1 of each, ..."""
+        order, together = self.sampler.order(), self.sampler.world_size * self.sampler.batch_size
+        for batch in range(len(self.sampler)):
+            for rank in range(self.sampler.world_size):
+                yield self.sampler.share(order[batch * together : (batch + 1) * together], rank)
 
 
 class EvaluationSampler:

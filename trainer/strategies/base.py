@@ -40,6 +40,9 @@ class Declaration(ABC):
     leases: ClassVar[bool] = False
     """Work can be handed out in leases (``Strategy.leases``) instead of split beforehand."""
 
+    scatters: ClassVar[bool] = False
+    """The first worker can read everybody's batches and send each its own (``Strategy.scatter``)."""
+
     tables_at_servers: ClassVar[bool] = False
     """Sparse tables live in servers; workers never hold them whole, and ids may be unbounded."""
 
@@ -77,6 +80,9 @@ class Declaration(ABC):
         if config["data"]["work"] == "leased" and not self.leases:
             why = f"strategy={self.name} needs the same batches in every update, so its work is split beforehand"
             refused.append(UserError("data.work=leased", why, "data.work=static"))
+        if config["data"]["read"] == "scatter" and not self.scatters:
+            why = f"strategy={self.name} has no group of workers in which the first could send the others their batches"
+            refused.append(UserError("data.read=scatter", why, "data.read=each"))
         for role in ("servers",):
             if config["launch"].get(role) and "server" not in self.entries:
                 refused.append(
@@ -188,6 +194,10 @@ class Strategy(ABC):
     @abstractmethod
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over workers of a float64 vector: a meeting point."""
+
+    def scatter(self, parts: list[Any] | None) -> Any:
+        """The first worker gives one part per worker, the others None; each gets its own: a meeting point."""
+        raise NotImplementedError(f"{type(self).__name__} scatters nothing")
 
     def leases(self, epoch: int, blocks: int) -> Iterator[Lease | None]:
         """The blocks of the epoch's work that this worker gets, where work is leased and not split beforehand.

@@ -19,6 +19,7 @@ class Single(Declaration):
     """One process: the truth that the exact strategies are compared with."""
 
     worker = "trainer.strategies.single:Single"
+    scatters = True
 
     @property
     def exact(self) -> bool:
@@ -35,6 +36,7 @@ class Collective(Declaration):
     """Synchronous data parallelism: gradients are averaged over all workers at every update (torch's DDP)."""
 
     worker = "trainer.strategies.collective:Collective"
+    scatters = True
 
     @property
     def exact(self) -> bool:
@@ -53,6 +55,7 @@ class LocalSgd(Declaration):
     """Local SGD (Stich, 2019): workers train apart and average their parameters every ``k_steps`` updates."""
 
     worker = "trainer.strategies.local_sgd:LocalSgd"
+    scatters = True
     same_everywhere = False
 
     @property

@@ -25,6 +25,7 @@ class GroupMember(OwnUpdater):
         assert seat.store is not None, "a process group meets in the launcher's store"
         self.store = dist.PrefixStore("group", seat.store)
         self.roll_call = RollCall(dist.PrefixStore("roll-call", seat.store), seat.rank, seat.size)
+        self.batches_group: Any = None
         cuda = seat.device.startswith("cuda")
         with self.naming_the_missing("the start of the process group"):
             dist.init_process_group(
@@ -65,6 +66,15 @@ class GroupMember(OwnUpdater):
             sums = values.to(self.seat.device, torch.float64, copy=True)
             dist.all_reduce(sums)
         return sums
+
+    def scatter(self, parts: list[Any] | None) -> Any:
+        mine: list[Any] = [None]
+        with self.naming_the_missing("the scattering of batches"):
+            if self.batches_group is None:  # of its own, on the CPU: batches travel while gradients do
+                limit = datetime.timedelta(seconds=self.config["timeout_s"])
+                self.batches_group = dist.new_group(backend="gloo", timeout=limit)
+            dist.scatter_object_list(mine, parts, 0, group=self.batches_group)
+        return mine[0]
 
     def settle(self) -> None:
         with self.naming_the_missing("the agreement on buffers"), torch.no_grad():

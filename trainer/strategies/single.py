@@ -46,5 +46,9 @@ class Single(OwnUpdater):
     def total(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
+    def scatter(self, parts: list[Any] | None) -> Any:
+        assert parts is not None
+        return parts[0]
+
     def settle(self) -> None:
         pass

@@ -1,0 +1,134 @@
+"""data=cifar10: the 60,000 images (3, 32, 32) of CIFAR-10, or small drawn flowers in their place, said loudly."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.data.array_images import ArraySource, Pair
+from trainer.data.base import Facts, Progress
+from trainer.data.drawn_flowers import class_names, draw, folder
+from trainer.data.fetched import Site, absent, fetch
+from trainer.data.listing import class_folders, folder_of_classes
+from trainer.errors import UserError
+
+FOLDER = "cifar-10-batches-py"
+TRAIN, VAL = [f"data_batch_{n}" for n in range(1, 6)], ["test_batch"]
+SITE = Site("CIFAR-10", "https://www.cs.toronto.edu/~kriz/cifar.html", 170)
+DRAWN = {"classes": 10, "per_class": 100, "size": 32}
+SIDE = 32
+
+
+class Cifar10(ArraySource):
+    """CIFAR-10 as torchvision lays it out; where it cannot be had, 2,000 flowers of 10 species, or a refusal."""
+
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+    def facts(self, global_batch_size: int) -> Facts:
+        if self._present():
+            counts = [len(self._read(names)[1]) for names in (TRAIN, VAL)]
+            return self._facts(f"CIFAR-10 in {self.config['root']}", "real", counts)
+        reason = absent(self.config, SITE, self._folder())
+        if not reason:
+            return self._facts(f"CIFAR-10, to be downloaded into {self.config['root']}", "download", [50000, 10000])
+        return self._instead(reason)
+
+    def _facts(self, source: str, kind: str, counts: list[int], stand_in: str = "") -> Facts:
+        kept = self.kept(sum(counts), 3, SIDE, SIDE)
+        return Facts(source, kind, counts[0], counts[1], (3, SIDE, SIDE), 10, stand_in, cache=kept)
+
+    def _instead(self, reason: str) -> Facts:
+        samples = DRAWN["classes"] * DRAWN["per_class"]
+        return self._facts(
+            "embedded drawn flowers of 10 species, 32 pixels",
+            "embedded",
+            [samples, samples],
+            SITE.stand_in(reason, "2,000 drawn flowers of 10 species are used"),
+        )
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        if facts.kind == "download":
+            from torchvision.datasets import CIFAR10
+
+            reason = fetch(self.config, SITE, lambda root: CIFAR10(root, download=True))
+            facts = self._instead(reason) if reason else self.facts(0)
+        if facts.kind == "embedded":
+            draw(**DRAWN, on_progress=lambda done, total: progress("drawing small flowers", done, total))
+        return facts
+
+    def arrays(self, facts: Facts) -> tuple[Pair, Pair]:
+        if facts.kind == "embedded":
+            return _drawn("train"), _drawn("val")
+        return self._read(TRAIN), self._read(VAL)
+
+    def class_names(self, facts: Facts) -> list[str]:
+        """The ten classes' names."""
+        if facts.kind == "embedded":
+            return class_names()[: DRAWN["classes"]]
+        return [str(name) for name in _unpickled(self._folder() / "batches.meta")["label_names"]]
+
+    def _folder(self) -> Path:
+        return Path(self.config["root"]) / FOLDER
+
+    def _present(self) -> bool:
+        return all((self._folder() / name).is_file() for name in [*TRAIN, *VAL])
+
+    def _read(self, names: list[str]) -> Pair:
+        """The images and labels of these files.
+
+        Raises:
+            UserError: a file is damaged, or its labels are not 0 to 9.
+        """
+        images, labels = [], []
+        for name in names:
+            content = _unpickled(self._folder() / name)
+            try:
+                pixels = np.asarray(content["data"], np.uint8).reshape(-1, 3, SIDE, SIDE)
+                numbers = np.asarray(content["labels"], np.int64)
+            except (KeyError, ValueError, TypeError) as error:
+                raise UserError(f"data.root={self.config['root']}", f"{self._folder() / name} is not a file of CIFAR-10: {error}") from error  # fmt: skip
+            if len(pixels) != len(numbers) or set(numbers.tolist()) - set(range(10)):
+                raise UserError(f"data.root={self.config['root']}", f"{self._folder() / name} has {len(pixels)} images and {len(numbers)} labels, which should be 0 to 9")  # fmt: skip
+            images.append(pixels)
+            labels.append(numbers)
+        return np.concatenate(images), np.concatenate(labels)
+
+
+def _drawn(split: str) -> Pair:
+    from trainer.data.augment import CentreView
+    from trainer.data.decode import decode
+
+    root = folder(**DRAWN) / split
+    listing = folder_of_classes(root, class_folders(root))
+    centre = CentreView(SIDE, SIDE)
+    return np.stack([centre.one(decode(listing.read(n))).numpy() for n in range(len(listing))]), listing.labels
+
+
+class _Plain(pickle.Unpickler):
+    """Reads dicts, lists, texts, numbers and numpy arrays; a file that asks for anything else is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = {
+            ("numpy", "ndarray"): np.ndarray,
+            ("numpy", "dtype"): np.dtype,
+            ("_codecs", "encode"): __import__("_codecs").encode,
+        }
+        if (module, name) in allowed:
+            return allowed[module, name]
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return np.empty(0).__reduce__()[0]
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no file of CIFAR-10 does")
+
+
+def _unpickled(path: Path) -> dict[str, Any]:
+    try:
+        content = _Plain(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+    except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
+        raise UserError(f"data.root={path.parent.parent}", f"{path} is not a file of CIFAR-10: {error}", "fetch it anew") from error  # fmt: skip
+    if not isinstance(content, dict):
+        raise UserError(f"data.root={path.parent.parent}", f"{path} is not a file of CIFAR-10", "fetch it anew")
+    return content

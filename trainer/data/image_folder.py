@@ -1,0 +1,76 @@
+"""data=imagefolder: a folder of class folders of images, as torchvision's ImageFolder reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.data.base import Facts
+from trainer.data.images import ImageSource, no_such_folder
+from trainer.data.listing import EXTENSIONS, Listing, class_folders, folder_of_classes
+from trainer.errors import UserError
+
+VALIDATION = ("val", "valid", "validation", "test")
+
+
+class ImageFolder(ImageSource):
+    """``root/train/CLASS/...`` with ``root/val/CLASS/...``, or ``root/CLASS/...`` with a part held out by a seed."""
+
+    def facts(self, global_batch_size: int) -> Facts:
+        root = Path(self.config["root"])
+        if not root.is_dir():
+            raise no_such_folder("data.root", root, "class folders of images, or train/ and val/ with such folders")
+        classes = self._classes()
+        train, val = self._found()
+        for split, listing in (("training", train), ("validation", val)):
+            if not len(listing):
+                raise UserError(f"data.root={root}", f"holds no {split} images ({', '.join(EXTENSIONS)})")
+        return self.sized(
+            Facts(f"images in {root}", "folder", len(train), len(val), self.shape(), len(classes), slow=True)
+        )
+
+    def listings(self, facts: Facts) -> tuple[Listing, Listing]:
+        return self._found()
+
+    def _train_folder(self) -> Path:
+        root = Path(self.config["root"])
+        return root / "train" if (root / "train").is_dir() else root
+
+    def _val_folder(self) -> Path | None:
+        """The folder of validation images; None: a part of the training images."""
+        root = Path(self.config["root"])
+        if self.config["val"]:
+            named = root / str(self.config["val"])
+            if not named.is_dir():
+                raise no_such_folder("data.val", self.config["val"], f"the validation images, in {root}")
+            return named
+        if self._train_folder() == root:
+            return None
+        return next((root / name for name in VALIDATION if (root / name).is_dir()), None)
+
+    def _classes(self) -> list[str]:
+        """The classes of the training images; those of validation must be among them."""
+        folder = self._train_folder()
+        classes = class_folders(folder)
+        if not classes:
+            raise UserError(f"data.root={self.config['root']}", f"{folder} has no folders, of which each is a class")
+        val = self._val_folder()
+        strange = [name for name in class_folders(val) if name not in classes] if val else []
+        if strange:
+            raise UserError(
+                f"data.root={self.config['root']}",
+                f"{val} has classes that {folder} does not have: {', '.join(strange[:5])}",
+                "remove or rename these folders",
+            )
+        return classes
+
+    def _found(self) -> tuple[Listing, Listing]:
+        classes = self._classes()
+        train = folder_of_classes(self._train_folder(), classes)
+        folder = self._val_folder()
+        if folder is not None:
+            return train, folder_of_classes(folder, classes)
+        return train.split(self.config["val_fraction"], self.config["split_seed"])
+
+    def class_names(self, facts: Facts) -> list[str]:
+        """The classes' names, which are their folders'."""
+        return self._classes()

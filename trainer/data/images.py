@@ -1,0 +1,142 @@
+"""What data sources of images in files share: the random crop and the centre view, checks, the decoded cache."""
+
+from __future__ import annotations
+
+import io
+from abc import abstractmethod
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer import machine
+from trainer.data.base import DataSource, Facts, Progress, Splits
+from trainer.data.drawn_flowers import cache_root
+from trainer.data.listing import Listing
+from trainer.errors import UserError
+from trainer.hashing import hash_of
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of ImageNet's training images."""
+
+MEASURED = 48
+"""Images whose headers are read to estimate the decoded size of all."""
+SHARE_OF_MEMORY, SHARE_OF_DISK = 0.25, 0.5
+"""What ``data.cache=auto`` may take of the memory and of the disk space that are free."""
+MOST_NAMED = 5
+
+
+class ImageSource(DataSource):
+    """Images of any size in files, which become (3, S, S) uint8: a random crop for training, the centre else."""
+
+    @abstractmethod
+    def listings(self, facts: Facts) -> tuple[Listing, Listing]:
+        """The training and the validation images, by a look at folders or indices."""
+
+    def sized(self, facts: Facts) -> Facts:
+        """The facts with what they say of the cache, if the images are there already."""
+        wanted = self.config["cache"]
+        if wanted == "none":
+            return replace(facts, cached=False, cache="none: images are decoded each time")
+        try:
+            total = sum(decoded_bytes(listing) for listing in self.listings(facts))
+        except OSError:
+            return replace(facts, cached=wanted == "ram", cache=f"{wanted}: decided when the images are there")
+        memory, disk = machine.free_memory(), machine.free_disk(self._cache_folder())
+        there = all(self._place(split, listing).is_dir() for split, listing in self._by_split(facts))
+        fits = total <= SHARE_OF_MEMORY * memory and (there or total <= SHARE_OF_DISK * disk)
+        size = f"{total / 2**30:.1f} GiB decoded"
+        if wanted == "auto" and not fits:
+            return replace(facts, cached=False, cache=f"none: {size} do not fit {memory / 2**30:.1f} GiB of free memory and {disk / 2**30:.1f} GiB of disk")  # fmt: skip
+        if not there and total > disk:
+            raise UserError("data.cache=ram", f"{size} do not fit {disk / 2**30:.1f} GiB of free disk in {self._cache_folder()}", "data.cache=none or data.cache_dir=FOLDER")  # fmt: skip
+        return replace(facts, cached=True, cache=f"{size}, in memory shared by this host's workers ({self._cache_folder()})")  # fmt: skip
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        """Decode the images where they are to be kept or checked; images that are broken end the run, or are left out.
+
+        Raises:
+            UserError: images are broken and ``data.on_bad`` is ``error``.
+        """
+        if self.config["cache"] != "none" and "decided when" in facts.cache:
+            facts = self.sized(facts)
+        if not facts.cached and not self.config["verify"]:
+            return facts
+        from trainer.data.decoded import keep_decoded, verified
+
+        bad: dict[str, str] = {}
+        for split, listing in self._by_split(facts):
+            if facts.cached:
+                bad |= keep_decoded(listing, self._place(split, listing), lambda done, total, split=split: progress(f"decoding {split} images", done, total))  # type: ignore[misc]  # fmt: skip
+            else:
+                bad |= verified(listing, lambda done, total, split=split: progress(f"checking {split} images", done, total))  # type: ignore[misc]  # fmt: skip
+        if not bad:
+            return facts
+        return self._without(facts, bad)
+
+    def _without(self, facts: Facts, bad: dict[str, str]) -> Facts:
+        named = "; ".join(f"{name}: {reason}" for name, reason in list(bad.items())[:MOST_NAMED])
+        more = f"; and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
+        said = f"{len(bad)} of {facts.train_samples + facts.val_samples} images cannot be decoded: {named}{more}"
+        if self.config["on_bad"] == "error":
+            raise UserError(f"data ({facts.source})", said, "data.on_bad=skip, or repair them")
+        print(f"ATTENTION: {said}. They are left out (data.on_bad=skip).", flush=True)
+        left = [len(listing.without(set(bad))) for listing in self.listings(facts)]
+        if not all(left):
+            raise UserError(f"data ({facts.source})", f"no image is left: {said}")
+        return replace(facts, left_out=bad, train_samples=left[0], val_samples=left[1])
+
+    def open(self, facts: Facts) -> Splits:
+        from trainer.data.augment import Augmentation, CentreView, TrainView
+        from trainer.data.image_set import ImageSet
+
+        config = self.config
+        size, val_size = config["image_size"], config["val_size"] or config["image_size"]
+        resize = config["val_resize"] or round(val_size * 8 / 7)
+        ratio = (config["min_ratio"], 1 / config["min_ratio"])
+        train, val = (
+            (whole.without(set(facts.left_out)), self._place(split, whole) if facts.cached else None)
+            for split, whole in self._by_split(facts)
+        )
+        crops = TrainView(size, (config["min_scale"], 1.0), ratio, Augmentation.of(config, MEAN))
+        centres = CentreView(max(resize, val_size), val_size)
+        return Splits(ImageSet(train[0], crops, train[1]), ImageSet(val[0], centres, val[1]), MEAN, STD)
+
+    def shape(self) -> tuple[int, int, int]:
+        """Of one training image."""
+        return 3, self.config["image_size"], self.config["image_size"]
+
+    def _by_split(self, facts: Facts) -> list[tuple[str, Listing]]:
+        return list(zip(("train", "val"), self.listings(facts), strict=True))
+
+    def _cache_folder(self) -> Path:
+        return Path(self.config["cache_dir"] or cache_root() / "decoded")
+
+    def _place(self, split: str, listing: Listing) -> Path:
+        """Where the decoded images of a split lie; another place when a file has changed."""
+        whose = hash_of(f"{listing.files[0] if listing.files else ''}/{split}")
+        return self._cache_folder() / f"{whose:016x}-{listing.digest()}"
+
+
+def decoded_bytes(listing: Listing) -> int:
+    """Memory that the decoded images take, from the headers of some.
+
+    Raises:
+        OSError: an image is not there.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    sizes = []
+    for number in np.unique(np.linspace(0, len(listing) - 1, min(MEASURED, len(listing))).astype(int)).tolist():
+        try:
+            with Image.open(io.BytesIO(listing.read(number))) as image:
+                sizes.append(3 * image.size[0] * image.size[1])
+        except (UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError):
+            continue  # broken images are looked for elsewhere
+    return int(np.mean(sizes) * len(listing)) if sizes else 0
+
+
+def no_such_folder(key: str, folder: Any, what: str) -> UserError:
+    """The refusal for data that are not where they should be."""
+    return UserError(f"{key}={folder}", f"there is no such folder, which should hold {what}", f"{key}=FOLDER")

@@ -1,0 +1,166 @@
+"""data=mnist_json: MNIST as one gzip'd JSON list [[images, labels], [images, labels], [images, labels]], streamed."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.data.base import DataSource, Facts, Progress, Splits
+from trainer.data.drawn_flowers import cache_root
+from trainer.data.once import known, made_once
+from trainer.errors import UserError
+
+SPLITS = ("train", "valid", "eval")
+SIDE, PIXELS, CLASSES = 28, 784, 10
+TELL_EVERY = 1000
+
+
+class MnistJson(DataSource):
+    """Images are lists of 784 numbers. They are written row by row into arrays in the user's cache, which workers map."""
+
+    def facts(self, global_batch_size: int) -> Facts:
+        path = Path(self.config["path"])
+        if not path.is_file():
+            raise UserError(f"data.path={path}", "there is no such file", "data.path=FILE such as mnist.json.gz")
+        noted = known(self._place())
+        counts = noted["counts"] if noted else self._counted()
+        return self._with(counts)
+
+    def _with(self, counts: dict[str, int]) -> Facts:
+        val = self.config["val_split"]
+        for split in ("train", val):
+            if not counts.get(split):
+                raise UserError(f"data.path={self.config['path']}", f"has no images in its part {split!r}", "data.val_split=valid or eval")  # fmt: skip
+        kept = f"{4 * PIXELS * sum(counts.values()) / 2**20:.0f} MiB of arrays, mapped by all workers ({self._place()})"
+        return Facts(f"MNIST in {self.config['path']}", "real", counts["train"], counts[val], (1, SIDE, SIDE), CLASSES, cache=kept)  # fmt: skip
+
+    def _counted(self) -> dict[str, int]:
+        counts = dict.fromkeys(SPLITS, 0)
+        for split, image, _ in self._rows():
+            counts[split] += image is not None
+        return counts
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        def tell(done: int) -> None:
+            progress(f"reading {Path(self.config['path']).name}", done, facts.train_samples)
+
+        counts = made_once(self._place(), lambda folder: self._write(folder, tell))["counts"]
+        return replace(self._with(counts), cache=facts.cache)
+
+    def open(self, facts: Facts) -> Splits:
+        import torch
+
+        from trainer.data.arrays import ArrayDataset
+
+        sets = []
+        for split in ("train", self.config["val_split"]):
+            images = np.load(self._place() / f"{split}.npy", mmap_mode="c").view(np.ndarray)  # private: nobody writes
+            labels = np.load(self._place() / f"{split}.labels.npy")
+            sets.append(ArrayDataset(torch.from_numpy(images), torch.from_numpy(labels)))
+        return Splits(sets[0], sets[1], (0.1307,), (0.3081,))
+
+    def _place(self) -> Path:
+        path = Path(self.config["path"]).absolute()
+        about = path.stat()
+        digest = hashlib.blake2b(f"{path}\0{about.st_size}\0{about.st_mtime_ns}".encode(), digest_size=12).hexdigest()
+        return cache_root() / "mnist-json" / digest
+
+    def _write(self, folder: Path, tell: Any) -> dict[str, Any]:
+        """The images as (N, 1, 28, 28) float32, the labels as (N,) int64, in one pass over the file."""
+        folder.mkdir(parents=True)
+        counts, labels = dict.fromkeys(SPLITS, 0), {split: [] for split in SPLITS}  # type: ignore[var-annotated]
+        files = {split: (folder / f"{split}.raw").open("wb") for split in SPLITS}
+        try:
+            for split, image, label in self._rows():
+                if image is None:
+                    labels[split].append(label)
+                    continue
+                files[split].write(image.tobytes())
+                counts[split] += 1
+                if split == "train" and counts[split] % TELL_EVERY == 0:
+                    tell(counts[split])
+        finally:
+            for file in files.values():
+                file.close()
+        for split in SPLITS:
+            self._finish(folder, split, counts[split], labels[split])
+        return {"counts": counts}
+
+    def _finish(self, folder: Path, split: str, count: int, labels: list[int]) -> None:
+        if len(labels) != count:
+            raise self._wrong(split, f"{count} images and {len(labels)} labels")
+        header = np.lib.format.header_data_from_array_1_0(np.empty((0, 1, SIDE, SIDE), np.float32))
+        header["shape"] = (count, 1, SIDE, SIDE)
+        with (folder / f"{split}.npy").open("wb") as whole, (folder / f"{split}.raw").open("rb") as raw:
+            np.lib.format.write_array_header_1_0(whole, header)
+            while piece := raw.read(1 << 24):
+                whole.write(piece)
+        (folder / f"{split}.raw").unlink()
+        np.save(folder / f"{split}.labels.npy", np.array(labels, np.int64))
+
+    def _rows(self) -> Iterator[tuple[str, np.ndarray | None, int]]:
+        """(split, image (784,) float32, 0) for each image, and (split, None, label) for each label, as they come.
+
+        Raises:
+            UserError: the file is not what it should be; with the place.
+        """
+        import ijson
+
+        path, split, row = Path(self.config["path"]), -1, 0
+        try:
+            with gzip.open(path, "rb") if _is_gzip(path) else path.open("rb") as file:
+                depth, part = 0, ""
+                numbers: list[float] = []
+                for event, value in ijson.basic_parse(file, use_float=True):
+                    if event == "start_array":
+                        depth += 1
+                        if depth == 2:
+                            split, part = split + 1, ""
+                            if split >= len(SPLITS):
+                                raise self._wrong("", "more than three parts")
+                        elif depth == 3:
+                            part, row = "labels" if part else "images", 0
+                        elif depth == 4:
+                            numbers = []
+                    elif event == "end_array":
+                        if depth == 4:
+                            yield SPLITS[split], self._image(numbers, SPLITS[split], row), 0
+                            row += 1
+                        depth -= 1
+                    elif event == "number" and depth == 4:
+                        numbers.append(value)
+                    elif event == "number" and depth == 3 and part == "labels" and value in range(CLASSES):
+                        yield SPLITS[split], None, int(value)
+                        row += 1
+                    else:
+                        where = f"{part} {row} of part {SPLITS[split]!r}" if split >= 0 else "its start"
+                        raise self._wrong(
+                            "", f"at {where} there is {json.dumps(value) if value is not None else event}"
+                        )
+        except (ijson.JSONError, OSError, EOFError) as error:
+            where = f" after image {row} of part {SPLITS[max(split, 0)]!r}"
+            raise self._wrong("", f"it breaks off{where}: {error}") from error
+
+    def _image(self, numbers: list[float], split: str, row: int) -> np.ndarray:
+        if len(numbers) != PIXELS:
+            raise self._wrong(split, f"image {row} has {len(numbers)} numbers instead of {PIXELS}")
+        return np.array(numbers, np.float32)
+
+    def _wrong(self, split: str, why: str) -> UserError:
+        part = f"part {split!r}: " if split else ""
+        return UserError(
+            f"data.path={self.config['path']}",
+            f"is not [[images, labels], [images, labels], [images, labels]] with images of {PIXELS} numbers and labels 0 to 9: {part}{why}",
+        )
+
+
+def _is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"

@@ -1,0 +1,140 @@
+"""model=finetune: a model of torchvision with pretrained weights and a head for the data's classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.errors import UserError
+from trainer.sites import unreachable
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
+
+def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", **arguments: Any) -> nn.Module:
+    """``torchvision.models.<name>`` with these weights, except for layers that tell another number of classes apart.
+
+    Args:
+        weights: a name of torchvision's, ``DEFAULT`` for its best, or a file of tensors by name.
+        freeze: ``backbone``: only the head learns; batch norms before it keep their statistics.
+
+    Raises:
+        UserError: the weights are not there or belong to another model.
+    """
+    from torchvision.models import get_model
+
+    model: nn.Module = get_model(name, weights=None, num_classes=num_classes, **arguments)
+    if not any(p.is_meta for p in model.parameters()):
+        _load(model, _tensors(name, weights), f"model.weights={weights}")
+    if freeze == "backbone":
+        _freeze(model, num_classes)
+    return model
+
+
+def check(name: str, weights: str, **others: Any) -> None:
+    """Before anything starts: the weights are there, or their site answers.
+
+    Raises:
+        UserError: they are not.
+    """
+    if _is_file(weights):
+        if not Path(weights).is_file():
+            raise UserError(f"model.weights={weights}", "there is no such file")
+        return
+    entry = _entry(name, weights)
+    if not _cached(entry.url).is_file() and (reason := unreachable(entry.url)):
+        raise UserError(
+            f"model.weights={weights}",
+            f"the weights of {name} are not in {_cached(entry.url).parent} and cannot be fetched ({reason})",
+            f"model.weights=FILE, or put {Path(entry.url).name} there",
+        )
+
+
+def prepare(name: str, weights: str, **others: Any) -> None:
+    """Once per host, before the workers start: fetch the weights."""
+    if not _is_file(weights):
+        _tensors(name, weights)
+
+
+def _is_file(weights: str) -> bool:
+    return "/" in weights or weights.endswith(SUFFIXES)
+
+
+def _entry(name: str, weights: str) -> Any:
+    from torchvision.models import get_model_weights
+
+    try:
+        known = get_model_weights(name)
+        return known[weights]
+    except KeyError:
+        raise UserError(f"model.weights={weights}", f"{name} has {', '.join(w.name for w in known) or 'no weights'}", "model.weights=DEFAULT") from None  # fmt: skip
+    except ValueError as error:
+        raise UserError(f"model.name={name}", str(error)) from error
+
+
+def _cached(url: str) -> Path:
+    return Path(torch.hub.get_dir()) / "checkpoints" / Path(url).name
+
+
+def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
+    """The weights by name."""
+    if not _is_file(weights):
+        entry = _entry(name, weights)
+        try:
+            return entry.get_state_dict(progress=False, check_hash=True)  # type: ignore[no-any-return]
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"model.weights={weights}", f"cannot be fetched: {error}", "model.weights=FILE") from error
+    try:
+        if weights.endswith(".safetensors"):
+            from safetensors.torch import load_file
+
+            return load_file(weights)
+        content = torch.load(weights, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file raises whatever its bytes happen to mean
+        raise UserError(f"model.weights={weights}", f"cannot be read as tensors by name: {str(error).splitlines()[0]}") from error  # fmt: skip
+    for key in ("state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(isinstance(v, torch.Tensor) for v in content.values()):
+        raise UserError(f"model.weights={weights}", "holds something else than tensors by name")
+    return content
+
+
+def _load(model: nn.Module, tensors: dict[str, torch.Tensor], what: str) -> None:
+    own = model.state_dict()
+    tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    strange = [name for name in tensors if name not in own]
+    missing = [name for name in own if name not in tensors and not name.endswith("num_batches_tracked")]
+    if strange or missing:
+        raise UserError(
+            what,
+            f"belongs to another model: {len(missing)} tensors are missing ({', '.join(missing[:3])}), "
+            f"{len(strange)} are unknown ({', '.join(strange[:3])})",
+        )
+    other = [name for name, tensor in tensors.items() if tensor.shape != own[name].shape]
+    wrong = [name for name in other if tensors[name].shape[1:] != own[name].shape[1:]]
+    if wrong:
+        raise UserError(what, f"belongs to another model: {wrong[0]} is {tuple(tensors[wrong[0]].shape)} there and {tuple(own[wrong[0]].shape)} here")  # fmt: skip
+    model.load_state_dict({n: t for n, t in tensors.items() if n not in other}, strict=False)
+
+
+def _freeze(model: nn.Module, num_classes: int) -> None:
+    heads: list[nn.Module] = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == num_classes]
+    heads = heads or [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.out_channels == num_classes]
+    model.requires_grad_(False)
+    for head in heads[-1:]:
+        head.requires_grad_(True)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.register_forward_pre_hook(_stay_in_evaluation)
+
+
+def _stay_in_evaluation(module: nn.Module, inputs: Any) -> None:
+    module.training = False
+
+
+finetuned.check = check  # type: ignore[attr-defined]  # a target may say what is to be looked at before anything starts,
+finetuned.prepare = prepare  # type: ignore[attr-defined]  # and what is to be done once, before the workers do
