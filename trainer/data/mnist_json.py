@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -100,8 +101,7 @@ class MnistJson(DataSource):
         header["shape"] = (count, 1, SIDE, SIDE)
         with (folder / f"{split}.npy").open("wb") as whole, (folder / f"{split}.raw").open("rb") as raw:
             np.lib.format.write_array_header_1_0(whole, header)
-            while piece := raw.read(1 << 24):
-                whole.write(piece)
+            shutil.copyfileobj(raw, whole)
         (folder / f"{split}.raw").unlink()
         np.save(folder / f"{split}.labels.npy", np.array(labels, np.int64))
 

@@ -1,0 +1,284 @@
+"""Images in files: decoding, views, the decoded cache, folders, broken files."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torchvision import datasets
+from torchvision.transforms import v2
+
+from tests.pictures import CLASSES, encoded, image_folder, picture, shard
+from trainer import schema
+from trainer.data import images
+from trainer.data.augment import Augmentation, CentreView
+from trainer.data.base import DataSource, Facts, Splits
+from trainer.data.decode import BadImage, decode, size_of
+from trainer.data.image_folder import ImageFolder
+from trainer.data.shards import Shards, braces
+from trainer.errors import RunFailed, UserError
+
+
+def config(kind: type, **given: Any) -> dict[str, Any]:
+    """A ``data`` node with the schema's defaults."""
+    from dataclasses import asdict
+
+    return {k: v for k, v in asdict(kind()).items() if k != "_target_"} | given
+
+
+def folder(root: Path, **given: Any) -> ImageFolder:
+    return ImageFolder(**config(schema.ImageFolderData, root=str(root), image_size=32, **given))
+
+
+def silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+def opened(source: DataSource) -> tuple[Facts, Splits]:
+    facts = source.prepare(source.facts(1), silent)
+    return facts, source.open(facts)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+MODES = [("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "RGBA"), ("PNG", "P"), ("PNG", "L"), ("WEBP", "RGB"),
+         ("BMP", "RGB"), ("TIFF", "RGB"), ("PPM", "RGB"), ("GIF", "P")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "mode"), MODES)
+def test_every_format_is_decoded_as_pillow_does(kind: str, mode: str) -> None:
+    content = encoded(picture(1, 0).convert(mode), kind)
+    truth = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+    assert np.array_equal(decode(content).permute(1, 2, 0).numpy(), truth)
+    assert size_of(content) == truth.shape[:2]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
+def test_orientation_of_the_camera_is_followed(kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = encoded(picture(0, 0), kind, exif=exif)
+    truth = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB"))
+    assert np.array_equal(decode(content).permute(1, 2, 0).numpy(), truth)
+    assert size_of(content) == truth.shape[:2] == (56, 40)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no image", encoded(picture(0, 0))[:300], encoded(picture(0, 0), "PNG")[:200], b"BM broken"]
+)
+def test_broken_images_are_refused_with_a_reason(content: bytes) -> None:
+    with pytest.raises(BadImage, match=r"\w"):
+        decode(content)
+
+
+@pytest.mark.parametrize("size", [(40, 56), (56, 40), (64, 64), (33, 200)])
+def test_centre_view_is_torchvisions(size: tuple[int, int]) -> None:
+    image = torch.from_numpy(np.asarray(picture(1, 3, *size)).copy()).permute(2, 0, 1)
+    theirs = v2.Compose([v2.Resize(36, antialias=True), v2.CenterCrop(32)])
+    assert torch.equal(CentreView(36, 32).one(image), theirs(image))
+
+
+def test_training_view_crops_resizes_and_flips_as_torchvision(tmp_path: Path) -> None:
+    from trainer.data.augment import COUNT, FIRST, FLIP
+    from trainer.data.boxes import random_crops
+    from trainer.data.draws import uniform
+
+    _, splits = opened(folder(image_folder(tmp_path / "d")))
+    addresses = np.arange(18)
+    batch, _ = splits.train.augmented((5, 2), addresses)
+    drawn = uniform((5, 2), addresses, COUNT)
+    assert len(set((drawn[:, FLIP] < 0.5).tolist())) == 2
+    for number in addresses.tolist():
+        image = splits.train.image(number)
+        box = random_crops(
+            drawn[[number], FIRST], *(np.array([s]) for s in image.shape[1:]), (0.35, 1.0), (0.75, 4 / 3)
+        )
+        crop = v2.functional.resized_crop(image, *box[0].tolist(), [32, 32], antialias=True)
+        assert torch.equal(batch[number], crop.flip(-1) if drawn[number, FLIP] < 0.5 else crop)
+
+
+@pytest.mark.parametrize("policy", ["randaugment", "trivialaugment", "autoaugment"])
+def test_policies_depend_on_seed_epoch_and_sample_alone(tmp_path: Path, policy: str) -> None:
+    plain = opened(folder(image_folder(tmp_path / "d"), flip=0.0))[1].train
+    changed = opened(folder(tmp_path / "d", augment=policy, flip=0.0))[1].train
+    state = torch.random.get_rng_state()
+    whole, _ = changed.augmented((0, 1), np.arange(12))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    parts = torch.cat([changed.augmented((0, 1), np.array([n]))[0] for n in range(12)])
+    assert torch.equal(whole, parts)
+    assert not torch.equal(whole, changed.augmented((0, 2), np.arange(12))[0])
+    assert not torch.equal(whole, plain.augmented((0, 1), np.arange(12))[0])
+
+
+def test_erased_patches_are_the_mean_colour(tmp_path: Path) -> None:
+    root = image_folder(tmp_path / "d")
+    plain = opened(folder(root, flip=0.0))[1].train.augmented((0, 0), np.arange(18))[0]
+    erased = opened(folder(root, flip=0.0, erasing=0.5))[1].train.augmented((0, 0), np.arange(18))[0]
+    differing = [n for n in range(18) if not torch.equal(plain[n], erased[n])]
+    assert 3 <= len(differing) <= 15
+    mean = Augmentation.of(config(schema.ImageFolderData), images.MEAN).mean
+    for n in differing:
+        changed = (plain[n] != erased[n]).any(0)
+        assert (erased[n][:, changed] == mean[:, None]).all()
+
+
+def test_decoded_cache_gives_the_same_batches_and_is_made_once(tmp_path: Path, own_cache: Path) -> None:
+    root = image_folder(tmp_path / "d")
+    facts, cached = opened(folder(root, cache="ram"))
+    plain_facts, plain = opened(folder(root, cache="none"))
+    assert facts.cached and not plain_facts.cached and "GiB decoded" in facts.cache
+    for draw in ((0, 0), (1, 3)):
+        for mine, theirs in ((cached.train, plain.train), (cached.val, plain.val)):
+            addresses = np.arange(len(mine))
+            assert torch.equal(mine.augmented(draw, addresses)[0], theirs.augmented(draw, addresses)[0])
+    made = {p: p.stat().st_mtime_ns for p in own_cache.rglob("pixels.bin")}
+    assert len(made) == 2
+    opened(folder(root, cache="ram"))
+    assert {p: p.stat().st_mtime_ns for p in own_cache.rglob("pixels.bin")} == made
+
+
+def test_decoded_cache_follows_a_changed_file_and_drops_the_old_pixels(tmp_path: Path, own_cache: Path) -> None:
+    root = image_folder(tmp_path / "d")
+    _, before = opened(folder(root, cache="ram"))
+    old = before.train.image(0).clone()
+    (root / "train" / CLASSES[0] / "0.jpg").write_bytes(encoded(picture(2, 9, 50, 50)))
+    _, after = opened(folder(root, cache="ram"))
+    assert after.train.image(0).shape[1:] == (50, 50) and old.shape[1:] == (40, 56)
+    assert len(list(own_cache.rglob("pixels.bin"))) == 2
+
+
+def test_cache_is_chosen_by_what_fits_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = image_folder(tmp_path / "d")
+    assert folder(root).facts(1).cached
+    monkeypatch.setattr(images.machine, "free_memory", lambda: 1000)
+    facts = folder(root).facts(1)
+    assert not facts.cached and "do not fit" in facts.cache
+    monkeypatch.setattr(images.machine, "free_disk", lambda where: 1000)
+    with pytest.raises(UserError, match="do not fit"):
+        folder(root, cache="ram").facts(1)
+
+
+def test_folders_are_read_as_by_torchvision(tmp_path: Path) -> None:
+    root = image_folder(tmp_path / "d", classes=["b", "a", "c"])
+    (root / "train" / "a" / "notes.txt").write_text("no image")
+    (root / "train" / "a" / "deep").mkdir()
+    (root / "train" / "a" / "deep" / "x.png").write_bytes(encoded(picture(0, 0), "PNG"))
+    truth = datasets.ImageFolder(str(root / "train"))
+    source = folder(root)
+    facts, splits = opened(source)
+    assert source.class_names(facts) == truth.classes
+    assert list(zip(splits.train.listing.names, splits.train.labels.tolist(), strict=True)) == truth.samples
+    assert facts.train_samples == 19 and facts.val_samples == 6
+
+
+def test_part_of_each_class_is_held_out_where_there_is_no_validation_folder(tmp_path: Path) -> None:
+    root = image_folder(tmp_path / "d", per_class=10)
+    facts, splits = opened(folder(root / "train", val_fraction=0.2))
+    assert (facts.train_samples, facts.val_samples) == (24, 6)
+    assert np.bincount(splits.val.labels).tolist() == [2, 2, 2]
+    both = {*splits.train.listing.names, *splits.val.listing.names}
+    assert len(both) == 30
+    other = opened(folder(root / "train", val_fraction=0.2, split_seed=1))[1]
+    assert set(other.val.listing.names) != set(splits.val.listing.names)
+
+
+def broken(root: Path) -> Path:
+    """A folder of pictures of which two cannot be decoded."""
+    image_folder(root)
+    (root / "train" / "iris" / "1.jpg").write_bytes(b"no image")
+    whole = root / "val" / "rose" / "0.jpg"
+    whole.write_bytes(whole.read_bytes()[:400])
+    return root
+
+
+@pytest.mark.parametrize("cache", ["ram", "none"])
+def test_broken_images_are_counted_and_named(tmp_path: Path, cache: str) -> None:
+    source = folder(broken(tmp_path / "d"), cache=cache, verify=True)
+    with pytest.raises(UserError, match=r"2 of 24 images cannot be decoded.*iris/1\.jpg.*rose/0\.jpg") as caught:
+        source.prepare(source.facts(1), silent)
+    assert "data.on_bad=skip" in caught.value.instead
+
+
+@pytest.mark.parametrize("cache", ["ram", "none"])
+def test_broken_images_are_left_out_only_where_that_is_asked_for(
+    tmp_path: Path, cache: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts, splits = opened(folder(broken(tmp_path / "d"), cache=cache, verify=True, on_bad="skip"))
+    assert (facts.train_samples, facts.val_samples, len(facts.left_out)) == (17, 5, 2)
+    assert "ATTENTION: 2 of 24" in capsys.readouterr().out
+    truth = opened(folder(image_folder(tmp_path / "whole"), cache="none"))[1].train
+    kept = [n for n in range(18) if n != 7]
+    for mine, theirs in enumerate(kept):
+        assert torch.equal(splits.train.image(mine), truth.image(theirs))
+    assert splits.train.labels.tolist() == [truth.labels[n] for n in kept]
+
+
+def test_a_broken_image_in_training_is_named(tmp_path: Path) -> None:
+    _, splits = opened(folder(broken(tmp_path / "d"), cache="none"))
+    with pytest.raises(RunFailed, match=r"iris/1\.jpg cannot be read.*data\.verify=true"):
+        splits.train.augmented((0, 0), np.arange(18))
+
+
+def shards(**given: Any) -> Shards:
+    return Shards(**config(schema.ShardsData, image_size=32, **given))
+
+
+@pytest.mark.parametrize("labels", ["cls", "json"])
+@pytest.mark.parametrize("cache", ["ram", "none"])
+def test_shards_hold_each_sample_once_with_its_label(tmp_path: Path, labels: str, cache: str) -> None:
+    contents = [(f"p{n:02d}", encoded(picture(n % 3, n), quality=95), n % 3) for n in range(30)]
+    for number in range(3):
+        shard(tmp_path / f"t-{number:03d}.tar", contents[number * 10 : number * 10 + 10], labels)
+    shard(tmp_path / "v.tar", contents[:6], labels)
+    source = shards(path=str(tmp_path / "t-{000..002}.tar"), val_path=str(tmp_path / "v*.tar"), cache=cache)
+    facts, splits = opened(source)
+    assert (facts.train_samples, facts.val_samples, facts.classes) == (30, 6, 3)
+    for number, (_, content, label) in enumerate(contents):
+        assert torch.equal(splits.train.image(number), decode(content))
+        assert splits.train.labels[number] == label
+
+
+def test_braces_are_webdatasets() -> None:
+    assert braces("a-{008..011}-{0..1}.tar") == [f"a-{n:03d}-{m}.tar" for n in range(8, 12) for m in range(2)]
+
+
+REFUSED = [
+    ({"path": "none-*.tar"}, "there are no such files"),
+    ({"path": "text.tar"}, "is not a plain tar file"),
+    ({"path": "bare.tar"}, r"sample p0 has an image but no label"),
+    ({"path": "word.tar"}, r"p0\.cls holds no label"),
+    ({"path": "empty.tar"}, "holds no samples"),
+    ({"path": "good.tar", "num_classes": 2}, r"1 samples have a label outside 0 to 1, the first is .*p2 with 2"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), REFUSED, ids=[str(g["path"]) for g, _ in REFUSED])
+def test_wrong_shards_are_refused_with_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], says: str
+) -> None:
+    import tarfile
+
+    monkeypatch.chdir(tmp_path)
+    content = encoded(picture(0, 0))
+    shard(tmp_path / "good.tar", [(f"p{n}", content, n) for n in range(3)])
+    shard(tmp_path / "empty.tar", [])
+    (tmp_path / "text.tar").write_text("this is no tar file" * 100)
+    for name, label in (("bare", None), ("word", b"daisy")):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            for member, data in (("p0.jpg", content), ("p0.cls", label)):
+                if data is not None:
+                    info = tarfile.TarInfo(member)
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+    with pytest.raises(UserError, match=says):
+        shards(**given).facts(1)
+    assert not (tmp_path / "cache").exists(), "facts write nothing"
