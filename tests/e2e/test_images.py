@@ -1,0 +1,109 @@
+"""Images on the command line: the same numbers whoever reads them and how; every source runs; a summary of what was left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pictures import encoded, image_folder, mnist_json, picture, shard, weights
+from tests.runs import trainer
+
+EXACT = ["precision=fp64", "tracking=none", "execution.log_every=1", "execution.threads=1", "optimizer.lr=0.01"]
+SMALL = ["model=convnet", "~model.zero_init_residual", "data.image_size=32", "epochs=2"]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return image_folder(tmp_path_factory.mktemp("pictures"), per_class=8)
+
+
+def run(folder: Path, name: str, *overrides: str) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """A run's result and its points."""
+    done = trainer(*overrides, f"hydra.run.dir={folder / name}", cwd=folder, timeout=240, TRAINER_CACHE=str(folder / "cache"))  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    points = [json.loads(line)["metrics"] for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    return json.loads((folder / name / "result.json").read_text()), points
+
+
+def losses(points: list[dict[str, float]]) -> list[float]:
+    return [p[k] for p in points for k in ("train/loss", "val/loss") if k in p]
+
+
+ALL = ["data.augment=trivialaugment", "data.erasing=0.3", "data.min_scale=0.5"]
+READERS = {
+    "one worker": ["data.batch_size=8", "strategy=single"],
+    "two workers": ["data.batch_size=4", "strategy=collective", "launch.nproc=2"],
+    "scattered": ["data.batch_size=4", "strategy=collective", "launch.nproc=2", "data.read=scatter"],
+    "without cache": ["data.batch_size=8", "strategy=single", "data.cache=none", "data.num_workers=2"],
+    "in the process": ["data.batch_size=8", "strategy=single", "data.num_workers=0"],
+}
+
+
+def test_the_numbers_are_the_same_whoever_reads_the_images(pictures: Path, tmp_path: Path) -> None:
+    """float64 with all augmentation: workers, reading processes, scattering and the cache do not show."""
+    seen = {}
+    for name, how in READERS.items():
+        _, points = run(tmp_path, name.replace(" ", "_"), "+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", "loss.label_smoothing=0.1", f"data.root={pictures}", "data.image_size=32", "epochs=2", *ALL, *EXACT, *how)  # fmt: skip
+        seen[name] = losses(points)
+    assert len(seen["one worker"]) == 8
+    for name, values in seen.items():
+        assert values == pytest.approx(seen["one worker"], abs=1e-9), name
+
+
+def test_mixed_and_balanced_batches_train_on_two_workers_as_scattered(pictures: Path, tmp_path: Path) -> None:
+    extra = ["data.mixup=0.2", "data.cutmix=1.0", "sampler=class_balanced", "strategy=collective", "launch.nproc=2", "data.batch_size=4"]  # fmt: skip
+    both = [
+        run(tmp_path, how, "+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", f"data.root={pictures}", "data.image_size=32", "epochs=2", *EXACT, *extra, f"data.read={how}")[1]
+        for how in ("each", "scatter")
+    ]  # fmt: skip
+    assert losses(both[0]) == pytest.approx(losses(both[1]), abs=1e-12)
+
+
+def test_shards_and_folder_of_the_same_images_give_the_same_run(pictures: Path, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        files = sorted((pictures / split).rglob("*.jpg"))
+        names = sorted({f.parent.name for f in files})
+        shard(tmp_path / f"{split}.tar", [(f"{n:04d}", f.read_bytes(), names.index(f.parent.name)) for n, f in enumerate(files)])  # fmt: skip
+    common = [
+        "model=convnet",
+        "~model.zero_init_residual",
+        "data.image_size=32",
+        "epochs=1",
+        "data.batch_size=8",
+        *EXACT,
+    ]
+    _, folder = run(tmp_path, "folder", "+recipe=resnet50_imagefolder", f"data.root={pictures}", *common)
+    _, tar = run(tmp_path, "tar", "+recipe=resnet50_imagefolder", "data=shards", f"data.path={tmp_path}/train.tar", f"data.val_path={tmp_path}/val.tar", *common)  # fmt: skip
+    assert losses(folder) == losses(tar)
+
+
+def test_reference_file_and_its_losses_run(tmp_path: Path) -> None:
+    path = mnist_json(tmp_path / "mnist.json.gz", (120, 40, 40))
+    for extra in (["optimizer=momentum"], ["optimizer=adagrad", "loss=squared_error"], ["optimizer=adam"]):
+        result, _ = run(tmp_path, extra[0][10:], "+recipe=mnist_json", f"data.path={path}", "epochs=1", "tracking=none", "data.batch_size=50", *extra)  # fmt: skip
+        assert result["samples"] == 120 and result["steps"] == 3, "the last partial batch is kept"
+
+
+def test_finetuning_starts_from_the_weights(pictures: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from torch import equal, load
+
+    file = weights(tmp_path / "resnet18.pt", "resnet18")
+    run(tmp_path, "frozen", "+recipe=resnet50_finetune", "model.name=resnet18", f"model.weights={file}", "model.freeze=backbone", f"data.root={pictures}", "data.image_size=32", "data.batch_size=8", "max_steps=2", "tracking=none", "execution.threads=1")  # fmt: skip
+    trained, given = load_file(tmp_path / "frozen" / "model.safetensors"), load(file, weights_only=True)
+    assert all(equal(trained[k], v) for k, v in given.items() if not k.startswith("fc."))
+    assert trained["fc.weight"].shape == (3, 512)
+
+
+def test_broken_images_end_the_run_with_their_names_or_are_left_out_loudly(tmp_path: Path) -> None:
+    root = image_folder(tmp_path / "d")
+    (root / "train" / "iris" / "3.jpg").write_bytes(encoded(picture(0, 0))[:200])
+    common = ["+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", f"data.root={root}", "data.image_size=32", "data.batch_size=4", "epochs=1", "tracking=none", "data.verify=true"]  # fmt: skip
+    refused = trainer(*common, cwd=tmp_path, TRAINER_CACHE=str(tmp_path / "cache"))
+    assert refused.returncode == 2 and "iris/3.jpg" in refused.stdout + refused.stderr, refused.stdout + refused.stderr
+    done = trainer(*common, "data.on_bad=skip", f"hydra.run.dir={tmp_path / 'r'}", cwd=tmp_path, TRAINER_CACHE=str(tmp_path / "cache"))  # fmt: skip
+    assert done.returncode == 0 and "ATTENTION: 1 of 24 images" in done.stdout, done.stdout + done.stderr
+    assert json.loads((tmp_path / "r" / "plan.json").read_text())["facts"]["train_samples"] == 17
