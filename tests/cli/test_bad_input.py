@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
+from tests.pictures import image_folder
 from tests.runs import environment
 from trainer.checks import check_devices
 from trainer.errors import UserError
@@ -301,10 +302,66 @@ def test_wrong_input_is_refused_in_one_sentence(case: Case, run: Run, folder: Pa
     assert out == ""
 
 
+FOLDER = "+recipe=resnet50_imagefolder model=lenet ~model.zero_init_residual data.root="
+IMAGES = [
+    Case(f"{FOLDER}nowhere", ("data.root=nowhere", "there is no such folder"), "data.root=FOLDER"),
+    Case(f"{FOLDER}{{made}}/files", ("data.root=", "has no folders, of which each is a class"), ""),
+    Case(f"{FOLDER}{{made}}/empty", ("data.root=", "holds no training images"), ""),
+    Case(f"{FOLDER}{{made}}/strange", ("data.root=", "classes that", "does not have: tulip"), "rename"),
+    Case(f"{FOLDER}{{made}}/good data.val=tests", ("data.val=tests", "no such folder"), "data.val=FOLDER"),
+    Case(f"{FOLDER}{{made}}/good data.num_classes=5", ("data.num_classes=5", "has 3 classes"), "data.num_classes=3"),
+    Case(f"{FOLDER}{{made}}/good data.augment=randaugmen", ("data.augment=randaugmen",), "data.augment=randaugment"),
+    Case(f"{FOLDER}{{made}}/good data.cache=disk", ("data.cache=disk",), "data.cache="),
+    Case(f"{FOLDER}{{made}}/good data.on_bad=ignore", ("data.on_bad=ignore",), "data.on_bad="),
+    Case(f"{FOLDER}{{made}}/good data.erasing=2", ("data.erasing=2",), "data.erasing="),
+    Case(
+        f"{FOLDER}{{made}}/good data.mixup=0.2 loss=binary_cross_entropy",
+        ("data.mixup=0.2", "shares of classes"),
+        "loss=cross_entropy",
+    ),
+    Case("+recipe=resnet50_imagefolder", ("data.root", "has no value"), "data.root=VALUE"),
+    Case("+recipe=mnist_json data.path=no.json.gz", ("data.path=no.json.gz", "no such file"), "mnist.json.gz"),
+    Case("+recipe=mnist_json data.path={made}/text.json", ("data.path=", "it breaks off"), ""),
+    Case("+recipe=mnist_lenet data.download=false data.on_missing=error data.root=none", ("data.root=none", "MNIST is not in"), "data.on_missing=embedded"),
+    Case("+recipe=cifar10_convnet data.download=false data.on_missing=error data.root=none", ("data.root=none", "CIFAR-10 is not in"), "data.on_missing=embedded"),
+    Case("+recipe=resnet50_imagefolder data=shards data.path=none.tar", ("data.path=none.tar", "no such files"), "data.path="),
+    digits("sampler=class_balanced sampler.shuffle=false", "sampler.shuffle=false", "by lot", instead="sampler.shuffle=true"),
+    Case("+recipe=resnet50_random sampler=class_balanced", ("sampler.order=class_balanced", "no samples to choose"), "sampler.order=each_once"),
+    digits("data.read=scatter strategy=pserver_sync", "data.read=scatter", "has no group of workers", instead="data.read=each"),
+    Case("+recipe=resnet50_finetune data.root={made}/good model.weights=none.pt", ("model.weights=none.pt", "no such file"), ""),
+    Case("+recipe=resnet50_finetune data.root={made}/good model.weights=V9", ("model.weights=V9", "IMAGENET1K_V1"), "model.weights=DEFAULT"),
+    Case("+recipe=resnet50_finetune data.root={made}/good model.name=resnet51", ("model.name=resnet51",), ""),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of pictures, good ones and others."""
+    root = tmp_path_factory.mktemp("made")
+    image_folder(root / "good", per_class=12)
+    image_folder(root / "strange")
+    (root / "strange" / "val" / "tulip").mkdir()
+    (root / "files").mkdir()
+    (root / "files" / "a.jpg").write_text("")
+    (root / "empty" / "daisy").mkdir(parents=True)
+    (root / "text.json").write_text("no json")
+    return root
+
+
+@pytest.mark.parametrize("case", IMAGES, ids=lambda case: case.typed)
+def test_images_that_cannot_be_trained_on_are_refused(
+    case: Case, run: Run, folder: Path, made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
+    code, _, error = run(*case.typed.format(made=made).split())
+    assert_refused(case, code, error, folder)
+    assert not (tmp_path / "cache").exists()
+
+
 DATA_FITS = [
     digits("model.num_classes=5", "model.num_classes=5", "10 classes", instead="model.num_classes=10"),
     digits("model.in_channels=3", "model (trainer.models.lenet.LeNet)", "(1, 8, 8)", "3 channels"),
-    digits("loss._target_=torch.nn.MSELoss", "loss (torch.nn.MSELoss)", "labels (N,)", instead="loss=cross_entropy"),
+    digits("loss._target_=torch.nn.MSELoss ~loss.label_smoothing", "loss (torch.nn.MSELoss)", "labels (N,)", instead="loss=cross_entropy"),
 ]
 
 

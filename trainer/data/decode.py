@@ -45,7 +45,12 @@ def size_of(content: bytes) -> tuple[int, int]:
     try:
         with Image.open(io.BytesIO(content)) as image:
             width, height = image.size
-            turned = image.format != "TIFF" and image.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # Pillow turns TIFF itself
+            turned = image.format != "TIFF" and image.getexif().get(0x0112, 1) in (
+                5,
+                6,
+                7,
+                8,
+            )  # Pillow turns TIFF itself
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BadImage(_reason(error)) from error
     return (width, height) if turned else (height, width)

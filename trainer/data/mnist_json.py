@@ -146,7 +146,7 @@ class MnistJson(DataSource):
                         )
         except (ijson.JSONError, OSError, EOFError) as error:
             where = f" after image {row} of part {SPLITS[max(split, 0)]!r}"
-            raise self._wrong("", f"it breaks off{where}: {error}") from error
+            raise self._wrong("", f"it breaks off{where}: {str(error).splitlines()[0]}") from error
 
     def _image(self, numbers: list[float], split: str, row: int) -> np.ndarray:
         if len(numbers) != PIXELS:

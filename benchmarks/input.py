@@ -1,0 +1,177 @@
+"""How fast images are read and augmented, against the plain torchvision pipeline. Both use all cores of this machine.
+
+    python benchmarks/input.py [--folder FOLDER] [--images 1500] [--rounds 5] [--pictures FILE]
+
+The rival is what people write: ImageFolder with PIL, RandomResizedCrop, flip, ToTensor, Normalize in a DataLoader, with the
+number of workers that was fastest here; for CIFAR the same on CIFAR10's PIL images with RandomCrop(32, padding=4). Ours is the
+run's own feed, without its last step on the device: uint8 batches, with and without the decoded cache. Crops and antialiasing are
+the same. All alternate; medians of images/s. ``--pictures`` draws a sheet of augmented images of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision import datasets
+from torchvision import transforms as v1
+
+from trainer import machine, schema
+from trainer.data.base import DataSource, Splits
+from trainer.data.cifar import Cifar10
+from trainer.data.feed import _Addresses, _Reader
+from trainer.data.image_folder import ImageFolder
+from trainer.data.images import MEAN, STD
+from trainer.data.sampler import DistributedBatchSampler
+
+BATCH = 64
+
+
+def photographs(folder: Path, count: int) -> Path:
+    """Crops of scikit-learn's two photographs as JPEGs of 500 to 750 pixels in class folders."""
+    from sklearn.datasets import load_sample_images
+
+    whole = [Image.fromarray(image).resize((1280, 854)) for image in load_sample_images().images]
+    random = np.random.default_rng(0)
+    for number in range(count):
+        width, height = int(random.integers(500, 751)), int(random.integers(500, 751))
+        left, top = int(random.integers(0, 1280 - width + 1)), int(random.integers(0, 854 - height + 1))
+        target = folder / "train" / f"{number % 2}"
+        target.mkdir(parents=True, exist_ok=True)
+        whole[number % 2].crop((left, top, left + width, top + height)).save(target / f"{number}.jpg", quality=85)
+    os.symlink(folder / "train", folder / "val")
+    return folder
+
+
+def cifar_files(root: Path) -> Path:
+    """50,000 images of noise in CIFAR-10's files."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for name in [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]:
+        content = {"data": random.integers(0, 256, (10000, 3072), dtype=np.uint8), "labels": [n % 10 for n in range(10000)]}  # fmt: skip
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    return root
+
+
+class FromArray(Dataset[Any]):
+    """CIFAR as torchvision reads it: a PIL image of each sample, transformed one by one."""
+
+    def __init__(self, images: np.ndarray, labels: Any, transform: Any) -> None:
+        self.images, self.labels, self.transform = images, labels, transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(Image.fromarray(self.images[index])), self.labels[index]
+
+
+def opened(source: DataSource) -> Splits:
+    facts = source.prepare(source.facts(1), lambda *_: None)
+    return source.open(facts)
+
+
+def node(kind: type, **given: Any) -> dict[str, Any]:
+    return {k: v for k, v in asdict(kind()).items() if k != "_target_"} | given
+
+
+def ours(dataset: Dataset[Any], workers: int) -> Callable[[], int]:
+    """One epoch of the run's own reader; its processes stay for the next."""
+    sampler = DistributedBatchSampler(len(dataset), BATCH, drop_last=True)  # type: ignore[arg-type]
+    reader = _Reader(dataset, _Addresses(sampler, None), 0, workers, False)
+    return lambda: sum(len(labels) for _, labels in reader)
+
+
+def theirs(dataset: Dataset[Any], workers: int) -> Callable[[], int]:
+    """One epoch of a DataLoader; its processes stay for the next."""
+    loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=workers, drop_last=True, persistent_workers=workers > 0)  # fmt: skip
+    return lambda: sum(len(labels) for _, labels in loader)
+
+
+def best(
+    make: Callable[[Any, int], Callable[[], int]], dataset: Any, numbers: list[int]
+) -> tuple[int, Callable[[], int]]:
+    """The number of workers that is fastest, and an epoch with it."""
+    rates = {}
+    for workers in numbers:
+        epoch = make(dataset, workers)
+        epoch()
+        began = time.perf_counter()
+        rates[workers] = epoch() / (time.perf_counter() - began), epoch
+    fastest = max(rates, key=lambda w: rates[w][0])
+    return fastest, rates[fastest][1]
+
+
+def compare(title: str, rival: tuple[int, Callable[[], int]], jobs: dict[str, Callable[[], int]], rounds: int) -> None:
+    """Alternate, and print a line for each with its ratio to the rival."""
+    every = {"torchvision": rival[1], **jobs}
+    rates: dict[str, list[float]] = {name: [] for name in every}
+    for epoch in every.values():
+        epoch()
+    for _ in range(rounds):
+        for name, epoch in every.items():
+            began = time.perf_counter()
+            rates[name].append(epoch() / (time.perf_counter() - began))
+    base = statistics.median(rates["torchvision"])
+    print(f"{title} (torchvision with {rival[0]} workers, its best)")
+    for name, found in rates.items():
+        rate = statistics.median(found)
+        print(f"  {name:24} {rate:9,.0f} images/s  {rate / base:5.2f}  ({min(found):,.0f}-{max(found):,.0f})")
+
+
+def sheet(path: Path, rival: Dataset[Any], own: Any) -> None:
+    """Twelve augmented images of both, one row each."""
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
+    left = [((rival[n][0] * std + mean) * 255).round().clamp(0, 255).to(torch.uint8) for n in range(12)]
+    right, _ = own.augmented((0, 0), np.arange(12))
+    rows = [torch.cat(list(images), 2) for images in (left, right)]
+    Image.fromarray(torch.cat(rows, 1).permute(1, 2, 0).numpy()).resize((12 * 112, 2 * 112)).save(path)
+
+
+def main() -> None:
+    """See the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--images", type=int, default=1500)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pictures", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    cores = machine.cores()
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["TRAINER_CACHE"] = scratch
+        root = arguments.folder or photographs(Path(scratch) / "photographs", arguments.images)
+        plain = v1.Compose([v1.RandomResizedCrop(224, (0.35, 1.0)), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)])  # fmt: skip
+        rival = datasets.ImageFolder(str(root / "train"), plain)
+        sets = {c: opened(ImageFolder(**node(schema.ImageFolderData, root=str(root), cache=c))).train for c in ("none", "ram")}  # fmt: skip
+        if arguments.pictures:
+            sheet(arguments.pictures, rival, sets["ram"])
+        numbers = sorted({1, cores, 2 * cores})
+        compare(
+            f"{len(rival)} JPEGs to 224 pixels",
+            best(theirs, rival, numbers),
+            {"trainer": ours(sets["none"], cores), "trainer, decoded cache": ours(sets["ram"], cores)},
+            arguments.rounds,
+        )
+        source = Cifar10(**node(schema.Cifar10Data, root=str(cifar_files(Path(scratch))), download=False))
+        train: Any = opened(source).train
+        crop = v1.Compose([v1.RandomCrop(32, 4), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)])
+        small = FromArray(train.images.permute(0, 2, 3, 1).numpy(), train.labels.tolist(), crop)
+        compare("50,000 images of 32 pixels", best(theirs, small, numbers), {"trainer, whole batches": ours(train, 0)}, arguments.rounds)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
