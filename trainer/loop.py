@@ -15,6 +15,7 @@ from torch import nn
 from trainer.data.feed import Feed
 from trainer.errors import RunFailed
 from trainer.metrics import Sums, Task
+from trainer.models.sitting_out import counting
 from trainer.report import Report
 from trainer.strategies.base import Strategy
 
@@ -87,7 +88,7 @@ def train_epoch(run: Training, epoch: int) -> None:
         weight = strategy.weight(samples)
         for batch in batches:
             strategy.prepare(batch)
-            with strategy.accumulate(batch.last):
+            with strategy.accumulate(batch.last), counting(run.model, batch.samples):
                 with run.arithmetic():
                     loss, outputs = run.task.forward(run.forward, batch.inputs, batch.labels)
                 strategy.backward(loss * (weight * batch.share) if weight * batch.share != 1.0 else loss)

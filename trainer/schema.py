@@ -461,12 +461,26 @@ class GroupStrategy(StrategyConfig):
 
 
 @dataclass
+class PowerSgd:
+    """strategy.powersgd: PowerSGD's compression of gradients, with error feedback."""
+
+    rank: int = key(1, "rank of the two factors that stand for a matrix of gradients", "columns", ge=1)
+    start_step: int = key(10, "updates with whole gradients before compression begins", "updates", ge=2)
+
+
+@dataclass
 class CollectiveStrategy(GroupStrategy):
     """strategy=collective: DDP, gradients averaged over all workers at every update."""
 
     _target_: str = key("trainer.strategies.declared.Collective", "class, a trainer.strategies.base.Declaration")
     bucket_cap_mb: float = key(25.0, "size of a gradient bucket that is reduced while backward goes on", "MiB", gt=0)
     find_unused_parameters: bool = key(False, "the model has parameters that a step may not use")
+    static_graph: bool = key(False, "every step uses the same parameters, which DDP learns from the first")
+    gradient_as_bucket_view: bool = key(
+        True, "gradients lie in the buckets themselves; false: are copied there and back"
+    )
+    comm_hook: str = key("none", "what travels: gradients as they are, as fp16 or bf16, or PowerSGD's low-rank factors", choices=("none", "fp16", "bf16", "powersgd"))  # fmt: skip
+    powersgd: PowerSgd = key(PowerSgd, "with comm_hook=powersgd: how gradients are compressed")
 
 
 @dataclass

@@ -86,6 +86,31 @@ def trained(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         return {"parameters": parameters(run), "validation": validation, "steps": run.step}
 
 
+def failing(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
+    """The whole loop of a run that cannot be; with which words it ends."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        try:
+            fit(run)
+        except RunFailed as error:
+            return {"error": str(error)}
+        return {"error": ""}
+
+
+def compressed(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, Any]:
+    """As ``step_by_step``, with PowerSGD: also what this worker's compression has left out so far, and its rate."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        after = [parameters(run)]
+        for epoch in range(epochs):
+            train_epoch(run, epoch)
+            after.append(parameters(run))
+        strategy, names = run.strategy, [name for name, _ in run.model.named_parameters()]
+        memory, errors = strategy.memory, {}
+        for bucket, members in memory.layout.items():
+            pieces = memory.torch.error_dict[bucket].split([size for _, size in members])
+            errors |= {names[number]: piece.numpy() for (number, _), piece in zip(members, pieces, strict=True)}
+        return {"after": after, "errors": errors, "gauges": strategy.gauges()}
+
+
 def step_by_step(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, Any]:
     """Epochs of ``limit_train_batches`` updates; the parameters after each, and after settling at the end."""
     with taking_part(in_run(seat, RUN), payload) as run:

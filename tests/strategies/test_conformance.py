@@ -83,7 +83,7 @@ def cases(strategy: str, workers: int) -> dict[str, Case]:
     average = ("strategy.buffers=average",) if averages else ()
     static = STATIC if strategy in ALONE else ()
     short = (*SHORT, *static)
-    shared = DECLARED[strategy].same_everywhere
+    shared = DECLARED[strategy]().same_everywhere
     asked = {name: Case("trained", overrides) for name, overrides in exact_cases(strategy, workers).items()}
     asked |= {
         "summed": Case("summed"),

@@ -65,3 +65,38 @@ class NormNet(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.features(inputs).flatten(1))
+
+
+class Gated(nn.Module):
+    """Samples go one way or the other by their first pixel, so that a step may use one branch alone; ``never`` is never used.
+
+    ``gated=False``: all samples go the first way.
+    """
+
+    def __init__(self, num_classes: int, image_size: int, gated: bool = True) -> None:
+        super().__init__()
+        self.stem = nn.Linear(image_size**2, 12)
+        self.ways = nn.ModuleList([nn.Linear(12, 12) for _ in range(2)])
+        self.never = nn.Linear(12, 12)
+        self.head = nn.Linear(12, num_classes)
+        self.gated = gated
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.stem(inputs.flatten(1)))
+        second = (inputs[:, 0, 0, 0] > 1.5) & self.gated
+        passed = torch.zeros_like(hidden)
+        for chosen, way in zip((~second, second), self.ways, strict=True):
+            if chosen.any():
+                passed = passed.masked_scatter(chosen.unsqueeze(1), way(hidden[chosen]))
+        return self.head(passed)
+
+
+class Flat(nn.Module):
+    """One matrix: the gradient of n samples has rank n at most."""
+
+    def __init__(self, num_classes: int, image_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(image_size**2, num_classes)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs.flatten(1))

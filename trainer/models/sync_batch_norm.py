@@ -12,7 +12,12 @@ class GlooSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     """``nn.BatchNorm*d`` whose training statistics are those of all workers' samples together.
 
     Shapes: (N, C, ...) in and out. The gradient flows through the all-reduced sums.
+
+    Attributes:
+        share: 0.0 while this worker's samples do not count, else 1.0.
     """
+
+    share = 1.0
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         pass
@@ -23,12 +28,12 @@ class GlooSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         x = input.float() if input.dtype in (torch.bfloat16, torch.float16) else input
         dims = [0, *range(2, x.dim())]
         count = x.new_tensor([x.numel() / x.shape[1]])
-        sums = all_reduce(torch.cat([x.sum(dims), count]))
+        sums = all_reduce(torch.cat([x.sum(dims), count]) * self.share)
         total = sums[-1].detach()
         mean = sums[:-1] / total
         shape = [1, -1] + [1] * (x.dim() - 2)
         centred = x - mean.view(shape)
-        variance = all_reduce(centred.pow(2).sum(dims)) / total
+        variance = all_reduce(centred.pow(2).sum(dims) * self.share) / total
         if self.track_running_stats:
             self._track(mean.detach(), variance.detach(), total)
         normal = centred * (variance + self.eps).rsqrt().view(shape)

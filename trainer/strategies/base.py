@@ -34,9 +34,6 @@ class Declaration(ABC):
     lockstep: ClassVar[bool] = True
     """All workers take the same number of updates (the sampler pads) and may meet inside an epoch."""
 
-    same_everywhere: ClassVar[bool] = True
-    """After every update all workers hold the same state, so that rank 0's ``state()`` is everybody's."""
-
     leases: ClassVar[bool] = False
     """Work can be handed out in leases (``Strategy.leases``) instead of split beforehand."""
 
@@ -53,6 +50,11 @@ class Declaration(ABC):
     def survives(self) -> bool:
         """The others go on when a worker dies."""
         return False
+
+    @property
+    def same_everywhere(self) -> bool:
+        """After every update all workers hold the same state, so that rank 0's ``state()`` is everybody's."""
+        return True
 
     @property
     def exact(self) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.errors import RunFailed
 from trainer.strategies.base import MakeUpdater
+from trainer.strategies.comm_hooks import PowerSgd, register
 from trainer.strategies.group import GroupMember
 
 
@@ -18,6 +21,7 @@ class Collective(GroupMember):
     """torch's DDP, without its per-forward broadcast of buffers: ``settle`` agrees on them where they are read."""
 
     ddp: DistributedDataParallel
+    memory: PowerSgd | None
 
     def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         super().place(model, make_updater)
@@ -30,8 +34,10 @@ class Collective(GroupMember):
                 init_sync=False,
                 bucket_cap_mb=self.config["bucket_cap_mb"],
                 find_unused_parameters=self.config["find_unused_parameters"],
-                gradient_as_bucket_view=True,
+                gradient_as_bucket_view=self.config["gradient_as_bucket_view"],
+                static_graph=self.config["static_graph"],
             )
+        self.memory = register(self.ddp, self.config)
         return self.ddp
 
     def weight(self, samples: int) -> float:
@@ -41,12 +47,34 @@ class Collective(GroupMember):
         everybody = self.total(torch.tensor([float(samples)], dtype=torch.float64)).item()
         return samples * self.seat.size / everybody
 
-    def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        return nullcontext() if last else self.ddp.no_sync()
+    @contextmanager
+    def accumulate(self, last: bool) -> Iterator[None]:
+        try:
+            with nullcontext() if last else self.ddp.no_sync():
+                yield
+        except RuntimeError as error:
+            if isinstance(error, RunFailed) or "finished reduction" not in str(error):
+                raise
+            if self.config["static_graph"]:
+                why = "uses other parameters than its first (strategy.static_graph=true). Use strategy.find_unused_parameters=true instead."
+            else:
+                why = "left parameters of the model without a gradient. Use strategy.find_unused_parameters=true."
+            raise RunFailed(f"worker {self.seat.rank}: an update {why}") from error
 
     def backward(self, loss: torch.Tensor) -> None:
         with self.naming_the_missing("the exchange of gradients"):
             super().backward(loss)
+
+    def gauges(self) -> dict[str, float]:
+        return {"comm/compression": self.memory.compression} if self.memory is not None else {}
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), **({"comm": self.memory.state_dict()} if self.memory is not None else {})}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        if self.memory is not None and "comm" in state:
+            self.memory.load_state_dict(state["comm"])
 
     def leave(self) -> None:
         self.__dict__.pop("ddp", None)

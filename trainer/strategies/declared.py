@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer import machine
+from trainer import machine, schema
 from trainer.build import locate
 from trainer.errors import UserError
 from trainer.strategies.base import Declaration
@@ -39,12 +40,50 @@ class Collective(Declaration):
     scatters = True
 
     @property
+    def comm_hook(self) -> str:
+        """What travels instead of whole gradients, or ``none``."""
+        return str(self.config.get("comm_hook", "none"))
+
+    @property
     def exact(self) -> bool:
-        return True
+        return self.comm_hook == "none"
+
+    @property
+    def same_everywhere(self) -> bool:
+        return self.comm_hook != "powersgd"  # whose errors are each worker's own
+
+    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+        refused = super().refuse(config, workers)
+        if self.config["static_graph"] and self.config["gradient_merge"]["k_steps"] > 1:
+            why = "DDP learns the graph from the first backward, and with gradient merge that one exchanges nothing"
+            refused.append(UserError("strategy.static_graph=true", why, "strategy.static_graph=false (or strategy.gradient_merge.k_steps=1)"))  # fmt: skip
+        if self.config["static_graph"] and self.config["find_unused_parameters"]:
+            why = "with strategy.static_graph=true DDP finds unused parameters once, in the first step"
+            refused.append(UserError("strategy.find_unused_parameters=true", why, "strategy.find_unused_parameters=false (or strategy.static_graph=false)"))  # fmt: skip
+        return refused + list(self._refuse_hook(config, workers))
+
+    def _refuse_hook(self, config: Mapping[str, Any], workers: int) -> Iterator[UserError]:
+        hook, powersgd = f"strategy.comm_hook={self.comm_hook}", self.config["powersgd"]
+        if self.comm_hook != "none" and workers == 1:
+            yield UserError(hook, "one worker exchanges no gradients", "strategy.comm_hook=none (or launch.nproc=2)")
+        if self.comm_hook != "powersgd":
+            for name, default in asdict(schema.PowerSgd()).items():
+                if powersgd[name] != default:
+                    yield UserError(f"strategy.powersgd.{name}={powersgd[name]}", f"with {hook} nothing is compressed that way", "strategy.comm_hook=powersgd")  # fmt: skip
+            return
+        if config["precision"] == "fp16":
+            why = "what it leaves out of a gradient is added to the next, and with fp16 each has a scale of its own"
+            yield UserError("precision=fp16", f"{hook}: {why}", "precision=bf16 (or strategy.comm_hook=fp16)")
+        if config["max_steps"] is not None and powersgd["start_step"] >= config["max_steps"]:
+            why = f"with max_steps={config['max_steps']} no gradient would be compressed"
+            yield UserError(f"strategy.powersgd.start_step={powersgd['start_step']}", why, f"strategy.powersgd.start_step={max(2, config['max_steps'] // 10)}")  # fmt: skip
 
     def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
         sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False)]
+        if sparse and self.comm_hook != "none":
+            why = f"is for dense gradients, and those of {sparse[0]} are sparse"
+            refused.append(UserError(f"strategy.comm_hook={self.comm_hook}", why, "strategy.comm_hook=none"))
         if sparse and (config["device"] == "cuda" or (config["device"] == "auto" and machine.gpus())):
             why = f"strategy=collective cannot sum the sparse gradients of {sparse[0]} over NCCL"
             refused.append(UserError("device=cuda", why, "strategy=pserver_sync (or device=cpu)"))
@@ -56,7 +95,7 @@ class LocalSgd(Declaration):
 
     worker = "trainer.strategies.local_sgd:LocalSgd"
     scatters = True
-    same_everywhere = False
+    same_everywhere = False  # type: ignore[assignment]
 
     @property
     def exact(self) -> bool:
@@ -145,7 +184,7 @@ class OutOfStep(Pserver):
     """What the modes share whose workers go at their own pace."""
 
     lockstep = False
-    same_everywhere = False
+    same_everywhere = False  # type: ignore[assignment]
     leases = True
     survives = True  # type: ignore[assignment]
 

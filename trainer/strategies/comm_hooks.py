@@ -1,0 +1,115 @@
+"""What travels between DDP's workers instead of whole gradients: halves (fp16, bf16), or PowerSGD's low-rank factors."""
+
+# No `from __future__ import annotations` here: DDP compares a hook's annotations with the types themselves.
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+Exchanged = torch.futures.Future[torch.Tensor]
+
+
+def halved_to_bf16(state: object, bucket: dist.GradBucket) -> Exchanged:
+    """torch's bf16 hook under a name of ours: by its own name DDP refuses it wherever torch was built without CUDA."""
+    return bf16_compress_hook(state, bucket)  # type: ignore[arg-type]
+
+
+HALVES = {"fp16": fp16_compress_hook, "bf16": halved_to_bf16}
+
+
+class PowerSgd:
+    """PowerSGD (Vogels et al., 2019, arXiv:1905.13727) by torch's hook, with error feedback and warm start.
+
+    What a worker's factors leave out of its gradient is added to its next one. These errors are its own, and must be
+    saved to go on exactly. torch keeps them by bucket; they are kept apart by parameter where DDP's buckets change,
+    as they do after the first update of a process that goes on from a saved state.
+
+    Args:
+        parameters: the model's, in their order.
+        rank: of the factors; start_step: updates with whole gradients before.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], rank: int, start_step: int) -> None:
+        self.numbers = {id(p): number for number, p in enumerate(parameters)}
+        # A column of zeros (of a parameter that a step does not use) is divided by its norm.
+        self.torch = PowerSGDState(None, rank, start_step, orthogonalization_epsilon=1e-8)
+        self.layout: dict[int, list[tuple[int, int]]] = {}
+        self.apart: dict[int, torch.Tensor] = {}
+
+    @property
+    def compression(self) -> float:
+        """Elements of the gradients by elements sent for them, over all compressed updates so far; 0: none yet."""
+        return float(self.torch.compression_stats()[0])
+
+    def lay_out(self, index: int, layout: list[tuple[int, int]]) -> None:
+        """Make the memory of a bucket fit what is in it now: (number, elements) of its parameters."""
+        if self.layout.get(index) == layout:
+            return
+        memory = self.torch
+        if index in self.layout:
+            for old, members in self.layout.items():
+                if old in memory.error_dict:
+                    pieces = memory.error_dict[old].split([elements for _, elements in members])
+                    self.apart |= {number: piece for (number, _), piece in zip(members, pieces, strict=True)}
+            self.layout.clear()
+            for kept in (memory.error_dict, memory.p_memory_dict, memory.q_memory_dict):
+                kept.clear()
+        self.layout[index] = layout
+        if any(number in self.apart for number, _ in layout):
+            some = next(iter(self.apart.values()))
+            memory.error_dict[index] = torch.cat([self.apart.get(n, some.new_zeros(size)) for n, size in layout])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Errors, factors and random state."""
+        random = self.torch.rng.get_state(legacy=False)["state"]
+        return {
+            "iter": self.torch.iter,
+            "random": [*random["key"].tolist(), random["pos"]],
+            "layout": self.layout,
+            "errors": self.torch.error_dict,
+            "ps": self.torch.p_memory_dict,
+            "qs": self.torch.q_memory_dict,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` gave."""
+        *keys, position = state["random"]
+        self.torch.iter = state["iter"]
+        self.torch.rng.set_state(
+            {"bit_generator": "MT19937", "state": {"key": np.array(keys, np.uint32), "pos": position}}
+        )
+        self.layout, self.apart = dict(state["layout"]), {}
+        self.torch.error_dict, self.torch.p_memory_dict, self.torch.q_memory_dict = (
+            {bucket: tensor.clone() for bucket, tensor in state[name].items()} for name in ("errors", "ps", "qs")
+        )
+
+
+def low_rank(state: PowerSgd, bucket: dist.GradBucket) -> Exchanged:
+    """torch's PowerSGD hook, on memory that fits the bucket.
+
+    It sums three times, each time from the answer to the sum before. Gloo answers on threads of its own, so that two
+    buckets' sums (or one's and DDP's own) would meet in another order on another worker, and break the run: there a
+    bucket is waited for before the next one begins. NCCL keeps the order of the calls.
+    """
+    state.lay_out(bucket.index(), [(state.numbers[id(p)], p.numel()) for p in bucket.parameters()])
+    exchanged = powerSGD_hook(state.torch, bucket)
+    if not bucket.buffer().is_cuda:
+        exchanged.wait()
+    return exchanged
+
+
+def register(ddp: DistributedDataParallel, config: Mapping[str, Any]) -> PowerSgd | None:
+    """Give DDP the hook that ``strategy.comm_hook`` names; what it must remember, if anything."""
+    if config["comm_hook"] in HALVES:
+        ddp.register_comm_hook(None, HALVES[config["comm_hook"]])
+    if config["comm_hook"] != "powersgd":
+        return None
+    memory = PowerSgd(ddp.module.parameters(), config["powersgd"]["rank"], config["powersgd"]["start_step"])
+    ddp.register_comm_hook(memory, low_rank)
+    return memory
