@@ -282,7 +282,34 @@ SERVED = [
     Case("+recipe=wide_and_deep strategy=pserver_geo optimizer=momentum", ("embedding tables", "optimizer.sparse=adagrad")),
     Case("+recipe=wide_and_deep strategy=pserver_sync data.cache=false", ("data.cache=false", "by number"), "data.cache=true"),
 ]  # fmt: skip
-CASES = [*SERVED, *NAMES, *FLAGS, *WRITING, *VALUES, *TARGETS, *TORCH, *SIZES, *CLICKS, *SWEEPS]
+TOGETHER = f"{DIGITS} launch.nproc=2 strategy=collective"
+KNOBS = [
+    Case(f"{TOGETHER} strategy.comm_hook=fp8", ("strategy.comm_hook=fp8", "none, fp16, bf16, powersgd"), "strategy.comm_hook="),
+    digits("strategy=collective strategy.comm_hook=bf16", "strategy.comm_hook=bf16", "one worker", instead="strategy.comm_hook=none"),
+    Case(f"{TOGETHER} strategy.powersgd.rank=4", ("strategy.powersgd.rank=4", "nothing is compressed"), "strategy.comm_hook=powersgd"),
+    Case(f"{TOGETHER} strategy.comm_hook=powersgd strategy.powersgd.rank=0", ("strategy.powersgd.rank=0", "1"), "strategy.powersgd.rank="),
+    Case(f"{TOGETHER} strategy.comm_hook=powersgd strategy.powersgd.start_step=1", ("strategy.powersgd.start_step=1", "2"), "strategy.powersgd.start_step="),
+    Case(
+        f"{TOGETHER} strategy.comm_hook=powersgd max_steps=10", ("strategy.powersgd.start_step=10", "max_steps=10", "no gradient"),
+        "strategy.powersgd.start_step=2",
+    ),
+    Case(f"{TOGETHER} strategy.comm_hook=powersgd precision=fp16", ("precision=fp16", "scale of its own"), "precision=bf16"),
+    Case(
+        f"{TOGETHER} strategy.static_graph=true strategy.gradient_merge.k_steps=2", ("strategy.static_graph=true", "gradient merge"),
+        "strategy.static_graph=false",
+    ),
+    Case(
+        f"{TOGETHER} strategy.static_graph=true strategy.find_unused_parameters=true",
+        ("strategy.find_unused_parameters=true", "finds unused parameters once"), "strategy.find_unused_parameters=false",
+    ),
+    Case(
+        "+recipe=wide_and_deep data=synthetic_criteo strategy=collective launch.nproc=2 strategy.comm_hook=bf16",
+        ("strategy.comm_hook=bf16", "sparse"), "strategy.comm_hook=none",
+    ),
+]  # fmt: skip
+
+
+CASES = [*SERVED, *KNOBS, *NAMES, *FLAGS, *WRITING, *VALUES, *TARGETS, *TORCH, *SIZES, *CLICKS, *SWEEPS]
 
 
 def assert_refused(case: Case, code: int, error: str, folder: Path) -> None:
