@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import machine
 from trainer.auto import Machine, ModelFacts
-from trainer.checks import Checked, check
+from trainer.checks import Checked, check, leaves
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.plan import Plan, make_plan
 
@@ -100,15 +101,17 @@ def execute(
 
     began = time.monotonic()
     run_dir, config = Path(ready.plan.run_dir), ready.checked.config
+    mine = own_folder(ready.plan)
     result = Result("failed", str(run_dir))
     tracked = False
     try:
         with termination_raises():
-            _leave_config(run_dir, config)
+            _leave_config(mine, config)
+            (run_dir / "checkpoints").mkdir(exist_ok=True)
             plan = prepare_data(ready)
             result.chosen, result.why = plan.chosen, plan.why
             result.data_source, result.stand_in = plan.facts["source"], plan.facts["stand_in"]
-            replace_file(run_dir / "plan.json", json.dumps(plan.as_dict(), indent=1))
+            replace_file(mine / "plan.json", json.dumps(plan.as_dict(), indent=1))
             progress.show_plan(plan)
             if tracker is not None:
                 tracker.open(run_dir, describe(config, plan, overrides, parent))
@@ -130,7 +133,13 @@ def execute(
     finally:
         with _undisturbed():
             result.seconds = round(time.monotonic() - began, 3)
-            _finish(result, run_dir, ready.plan, config, tracker if tracked else None)
+            _finish(result, mine, ready.plan, config, tracker if tracked else None)
+
+
+def own_folder(plan: Plan) -> Path:
+    """Where this host's launcher writes: the run's folder, which hosts may share, belongs to host 0."""
+    run_dir = Path(plan.run_dir)
+    return run_dir / f"host.{plan.node_rank}" if plan.node_rank else run_dir
 
 
 def prepare_data(ready: Ready) -> Plan:
@@ -152,7 +161,6 @@ def _leave_config(run_dir: Path, config: dict[str, Any]) -> None:
     import yaml
 
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "checkpoints").mkdir(exist_ok=True)
     for stale in ("metrics.jsonl", "result.json", "status.json", "tracking.json", "curves.png", "servers.png"):
         (run_dir / stale).unlink(missing_ok=True)
     for stale_one in run_dir.glob("server.*.json"):
@@ -232,7 +240,8 @@ def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, 
         from trainer.launch.here import in_place
 
         return in_place(plan, payload, run_dir)
-    from trainer.launch.local import Meeting, Role, launch
+    from trainer.launch.hosts import Meeting
+    from trainer.launch.local import Role, launch
 
     launch_config = payload["config"]["launch"]
     roles = []
@@ -245,15 +254,32 @@ def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, 
     meeting = Meeting(
         host=launch_config["master_addr"],
         port=launch_config["master_port"],
-        serves=plan.node_rank == 0,
+        number=plan.node_rank,
         hosts=plan.nnodes,
         timeout_s=launch_config["timeout_s"],
-        interface="lo" if plan.nnodes == 1 else None,
+        interface="lo" if plan.nnodes == 1 else _interface(launch_config["master_addr"]),
+        addresses=[ip.strip() for ip in str(launch_config["ips"]).split(",")] if launch_config["ips"] else (),
+        terms=_terms(plan, payload["config"]),
     )
     results = launch(roles, payload, run_dir, meeting, preload=_modules(payload["config"]))
     outcome = results["worker"][min(results["worker"])]
     lost = {str(rank): why.splitlines()[0] for rank, why in results.get("lost", {}).items()}
     return {**outcome, **({"lost_workers": lost} if lost else {})}
+
+
+def _interface(master_addr: str) -> str | None:
+    """Where Gloo should listen for other hosts: what the user says, else where host 0 is."""
+    return None if "GLOO_SOCKET_IFNAME" in os.environ else machine.interface_towards(master_addr)
+
+
+def _terms(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same on all hosts; places of files and the number of reading processes may differ."""
+    groups = ("model", "loss", "optimizer", "scheduler", "strategy", "sampler")
+    typed = {key: value for group in groups for key, value in leaves(config[group], f"{group}.")}
+    typed |= {key: config[key] for key in ("seed", "epochs", "max_steps", "limit_train_batches", "limit_val_batches")}
+    planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "device": plan.device}  # fmt: skip
+    found = {"training samples": plan.facts["train_samples"], "precision": plan.chosen["precision"]}
+    return {**typed, **planned, **found}
 
 
 def _modules(config: dict[str, Any]) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import shutil
 import socket
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,3 +92,45 @@ def free_disk(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
+
+
+class _Addresses(ctypes.Structure):
+    """``struct ifaddrs`` of getifaddrs(3), as far as it is read."""
+
+
+_Addresses._fields_ = [
+    ("next", ctypes.POINTER(_Addresses)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.POINTER(ctypes.c_ubyte)),
+]
+
+
+def interface_towards(host: str) -> str | None:
+    """The network interface by which this host reaches that one (or has its address); None where that cannot be said."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # sends nothing: the kernel chooses the way and the address to be reached at
+        except OSError:
+            return None
+        return interface_of(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface with that IPv4 address (Linux)."""
+    if sys.platform != "linux":
+        return None
+    libc, first = ctypes.CDLL(None, use_errno=True), ctypes.POINTER(_Addresses)()
+    if libc.getifaddrs(ctypes.byref(first)):
+        return None
+    try:
+        entry = first
+        while entry:
+            raw = entry.contents.address
+            family = raw[0] | raw[1] << 8 if raw and sys.byteorder == "little" else raw[0] << 8 | raw[1] if raw else -1
+            if family == socket.AF_INET and socket.inet_ntoa(bytes(raw[4:8])) == address:
+                return str(entry.contents.name.decode())
+            entry = entry.contents.next
+        return None
+    finally:
+        libc.freeifaddrs(first)

@@ -73,7 +73,7 @@ def sweep(app: Hydra, overrides: list[str], config_name: str) -> list[Result]:
             show_plan(point.plan)
         return [Result("planned", point.plan.run_dir) for point in points]
     results: list[tuple[str, Result]] = []
-    with tracking(points[0].plan.tracking if points else "") as tracker:
+    with tracking(points[0].plan.tracking if points and points[0].plan.node_rank == 0 else "") as tracker:
 
         def job(config: DictConfig) -> None:
             hydra = HydraConfig.get()
@@ -179,7 +179,7 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     if result.stand_in:
         out.print(f"[bold red]ATTENTION: {result.stand_in}[/]")
     out.print(f"results   {_short(Path(result.run_dir))}  (curves.png, model.safetensors, result.json, workerlog.N)")
-    if ready.plan.tracking:
+    if ready.plan.tracking and result.run_id is not None:
         uri = ready.plan.tracking
         default = f"sqlite:///{Path.cwd() / 'mlflow.db'}"
         ui = "mlflow ui" if uri == default else f"mlflow ui --backend-store-uri {uri}" if "://" in uri and not uri.startswith("http") else uri  # fmt: skip

@@ -61,7 +61,7 @@ def test_two_hosts_are_one_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
     def host(number: int) -> dict[str, dict[int, Any]]:
         role = Role("worker", 4, entry("sums"), ["cpu", "cpu"], first_rank=2 * number)
-        return launch([role], None, tmp_path / f"host{number}", Meeting(port=port, serves=number == 0, hosts=2))
+        return launch([role], None, tmp_path / f"host{number}", Meeting(port=port, number=number, hosts=2))
 
     with ThreadPoolExecutor() as pool:
         first, second = pool.map(host, range(2))
@@ -77,7 +77,7 @@ def test_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
         port = bound.getsockname()[1]
         start = time.monotonic()
         with pytest.raises(RunFailed, match=rf"host 0 did not answer at 127\.0\.0\.1:{port} within 2 s"):
-            launch([workers("sums")], None, tmp_path, Meeting(port=port, serves=False, hosts=2, timeout_s=2))
+            launch([workers("sums")], None, tmp_path, Meeting(port=port, number=1, hosts=2, timeout_s=2))
     assert time.monotonic() - start < 20
 
 

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from torch.distributed.elastic.multiprocessing import (
 )
 
 from trainer.errors import Interrupted, RunFailed
+from trainer.launch.hosts import Meeting, meet
 from trainer.lifeline import end_with
 from trainer.strategies.base import Seat
 
@@ -88,19 +89,6 @@ class Role:
         return len(self.devices)
 
 
-@dataclass
-class Meeting:
-    """Where the processes of all hosts find each other: host 0's store. Port 0: a free one, on one host only."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    serves: bool = True
-    hosts: int = 1
-    timeout_s: float = 300.0
-    interface: str | None = "lo"
-    env: dict[str, str] = field(default_factory=dict)
-
-
 def launch(
     roles: Sequence[Role], payload: Any, log_dir: Path, meeting: Meeting, preload: Sequence[str] = ()
 ) -> dict[str, dict[int, Any]]:
@@ -131,6 +119,7 @@ def launch(
         with _handlers_kept():
             store = [open_store(meeting)]  # in a list, because the frames of an error would keep it open
             try:
+                meet(store[0], meeting)
                 secret = _secret(store[0], meeting)
                 for role in roles:
                     groups[role.key] = _start(role, payload, log_dir, scratch, meeting, store[0].port, secret)
@@ -156,7 +145,8 @@ def open_store(meeting: Meeting) -> dist.TCPStore:
             return dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
         except dist.DistError as error:
             where = f"{meeting.host}:{meeting.port} within {meeting.timeout_s:g} s (launch.timeout_s)"
-            raise RunFailed(f"host 0 did not answer at {where}: {str(error).splitlines()[0]}") from error
+            hint = " (that is this host itself: give launch.master_addr)" if meeting.host.startswith("127.") else ""
+            raise RunFailed(f"host 0 did not answer at {where}{hint}: {str(error).splitlines()[0]}") from error
     listening = socket.create_server((meeting.host, meeting.port), backlog=512)
     port = listening.getsockname()[1]
     return dist.TCPStore(

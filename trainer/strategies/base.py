@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +131,11 @@ class Seat:
     host: str = "127.0.0.1"
     servers: int = 0
     folder: str = ""
+
+    def names(self, ranks: Iterable[int]) -> list[str]:
+        """What those of this role are called in messages, with their hosts where there are several."""
+        spread = self.size > self.local_size
+        return [f"{self.role} {r}" + (f" (host {r // self.local_size})" if spread else "") for r in ranks]
 
 
 @dataclass(frozen=True)

@@ -112,11 +112,13 @@ class GroupMember(OwnUpdater):
         first_line = str(error).strip().splitlines()[0]
         try:
             missing = self.roll_call.missing()
+        except TimeoutError:
+            return f"worker {self.seat.rank}: {meeting} failed and host 0 cannot be reached: {first_line}"
         except (RuntimeError, dist.DistError):
             return f"worker {self.seat.rank}: {meeting} failed and the launcher is gone: {first_line}"
         if not missing:
             return f"worker {self.seat.rank}: {meeting} failed: {first_line}"
-        who = ", ".join(f"worker {r}" for r in missing)
+        who = ", ".join(self.seat.names(missing))
         return f"{who} did not arrive at {meeting} within {self.config['timeout_s']:g} s (strategy.timeout_s): {first_line}"
 
 

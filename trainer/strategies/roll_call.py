@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 FOREVER = datetime.timedelta(days=3650)
 ANSWER_S = 2.0
+STORE_S = 3.0
 
 
 class RollCall:
@@ -42,14 +43,37 @@ class RollCall:
             pass  # the launcher is gone, and this process follows it
 
     def missing(self) -> list[int]:
-        """The workers that are at no meeting, or do not answer within two seconds."""
+        """The workers that are at no meeting, or do not answer within two seconds.
+
+        Raises:
+            TimeoutError: the store itself does not answer: the way to its host is cut, or that host is gone.
+            RuntimeError, DistError: the launcher that serves the store is gone.
+        """
+        found: list[list[int] | Exception] = []
+
+        def ask() -> None:
+            try:  # on a connection of its own: a store that does not answer holds whoever asks, and for ever
+                found.append(self._ask(self.store.clone()))
+            except (RuntimeError, dist.DistError) as error:
+                found.append(error)
+
+        asking = threading.Thread(target=ask, daemon=True, name="roll-call-asking")
+        asking.start()
+        asking.join(ANSWER_S + STORE_S)
+        if not found:
+            raise TimeoutError("the store does not answer")
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
+
+    def _ask(self, store: dist.Store) -> list[int]:
         for rank in range(self.size):
-            self.store.set(f"call/{rank}", "where are you")
+            store.set(f"call/{rank}", "where are you")
         patience = time.monotonic() + ANSWER_S
         answers = {rank: f"answer/{rank}" for rank in range(self.size)}
-        while time.monotonic() < patience and not self.store.check(list(answers.values())):
+        while time.monotonic() < patience and not store.check(list(answers.values())):
             time.sleep(0.05)
-        return [r for r, key in answers.items() if not self.store.check([key]) or self.store.get(key) == b"elsewhere"]
+        return [r for r, key in answers.items() if not store.check([key]) or store.get(key) == b"elsewhere"]
 
     def end(self) -> None:
         """This worker leaves and answers no more; whoever asks waits, so that an error that made it leave comes first."""
