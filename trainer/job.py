@@ -163,8 +163,9 @@ def _leave_config(run_dir: Path, config: dict[str, Any]) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     for stale in ("metrics.jsonl", "result.json", "status.json", "tracking.json", "curves.png", "servers.png"):
         (run_dir / stale).unlink(missing_ok=True)
-    for stale_one in run_dir.glob("server.*.json"):
-        stale_one.unlink()
+    for pattern in ("server.*.json", "profile.*.json", "trace.*.json.gz"):
+        for stale_one in run_dir.glob(pattern):
+            stale_one.unlink()
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from trainer.data.feed import Feed
 from trainer.errors import RunFailed
 from trainer.metrics import Sums, Task
 from trainer.models.sitting_out import counting
+from trainer.profiling import Unprofiled
 from trainer.report import Report
 from trainer.strategies.base import Strategy
 
@@ -42,6 +43,7 @@ class Training:
         arithmetic: context of a forward pass (autocast).
         lockstep: workers may meet inside an epoch.
         keep_best: saves the model, called after the best validation so far.
+        profile: marks of where the time goes.
         run_dir: where the first worker reports to, should it not be the one that began; None: nobody takes over.
         step: updates done; validated: the last validation's update and metrics.
     """
@@ -56,6 +58,7 @@ class Training:
     arithmetic: Callable[[], AbstractContextManager[Any]]
     lockstep: bool
     keep_best: Callable[[], None]
+    profile: Unprofiled = field(default_factory=Unprofiled)
     run_dir: Path | None = None
     step: int = 0
     samples: int = 0
@@ -82,20 +85,22 @@ def fit(run: Training) -> dict[str, float]:
 def train_epoch(run: Training, epoch: int) -> None:
     """The epoch's updates: each from one batch, or from several merged ones."""
     run.forward.train()
-    strategy, meter = run.strategy, run.task.meter()
+    strategy, meter, profile = run.strategy, run.task.meter(), run.profile
     batch_number, next_line, logged = -1, 0, True
-    for samples, batches in run.feed.updates(epoch):
+    for samples, batches in profile.each("data", run.feed.updates(epoch)):
         weight = strategy.weight(samples)
-        for batch in batches:
+        for batch in profile.each("data", batches):
             strategy.prepare(batch)
             with strategy.accumulate(batch.last), counting(run.model, batch.samples):
-                with run.arithmetic():
+                with profile("forward"), run.arithmetic():
                     loss, outputs = run.task.forward(run.forward, batch.inputs, batch.labels)
-                strategy.backward(loss * (weight * batch.share) if weight * batch.share != 1.0 else loss)
+                with profile("backward"):
+                    strategy.backward(loss * (weight * batch.share) if weight * batch.share != 1.0 else loss)
             meter.add(loss, outputs, batch.labels, batch.samples)
             batch_number += 1
         lr = strategy.lr
-        strategy.update(samples)
+        with profile("optimizer"):
+            strategy.update(samples)
         run.step += 1
         run.samples += samples
         run.report.progress(epoch, run.step)
@@ -103,6 +108,7 @@ def train_epoch(run: Training, epoch: int) -> None:
         if logged:
             next_line = (batch_number // run.rhythm.log_every + 1) * run.rhythm.log_every
             log_training(run, epoch, batch_number, meter, lr)
+        profile.step()
         if run.rhythm.val_every_steps and run.step % run.rhythm.val_every_steps == 0:
             evaluate(run, epoch)
             run.forward.train()
@@ -133,7 +139,7 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
     if run.lockstep and run.validated[0] == run.step:
         return run.validated[1]
     run.model.eval()
-    with run.report.evaluating():
+    with run.report.evaluating(), run.profile("evaluation"):
         sums, taking_part = None, 0
         while sums is None or run.strategy.members()[1] != taking_part:  # who was lost meanwhile leaves samples behind
             run.strategy.settle()

@@ -598,6 +598,8 @@ class ExecutionConfig:
     log_every: int = key(5, "batches between two printed and logged lines", "batches", ge=1)
     val_every: int = key(1, "epochs between two validations (0: only after the last)", "epochs", ge=0)
     val_every_steps: Optional[int] = key(None, "updates between two validations, besides val_every", "updates", ge=1)
+    profile_after: int = key(10, "with profile=true: updates before the first that is traced", "updates", ge=0)
+    profile_steps: int = key(5, "with profile=true: updates that are traced", "updates", ge=1)
 
 
 @dataclass
@@ -626,6 +628,7 @@ class Config:
     precision: str = key("auto", "arithmetic of the forward pass", choices=("auto", "fp64", "fp32", "bf16", "fp16"))
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda"))
     compile: bool = key(False, "compile the model (static graph) instead of running it eagerly")
+    profile: bool = key(False, "trace a few updates with torch's profiler and print where their time goes")
     plan: bool = key(False, "print the plan and stop")
     debug: bool = key(False, "show tracebacks of errors")
     model: Any = key("???", "group: what is trained")

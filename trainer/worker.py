@@ -35,6 +35,7 @@ from trainer.models.rows import materialise, tables
 from trainer.models.strided_bf16 import write_all_gradients
 from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
 from trainer.optim.updater import Updater
+from trainer.profiling import Profiled
 from trainer.report import Report
 from trainer.strategies.base import Seat, Strategy
 
@@ -61,6 +62,8 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
             report = Report(run_dir if first else None, plan["total_steps"], WATCHED[plan["facts"]["task"]])
             run = build(config, plan, seat, strategy, report)
             run.run_dir = run_dir
+            if config["profile"]:
+                run.profile = profiled(config, plan, seat, run_dir)
             try:
                 fit(run)
                 strategy.keep(run_dir / "checkpoints")
@@ -69,6 +72,7 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
                         save(run.model, run_dir / "model.safetensors")
                 return report.outcome()
             finally:
+                run.profile.close()
                 run.feed.close()
                 report.close()
         finally:
@@ -138,6 +142,13 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
         lockstep=plan["lockstep"],
         keep_best=keep_best,
     )  # fmt: skip
+
+
+def profiled(config: dict[str, Any], plan: dict[str, Any], seat: Seat, run_dir: Path) -> Profiled:
+    """A profiler of this worker's own updates."""
+    execution, cuda = config["execution"], seat.device.startswith("cuda")
+    after, updates = execution["profile_after"], execution["profile_steps"]
+    return Profiled(seat.rank, run_dir, after, updates, plan["total_steps"], cuda)
 
 
 def leased_work(

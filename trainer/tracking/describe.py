@@ -12,7 +12,17 @@ from typing import Any
 
 from trainer.plan import Plan
 
-ARTIFACTS = ("config.yaml", "plan.json", "result.json", "workerlog.*", "serverlog.*", "server.*.json", "*.png")
+ARTIFACTS = (
+    "config.yaml",
+    "plan.json",
+    "result.json",
+    "workerlog.*",
+    "serverlog.*",
+    "server.*.json",
+    "*.png",
+    "profile.*.json",
+    "trace.*.json.gz",
+)
 SECRET = ("password", "secret", "token", "api_key", "apikey", "credential")
 
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
+from torch.profiler import record_function
 
 from trainer.errors import RunFailed
+from trainer.profiling import WAITS
 from trainer.strategies.base import Seat
 from trainer.strategies.pserver.server import ENDPOINT
 from trainer.strategies.pserver.sockets import WorkerSocket
@@ -164,6 +166,10 @@ class Client:
         self.take()
         if done():
             return
+        with record_function(WAITS):
+            self._take_until(done, patience_s)
+
+    def _take_until(self, done: Callable[[], bool], patience_s: float | None) -> None:
         began = time.monotonic()
         deadline = began + (self.timeout_s + MARGIN_S if patience_s is None else patience_s)
         while not done():
