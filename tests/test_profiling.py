@@ -173,12 +173,12 @@ def test_each_worker_has_its_own_and_sees_its_exchange(warm: None, tmp_path: Pat
     trainer.run(
         [*SLOW, *LOOKED_AT, f"strategy={strategy}", "launch.nproc=2", "tracking=none", f"hydra.run.dir={tmp_path}"]
     )
-    for worker in range(2):
-        told = read(tmp_path / f"profile.{worker}.json")
+    waits = "gloo:all_reduce" if strategy == "collective" else "trainer/communication"
+    told_by = [read(tmp_path / f"profile.{worker}.json") for worker in range(2)]
+    assert max(told["parts"]["communication"]["ms"] for told in told_by) > 0  # the slower one may find all it needs
+    for worker, told in enumerate(told_by):
         assert told["worker"] == worker and told["updates"] == [6, 9]
-        assert told["parts"]["communication"]["ms"] > 0
         assert sum(part["ms"] for part in told["parts"].values()) == pytest.approx(told["step_ms"], rel=1e-9)
-        waits = "gloo:all_reduce" if strategy == "collective" else "trainer/communication"
         assert durations(events_of(tmp_path, worker), waits)
         assert f"profile of worker {worker}: " in (tmp_path / f"workerlog.{worker}").read_text()
 
