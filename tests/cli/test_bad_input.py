@@ -307,10 +307,10 @@ KNOBS = [
         ("strategy.comm_hook=bf16", "sparse"), "strategy.comm_hook=none",
     ),
     digits("profile=yes_please", "profile=yes_please", "true or false", instead="profile="),
-    digits("profile=true execution.profile_steps=0", "execution.profile_steps=0", "at least 1", instead="execution.profile_steps=1"),
-    digits("launch.ips=192.0.2.1,192.0.2.2", "launch.ips=192.0.2.1,192.0.2.2", "none of these addresses is this host's"),
+    digits("profile=true execution.profile_steps=0", "execution.profile_steps=0", "at least 1", instead="execution.profile_steps=5"),
+    digits("launch.ips=240.0.0.1,240.0.0.2", "launch.ips=240.0.0.1,240.0.0.2", "none of these addresses is this host's"),
     digits("launch.nnodes=2 launch.node_rank=2", "launch.node_rank=2", "below 2", instead="launch.node_rank=0"),
-    digits("launch.nnodes=2 launch.master_addr=192.0.2.1", "launch.master_port=29500", "not this host's address", instead="launch.master_port=29501"),
+    digits("launch.nnodes=2 launch.master_addr=240.0.0.1", "launch.master_port=29500", "not this host's address", instead="launch.master_port=29501"),
 ]  # fmt: skip
 
 

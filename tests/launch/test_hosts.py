@@ -189,7 +189,7 @@ def test_host_that_is_cut_off_is_named_and_all_hosts_end(hosts: Hosts) -> None:
 
 def test_interface_of_an_address_is_found() -> None:
     assert machine.interface_of("127.0.0.1") == machine.interface_towards("127.0.0.1") == "lo"
-    assert machine.interface_of("192.0.2.1") is None  # kept free by RFC 5737
+    assert machine.interface_of("240.0.0.1") is None  # no host has such a one
 
 
 def meetings(*hosts: Meeting) -> list[str]:
