@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ LOOKED_AT = ("profile=true", "execution.profile_after=5", "execution.profile_ste
 
 
 class SlowBatches(Dataset[Any]):
-    """The same samples; each batch takes its time."""
+    """The same samples; each batch takes its time, and worker 1's three times that."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -40,7 +41,7 @@ class SlowBatches(Dataset[Any]):
         return len(self.dataset)
 
     def batch(self, indices: Any) -> Any:
-        time.sleep(SLEEP_S)
+        time.sleep(3 * SLEEP_S if os.environ.get("RANK") == "1" else SLEEP_S)
         return self.dataset.batch(indices)
 
 
@@ -175,7 +176,8 @@ def test_each_worker_has_its_own_and_sees_its_exchange(warm: None, tmp_path: Pat
     )
     waits = "gloo:all_reduce" if strategy == "collective" else "trainer/communication"
     told_by = [read(tmp_path / f"profile.{worker}.json") for worker in range(2)]
-    assert max(told["parts"]["communication"]["ms"] for told in told_by) > 0  # the slower one may find all it needs
+    fast, slow = (told["parts"]["communication"]["ms"] for told in told_by)
+    assert fast > slow and fast > SLEEP_S * 1e3, "the fast worker waits for the slow one"
     for worker, told in enumerate(told_by):
         assert told["worker"] == worker and told["updates"] == [6, 9]
         assert sum(part["ms"] for part in told["parts"].values()) == pytest.approx(told["step_ms"], rel=1e-9)
