@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,8 @@ DIGITS = (
 )  # fmt: skip
 LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0")
 ENDS_WITHIN_S = 20
+PATIENCE_S = 200
+"""Each command imports torch twice, and test machines are shared."""
 
 
 @dataclass
@@ -80,7 +83,8 @@ class Hosts:
         for name in self.names:
             inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
             for pid in inside:
-                psutil.Process(int(pid)).kill()
+                with suppress(psutil.NoSuchProcess):
+                    psutil.Process(int(pid)).kill()
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
     def running(self) -> list[str]:
@@ -90,6 +94,9 @@ class Hosts:
 
 def ip(*argv: str) -> str:
     return subprocess.run(["ip", *argv], check=True, capture_output=True, text=True).stdout
+
+
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
@@ -141,11 +148,11 @@ def test_same_command_on_each_of_two_hosts_is_one_job_even_if_one_comes_late(
 ) -> None:
     command = (*DIGITS, f"launch.ips={','.join(ADDRESSES)}")
     first = hosts.start(0, *command)
-    wait_for(lambda: "Plan of" in hosts.screen(0), 60, "host 0 has planned")
+    wait_for(lambda: "Plan of" in hosts.screen(0), PATIENCE_S, "host 0 has planned")
     time.sleep(3)
     assert not (hosts.at(0) / "run" / "workerlog.0").exists(), "nobody starts before all are there"
     second = hosts.start(1, *command)
-    assert [first.wait(120), second.wait(30)] == [0, 0], hosts.screen(0) + hosts.screen(1)
+    assert [first.wait(PATIENCE_S), second.wait(PATIENCE_S)] == [0, 0], hosts.screen(0) + hosts.screen(1)
     assert_same_metrics(hosts, on_one_host)
     assert {p.name for p in (hosts.at(0) / "run").glob("workerlog.*")} == {"workerlog.0", "workerlog.1"}
     assert {p.name for p in (hosts.at(1) / "run").glob("workerlog.*")} == {"workerlog.2", "workerlog.3"}
@@ -156,7 +163,7 @@ def test_same_command_on_each_of_two_hosts_is_one_job_even_if_one_comes_late(
 
 def test_servers_on_host_0_serve_the_workers_of_all_hosts(hosts: Hosts, on_one_host: dict[str, float]) -> None:
     both = [hosts.start(n, *DIGITS, "strategy=pserver_sync", "launch.servers=2", *node(n)) for n in range(2)]
-    assert [host.wait(120) for host in both] == [0, 0], hosts.screen(0) + hosts.screen(1)
+    assert [host.wait(PATIENCE_S) for host in both] == [0, 0], hosts.screen(0) + hosts.screen(1)
     assert_same_metrics(hosts, on_one_host)
     for number in range(2):
         log = (hosts.at(0) / "run" / f"serverlog.{number}").read_text()
@@ -165,7 +172,7 @@ def test_servers_on_host_0_serve_the_workers_of_all_hosts(hosts: Hosts, on_one_h
 
 def test_host_that_never_comes_is_named_in_time_and_nothing_is_left(hosts: Hosts) -> None:
     alone = hosts.start(0, *DIGITS, f"launch.ips={','.join(ADDRESSES)}", "launch.timeout_s=4")
-    assert alone.wait(60) == 1
+    assert alone.wait(PATIENCE_S) == 1
     assert (
         f"host 1 ({ADDRESSES[1]}) did not come to {ADDRESSES[0]}:29500 within 4 s (launch.timeout_s)" in hosts.screen(0)
     )
@@ -176,11 +183,11 @@ def test_host_that_never_comes_is_named_in_time_and_nothing_is_left(hosts: Hosts
 def test_host_that_is_cut_off_is_named_and_all_hosts_end(hosts: Hosts) -> None:
     patience = ("strategy.timeout_s=6", "strategy=collective")
     both = [hosts.start(n, *DIGITS, *LONG, *patience, *node(n)) for n in range(2)]
-    wait_for(lambda: read(hosts.at(0) / "run" / "status.json").get("step", 0) > 20, 120, "they train")
+    wait_for(lambda: read(hosts.at(0) / "run" / "status.json").get("step", 0) > 20, PATIENCE_S, "they train")
     everybody = [psutil.Process(int(pid)) for pid in hosts.running()]
     assert len(everybody) >= 6
     hosts.cut()
-    assert [host.wait(90) for host in both] == [1, 1], hosts.screen(0) + hosts.screen(1)
+    assert [host.wait(PATIENCE_S) for host in both] == [1, 1], hosts.screen(0) + hosts.screen(1)
     assert "worker 2 (host 1), worker 3 (host 1) did not arrive at " in hosts.screen(0)
     assert "within 6 s (strategy.timeout_s)" in hosts.screen(0)
     assert "host 0 cannot be reached" in hosts.screen(1)
