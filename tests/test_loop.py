@@ -15,6 +15,7 @@ from trainer.errors import RunFailed
 from trainer.loop import Rhythm, Training, evaluate, fit
 from trainer.metrics import Classification
 from trainer.strategies.base import Strategy
+from trainer.watched import Best
 
 CLASSES = 3
 
@@ -99,6 +100,8 @@ class Lines:
         self.done: list[tuple[int, int]] = []
         self.samples = 0.0
         self.run_dir = None
+        self.watched = Best("val/acc1")
+        self.ended = ""
 
     def progress(self, epoch: int, step: int) -> None:
         self.done.append((epoch, step))
@@ -110,12 +113,15 @@ class Lines:
         self.samples += samples
         self.trained.append((epoch, batch, step, dict(metrics), lr))
 
-    def validation(self, epoch: int, step: int, metrics: dict[str, float]) -> bool:
-        self.validated.append((epoch, step, dict(metrics)))
+    def validation(self, epoch: int, step: int, values: dict[str, float]) -> bool:
+        self.validated.append((epoch, step, {name.removeprefix("val/"): value for name, value in values.items()}))
         return len(self.validated) == 1
 
     def evaluating(self) -> Any:
         return nullcontext()
+
+    def stopped(self, why: str) -> None:
+        self.ended = why
 
 
 class Watched(nn.Module):

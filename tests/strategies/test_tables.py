@@ -47,7 +47,7 @@ OPTIMIZERS: dict[str, tuple[tuple[str, ...], Any, Any]] = {
         lambda p: torch.optim.SparseAdam(p, lr=0.03, betas=(0.8, 0.9)),
     ),
     "adamw": (
-        ("optimizer=adamw", "optimizer.lr=0.03", "optimizer.weight_decay=0.1"),
+        ("optimizer=adamw", "optimizer.lr=0.03", "optimizer.weight_decay=0.1", "optimizer.decay_norms_and_biases=true"),
         lambda p: torch.optim.AdamW(p, lr=0.03, weight_decay=0.1), lambda p: torch.optim.SparseAdam(p, lr=0.03),
     ),
 }  # fmt: skip

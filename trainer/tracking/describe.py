@@ -34,7 +34,7 @@ def describe(config: Mapping[str, Any], plan: Plan, overrides: Sequence[str], pa
         "experiment": tracking["experiment"] or plan.name,
         "run_name": tracking["run_name"] or run_name(config, plan),
         "tags": {**tags(plan, overrides), **tracking["tags"]},
-        "params": dict(flat(config)),
+        "params": {**dict(flat(config)), "lr": plan.lr, "lr_factor": plan.lr_factor, "update_batch": plan.update_batch},
         "start_time": int(time.time() * 1000),
         "parent": str(parent) if parent else None,
         "artifacts": list(ARTIFACTS),
