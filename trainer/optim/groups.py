@@ -122,6 +122,8 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
     optimizer: torch.optim.Optimizer = call_target(
         node, "optimizer", given, kind=torch.optim.Optimizer, **({} if lr is None else {"lr": lr})
     )
+    if plain and groups[0][0] == Rate():
+        return optimizer
     for group, (rate, _) in zip(optimizer.param_groups, groups, strict=True):
         group["lr"] = group["lr"] * rate.lr
         if not rate.decays and "weight_decay" in group:
