@@ -43,7 +43,7 @@ NAMES = [
     Case("model=lenet", ("no data",), "data=OPTION"),
     Case("data=digits", ("no model",), "model=OPTION"),
     Case("model=torchvision data=digits", ("model.name", "has no value"), "model.name=VALUE"),
-    digits("optimizer=sgdd", "optimizer=sgdd", "no such option", "adamw, momentum, sgd", instead="optimizer=sgd"),
+    digits("optimizer=sgdd", "optimizer=sgdd", "no such option", "adamw, momentum, nesterov, rmsprop, sgd", instead="optimizer=sgd"),
     digits("optimizr=sgd", "optimizr=sgd", "no such key", instead="optimizer=sgd"),
     digits("optimizer/foo=sgd", "no such", instead="optimizer=sgd"),
     digits("model@foo=lenet", "model@foo=lenet", instead="model=lenet"),
@@ -313,8 +313,52 @@ KNOBS = [
     digits("launch.nnodes=2 launch.master_addr=240.0.0.1", "launch.master_port=29500", "not this host's address", instead="launch.master_port=29501"),
 ]  # fmt: skip
 
-
-CASES = [*SERVED, *KNOBS, *NAMES, *FLAGS, *WRITING, *VALUES, *TARGETS, *TORCH, *SIZES, *CLICKS, *SWEEPS]
+OPTIMIZATION = [
+    digits("optimizer=nesterof", "no such option", "nesterov, rmsprop", instead="optimizer=nesterov"),
+    digits("optimizer=torch optimizer.name=LBFGS", "optimizer.name=LBFGS", "several times", instead="optimizer=adam"),
+    digits("optimizer=torch optimizer.name=SparseAdam", "sparse gradients alone", instead="optimizer.sparse=adam"),
+    digits("optimizer=torch optimizer.name=Muon", "Muon only supports 2D parameters"),
+    digits("optimizer=torch optimizer.name=Rprop optimizer.weight_decay=0.1", "optimizer.weight_decay", "no such argument"),
+    digits("optimizer.decay_norms_and_biases=maybe", "true or false"),
+    digits("optimizer.lr_factors=3", "a mapping", instead="optimizer.lr_factors={}"),
+    digits("optimizer.lr_factors={classifier:fast}", "classifier", "fast"),
+    digits("optimizer.lr_factors={classifier:-1}", "at least 0 (which freezes)", instead="optimizer.lr_factors={classifier: 1}"),
+    digits("optimizer.lr_factors={clasifier:2}", "no parameter of the model", "features, classifier", instead="optimizer.lr_factors={classifier: 2.0}"),
+    digits("optimizer.lr_factors={features.1:2}", "no parameter of the model has a name like features.1"),
+    digits("optimizer.lr_factors={*:0}", "nothing is left to train", instead="optimizer.lr_factors={*: 0, classifier: 1}"),
+    digits("optimizer.layer_decay=0", "optimizer.layer_decay=0", "greater than 0"),
+    digits("optimizer.layer_decay=1.5", "at most 1"),
+    digits("optimizer.lr_scaling=log", "none, linear, sqrt"),
+    digits("optimizer.lr_base_batch=0", "at least 1 sample"),
+    digits("scheduler=onecycle", "no such option", instead="scheduler=one_cycle"),
+    digits("scheduler=multistep scheduler.milestones=[30,20]", "scheduler (trainer.optim.schedules.MultiStep)", "rise"),
+    digits("scheduler=one_cycle scheduler.anneal=cosine", "cos, linear", instead="scheduler.anneal=cos"),
+    digits("scheduler=one_cycle scheduler.rise=2", "at most 1"),
+    digits("scheduler=polynomial scheduler.power=0", "greater than 0", instead="scheduler.power=1"),
+    digits("scheduler=plateau scheduler.metric=val/los", "scheduler.metric=val/los", "val/loss, val/acc1, val/acc5", instead="scheduler.metric=val/loss"),
+    digits("scheduler=plateau execution.val_every=0", "scheduler.metric=val/loss", "at the end", instead="execution.val_every=1"),
+    digits("ema.decay=1.5", "ema.decay=1.5", "at most 1"),
+    digits("ema.dekay=0.9", "ema.dekay=0.9", "no such key", instead="ema.decay=0.9"),
+    digits("ema=0.9", "ema=0.9", "holds the keys", instead="ema.decay=VALUE"),
+    digits("ema={decay:fast}", "decay", "a number"),
+    digits("~ema", "the run needs this key", instead="ema.decay=null"),
+    digits("strategy=pserver_async ema.decay=0.9", "ema.decay=0.9", "each worker sees other parameters", instead="strategy=pserver_sync"),
+    digits("strategy=pserver_geo ema.decay=0.9", "no common row", instead="strategy=pserver_sync"),
+    digits("best.metric=acc5", "best.metric=acc5", "val/acc5", instead="best.metric=val/acc5"),
+    digits("best.metric=val_ema/acc1", "ema.decay=null", instead="ema.decay=0.999"),
+    digits("best.metric=train/loss", "a validation here measures", instead="best.metric=val/loss"),
+    digits("early_stop.metric=val/auc", "val/loss, val/acc1, val/acc5", instead="early_stop.metric=val/"),
+    digits("early_stop.metric=val/loss early_stop.patience=0", "at least 1 validation"),
+    digits("early_stop.metric=val/loss execution.val_every=0", "goes by validations", instead="execution.val_every=1"),
+    digits("strategy.clip_value=0", "greater than 0"),
+    digits("strategy.clip_value=1 strategy.clip_norm=1", "strategy.clip_value=1", "order would matter", instead="strategy.clip_norm=null"),
+    digits("strategy=local_sgd strategy.k_steps=1 launch.nproc=2 strategy.clip_value=1", "own gradient", instead="strategy=collective"),
+    digits("+model.zero_init_residual=true", "model.zero_init_residual=true", "no residual block", instead="model.zero_init_residual=false"),
+    Case("model=torchvision model.name=vgg11 data=digits model.zero_init_residual=true", ("in vgg11 there is no last norm",), "model.zero_init_residual=false"),
+    Case("+recipe=wide_and_deep strategy=pserver_sync ema.decay=0.9", ("ema.decay=0.9", "keeps the rows of embedding in servers"), "strategy=collective"),
+    Case("+recipe=wide_and_deep early_stop.metric=val/acc1", ("val/loss, val/auc",), "early_stop.metric=val/acc"),
+]  # fmt: skip
+CASES = [*OPTIMIZATION, *SERVED, *KNOBS, *NAMES, *FLAGS, *WRITING, *VALUES, *TARGETS, *TORCH, *SIZES, *CLICKS, *SWEEPS]
 
 
 def assert_refused(case: Case, code: int, error: str, folder: Path) -> None:
