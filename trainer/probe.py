@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer import schema
 from trainer.auto import ModelFacts
 from trainer.build import call_target, locate
 from trainer.data.base import Facts
@@ -63,7 +64,7 @@ def before_start(what: str, node: Mapping[str, Any]) -> None:
     """
     step = getattr(locate(str(node["_target_"]), "model._target_"), what, None)
     if callable(step) and not isinstance(step, type):
-        step(**{k: v for k, v in node.items() if k != "_target_"})
+        step(**{k: v for k, v in node.items() if k not in ("_target_", *schema.NOT_ARGUMENTS["model"])})
 
 
 def build_optimizer(node: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
@@ -85,6 +86,9 @@ def check_residual_blocks(config: Mapping[str, Any], model: nn.Module) -> None:
     """``model.zero_init_residual=true`` finds something to set to zero."""
     if not config["model"].get("zero_init_residual"):
         return
+    for key in ("weights", "pretrained"):
+        if value := config["model"].get(key):
+            raise UserError("model.zero_init_residual=true", f"would undo what the weights of model.{key}={value} have learnt", "model.zero_init_residual=false")  # fmt: skip
     try:
         last_norms(model)
     except NoResidualBlocks as error:
