@@ -438,7 +438,12 @@ def test_images_that_cannot_be_trained_on_are_refused(
 DATA_FITS = [
     digits("model.num_classes=5", "model.num_classes=5", "10 classes", instead="model.num_classes=10"),
     digits("model.in_channels=3", "model (trainer.models.lenet.LeNet)", "(1, 8, 8)", "3 channels"),
-    digits("loss._target_=torch.nn.MSELoss ~loss.label_smoothing", "loss (torch.nn.MSELoss)", "labels (N,)", instead="loss=cross_entropy"),
+    digits(
+        "loss._target_=torch.nn.MSELoss ~loss.label_smoothing",
+        "loss (torch.nn.MSELoss)",
+        "labels (N,)",
+        instead="loss=cross_entropy",
+    ),
 ]
 
 
