@@ -14,7 +14,9 @@ from trainer.data.feed import Batch
 from trainer.errors import RunFailed
 from trainer.loop import Rhythm, Training, evaluate, fit
 from trainer.metrics import Classification
+from trainer.optim.averaged import AveragedWeights
 from trainer.strategies.base import Strategy
+from trainer.watched import Best, EarlyStop
 
 CLASSES = 3
 
@@ -99,6 +101,8 @@ class Lines:
         self.done: list[tuple[int, int]] = []
         self.samples = 0.0
         self.run_dir = None
+        self.watched = Best("val/acc1")
+        self.ended = ""
 
     def progress(self, epoch: int, step: int) -> None:
         self.done.append((epoch, step))
@@ -110,12 +114,15 @@ class Lines:
         self.samples += samples
         self.trained.append((epoch, batch, step, dict(metrics), lr))
 
-    def validation(self, epoch: int, step: int, metrics: dict[str, float]) -> bool:
-        self.validated.append((epoch, step, dict(metrics)))
+    def validation(self, epoch: int, step: int, values: dict[str, float]) -> bool:
+        self.validated.append((epoch, step, {name.removeprefix("val/"): value for name, value in values.items()}))
         return len(self.validated) == 1
 
     def evaluating(self) -> Any:
         return nullcontext()
+
+    def stopped(self, why: str) -> None:
+        self.ended = why
 
 
 class Watched(nn.Module):
@@ -246,3 +253,106 @@ def test_loss_that_is_no_number_ends_the_run_and_says_what_helps(lockstep: bool)
     with pytest.raises(RunFailed, match=r"(?s)loss is nan at update 1 \(epoch 0, batch 0\).*optimizer\.lr.*clip_norm"):
         fit(run)
     assert len(run.report.trained) == 1
+
+
+def never_better(run: Training, patience: int) -> None:
+    """The model learns nothing, so that no validation is better than the first."""
+    run.early_stop = EarlyStop("val/acc1", patience, 0.0)
+
+
+def test_early_stop_ends_the_run_after_its_patience_and_says_so() -> None:
+    run = training([[2], [2]], epochs=9)
+    never_better(run, 2)
+    fit(run)
+    assert [step for _, step, _ in run.report.validated] == [2, 4, 6] and run.step == 6
+    assert run.report.ended.startswith("early stop at update 6: val/acc1 has not risen for 2 validations")
+    assert run.strategy.calls[-1] == "settle"
+
+
+def test_early_stop_inside_an_epoch_ends_it_there() -> None:
+    run = training([[2]] * 8, epochs=3, val_every_steps=3)
+    never_better(run, 1)
+    fit(run)
+    assert run.step == 6 and [step for _, step, _ in run.report.validated] == [3, 6]
+    assert run.report.ended
+    assert run.report.trained[-1][2] == 6, "the last update has its line"
+
+
+def test_a_run_that_is_done_has_not_stopped_early() -> None:
+    run = training([[2], [2]], epochs=2)
+    never_better(run, 1)
+    fit(run)
+    assert run.step == 4 and run.report.ended == ""
+
+
+def test_all_workers_decide_by_the_first_ones_numbers() -> None:
+    run = training([[2], [2]], epochs=3)
+    never_better(run, 1)
+    numbers: list[list[float]] = []
+
+    def total(values: torch.Tensor) -> torch.Tensor:
+        if len(values) == 3:  # loss, acc1, acc5 as they were validated; the first worker's get better
+            numbers.append(values.tolist())
+            return torch.tensor([0.0, 0.1 * len(numbers), 0.0], dtype=torch.float64)
+        return values
+
+    run.strategy.total = total
+    run.strategy.members = lambda: (1, 2)
+    fit(run)
+    assert numbers == [[0.0] * 3] * 3, "a worker that is not the first brings zeros"
+    assert run.step == 6 and run.early_stop.best.value == pytest.approx(0.3)
+
+
+def test_a_schedule_that_goes_by_validations_is_told_of_each() -> None:
+    run, told = training([[2], [2]], epochs=2), []
+    run.plateau = True
+    run.strategy.observe = lambda step, metrics: told.append((step, dict(metrics)))
+    run.strategy.total = lambda values: values
+    fit(run)
+    assert [step for step, _ in told] == [2, 4]
+    assert told[0][1].keys() == {"val/loss", "val/acc1", "val/acc5"}
+
+
+def test_strategies_without_such_a_schedule_say_so() -> None:
+    run = training([[2]])
+    run.plateau = True
+    with pytest.raises(NotImplementedError, match="scheduler=plateau"):
+        fit(run)
+
+
+def test_averaged_weights_follow_each_update_and_are_evaluated_beside_the_model() -> None:
+    run = training([[2], [2]], epochs=2, val_every_steps=2)
+    run.strategy.total = lambda values: values
+    update, steps = run.strategy.update, []
+
+    def move(samples: int) -> None:
+        update(samples)
+        with torch.no_grad():
+            run.model.factor += 1.0
+
+    run.strategy.update = move
+    run.ema = AveragedWeights(run.model, 0.5)
+    follow = run.ema.follow
+    run.ema.follow = lambda step: (steps.append(step), follow(step))[1]
+    fit(run)
+    assert sorted(set(steps)) == [0, 1, 2, 3, 4]
+    average = 1.0
+    for weights in (2.0, 3.0, 4.0, 5.0):
+        average = 0.5 * average + 0.5 * weights
+    scores, zeros = torch.eye(3)[[0, 1, 2, 0]], torch.zeros(4, dtype=torch.int64)
+    last = run.report.validated[-1][2]
+    assert last["loss"] == pytest.approx(nn.functional.cross_entropy(5 * scores, zeros).item())
+    assert last["val_ema/loss"] == pytest.approx(nn.functional.cross_entropy(average * scores, zeros).item())
+    assert run.model.factor.item() == 5.0
+
+
+@pytest.mark.parametrize(("metric", "kept"), [("val_ema/acc1", 1.5), ("val/acc1", 2.0)])
+def test_the_best_model_is_the_average_where_its_metric_marks_it(metric: str, kept: float) -> None:
+    run, found = training([[2]]), []
+    run.strategy.total = lambda values: values
+    run.strategy.update = lambda samples: run.model.factor.data.fill_(2.0)
+    run.ema = AveragedWeights(run.model, 0.5)
+    run.report.watched = Best(metric)
+    run.keep_best = lambda: found.append(run.model.factor.item())
+    fit(run)
+    assert found == [kept]

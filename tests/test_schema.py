@@ -18,9 +18,11 @@ KEYS = [key for section in keys.sections() for key in section.keys]
 NO_UNIT = {
     "probability", "delay_compensation", "staleness_power",
     "seed", "split_seed", "draw_seed", "node_rank", "master_port",  # numbers that name something
-    "lr", "weight_decay", "momentum", "eps", "clip_norm", "init_scale", "initial_accumulator_value",  # in units of parameters and gradients, which have none
-    "warmup_start", "gamma", "final",  # factors
+    "lr", "weight_decay", "momentum", "eps", "clip_norm", "clip_value", "init_scale", "initial_accumulator_value",  # in units of parameters and gradients, which have none
+    "warmup_start", "gamma", "final", "initial", "least", "layer_decay",  # factors
+    "power", "min_delta",  # an exponent; in units of the metric
     "val_fraction", "min_scale", "min_ratio", "flip", "max_bad_fraction", "erasing", "mix_probability", "label_smoothing",  # shares
+    "decay", "alpha", "rise",  # further shares
     "randaugment_magnitude", "mixup", "cutmix",  # strengths
 }  # fmt: skip
 OPTIONS = [(group, name) for group in schema.GROUPS for name, _ in options(group)]

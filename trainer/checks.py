@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer import keys, machine, schema
+from trainer import keys, machine, schema, watched
 from trainer.build import call_target, locate
 from trainer.data.base import DataSource, Facts
 from trainer.errors import UserError
@@ -45,6 +46,18 @@ class Checked:
         return self.declaration.leases and self.config["data"]["work"] != "static"
 
     @property
+    def update_batch(self) -> int:
+        """Samples behind one update: the global batch, or where each worker's gradient is applied alone, its own."""
+        return int(self.config["data"]["batch_size"] * self.merge * (1 if self.declaration.alone else self.workers))
+
+    @property
+    def lr_factor(self) -> float:
+        """What optimizer.lr is multiplied by, so that it keeps its meaning for another batch (Goyal et al., 2017)."""
+        node = self.config["optimizer"]
+        power = {"linear": 1.0, "sqrt": 0.5}.get(str(node.get("lr_scaling", "none")))
+        return 1.0 if power is None else float((self.update_batch / node["lr_base_batch"]) ** power)
+
+    @property
     def global_batch_size(self) -> int:
         """Samples per update over all workers."""
         return int(self.config["data"]["batch_size"] * self.workers * self.merge)
@@ -81,6 +94,7 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
     take_classes(config, facts)
     checked = Checked(config, declaration, source, facts, auto_strategy, workers, nproc, device, merge)
     check_data(checked)
+    check_optimization(checked)
     try:
         check_batch_fits(checked)
     except UserError as error:
@@ -93,14 +107,16 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
 def check_keys(config: Mapping[str, Any]) -> None:
     """Unknown keys, missing keys, missing values, and values that a key does not take."""
     root = {k.path: k for k in keys.keys(schema.Config)}
-    for name, value in config.items():
-        if name not in root:
+    present = {**config, **{p: v for p, v in leaves(config, "") if p.partition(".")[0] not in (*schema.GROUPS, p)}}
+    nodes = {path.partition(".")[0] for path in root} - set(root)
+    for name, value in present.items():
+        if name not in root and (name not in nodes or not isinstance(value, Mapping)):
             near = keys.nearest_key(name, every_key())
             raise UserError(f"{name}={keys.spelled(value)}", "there is no such key (python -m trainer --help lists them)", near and f"{near}={keys.spelled(value)}")  # fmt: skip
-        if name not in schema.GROUPS:
+        if name in root and name not in schema.GROUPS:
             _check_value(root[name], value)
     for name, declared in root.items():
-        if name not in config:
+        if name not in present:
             raise _taken_away(declared)
     for group in schema.GROUPS:
         check_group(config, group)
@@ -312,6 +328,41 @@ def check_mixing(config: Mapping[str, Any]) -> None:
     for key in ("mixup", "cutmix"):
         if data.get(key) and loss == schema.BinaryCrossEntropyLoss._target_:
             raise UserError(f"data.{key}={data[key]}", "makes labels that are shares of classes, which loss=binary_cross_entropy does not take", "loss=cross_entropy")  # fmt: skip
+
+
+def check_optimization(checked: Checked) -> None:
+    """What goes by validations can: they come, and measure what is watched. Clipping and scaling can be done."""
+    config = checked.config
+    strategy, node = config["strategy"], config["optimizer"]
+    if strategy["clip_norm"] is not None and strategy["clip_value"] is not None:
+        raise UserError(f"strategy.clip_value={strategy['clip_value']}", f"the gradient is clipped by strategy.clip_norm={strategy['clip_norm']} already, and their order would matter", "strategy.clip_norm=null")  # fmt: skip
+    if node.get("lr_scaling", "none") != "none" and node.get("lr") is None:
+        raise UserError(f"optimizer.lr_scaling={node['lr_scaling']}", "this optimizer has no lr to scale", "optimizer.lr_scaling=none")  # fmt: skip
+    for pattern, factor in (node.get("lr_factors") or {}).items():
+        if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0 <= factor < math.inf:
+            raise UserError(f"optimizer.lr_factors={{{pattern}: {keys.spelled(factor)}}}", "a factor is a number, at least 0 (which freezes)", f"optimizer.lr_factors={{{pattern}: 1}}")  # fmt: skip
+    averaged, known = config["ema"]["decay"] is not None, watched.names(checked.facts, True)
+    for path, metric, default in watching(config):
+        if metric in known and not averaged and metric.startswith(watched.AVERAGED):
+            raise UserError(f"{path}={metric}", "no average of the weights is kept (ema.decay=null)", f"{path}={metric} ema.decay=0.999")  # fmt: skip
+        if metric not in known:
+            near = keys.nearest(metric if "/" in metric else watched.RAW + metric, known) or default
+            there = ", ".join(watched.names(checked.facts, averaged))
+            raise UserError(f"{path}={metric}", f"a validation here measures {there}", f"{path}={near}")
+        if (
+            path != "best.metric"
+            and not config["execution"]["val_every"]
+            and not config["execution"]["val_every_steps"]
+        ):
+            raise UserError(f"{path}={metric}", "it goes by validations, and execution.val_every=0 has one alone, at the end", "execution.val_every=1")  # fmt: skip
+
+
+def watching(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The keys that name a validation metric, what they name, and what they could."""
+    for node in ("best", "early_stop", "scheduler"):
+        watches = node != "scheduler" or watched.is_plateau(config[node])
+        if watches and config[node].get("metric") is not None:
+            yield f"{node}.metric", str(config[node]["metric"]), "val/loss"
 
 
 def check_batch_fits(checked: Checked) -> None:

@@ -71,13 +71,18 @@ def register() -> None:
 
 
 def _open(declared: type) -> Any:
-    """A schema's typed keys in a mapping that takes further keys: they are for the component's constructor."""
-    from omegaconf import OmegaConf
+    """A schema's typed keys in a mapping that takes further keys: they are for the component's constructor.
+
+    A key that is a mapping takes any names: ``optimizer.lr_factors={head: 1}`` needs no plus.
+    """
+    from omegaconf import DictConfig, OmegaConf
 
     typed = OmegaConf.structured(declared)
     node = OmegaConf.create({})
     for name in typed:
         node[name] = typed._get_node(name)
+        if isinstance(inside := node._get_node(name), DictConfig) and OmegaConf.get_type(inside) is dict:
+            OmegaConf.set_struct(inside, False)
     return node
 
 

@@ -35,7 +35,8 @@ class Result:
     Attributes:
         status: ``done``, ``failed``, ``killed`` or ``planned``.
         run_dir: its folder; run_id: of MLflow, or None.
-        metrics, best: last and best values by name.
+        metrics, best: last and best values by name; best_step: the update after which checkpoints/best.safetensors is.
+        ended: why it ended: ``all updates done``, or an early stop and its reason.
         steps, samples, seconds: updates, training samples over all workers, from start to end.
         chosen, why: what ``auto`` picked and the reasons.
         data_source: what was really trained on.
@@ -47,6 +48,8 @@ class Result:
     run_id: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
+    best_step: int = 0
+    ended: str = ""
     steps: int = 0
     samples: int = 0
     seconds: float = 0.0
@@ -190,6 +193,8 @@ def _finish(result: Result, run_dir: Path, plan: Plan, config: dict[str, Any], t
         ended = {"done": "FINISHED", "failed": "FAILED", "killed": "KILLED"}[result.status]
         patience = KILLED_FLUSH_S if result.status == "killed" else config["tracking"]["flush_timeout_s"]
         tags = {"trainer.error": result.error[:4000]} if result.error else {}
+        if result.ended.startswith("early stop"):
+            tags["trainer.ended"] = result.ended
         if result.lost_workers:
             tags["trainer.lost_workers"] = "; ".join(result.lost_workers.values())[:4000]
         answer = tracker.close(run_dir, ended, tags, patience)

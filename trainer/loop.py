@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from trainer.data.feed import Feed
 from trainer.errors import RunFailed
 from trainer.metrics import Sums, Task
 from trainer.models.sitting_out import counting
+from trainer.optim.averaged import AveragedWeights
 from trainer.profiling import Unprofiled
 from trainer.report import Report
 from trainer.strategies.base import Strategy
+from trainer.watched import AVERAGED, RAW, EarlyStop
 
 
 @dataclass
@@ -45,7 +47,10 @@ class Training:
         keep_best: saves the model, called after the best validation so far.
         profile: marks of where the time goes.
         run_dir: where the first worker reports to, should it not be the one that began; None: nobody takes over.
-        step: updates done; validated: the last validation's update and metrics.
+        ema: the moving average of the weights; mean: workers' averages differ and their mean counts.
+        early_stop: says when to end before the last epoch.
+        plateau: the schedule goes by validations.
+        step: updates done; validated: the last validation's update and metrics; stop: why to end early.
     """
 
     model: nn.Module
@@ -60,26 +65,33 @@ class Training:
     keep_best: Callable[[], None]
     profile: Unprofiled = field(default_factory=Unprofiled)
     run_dir: Path | None = None
+    ema: AveragedWeights | None = None
+    mean: bool = False
+    early_stop: EarlyStop | None = None
+    plateau: bool = False
     step: int = 0
     samples: int = 0
     validated: tuple[int, dict[str, float]] = (-1, {})
+    stop: str = ""
 
 
 def fit(run: Training) -> dict[str, float]:
     """Train to the end; returns the last validation's metrics."""
-    validation: dict[str, float] = {}
     for epoch in range(run.rhythm.epochs):
         train_epoch(run, epoch)
-        done = run.step >= run.rhythm.total_steps or epoch + 1 == run.rhythm.epochs
+        done = run.step >= run.rhythm.total_steps or (epoch + 1 == run.rhythm.epochs and not run.stop)
         due = run.rhythm.val_every and (epoch + 1) % run.rhythm.val_every == 0
-        if due or done:
-            validation = evaluate(run, epoch)
+        if (due or done) and not run.stop:
+            evaluate(run, epoch)
         if done:
+            break
+        if run.stop:
+            run.report.stopped(run.stop)
             break
     run.strategy.settle()
     if not run.lockstep:
         run.report.samples = int(run.strategy.total(torch.tensor([float(run.samples)], dtype=torch.float64)).item())
-    return validation
+    return run.validated[1]
 
 
 def train_epoch(run: Training, epoch: int) -> None:
@@ -91,6 +103,8 @@ def train_epoch(run: Training, epoch: int) -> None:
         weight = strategy.weight(samples)
         for batch in profile.each("data", batches):
             strategy.prepare(batch)
+            if run.ema is not None:
+                run.ema.follow(run.step)
             with strategy.accumulate(batch.last), counting(run.model, batch.samples):
                 with profile("forward"), run.arithmetic():
                     loss, outputs = run.task.forward(run.forward, batch.inputs, batch.labels)
@@ -112,7 +126,7 @@ def train_epoch(run: Training, epoch: int) -> None:
         if run.rhythm.val_every_steps and run.step % run.rhythm.val_every_steps == 0:
             evaluate(run, epoch)
             run.forward.train()
-        if run.step >= run.rhythm.total_steps:
+        if run.step >= run.rhythm.total_steps or run.stop:
             break
     if not logged:
         log_training(run, epoch, batch_number, meter, lr)
@@ -135,7 +149,11 @@ def log_training(run: Training, epoch: int, batch_number: int, meter: Sums, lr: 
 
 @torch.no_grad()
 def evaluate(run: Training, epoch: int) -> dict[str, float]:
-    """The task's metrics of the settled model, every validation sample counted exactly once."""
+    """The task's metrics of the settled model, every validation sample counted exactly once.
+
+    Beside them, those of the averaged weights are measured; the best model is kept, and whoever goes by validations
+    (the schedule, the early stop) is told.
+    """
     if run.lockstep and run.validated[0] == run.step:
         return run.validated[1]
     run.model.eval()
@@ -146,13 +164,45 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
             index, taking_part = run.strategy.members()
             sums = run.strategy.total(_evaluated(run, index, taking_part))
         metrics = run.task.validation(sums)
+        values = {f"{RAW}{name}": value for name, value in metrics.items()}
+        if run.ema is not None:
+            values |= {f"{AVERAGED}{name}": value for name, value in averaged(run, run.ema).items()}
         if run.run_dir is not None and index == 0:
             run.report.take_over(run.run_dir)
-        if run.report.validation(epoch, run.step, metrics):
-            run.keep_best()
+        if run.report.validation(epoch, run.step, values):
+            of_average = run.report.watched.metric.startswith(AVERAGED)
+            with run.ema.in_place() if run.ema is not None and of_average else nullcontext():
+                run.keep_best()
+        decide(run, values)
     run.validated = run.step, metrics
     run.model.train()
     return metrics
+
+
+def averaged(run: Training, ema: AveragedWeights) -> dict[str, float]:
+    """The metrics of the averaged weights, which all workers agree on; the model has its own again afterwards."""
+    ema.follow(run.step)
+    ema.agree(run.strategy, run.mean)
+    with ema.in_place():
+        sums, taking_part = None, 0
+        while sums is None or run.strategy.members()[1] != taking_part:
+            index, taking_part = run.strategy.members()
+            sums = run.strategy.total(_evaluated(run, index, taking_part))
+    return run.task.validation(sums)
+
+
+def decide(run: Training, values: Mapping[str, float]) -> None:
+    """Tell the schedule and the early stop of a validation. All workers go by the first one's numbers."""
+    if not run.plateau and run.early_stop is None:
+        return
+    first = run.strategy.members()[0] == 0
+    numbers = torch.tensor(list(values.values()), dtype=torch.float64)
+    agreed = run.strategy.total(numbers if first else torch.zeros_like(numbers)).tolist()
+    values = dict(zip(values, agreed, strict=True))
+    if run.plateau:
+        run.strategy.observe(run.step, values)
+    if run.early_stop is not None:
+        run.stop = run.early_stop.why(run.step, values)
 
 
 def _evaluated(run: Training, index: int, count: int) -> torch.Tensor:

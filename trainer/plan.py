@@ -13,6 +13,7 @@ from trainer.auto import Machine, ModelFacts, choose
 from trainer.checks import Checked
 from trainer.data.sampler import DistributedBatchSampler
 from trainer.errors import UserError
+from trainer.watched import best_metric
 
 MOST_PROCESSES_SHOWN = 16
 
@@ -38,6 +39,10 @@ class Plan:
         val_batch_size: samples per worker and evaluation batch.
         facts: of the data, as a dict.
         chosen: precision, channels_last, ... as used; why: reasons of those that ``auto`` chose.
+        lr: optimizer.lr as it is used, scaled to the batch where that is asked for; None: the optimizer has no such key.
+        lr_factor: what it is scaled by; update_batch: for how many samples per update.
+        best: the validation metric that marks the best model.
+        same_everywhere: after every update all workers hold the same state.
         endpoint: where the processes meet.
         environment: of worker 0.
         objection: why this would not run as it is; empty for a plan that can.
@@ -50,6 +55,7 @@ class Plan:
     leased: bool
     survives: bool
     tables_at_servers: bool
+    same_everywhere: bool
     exact: bool
     entries: dict[str, str]
     roles: dict[str, int]
@@ -65,6 +71,10 @@ class Plan:
     epochs: int
     steps_per_epoch: int
     total_steps: int
+    lr: float | None
+    lr_factor: float
+    update_batch: int
+    best: str
     parameters: int
     facts: dict[str, Any]
     chosen: dict[str, Any]
@@ -115,6 +125,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         leased=checked.leased,
         survives=checked.declaration.survives,
         tables_at_servers=checked.declaration.tables_at_servers,
+        same_everywhere=checked.declaration.same_everywhere,
         exact=checked.declaration.exact,
         entries=dict(checked.declaration.entries),
         roles=roles,
@@ -130,6 +141,10 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         total_steps=total,
+        lr=None if config["optimizer"].get("lr") is None else config["optimizer"]["lr"] * checked.lr_factor,
+        lr_factor=checked.lr_factor,
+        update_batch=checked.update_batch,
+        best=best_metric(config, facts.task),
         parameters=model.parameters,
         facts=asdict(facts),
         chosen=chosen,

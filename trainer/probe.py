@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer import schema
 from trainer.auto import ModelFacts
 from trainer.build import call_target, locate
 from trainer.data.base import Facts
 from trainer.errors import UserError
+from trainer.models.residual import NoResidualBlocks, last_norms
 from trainer.models.rows import tables
+from trainer.optim.groups import Rate, check_patterns, grouped, optimizer_of, rates
 from trainer.optim.sparse import rule_of
 from trainer.strategies.base import Declaration
 
@@ -35,11 +38,10 @@ def probe(config: Mapping[str, Any], facts: Facts | None = None, declaration: De
     with _unnoticed():
         before_start("check", config["model"])
         model = build(config)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        if not parameters:
+        if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"model._target_={config['model']['_target_']}", "has no parameters to train")
-        one = [torch.zeros(1, requires_grad=True)]
-        optimizer = call_target(config["optimizer"], "optimizer", one, kind=torch.optim.Optimizer)
+        check_residual_blocks(config, model)
+        optimizer = build_optimizer(config["optimizer"], model)
         for refusal in declaration.refuse_model(config, model, optimizer) if declaration else ():
             raise refusal
         if any(tables(model)):
@@ -62,7 +64,36 @@ def before_start(what: str, node: Mapping[str, Any]) -> None:
     """
     step = getattr(locate(str(node["_target_"]), "model._target_"), what, None)
     if callable(step) and not isinstance(step, type):
-        step(**{k: v for k, v in node.items() if k != "_target_"})
+        step(**{k: v for k, v in node.items() if k not in ("_target_", *schema.NOT_ARGUMENTS["model"])})
+
+
+def build_optimizer(node: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer for stand-ins of the model's parameters, in the groups of the run.
+
+    Raises:
+        UserError: it cannot be built for these, or a pattern of ``lr_factors`` names nothing.
+    """
+    check_patterns(model, node)
+    sparse = {id(table.weight) for _, table in tables(model)}
+    found = rates(model, node)
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) not in sparse and found[n].lr]
+    stand_ins = [(n, torch.zeros((1,) * p.dim(), requires_grad=True)) for n, p in trained]
+    one = [(Rate(), [torch.zeros(1, requires_grad=True)])]
+    return optimizer_of(node, grouped(stand_ins, found) or one)
+
+
+def check_residual_blocks(config: Mapping[str, Any], model: nn.Module) -> None:
+    """``model.zero_init_residual=true`` finds something to set to zero."""
+    if not config["model"].get("zero_init_residual"):
+        return
+    for key in ("weights", "pretrained"):
+        if value := config["model"].get(key):
+            raise UserError("model.zero_init_residual=true", f"would undo what the weights of model.{key}={value} have learnt", "model.zero_init_residual=false")  # fmt: skip
+    try:
+        last_norms(model)
+    except NoResidualBlocks as error:
+        name = config["model"].get("name") or config["model"]["_target_"]
+        raise UserError("model.zero_init_residual=true", f"in {name} there is no last norm of a residual block: {error}", "model.zero_init_residual=false") from error  # fmt: skip
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:

@@ -68,6 +68,9 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
         f"{plan.batch_size} per worker x {plan.workers} worker{plural}{merged} = {plan.global_batch_size} global",
     )
     yield "updates", f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({plan.epochs} epochs)"
+    if plan.lr is not None:
+        scaled = f" = {plan.lr / plan.lr_factor:g} x {plan.lr_factor:g}, for {plan.update_batch} samples per update"
+        yield "learning rate", f"{plan.lr:g}" + (scaled if plan.lr_factor != 1.0 else "")
     if plan.lockstep != plan.leased and "server" in plan.roles:
         yield "work", "leased in blocks; a lost worker's go to others" if plan.leased else "split beforehand"
     facts = plan.facts
@@ -81,7 +84,7 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield key, str(value).lower() + because(key)
     yield "run folder", plan.run_dir
     yield "logs", f"{plan.run_dir}/workerlog.N" + (", serverlog.N" if "server" in plan.roles else "")
-    yield "weights", f"{plan.run_dir}/model.safetensors, best in checkpoints/best.safetensors"
+    yield "weights", f"{plan.run_dir}/model.safetensors, best {plan.best} in checkpoints/best.safetensors"
     yield "tracking", plan.tracking or "none (the run folder only)"
 
 

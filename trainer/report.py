@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainer.watched import AVERAGED, RAW, Best, falls
+
 STATUS_EVERY_S = 0.5
-FALLING = ("loss", "mae", "mse")
-"""Endings of metrics of which less is better (of rmse, too)."""
 
 
 class Waits(Protocol):
@@ -34,12 +34,13 @@ class Report:
     Args:
         run_dir: the run's folder; None: lines only (every rank but 0).
         total_steps: updates of the whole run.
-        watched: validation metric whose greatest value marks the best model.
+        watched: validation metric whose best value marks the best model, e.g. ``val/acc1``.
     """
 
-    def __init__(self, run_dir: Path | None, total_steps: int, watched: str = "acc1") -> None:
+    def __init__(self, run_dir: Path | None, total_steps: int, watched: str = "val/acc1") -> None:
         self.run_dir = run_dir
-        self.watched = f"val/{watched}"
+        self.watched = Best(watched)
+        self.ended = ""
         self.total_steps = total_steps
         self.metrics: dict[str, float] = {}
         self.best: dict[str, float] = {}
@@ -94,15 +95,21 @@ class Report:
         print(f"[Epoch {epoch}, batch {batch}] {values}, lr: {lr:.5g}, {rate}", flush=True)
         self._point(epoch, step, {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf, **(gauges or {})})
 
-    def validation(self, epoch: int, step: int, metrics: Mapping[str, float]) -> bool:
-        """A line and a point of a validation; returns whether rank 0 should keep this model as the best so far."""
-        values = {f"val/{k}": v for k, v in metrics.items()}
-        improved = self.watched in values and values[self.watched] > self.best.get(self.watched, -1.0)
+    def validation(self, epoch: int, step: int, values: Mapping[str, float]) -> bool:
+        """A line and a point of a validation; returns whether rank 0 should keep this model as the best so far.
+
+        Args:
+            values: ``val/...``, and ``val_ema/...`` of the averaged weights where there are such.
+        """
+        improved = self.watched.improved(step, values.get(self.watched.metric))
         self.metrics |= values
         for name, value in values.items():
-            better = min if name.endswith(FALLING) else max
+            better = min if falls(name) else max
             self.best[name] = better(value, self.best.get(name, value))
-        print(f"[Epoch {epoch}] validation " + ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items()), flush=True)
+        for prefix, words in ((RAW, "validation"), (AVERAGED, "validation of the averaged weights")):
+            told = ", ".join(f"{k.removeprefix(prefix)}: {v:.5f}" for k, v in values.items() if k.startswith(prefix))
+            if told:
+                print(f"[Epoch {epoch}] {words} {told}", flush=True)
         self._point(epoch, step, values)
         if self.run_dir:
             self.write_status("running", time.perf_counter())
@@ -114,6 +121,11 @@ class Report:
             self.run_dir = run_dir
             self._points = (run_dir / "metrics.jsonl").open("a", buffering=1)
             print("reports from here on", flush=True)
+
+    def stopped(self, why: str) -> None:
+        """The run ends before its last epoch."""
+        self.ended = why
+        print(f"*** {why} ***", flush=True)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -154,6 +166,8 @@ class Report:
         return {
             "metrics": self.metrics,
             "best": self.best,
+            "best_step": self.watched.step,
+            "ended": self.ended or "all updates done",
             "steps": self.step,
             "samples": self.samples,
             "seconds": round(seconds, 3),

@@ -58,7 +58,7 @@ class ResNet18Model(ModelConfig):
 
     _target_: str = key("torchvision.models.resnet18", "class or function that returns a torch.nn.Module")
     num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
-    zero_init_residual: bool = key(False, "residual blocks start as identities")
+    zero_init_residual: bool = key(False, "residual blocks start as identities: their last norms begin at zero")
 
 
 @dataclass
@@ -104,6 +104,7 @@ class TorchvisionModel(ModelConfig):
     _target_: str = key("torchvision.models.get_model", "class or function that returns a torch.nn.Module")
     name: str = key("???", "its name in torchvision.models, e.g. mobilenet_v3_small")
     num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
+    zero_init_residual: bool = key(False, "residual blocks start as identities: their last norms begin at zero")
 
 
 @dataclass
@@ -156,6 +157,15 @@ class OptimizerConfig:
     _target_: str = key("torch.optim.SGD", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
     lr: float = key(0.01, "learning rate that the scheduler multiplies", gt=0)
     weight_decay: float = key(0.0, "L2 decay; never of sparse embedding tables", ge=0)
+    decay_norms_and_biases: bool = key(False, "weight decay also of norms, biases and all else that has one dimension")
+    lr_factors: Dict[str, float] = key(
+        {}, "factors on lr by parameter name, e.g. {backbone.*: 0.1, stem: 0} (0: frozen)"
+    )
+    layer_decay: Optional[float] = key(
+        None, "factor on lr from each layer to the one before it (null: none)", gt=0, le=1
+    )
+    lr_scaling: str = key("none", "lr grows with the samples per update / lr_base_batch, or with its root", choices=("none", "linear", "sqrt"))  # fmt: skip
+    lr_base_batch: int = key(256, "samples per update for which lr is meant, with lr_scaling", "samples", ge=1)
     sparse: str = key("auto", "rule for embedding tables with sparse gradients (auto: the optimizer's counterpart)", choices=("auto", "sgd", "adagrad", "rowwise_adagrad", "adam"))  # fmt: skip
 
 
@@ -166,6 +176,17 @@ class MomentumOptimizer(OptimizerConfig):
     lr: float = key(0.1, "learning rate that the scheduler multiplies", gt=0)
     momentum: float = key(0.9, "share of the last step that is kept", ge=0)
     nesterov: bool = key(False, "Nesterov's momentum")
+
+
+@dataclass
+class RMSpropOptimizer(OptimizerConfig):
+    """optimizer=rmsprop: steps are divided by a running mean of the gradient's size."""
+
+    _target_: str = key("torch.optim.RMSprop", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    alpha: float = key(0.99, "decay of the running mean of the squared gradient", ge=0, le=1)
+    eps: float = key(1e-8, "added to the denominator", ge=0)
+    momentum: float = key(0.0, "share of the last step that is kept", ge=0)
+    centered: bool = key(False, "divide by the deviation instead of the size")
 
 
 @dataclass
@@ -220,6 +241,48 @@ class StepSchedule(SchedulerConfig):
     _target_: str = key("trainer.optim.schedules.Step", "class with factor(step) -> float")
     every_epochs: float = key(30.0, "epochs between two drops", "epochs", gt=0)
     gamma: float = key(0.1, "factor of each drop", gt=0, le=1)
+
+
+@dataclass
+class MultiStepSchedule(SchedulerConfig):
+    """scheduler=multistep: drops by gamma at given epochs."""
+
+    _target_: str = key("trainer.optim.schedules.MultiStep", "class with factor(step) -> float")
+    milestones: List[float] = key([30.0, 60.0, 90.0], "epochs of the drops, from the start of the run")
+    gamma: float = key(0.1, "factor of each drop", gt=0, le=1)
+
+
+@dataclass
+class PolynomialSchedule(SchedulerConfig):
+    """scheduler=polynomial: a power of what is left of the run; power 1 is a straight line."""
+
+    _target_: str = key("trainer.optim.schedules.Polynomial", "class with factor(step) -> float")
+    power: float = key(1.0, "power of the share of updates that are left", gt=0)
+    final: float = key(0.0, "factor at the last update", ge=0, le=1)
+
+
+@dataclass
+class OneCycleSchedule(SchedulerConfig):
+    """scheduler=one_cycle: up to lr and down again; optimizer.lr is the peak."""
+
+    _target_: str = key("trainer.optim.schedules.OneCycle", "class with factor(step) -> float")
+    rise: float = key(0.3, "share of the updates that lead up", ge=0, le=1)
+    initial: float = key(0.04, "factor at the first update", ge=0, le=1)
+    final: float = key(4e-6, "factor at the last update", ge=0, le=1)
+    anneal: str = key("cos", "shape of both ways", choices=("cos", "linear"))
+
+
+@dataclass
+class PlateauSchedule(SchedulerConfig):
+    """scheduler=plateau: drops by gamma when a validation metric has stopped getting better."""
+
+    _target_: str = key("trainer.optim.schedules.Plateau", "class with factor(step) -> float")
+    metric: str = key("val/loss", "validation metric that is watched")
+    gamma: float = key(0.1, "factor of each drop", gt=0, le=1)
+    patience: int = key(10, "validations without a better value that are borne", "validations", ge=0)
+    min_delta: float = key(1e-4, "a value counts as better only when it is better by more than this", ge=0)
+    cooldown: int = key(0, "validations after a drop that count as neither", "validations", ge=0)
+    least: float = key(0.0, "the factor does not fall below this", ge=0, le=1)
 
 
 @dataclass
@@ -447,6 +510,7 @@ class StrategyConfig:
     _target_: str = key("trainer.strategies.declared.Single", "class, a trainer.strategies.base.Declaration")
     gradient_merge: GradientMerge = key(GradientMerge, "several batches make one update")
     clip_norm: Optional[float] = key(None, "greatest L2 norm of the whole gradient of an update", gt=0)
+    clip_value: Optional[float] = key(None, "greatest magnitude of each element of an update's gradient", gt=0)
 
 
 @dataclass
@@ -615,6 +679,32 @@ class TrackingConfig:
 
 
 @dataclass
+class EmaConfig:
+    """ema: a moving average of the weights, evaluated and saved beside the model."""
+
+    decay: Optional[float] = key(None, "share of the average that each update keeps, e.g. 0.999 (null: no average)", ge=0, le=1)  # fmt: skip
+    warmup: bool = key(False, "the decay grows with the updates n, as 1 - (1 + n / gamma) ** -power")
+    gamma: float = key(1.0, "of the warm-up: twice as much needs twice the updates", gt=0)
+    power: float = key(2 / 3, "of the warm-up: 2/3 for a million updates and more, 3/4 for fewer", gt=0)
+
+
+@dataclass
+class BestConfig:
+    """best: which model checkpoints/best.safetensors is."""
+
+    metric: Optional[str] = key(None, "validation metric, e.g. val/loss, val/acc5, val_ema/acc1 (null: acc1, or auc)")
+
+
+@dataclass
+class EarlyStopConfig:
+    """early_stop: end before the last epoch when a validation metric has stopped getting better."""
+
+    metric: Optional[str] = key(None, "validation metric that is watched, e.g. val/loss (null: never stop early)")
+    patience: int = key(5, "validations in a row without a better value after which the run ends", "validations", ge=1)
+    min_delta: float = key(0.0, "a value counts as better only when it is better by more than this", ge=0)
+
+
+@dataclass
 class Config:
     """The whole run."""
 
@@ -631,6 +721,9 @@ class Config:
     profile: bool = key(False, "trace a few updates with torch's profiler and print where their time goes")
     plan: bool = key(False, "print the plan and stop")
     debug: bool = key(False, "show tracebacks of errors")
+    ema: EmaConfig = key(EmaConfig, "a moving average of the weights, evaluated and saved beside the model")
+    best: BestConfig = key(BestConfig, "which model checkpoints/best.safetensors is")
+    early_stop: EarlyStopConfig = key(EarlyStopConfig, "end when a validation metric has stopped getting better")
     model: Any = key("???", "group: what is trained")
     data: Any = key("???", "group: what is learnt from")
     sampler: Any = key("???", "group: which worker sees which sample when")
@@ -656,9 +749,13 @@ GROUPS: dict[str, tuple[type, ...]] = {
     "sampler": (SamplerConfig,),
     "loss": (LossConfig, CrossEntropyLoss, SquaredErrorLoss, BinaryCrossEntropyLoss),
     "optimizer": (
-        OptimizerConfig, MomentumOptimizer, AdamOptimizer, AdamWOptimizer, AdagradOptimizer, TorchOptimizer,
+        OptimizerConfig, MomentumOptimizer, RMSpropOptimizer, AdamOptimizer, AdamWOptimizer, AdagradOptimizer,
+        TorchOptimizer,
     ),
-    "scheduler": (SchedulerConfig, StepSchedule, CosineSchedule),
+    "scheduler": (
+        SchedulerConfig, StepSchedule, MultiStepSchedule, CosineSchedule, OneCycleSchedule, PolynomialSchedule,
+        PlateauSchedule,
+    ),
     "strategy": (
         StrategyConfig, GroupStrategy, CollectiveStrategy, LocalSgdStrategy, PserverStrategy, PserverSyncStrategy,
         StaleStrategy, PserverAsyncStrategy, PserverSspStrategy, PserverGeoStrategy,
@@ -675,5 +772,8 @@ OPEN_GROUPS = ("model", "data", "loss", "optimizer", "scheduler", "strategy")
 CONSTRUCTED = ("model", "loss", "optimizer")
 """Of these, the ones whose further keys are arguments of a constructor that is not ours."""
 
-NOT_ARGUMENTS = {"optimizer": ("sparse",)}
+NOT_ARGUMENTS = {
+    "optimizer": ("sparse", "decay_norms_and_biases", "lr_factors", "layer_decay", "lr_scaling", "lr_base_batch"),
+    "model": ("zero_init_residual",),
+}
 """Keys of these that the constructor does not get."""

@@ -211,6 +211,12 @@ def _by_key(vocabulary: Vocabulary, chain: list[BaseException], text: str) -> Us
         return None
     merged = re.search(r"Error merging override ([^\n]+)", text)
     override = vocabulary.parsed(merged[1]) if merged else None
+    if override is not None and path.startswith(f"{override.key_or_group}."):  # a mapping, and something inside it
+        declared = keys.find(path)
+        why = declared.refuse(error.value) if declared is not None else str(error).splitlines()[0]
+        return UserError(
+            merged[1] if merged else path, f"{path}: {why}", declared.instead(error.value) if declared else ""
+        )
     if override is not None and override.key_or_group != path:
         return unknown_key(vocabulary, override.key_or_group)
     return _wrong_value(path, error, file, override)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import compose
-from trainer.data.base import WATCHED
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
 
@@ -172,12 +171,15 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     from trainer.progress import console
 
     out = console()
-    shown = ", ".join(f"{k}: {v:.5f}" for k, v in result.metrics.items() if k.startswith("val/"))
-    watched = WATCHED[ready.plan.facts["task"]]
-    best = f" (best {watched} {result.best[f'val/{watched}']:.5f})" if f"val/{watched}" in result.best else ""
+    shown = ", ".join(f"{k}: {v:.5f}" for k, v in result.metrics.items() if k.startswith(("val/", "val_ema/")))
+    watched = ready.plan.best
+    named = watched.removeprefix("val/")
+    best = f" (best {named} {result.best[watched]:.5f})" if watched in result.best else ""
     out.print(f"\n[bold green]done[/] {result.steps} updates, {result.samples} samples in {result.seconds:.1f} s. {shown}{best}")  # fmt: skip
     if result.stand_in:
         out.print(f"[bold red]ATTENTION: {result.stand_in}[/]")
+    if result.ended.startswith("early stop"):
+        out.print(f"[bold yellow]{result.ended}[/]")
     out.print(f"results   {_short(Path(result.run_dir))}  (curves.png, model.safetensors, result.json, workerlog.N)")
     if ready.plan.tracking and result.run_id is not None:
         uri = ready.plan.tracking

@@ -17,7 +17,7 @@ from torch import nn
 
 from trainer.binary import Binary
 from trainer.build import call_target, locate
-from trainer.data.base import WATCHED, Facts, Splits
+from trainer.data.base import Facts, Splits
 from trainer.data.feed import BlockReader, Feed, Placement
 from trainer.data.mixing import Mixing
 from trainer.data.sampler import (
@@ -31,13 +31,18 @@ from trainer.data.work import MapWork, StreamWork
 from trainer.errors import RunFailed
 from trainer.loop import Rhythm, Training, fit
 from trainer.metrics import Classification, Task
+from trainer.models.residual import zero_last_norms
 from trainer.models.rows import materialise, tables
 from trainer.models.strided_bf16 import write_all_gradients
+from trainer.optim.averaged import averaged_weights
+from trainer.optim.groups import Rate, freeze, grouped, optimizer_of, rates
+from trainer.optim.schedules import Plateau
 from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
 from trainer.optim.updater import Updater
 from trainer.profiling import Profiled
 from trainer.report import Report
 from trainer.strategies.base import Seat, Strategy
+from trainer.watched import EarlyStop, best_metric, is_plateau
 
 UNLIMITED = 1 << 62
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -59,7 +64,8 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     with settings(config, plan, seat):
         strategy: Strategy = locate(plan["strategy_worker"])(_arguments(config["strategy"]), seat)
         try:
-            report = Report(run_dir if first else None, plan["total_steps"], WATCHED[plan["facts"]["task"]])
+            watched = best_metric(config, plan["facts"]["task"])
+            report = Report(run_dir if first else None, plan["total_steps"], watched)
             run = build(config, plan, seat, strategy, report)
             run.run_dir = run_dir
             if config["profile"]:
@@ -70,6 +76,9 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
                 if strategy.members()[0] == 0:
                     with strategy.whole():
                         save(run.model, run_dir / "model.safetensors")
+                        if run.ema is not None:
+                            with run.ema.in_place():
+                                save(run.model, run_dir / "model_ema.safetensors")
                 return report.outcome()
             finally:
                 run.profile.close()
@@ -92,7 +101,7 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
     model = build_model(config, plan, device)
     if config["compile"]:
         model.compile()
-    forward = strategy.place(model, lambda module: make_updater(config, plan, module, precision))
+    forward = strategy.place(model, Updaters(config, plan, precision))
     source = call_target(config["data"], "data")
     facts = Facts(**plan["facts"])
     splits = source.open(facts)
@@ -141,6 +150,10 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
         arithmetic=_arithmetic(precision, device),
         lockstep=plan["lockstep"],
         keep_best=keep_best,
+        ema=averaged_weights(model, config["ema"]),
+        mean=not plan["same_everywhere"],
+        early_stop=early_stop(config["early_stop"]),
+        plateau=is_plateau(config["scheduler"]),
     )  # fmt: skip
 
 
@@ -149,6 +162,11 @@ def profiled(config: dict[str, Any], plan: dict[str, Any], seat: Seat, run_dir: 
     execution, cuda = config["execution"], seat.device.startswith("cuda")
     after, updates = execution["profile_after"], execution["profile_steps"]
     return Profiled(seat.rank, run_dir, after, updates, plan["total_steps"], cuda)
+
+
+def early_stop(node: dict[str, Any]) -> EarlyStop | None:
+    """From the ``early_stop`` node; None where it watches nothing."""
+    return EarlyStop(node["metric"], node["patience"], node["min_delta"]) if node["metric"] else None
 
 
 def leased_work(
@@ -218,6 +236,8 @@ def build_model(config: dict[str, Any], plan: dict[str, Any], device: torch.devi
     """The model on the device, drawn from the seed, in the planned precision and memory format."""
     _seed(config["seed"])
     model: nn.Module = call_target(config["model"], "model")
+    if config["model"].get("zero_init_residual"):
+        zero_last_norms(model)
     if config["strategy"].get("sync_batch_norm"):
         from trainer.models.sync_batch_norm import synchronised
 
@@ -225,23 +245,49 @@ def build_model(config: dict[str, Any], plan: dict[str, Any], device: torch.devi
     model = model.to(device, torch.float64 if plan["chosen"]["precision"] == "fp64" else None)
     if not plan.get("tables_at_servers"):
         materialise(model, config["seed"], device)
+    freeze(model, config["optimizer"], [table for _, table in tables(model)])
     if plan["chosen"]["precision"] == "bf16" and device.type == "cpu":
         write_all_gradients(model)
     return model.to(memory_format=torch.channels_last) if plan["chosen"]["channels_last"] else model
 
 
+class Updaters:
+    """Makes the optimizers of a run."""
+
+    def __init__(self, config: dict[str, Any], plan: dict[str, Any], precision: str) -> None:
+        self.config, self.plan, self.precision = config, plan, precision
+
+    def __call__(self, module: nn.Module) -> Updater:
+        return make_updater(self.config, self.plan, module, self.precision)
+
+    def rates(self, module: nn.Module) -> dict[str, Rate]:
+        """How each parameter learns."""
+        return rates(module, self.config["optimizer"])
+
+
 def make_updater(config: dict[str, Any], plan: dict[str, Any], module: nn.Module, precision: str) -> Updater:
     """The optimizer, with its counterpart for sparse tables, its schedule, clipping and loss scale."""
-    sparse = {id(table.weight): table.weight for _, table in tables(module)}
-    parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in sparse]
-    optimizer = call_target(config["optimizer"], "optimizer", parameters or [torch.zeros(1, requires_grad=True)])
+    found = rates(module, config["optimizer"])
+    sparse = {id(table.weight): (table.weight, found[f"{name}.weight"].lr) for name, table in tables(module)}
+    trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
+    nothing = [(Rate(), [torch.zeros(1, requires_grad=True)])]
+    optimizer = optimizer_of(config["optimizer"], grouped(trained, found) or nothing, plan["lr"])
     if sparse:
         rule, numbers = rule_of(config["optimizer"], optimizer)
-        optimizer = DenseAndSparse(optimizer, sparse_optimizer(rule, numbers, sparse.values()))
+        weights, factors = zip(*sparse.values(), strict=True)
+        optimizer = DenseAndSparse(optimizer, sparse_optimizer(rule, numbers, weights, factors))
     schedule = call_target(
         config["scheduler"], "scheduler", total_steps=plan["total_steps"], steps_per_epoch=plan["steps_per_epoch"]
     )
-    return Updater(optimizer, schedule.factor, config["strategy"]["clip_norm"], loss_scaling=precision == "fp16")
+    return Updater(
+        optimizer,
+        schedule.factor,
+        config["strategy"]["clip_norm"],
+        loss_scaling=precision == "fp16",
+        clip_value=config["strategy"]["clip_value"],
+        plateau=schedule if isinstance(schedule, Plateau) else None,
+        lr=plan["lr"],
+    )
 
 
 def _arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:

@@ -388,3 +388,22 @@ def begun_late(seat: Seat, payload: dict[str, Any], seconds: float) -> dict[str,
         train_epoch(run, 0)
         run.strategy.settle()
         return {"ready": stamps[0], "stepped": stamps[1]}
+
+
+def optimized(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
+    """The whole loop; parameters, the averaged ones, the rate of each update, the last validation, how it ended."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        rates: list[float] = []
+        update = run.strategy.update
+
+        def note(samples: int) -> None:
+            rates.append(run.strategy.lr)
+            update(samples)
+
+        run.strategy.update = note
+        fit(run)
+        found = {"parameters": parameters(run), "rates": rates, "steps": run.step, "metrics": dict(run.report.metrics)}
+        if run.ema is not None:
+            with run.ema.in_place():
+                found["averaged"] = {**parameters(run), **buffers(run)}
+        return {**found, "ended": run.report.ended}

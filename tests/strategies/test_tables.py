@@ -41,13 +41,18 @@ OPTIMIZERS: dict[str, tuple[tuple[str, ...], Any, Any]] = {
         ("optimizer=adagrad", "optimizer.lr=0.1", "optimizer.sparse=rowwise_adagrad"),
         lambda p: torch.optim.Adagrad(p, lr=0.1), lambda p: RowwiseAdagrad(p, lr=0.1),
     ),
+    "factors": (
+        ("optimizer=adagrad", "optimizer.lr=0.1", "optimizer.lr_factors={rows: 0.5, plain: 0, bag.weight: 2}"),
+        lambda p: torch.optim.Adagrad(p, lr=0.1),
+        lambda p: torch.optim.Adagrad([{"params": [t], "lr": lr} for t, lr in zip(p, (0.05, 0.0, 0.2), strict=True)]),
+    ),
     "adam": (
         ("optimizer=adam", "optimizer.lr=0.03", "optimizer.betas=[0.8,0.9]"),
         lambda p: torch.optim.Adam(p, lr=0.03, betas=(0.8, 0.9)),
         lambda p: torch.optim.SparseAdam(p, lr=0.03, betas=(0.8, 0.9)),
     ),
     "adamw": (
-        ("optimizer=adamw", "optimizer.lr=0.03", "optimizer.weight_decay=0.1"),
+        ("optimizer=adamw", "optimizer.lr=0.03", "optimizer.weight_decay=0.1", "optimizer.decay_norms_and_biases=true"),
         lambda p: torch.optim.AdamW(p, lr=0.03, weight_decay=0.1), lambda p: torch.optim.SparseAdam(p, lr=0.03),
     ),
 }  # fmt: skip
@@ -73,7 +78,7 @@ def truth(optimizer: str, clip: float | None, config: dict[str, Any]) -> dict[st
     dense = [p for p in model.parameters() if not any(p is t for t in tables)]
     _, make_dense, make_sparse = OPTIMIZERS[optimizer]
     optimizers = [make_dense(dense), make_sparse(tables)]
-    rates = [o.param_groups[0]["lr"] for o in optimizers]
+    rates = [(group, group["lr"]) for o in optimizers for group in o.param_groups]
     raw, labels = clicks(config["data"]["train_samples"], 1)
     inputs = {k: torch.from_numpy(v) for k, v in raw.items()}
     step = epoch = 0
@@ -92,9 +97,10 @@ def truth(optimizer: str, clip: float | None, config: dict[str, Any]) -> dict[st
                 factor = min(1.0, clip / (sum(squares).sqrt().item() + 1e-6))
                 for p in model.parameters():
                     p.grad = (p.grad.coalesce() if p.grad.is_sparse else p.grad) * factor
-            for o, rate in zip(optimizers, rates, strict=True):
+            for group, rate in rates:
                 warm = (step + 1) / 5 if step < 5 else 0.1 + 0.9 * (1 + np.cos(np.pi * (step - 5) / (STEPS - 5))) / 2
-                o.param_groups[0]["lr"] = rate * warm
+                group["lr"] = rate * warm
+            for o in optimizers:
                 o.step()
                 o.zero_grad()
             step += 1

@@ -98,7 +98,8 @@ def descend(config: dict[str, Any], step: int, parameters: Parameters, momentum:
     else:
         factor = final + (1 - final) * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
     for name, p in parameters.items():
-        momentum[name] = optimizer["momentum"] * momentum[name] + gradients[name] + optimizer["weight_decay"] * p
+        decay = optimizer["weight_decay"] if p.dim() > 1 or optimizer["decay_norms_and_biases"] else 0.0
+        momentum[name] = optimizer["momentum"] * momentum[name] + gradients[name] + decay * p
         p -= optimizer["lr"] * factor * momentum[name]
 
 

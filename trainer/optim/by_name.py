@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from trainer.errors import UserError
 
+OTHERWISE: Mapping[str, tuple[str, str]] = {
+    "lbfgs": ("evaluates the loss several times in each update, which one batch after the other does not allow", "optimizer=adam"),
+    "sparseadam": ("takes sparse gradients alone", "optimizer.name=Adam optimizer.sparse=adam"),
+}  # fmt: skip
+"""Of torch.optim, what cannot train a model here: why, and what does."""
 
-def by_name(parameters: list[torch.Tensor], name: str, **arguments: Any) -> torch.optim.Optimizer:
-    """``torch.optim.<name>(parameters, **arguments)``.
+
+def names() -> dict[str, type[torch.optim.Optimizer]]:
+    """torch.optim's optimizers by their names in lower case."""
+    base = torch.optim.Optimizer
+    found = vars(torch.optim).items()
+    return {k.lower(): v for k, v in found if isinstance(v, type) and issubclass(v, base) and v is not base}
+
+
+def by_name(parameters: list[Any], name: str, **arguments: Any) -> torch.optim.Optimizer:
+    """``torch.optim.<name>(parameters, **arguments)``; a weight decay of 0 is left out where the class knows none.
+
+    Args:
+        parameters: tensors, or parameter groups.
 
     Raises:
-        UserError: torch.optim has no such optimizer; with the nearest name.
+        UserError: torch.optim has no such optimizer (with the nearest name), or it cannot train a model here.
     """
-    known = {k.lower(): v for k, v in vars(torch.optim).items() if isinstance(v, type)}
+    known = names()
+    if why := OTHERWISE.get(name.lower()):
+        raise UserError(f"optimizer.name={name}", *why)
     if name.lower() not in known:
         nearest = [known[near].__name__ for near in difflib.get_close_matches(name.lower(), known, 1)]
         raise UserError(f"optimizer.name={name}", "torch.optim has no such optimizer", f"optimizer.name={nearest[0]}" if nearest else "")  # fmt: skip
-    return known[name.lower()](parameters, **arguments)  # type: ignore[no-any-return]
+    made = known[name.lower()]
+    if not arguments.get("weight_decay") and "weight_decay" not in inspect.signature(made).parameters:
+        arguments.pop("weight_decay", None)
+    return made(parameters, **arguments)  # type: ignore[call-arg]

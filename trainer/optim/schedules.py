@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.watched import Best
 
 
 class Constant:
@@ -30,8 +35,18 @@ class Constant:
     def factor(self, step: int) -> float:
         """Factor on ``optimizer.lr`` for update number ``step``, from 0."""
         if step < self.warmup:
-            return self.warmup_start + (1.0 - self.warmup_start) * (step + 1) / self.warmup
+            return self.first * (self.warmup_start + (1.0 - self.warmup_start) * (step + 1) / self.warmup)
         return self.after_warmup(step)
+
+    @property
+    def first(self) -> float:
+        """The factor that the warm-up leads to."""
+        return 1.0
+
+    @property
+    def length(self) -> int:
+        """Updates after the warm-up."""
+        return max(1, self.total_steps - self.warmup)
 
     def after_warmup(self, step: int) -> float:
         """The schedule itself; ``step`` counts from the start of the run."""
@@ -60,6 +75,125 @@ class Cosine(Constant):
         self.final = final
 
     def after_warmup(self, step: int) -> float:
-        length = max(1, self.total_steps - self.warmup)
-        progress = min(1.0, (step - self.warmup) / length)
+        progress = min(1.0, (step - self.warmup) / self.length)
         return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+class MultiStep(Constant):
+    """Multiplied by ``gamma`` at each of the epochs ``milestones``, counted from the start of the run."""
+
+    def __init__(
+        self, total_steps: int, steps_per_epoch: int, milestones: list[float], gamma: float = 0.1, **warmup: float
+    ) -> None:
+        super().__init__(total_steps, steps_per_epoch, **warmup)  # type: ignore[arg-type]
+        if not milestones or any(
+            later <= sooner for sooner, later in zip([0.0, *milestones], milestones, strict=False)
+        ):
+            raise ValueError(f"milestones must be epochs above 0 that rise, not {milestones}")
+        self.milestones = [round(epochs * steps_per_epoch) for epochs in milestones]
+        self.gamma = gamma
+
+    def after_warmup(self, step: int) -> float:
+        return float(self.gamma ** bisect.bisect_right(self.milestones, step))
+
+
+class Polynomial(Constant):
+    """From 1 after the warm-up to ``final`` after the last update, as the ``power`` of what is left of the run."""
+
+    def __init__(
+        self, total_steps: int, steps_per_epoch: int, power: float = 1.0, final: float = 0.0, **warmup: float
+    ) -> None:
+        super().__init__(total_steps, steps_per_epoch, **warmup)  # type: ignore[arg-type]
+        self.power, self.final = power, final
+
+    def after_warmup(self, step: int) -> float:
+        left = 1.0 - min(1.0, (step - self.warmup) / self.length)
+        return float(self.final + (1.0 - self.final) * left**self.power)
+
+
+class OneCycle(Constant):
+    """Up from ``initial`` to 1 in the first share ``rise`` of the updates, then down to ``final`` (Smith & Topin, 2019).
+
+    As torch's OneCycleLR with two phases and without its cycle of the momentum. A warm-up leads to ``initial``.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        steps_per_epoch: int,
+        rise: float = 0.3,
+        initial: float = 0.04,
+        final: float = 4e-6,
+        anneal: str = "cos",
+        **warmup: float,
+    ) -> None:
+        super().__init__(total_steps, steps_per_epoch, **warmup)  # type: ignore[arg-type]
+        self.rise, self.initial, self.final, self.anneal = rise, initial, final, anneal
+
+    @property
+    def first(self) -> float:
+        return self.initial
+
+    def after_warmup(self, step: int) -> float:
+        step, top, end = step - self.warmup, self.rise * self.length - 1, self.length - 1
+        if step <= top:
+            return self._between(self.initial, 1.0, step / top if top > 0 else 1.0)
+        return self._between(1.0, self.final, min(1.0, (step - top) / (end - top)) if end > top else 1.0)
+
+    def _between(self, start: float, end: float, progress: float) -> float:
+        if self.anneal == "linear":
+            return start + (end - start) * progress
+        return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+class Plateau(Constant):
+    """Multiplied by ``gamma`` when a validation metric has stopped getting better; as torch's ReduceLROnPlateau.
+
+    Every process that applies the schedule sees the same validations, or is told its ``scale``.
+
+    Args:
+        metric: e.g. ``val/loss``; its name tells whether less is better.
+        patience: validations without a better value that are borne; one more lowers the rate.
+        min_delta: what counts as better.
+        cooldown: validations after a drop that count as neither.
+        least: the factor does not fall below it.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        steps_per_epoch: int,
+        metric: str = "val/loss",
+        gamma: float = 0.1,
+        patience: int = 10,
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        least: float = 0.0,
+        **warmup: float,
+    ) -> None:
+        super().__init__(total_steps, steps_per_epoch, **warmup)  # type: ignore[arg-type]
+        self.best = Best(metric, min_delta)
+        self.gamma, self.patience, self.cooldown, self.least = gamma, patience, cooldown, least
+        self.scale, self.bad, self.resting = 1.0, 0, 0
+
+    def after_warmup(self, step: int) -> float:
+        return self.scale
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the validation after so many updates; those during the warm-up do not count."""
+        if step < self.warmup or self.best.metric not in metrics:
+            return
+        self.bad = 0 if self.best.improved(step, metrics[self.best.metric]) else self.bad + 1
+        if self.resting:
+            self.resting, self.bad = self.resting - 1, 0
+        if self.bad > self.patience:
+            self.scale, self.resting, self.bad = max(self.least, self.scale * self.gamma), self.cooldown, 0
+
+    def state(self) -> dict[str, Any]:
+        """What is to be remembered of the validations so far."""
+        return {"best": self.best.state(), "scale": self.scale, "bad": self.bad, "resting": self.resting}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.best.load(state["best"])
+        self.scale, self.bad, self.resting = state["scale"], state["bad"], state["resting"]

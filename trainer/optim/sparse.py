@@ -111,10 +111,23 @@ def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> tuple[
     return rule, {**DEFAULTS[rule], **own, "lr": float(optimizer.defaults["lr"])}
 
 
-def sparse_optimizer(rule: str, numbers: Mapping[str, Any], tables: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-    """The rule's optimizer for these tables' weights."""
+def sparse_optimizer(
+    rule: str, numbers: Mapping[str, Any], tables: Iterable[torch.Tensor], factors: Iterable[float] = ()
+) -> torch.optim.Optimizer:
+    """The rule's optimizer for these tables' weights.
+
+    Args:
+        factors: of each table, on the learning rate; none: 1 for all.
+    """
     torch.sparse.check_sparse_tensor_invariants.disable()  # as they are; torch warns of it unless it is said
-    return CLASSES[rule](list(tables), **numbers)
+    tables = list(tables)
+    by_factor: dict[float, list[torch.Tensor]] = {}
+    for table, factor in zip(tables, list(factors) or [1.0] * len(tables), strict=True):
+        by_factor.setdefault(factor, []).append(table)
+    optimizer = CLASSES[rule]([{"params": some} for some in by_factor.values()], **numbers)
+    for group, factor in zip(optimizer.param_groups, by_factor, strict=True):
+        group["lr"] *= factor
+    return optimizer
 
 
 def _spelled(node: Mapping[str, Any]) -> str:
@@ -156,12 +169,8 @@ class DenseAndSparse(torch.optim.Optimizer):
         self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
 
 
-def clip_norm(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
-    """As ``torch.nn.utils.clip_grad_norm_``, for gradients of which some are sparse: scaled to an L2 norm of ``limit``.
-
-    Returns:
-        The norm before. Sparse gradients are coalesced, because the norm of a sum is not the sum of norms.
-    """
+def values_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients' values. Sparse ones are coalesced, because no norm or limit of parts is that of their sum."""
     values = []
     for parameter in parameters:
         if parameter.grad is None:
@@ -169,6 +178,22 @@ def clip_norm(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
         if parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()
         values.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+    return values
+
+
+def clip_value(parameters: Iterable[torch.Tensor], limit: float) -> None:
+    """As ``torch.nn.utils.clip_grad_value_``, for gradients of which some are sparse: each element in [-limit, limit]."""
+    for values in values_of(parameters):
+        values.clamp_(-limit, limit)
+
+
+def clip_norm(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
+    """As ``torch.nn.utils.clip_grad_norm_``, for gradients of which some are sparse: scaled to an L2 norm of ``limit``.
+
+    Returns:
+        The norm before.
+    """
+    values = values_of(parameters)
     if not values:
         return torch.zeros(())
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(v) for v in values]))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from trainer.optim.sparse import clip_norm
+from trainer.optim.schedules import Plateau
+from trainer.optim.sparse import clip_norm, clip_value
 
 
 class Updater:
@@ -19,6 +20,9 @@ class Updater:
         factor: the schedule, update number -> factor.
         clip_norm: greatest L2 norm of the whole gradient, that of sparse tables included, or None.
         loss_scaling: dynamic loss scaling, for fp16: an update with an inf or nan gradient is skipped.
+        clip_value: greatest magnitude of each element of the gradient, or None.
+        plateau: the schedule, if it goes by validations.
+        lr: the rate that ``lr`` tells of, before the schedule; None: the first parameter group's.
     """
 
     def __init__(
@@ -27,20 +31,30 @@ class Updater:
         factor: Callable[[int], float],
         clip_norm: float | None = None,
         loss_scaling: bool = False,
+        clip_value: float | None = None,
+        plateau: Plateau | None = None,
+        lr: float | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.factor = factor
-        self.clip_norm = clip_norm
+        self.clip_norm, self.clip_value = clip_norm, clip_value
+        self.plateau = plateau
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self.base_lr = self.base_lrs[0] if lr is None else lr
         device = self.parameters[0].device.type if self.parameters else "cpu"
         self.scaler = torch.amp.GradScaler(device) if loss_scaling else None
         self.steps = 0
 
     @property
     def lr(self) -> float:
-        """Learning rate of the next update, of the first parameter group."""
-        return self.base_lrs[0] * self.factor(self.steps)
+        """Learning rate of the next update, of parameters whose own factor is 1."""
+        return self.base_lr * self.factor(self.steps)
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A validation after so many updates, for a schedule that goes by it."""
+        if self.plateau is not None:
+            self.plateau.observe(step, metrics)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss to call backward on."""
@@ -48,10 +62,12 @@ class Updater:
 
     def step(self) -> None:
         """Apply the gradients and drop them. Skipped by the loss scaler, the schedule goes on all the same."""
-        if self.scaler is not None and self.clip_norm is not None:
+        if self.scaler is not None and (self.clip_norm is not None or self.clip_value is not None):
             self.scaler.unscale_(self.optimizer)
         if self.clip_norm is not None:
             self._clip(self.clip_norm)
+        if self.clip_value is not None:
+            clip_value(self.parameters, self.clip_value)
         factor = self.factor(self.steps)
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base * factor
@@ -72,7 +88,8 @@ class Updater:
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, number of updates, loss scale."""
         scaler = self.scaler.state_dict() if self.scaler is not None else None
-        return {"optimizer": self.optimizer.state_dict(), "steps": self.steps, "scaler": scaler}
+        plateau = self.plateau.state() if self.plateau is not None else None
+        return {"optimizer": self.optimizer.state_dict(), "steps": self.steps, "scaler": scaler, "plateau": plateau}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what ``state_dict`` gave."""
@@ -80,3 +97,5 @@ class Updater:
         self.steps = state["steps"]
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
+        if self.plateau is not None and state["plateau"] is not None:
+            self.plateau.load(state["plateau"])

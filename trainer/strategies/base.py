@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from trainer.errors import UserError
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
+    from trainer.optim.groups import Rate
     from trainer.optim.updater import Updater
 
 
@@ -64,6 +65,9 @@ class Declaration(ABC):
     def roles(self, workers: int, launch: Mapping[str, Any]) -> dict[str, int]:
         """Which roles, and how many processes of each, for so many workers."""
         return {"worker": workers}
+
+    alone: ClassVar[bool] = False
+    """Each worker's gradient is an update by itself, of the samples of that worker alone."""
 
     default_workers: ClassVar[int | None] = None
     """Workers where nobody says how many; None: one per GPU, else one."""
@@ -150,7 +154,14 @@ class Lease:
     empty: Callable[[], None] = lambda: None
 
 
-MakeUpdater = Callable[["torch.nn.Module"], "Updater"]
+class MakeUpdater(Protocol):
+    """What a strategy gets to make optimizers with."""
+
+    def __call__(self, module: torch.nn.Module) -> Updater:
+        """The optimizer of a module's parameters, with its schedule, clipping and loss scale."""
+
+    def rates(self, module: torch.nn.Module) -> Mapping[str, Rate]:
+        """How each parameter of the module learns, by its name, for a strategy whose optimizer runs elsewhere."""
 
 
 class Strategy(ABC):
@@ -205,6 +216,10 @@ class Strategy(ABC):
     def scatter(self, parts: list[Any] | None) -> Any:
         """The first worker gives one part per worker, the others None; each gets its own: a meeting point."""
         raise NotImplementedError(f"{type(self).__name__} scatters nothing")
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Told of each validation, the same on all workers, where the schedule goes by it."""
+        raise NotImplementedError(f"{type(self).__name__} has no schedule that goes by validations (scheduler=plateau)")
 
     def leases(self, epoch: int, blocks: int) -> Iterator[Lease | None]:
         """The blocks of the epoch's work that this worker gets, where work is leased and not split beforehand.

@@ -104,14 +104,15 @@ class LocalSgd(Declaration):
 
     def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
-        if self.config.get("clip_norm") is not None and self.config["k_steps"] == 1 and workers > 1:
-            refused.append(
-                UserError(
-                    f"strategy.clip_norm={self.config['clip_norm']}",
-                    "local_sgd clips each worker's own gradient, so with k_steps=1 it is not what collective does",
-                    "strategy=collective",
+        for limit in ("clip_norm", "clip_value"):
+            if self.config.get(limit) is not None and self.config["k_steps"] == 1 and workers > 1:
+                refused.append(
+                    UserError(
+                        f"strategy.{limit}={self.config[limit]}",
+                        "local_sgd clips each worker's own gradient, so with k_steps=1 it is not what collective does",
+                        "strategy=collective",
+                    )
                 )
-            )
         return refused
 
 
@@ -158,6 +159,9 @@ class Pserver(Declaration):
             why = f"strategy={self.name} cuts parameters into pieces, and {kind} needs them whole"
             refused.append(UserError(f"optimizer ({kind})", why, "optimizer=sgd (or momentum, adagrad, adam, adamw)"))
         for name, module in model.named_modules():
+            if getattr(module, "sparse", False) and config["ema"]["decay"] is not None:
+                why = f"strategy={self.name} keeps the rows of {name} in servers, and no worker has all of them to average"
+                refused.append(UserError(f"ema.decay={config['ema']['decay']}", why, "strategy=collective (or ema.decay=null)"))  # fmt: skip
             for option in ("max_norm", "scale_grad_by_freq"):
                 if getattr(module, "sparse", False) and getattr(module, option, None):
                     why = f"strategy={self.name} has only a batch's rows of table {name} at hand"
@@ -188,12 +192,22 @@ class OutOfStep(Pserver):
     leases = True
     survives = True  # type: ignore[assignment]
 
+    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+        refused = super().refuse(config, workers)
+        if config["ema"]["decay"] is not None:
+            why = (
+                f"strategy={self.name}: each worker sees other parameters, so there is no common row of them to average"
+            )
+            refused.append(UserError(f"ema.decay={config['ema']['decay']}", why, "strategy=pserver_sync (or ema.decay=null)"))  # fmt: skip
+        return refused
+
 
 class PserverAsync(OutOfStep):
     """A server applies each push when it comes; nobody waits for anybody."""
 
     worker = "trainer.strategies.pserver.asynchronous:PserverAsync"
     mode = "async"
+    alone = True
 
     def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ class OwnUpdater(Strategy):
 
     def update(self, samples: int) -> None:
         self.updater.step()
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.updater.observe(step, metrics)
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "updater": self.updater.state_dict()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ ARTIFACTS = (
     "profile.*.json",
     "trace.*.json.gz",
 )
+PARAMETER = r"[\w\-. :/]+"
+"""What MLflow takes as a parameter's name; patterns of optimizer.lr_factors are none, so they stay together as a value."""
 SECRET = ("password", "secret", "token", "api_key", "apikey", "credential")
 
 
@@ -34,7 +37,7 @@ def describe(config: Mapping[str, Any], plan: Plan, overrides: Sequence[str], pa
         "experiment": tracking["experiment"] or plan.name,
         "run_name": tracking["run_name"] or run_name(config, plan),
         "tags": {**tags(plan, overrides), **tracking["tags"]},
-        "params": dict(flat(config)),
+        "params": {**dict(flat(config)), "lr": plan.lr, "lr_factor": plan.lr_factor, "update_batch": plan.update_batch},
         "start_time": int(time.time() * 1000),
         "parent": str(parent) if parent else None,
         "artifacts": list(ARTIFACTS),
@@ -87,7 +90,7 @@ def flat(node: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Every resolved parameter with its dotted path; values of keys that sound secret are hidden."""
     pairs: list[tuple[str, Any]] = []
     for key, value in node.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and all(re.fullmatch(PARAMETER, str(name)) for name in value):
             pairs += flat(value, f"{prefix}{key}.")
         else:
             hidden = any(word in str(key).lower() for word in SECRET)

@@ -78,6 +78,7 @@ class PserverAsync(PserverWorker):
 
     def update(self, samples: int) -> None:
         rows: Rows = {t.number: t.gradient() for t in self.remote}
+        self.clip_values(rows, self.config["clip_value"])
         factor = self.clip(rows, self.config["clip_norm"])
         if factor != 1.0:
             rows = {n: (ids, g * factor) for n, (ids, g) in rows.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,13 +55,14 @@ class PserverGeo(PserverWorker):
         """The whole optimizer, here; its part for tables tells which kernel the replicas take."""
         self.updater = make_updater(self.model)
         self.norm, self.updater.clip_norm = self.updater.clip_norm, None
+        self.limit, self.updater.clip_value = self.updater.clip_value, None
         if not self.remote:
             return
         optimizer = self.updater.optimizer
         assert isinstance(optimizer, DenseAndSparse)
         sparse = optimizer.parts["sparse"]
         [rule] = [name for name, kind in CLASSES.items() if type(sparse) is kind]
-        self.sparse_lr = float(sparse.defaults["lr"])
+        self.sparse_lrs = {table.number: float(sparse.defaults["lr"]) * table.lr for table in self.remote}
         for table in self.remote:
             numbers = {k: v for k, v in sparse.defaults.items() if k != "lr"}
             self.replicas[table.number] = Replica(table.dim, self.dtype, kernel(rule, **numbers), table.rows)
@@ -120,6 +122,7 @@ class PserverGeo(PserverWorker):
 
     def update(self, samples: int) -> None:
         rows = {t.number: t.gradient() for t in self.remote}
+        self.clip_values(rows, self.limit)
         factor = self.clip(rows, self.norm)
         if factor != 1.0:
             for parameter in self.dense.parameters.values():
@@ -129,7 +132,7 @@ class PserverGeo(PserverWorker):
         self.updater.step()
         for number, (ids, gradients) in rows.items():
             gradients = gradients * factor if factor != 1.0 else gradients
-            self.replicas[number].update(ids, gradients, self.sparse_lr * lr_factor)
+            self.replicas[number].update(ids, gradients, self.sparse_lrs[number] * lr_factor)
         self.steps += 1
         self.since += 1
         self.client.take()
@@ -207,6 +210,9 @@ class PserverGeo(PserverWorker):
     @property
     def lr(self) -> float:
         return self.updater.lr
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.updater.observe(step, metrics)
 
     # --- state -----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ The model's code does not change. Each sparse table's module keeps its place; on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer.models.rows import RowEmbedding, RowInit, tables
+from trainer.optim.groups import Rate, grouped
 from trainer.strategies.pserver.placement import Piece, SplitMethod, bucket_key, buckets_of, place, server_of_bucket
 from trainer.strategies.pserver.shard import Layout, TableSpec
 
@@ -26,14 +27,20 @@ class DenseMap:
         parameters: (name, parameter), in the model's order.
         servers: how many share them.
         split_method, slice_above: see ``placement.place``.
+        rates: of parameters by name; in a server's part those of one rate lie together.
     """
 
     def __init__(
-        self, parameters: Sequence[tuple[str, nn.Parameter]], servers: int, split_method: SplitMethod, slice_above: int | None
+        self, parameters: Sequence[tuple[str, nn.Parameter]], servers: int, split_method: SplitMethod,
+        slice_above: int | None, rates: Mapping[str, Rate] | None = None,
     ) -> None:  # fmt: skip
-        self.parameters = dict(parameters)
+        self.parameters, self.rates = dict(parameters), rates or {}
         pieces = place([(n, p.numel()) for n, p in parameters], servers, split_method, slice_above)
-        self.pieces: list[list[Piece]] = [[p for p in pieces if p.server == s] for s in range(servers)]
+        groups = grouped(((p.name, p) for p in pieces), self.rates)
+        self.pieces: list[list[Piece]] = [[p for _, g in groups for p in g if p.server == s] for s in range(servers)]
+        self.groups: list[list[tuple[int, Rate]]] = [
+            [(sum(p.stop - p.start for p in g if p.server == s), rate) for rate, g in groups] for s in range(servers)
+        ]
 
     def size(self, server: int) -> int:
         """Elements that a server keeps."""
@@ -101,10 +108,11 @@ class RemoteTable:
         number: on the wire. name, module: in the model.
         servers: how many keep its rows.
         look_up: how a forward gets rows.
+        lr: factor on the learning rate.
     """
 
-    def __init__(self, number: int, name: str, module: Any, servers: int, look_up: LookUp) -> None:
-        self.number, self.name, self.module, self.look_up = number, name, module, look_up
+    def __init__(self, number: int, name: str, module: Any, servers: int, look_up: LookUp, lr: float = 1.0) -> None:
+        self.number, self.name, self.module, self.look_up, self.lr = number, name, module, look_up, lr
         self.dim: int = module.embedding_dim
         self.rows: int | None = None if getattr(module, "unbounded", False) else module.num_embeddings
         self.init: RowInit | None = module.row_init if isinstance(module, RowEmbedding) else None
@@ -125,7 +133,7 @@ class RemoteTable:
     def spec(self) -> TableSpec:
         """What servers are told of it."""
         init = self.init or RowInit("zeros")
-        return TableSpec(self.number, self.name, self.dim, self.rows, init.kind, init.scale)
+        return TableSpec(self.number, self.name, self.dim, self.rows, init.kind, init.scale, self.lr)
 
     def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the module's own, on the rows that these ids need."""
@@ -201,4 +209,7 @@ def layouts(dense: DenseMap, remote: Sequence[RemoteTable], dtype: torch.dtype, 
     """What each server is told to keep."""
     specs = [t.spec for t in remote]
     name = str(dtype).removeprefix("torch.")
-    return [Layout(name, [(p.name, p.start, p.stop) for p in dense.pieces[s]], specs) for s in range(servers)]
+    return [
+        Layout(name, [(p.name, p.start, p.stop) for p in dense.pieces[s]], specs, [(n, r.lr, r.decays) for n, r in dense.groups[s] if n])
+        for s in range(servers)
+    ]  # fmt: skip

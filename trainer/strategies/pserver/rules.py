@@ -88,7 +88,7 @@ class Sync(Rule):
         super().__init__(shard, members, strategy)
         self.waiting: dict[int, Push] = {}
         self.combined: tuple[torch.Tensor | None, Rows] | None = None
-        self.clip = strategy["clip_norm"]
+        self.clip, self.limit = strategy["clip_norm"], strategy["clip_value"]
         self.norms: dict[int, float] = {}
 
     def push(self, push: Push) -> None:
@@ -120,6 +120,9 @@ class Sync(Rule):
         assert self.combined is not None
         dense, rows = self.combined
         self.combined = None
+        if self.limit is not None:
+            for gradient in ([] if dense is None else [dense]) + [g for _, g in rows.values()]:
+                gradient.clamp_(-self.limit, self.limit)
         if factor != 1.0:
             dense = None if dense is None else dense.mul_(factor)
             rows = {n: (ids, g.mul_(factor)) for n, (ids, g) in rows.items()}

@@ -19,6 +19,7 @@ import torch
 
 from trainer.build import locate
 from trainer.errors import RunFailed, UserError
+from trainer.optim.schedules import Plateau
 from trainer.strategies.base import Seat
 from trainer.strategies.pserver import snapshot
 from trainer.strategies.pserver.codec import decode, encode
@@ -117,7 +118,7 @@ class Server:
             Verb.HELLO: self.hello, Verb.START: self.start, Verb.PULL: self.pull, Verb.PUSH: self.push, Verb.MEET: self.meet,
             Verb.COMMIT: self.commit, Verb.LEASE: self.lease, Verb.FENCE: self.fence, Verb.STATE: self.state,
             Verb.RESTORE: self.restore, Verb.SAVE: self.save, Verb.STATS: self.stats, Verb.SHRINK: self.shrink,
-            Verb.BYE: self.bye,
+            Verb.BYE: self.bye, Verb.RATE: self.rate,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -303,7 +304,7 @@ class Server:
         if folder := self.strategy["load_from"]:
             self._load([(part, part.meta) for part in snapshot.read(Path(folder), verify=False).parts], same_run=False)
         else:
-            self.shard.vector.data.copy_(decode(array, message.first(Kind.SCALES), self.shard.dtype))
+            self.shard.vector.copy_(decode(array, message.first(Kind.SCALES), self.shard.dtype))
 
     def _open(self, layout: Layout) -> None:
         mode = locate(self.strategy["_target_"]).mode
@@ -571,6 +572,15 @@ class Server:
         older = now - age
         removed = sum(table.shrink(older) for table in shard.tables.values()) if older > 0 else 0
         return Message(Verb.DONE, records=[text({"removed": removed})])
+
+    def rate(self, message: Message) -> Message:
+        """The factor of a schedule that goes by validations, which workers see and servers do not."""
+        shard, _ = self._opened()
+        scale = float(message.mapping()["scale"])
+        if not isinstance(shard.schedule, Plateau) or not 0.0 <= scale <= 1.0:
+            raise Malformed(f"a rate of {scale}")
+        shard.schedule.scale = scale
+        return Message(Verb.DONE, clock=shard.version)
 
     def stats(self, message: Message) -> Message:
         """What has been done so far."""

@@ -12,6 +12,8 @@ from torch import nn
 
 from trainer.build import call_target
 from trainer.models.rows import RowInit
+from trainer.optim.groups import Rate, optimizer_of
+from trainer.optim.schedules import Plateau
 from trainer.optim.sparse import rule_of
 from trainer.strategies.pserver.admission import Admission, Count, Probability
 from trainer.strategies.pserver.kernels import kernel
@@ -25,7 +27,8 @@ Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A sparse table as all sides know it: number on the wire (from 1), name, columns, rows (None: any id), fresh rows."""
+    """A sparse table as all sides know it: number on the wire (from 1), name, columns, rows (None: any id), fresh rows,
+    factor on the learning rate."""
 
     number: int
     name: str
@@ -33,15 +36,19 @@ class TableSpec:
     rows: int | None
     init: str
     scale: float
+    lr: float = 1.0
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the model is made of, seen from one server: dtype, its pieces (name, start, stop) of dense parameters, tables."""
+    """What the model is made of, seen from one server: dtype, its pieces (name, start, stop) of dense parameters, tables,
+    and how the elements of the pieces learn, in their order: (elements, factor on the learning rate, whether they
+    decay); none: all alike."""
 
     dtype: str
     pieces: list[tuple[str, int, int]] = field(default_factory=list)
     tables: list[TableSpec] = field(default_factory=list)
+    groups: list[tuple[int, float, bool]] = field(default_factory=list)
 
     @property
     def dense(self) -> int:
@@ -52,7 +59,11 @@ class Layout:
     def parsed(cls, told: Mapping[str, Any]) -> Layout:
         """From JSON."""
         pieces = [(str(n), int(a), int(b)) for n, a, b in told["pieces"]]
-        return cls(str(told["dtype"]), pieces, [TableSpec(**t) for t in told["tables"]])
+        groups = [(int(n), float(lr), bool(decays)) for n, lr, decays in told.get("groups", ())]
+        made = cls(str(told["dtype"]), pieces, [TableSpec(**t) for t in told["tables"]], groups)
+        if groups and (sum(n for n, _, _ in groups) != made.dense or min(n for n, _, _ in groups) < 1):
+            raise ValueError(f"groups of {[n for n, _, _ in groups]} elements for {made.dense}")
+        return made
 
 
 class Shard:
@@ -81,16 +92,20 @@ class Shard:
         self.dtype = getattr(torch, layout.dtype)
         self.version = 0
         self.updates_per_step = updates_per_step
-        self.vector = nn.Parameter(torch.zeros(layout.dense, dtype=self.dtype))
-        self.optimizer: torch.optim.Optimizer = call_target(config["optimizer"], "optimizer", [self.vector])
+        self.vector = torch.zeros(layout.dense, dtype=self.dtype)
+        groups = layout.groups or [(layout.dense, 1.0, True)]
+        self.rates = [Rate(lr, decays) for _, lr, decays in groups]
+        self.parts = [nn.Parameter(part) for part in self.vector.split([n for n, _, _ in groups])]  # share its memory
+        groups_of_one: list[tuple[Rate, list[Any]]] = [(r, [p]) for r, p in zip(self.rates, self.parts, strict=True)]
+        self.optimizer = optimizer_of(config["optimizer"], groups_of_one, plan["lr"])
         self.base_lrs = [float(g["lr"]) for g in self.optimizer.param_groups]
-        schedule = call_target(
+        self.schedule = call_target(
             config["scheduler"], "scheduler", total_steps=plan["total_steps"], steps_per_epoch=plan["steps_per_epoch"]
         )
-        self.factor: Callable[[int], float] = schedule.factor
+        self.factor: Callable[[int], float] = self.schedule.factor
         self.home = server_of_bucket(servers)
         self.config, self.geo_workers = config, geo_workers
-        self.sparse_lr = 0.0
+        self.sparse_lrs: dict[int, float] = {}
         self.tables = self._fresh_tables()
         self.keys = {t.number: bucket_key(t.name) for t in layout.tables}
 
@@ -98,7 +113,7 @@ class Shard:
         if not self.layout.tables:
             return {}
         rule, numbers = ("sgd", {"lr": 0.0}) if self.geo_workers else rule_of(self.config["optimizer"], self.optimizer)
-        self.sparse_lr = float(numbers["lr"])
+        self.sparse_lrs = {spec.number: float(numbers["lr"]) * spec.lr for spec in self.layout.tables}
         hyperparameters = {k: v for k, v in numbers.items() if k != "lr"}
         entry = self.config["strategy"]["entry"]
         admission: Admission | None = Count(entry["count"]) if entry["count"] > 1 else None
@@ -132,12 +147,14 @@ class Shard:
         if gradient is not None and len(self.vector):
             for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
                 group["lr"] = base * factor
-            self.vector.grad = gradient
+            for part, own in zip(self.parts, gradient.split([len(p) for p in self.parts]), strict=True):
+                part.grad = own
             self.optimizer.step()
-            self.vector.grad = None
+            for part in self.parts:
+                part.grad = None
         for number, (ids, gradients) in rows.items():
             if len(ids):
-                self.tables[number].push(ids, gradients, self.sparse_lr * factor, self.version + 1, clock)
+                self.tables[number].push(ids, gradients, self.sparse_lrs[number] * factor, self.version + 1, clock)
         self.version += 1
 
     @torch.no_grad()
@@ -145,7 +162,7 @@ class Shard:
         """Geo: add a worker's differences."""
         self.version += 1
         if delta is not None:
-            self.vector.data += delta
+            self.vector += delta
         for number, (ids, deltas) in rows.items():
             self.tables[number].add(ids, deltas, writer, self.version, clock)
 
@@ -154,8 +171,8 @@ class Shard:
         tensors: dict[str, torch.Tensor] = {}
         numbers: dict[str, Any] = {}
         for name, vector in self._vectors():
-            if vector.numel() != self.layout.dense or vector.dim() != 1:
-                numbers[name] = vector.item()
+            if isinstance(vector, float):
+                numbers[name] = vector
                 continue
             offset = 0
             for parameter, start, stop in self.layout.pieces:
@@ -163,13 +180,21 @@ class Shard:
                 offset += stop - start
         for table in self.tables.values():
             tensors |= {f"table|{table.name}|{key}": value for key, value in table.state().items()}
-        return tensors, {"version": self.version, "numbers": numbers}
+        scale = {"scale": self.schedule.scale} if isinstance(self.schedule, Plateau) else {}
+        return tensors, {"version": self.version, "numbers": numbers, **scale}
 
-    def _vectors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield DENSE, self.vector.detach()
-        for key, value in self.optimizer.state.get(self.vector, {}).items():
-            if isinstance(value, torch.Tensor):
-                yield f"{DENSE}.{key}", value
+    def _vectors(self) -> Iterator[tuple[str, torch.Tensor | float]]:
+        """The parameters, and what the optimizer remembers: vectors like them, and numbers, which each rate has of its own."""
+        yield DENSE, self.vector
+        states = [self.optimizer.state.get(part, {}) for part in self.parts]
+        for key, first in states[0].items():
+            if not isinstance(first, torch.Tensor):
+                continue
+            if first.dim() == 1 and first.shape == self.parts[0].shape:
+                yield f"{DENSE}.{key}", torch.cat([state[key] for state in states])
+            else:
+                for rate, state in zip(self.rates, states, strict=True):
+                    yield f"{DENSE}.{key}|{rate.lr:g}|{rate.decays}", float(state[key].item())
 
     @torch.no_grad()
     def load(self, parts: list[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
@@ -184,24 +209,36 @@ class Shard:
                 kind, *rest = name.split("|")
                 if kind != "table":
                     found.setdefault(kind, {}).setdefault(rest[0], []).append((int(rest[1]), tensors[name]))
-        state = self.optimizer.state[self.vector]
-        state.clear()
+        states = [self.optimizer.state[part] for part in self.parts]
+        for state in states:
+            state.clear()
         for kind, pieces in found.items():
             vector = self._assembled(pieces)
             if kind == DENSE:
                 self.vector.copy_(vector)
-            else:
-                state[kind.removeprefix(f"{DENSE}.")] = vector
+                continue
+            for state, own in zip(states, vector.split([len(p) for p in self.parts]), strict=True):
+                state[kind.removeprefix(f"{DENSE}.")] = own.clone()
         for _, meta in parts:
             self.version = int(meta["version"])
+            if isinstance(self.schedule, Plateau):
+                self.schedule.scale = float(meta.get("scale", 1.0))
             for name, value in meta["numbers"].items():
-                state[name.removeprefix(f"{DENSE}.")] = torch.tensor(float(value), dtype=torch.float32)
+                self._remember(name, float(value))
         self.tables = self._fresh_tables()
         for number, table in self.tables.items():
             prefix = f"table|{table.name}|"
             for tensors, _ in parts:
                 own = {n.removeprefix(prefix): tensors[n] for n in tensors if n.startswith(prefix)}
                 table.load(own, lambda ids, number=number: self.mine(number, ids))  # type: ignore[misc]
+
+    def _remember(self, name: str, value: float) -> None:
+        """A number of the optimizer's: for its own rate, and for rates of which nothing is saved."""
+        key, _, of = name.removeprefix(f"{DENSE}.").partition("|")
+        for rate, part in zip(self.rates, self.parts, strict=True):
+            state = self.optimizer.state[part]
+            if of == f"{rate.lr:g}|{rate.decays}" or key not in state:
+                state[key] = torch.tensor(value, dtype=torch.float32)
 
     def _assembled(self, pieces: Mapping[str, list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
         vector = torch.zeros(self.layout.dense, dtype=self.dtype)

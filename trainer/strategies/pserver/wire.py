@@ -45,6 +45,7 @@ class Verb(IntEnum):
     BEAT = 13
     SHRINK = 14
     BYE = 15
+    RATE = 16
     DONE = 64
     FAILED = 65
 

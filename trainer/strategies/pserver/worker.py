@@ -78,16 +78,19 @@ class PserverWorker(Strategy):
         self.model = model
         servers = self.seat.servers
         found = list(tables(model))
-        dense = dense_of(model)
-        self.remote = [RemoteTable(n + 1, name, m, servers, self.look_up) for n, (name, m) in enumerate(found)]
-        self.dense = DenseMap(dense, servers, self.config["split_method"], self.config["slice_above"])
+        dense, rates = dense_of(model), make_updater.rates(model)
+        lrs = {name: rates[f"{name}.weight"].lr for name, _ in found}
+        self.remote = [
+            RemoteTable(n + 1, name, m, servers, self.look_up, lrs[name]) for n, (name, m) in enumerate(found)
+        ]
+        self.dense = DenseMap(dense, servers, self.config["split_method"], self.config["slice_above"], rates)
         self.dtype = dense[0][1].dtype if dense else self.remote[0].dtype
         self.feedback = [Feedback(self.config["wire"]) for _ in self.client.servers]
         self.make_updater(make_updater)
         if self.seat.rank == 0:
             self._send_start()
         self.take_all()
-        self._agree_on_buffers()
+        self._agree_on([*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)])
         return model
 
     def make_updater(self, make_updater: MakeUpdater) -> None:
@@ -100,7 +103,10 @@ class PserverWorker(Strategy):
         requests = []
         for server in self.client.servers:
             layout = told[server]
-            plain = {"dtype": layout.dtype, "pieces": layout.pieces, "tables": [vars(t) for t in layout.tables]}
+            plain = {
+                "dtype": layout.dtype, "pieces": layout.pieces, "groups": layout.groups,
+                "tables": [vars(t) for t in layout.tables],
+            }  # fmt: skip
             values = encode(self.dense.values(server), Kind.DENSE, 0)
             requests.append(
                 self.client.ask(server, Message(Verb.START, records=[text({**plain, "last": not bulky}), *values]))
@@ -302,6 +308,13 @@ class PserverWorker(Strategy):
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
+    def clip_values(self, rows: Mapping[int, tuple[np.ndarray, torch.Tensor]], limit: float | None) -> None:
+        """Bring each element of this worker's own gradient into [-limit, limit]."""
+        if limit is not None:
+            grads = [p.grad for p in self.dense.parameters.values() if p.grad is not None]
+            for values in (*grads, *(g for _, g in rows.values())):
+                values.clamp_(-limit, limit)
+
     def clip(self, rows: Mapping[int, tuple[np.ndarray, torch.Tensor]], norm: float | None) -> float:
         """The factor that brings this worker's own gradient to at most that norm."""
         if norm is None:
@@ -355,6 +368,13 @@ class PserverWorker(Strategy):
         self.updater.steps = self.steps
         return self.updater.lr
 
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Every worker tells all servers what validations have brought a plateau schedule to, before its next push."""
+        self.updater.observe(step, metrics)
+        if self.updater.plateau is not None:
+            told = text({"scale": self.updater.plateau.scale})
+            self.client.wait([self.client.ask(s, Message(Verb.RATE, records=[told])) for s in self.client.servers])
+
     # --- meetings --------------------------------------------------------------------------------------------------
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
@@ -385,10 +405,12 @@ class PserverWorker(Strategy):
         self.take_all()
         self._agree_on_buffers()
 
-    @torch.no_grad()
     def _agree_on_buffers(self) -> None:
+        self._agree_on(list(self.model.buffers()))
+
+    @torch.no_grad()
+    def _agree_on(self, buffers: list[torch.Tensor]) -> None:
         """The first worker's buffers, or their average; a meeting in any case, so that all begin together."""
-        buffers = list(self.model.buffers())
         average = self.config["buffers"] == "average"
         first = self.present[0] == self.seat.rank
         parts = [
@@ -413,6 +435,7 @@ class PserverWorker(Strategy):
         self.forget_ahead()
         own: dict[str, Any] = {
             "buffers": dict(self.model.named_buffers()), "steps": self.steps, "sequence": self.client.sequence,
+            "plateau": self.updater.plateau and self.updater.plateau.state(),
         }  # fmt: skip
         if self.members()[0] == 0:
             own["servers"] = [self._server_state(s) for s in self.client.servers]
@@ -437,6 +460,8 @@ class PserverWorker(Strategy):
         self.meet()
         self.client.hello()
         self.steps = state["steps"]
+        if self.updater.plateau is not None:
+            self.updater.plateau.load(state["plateau"])
         own = dict(self.model.named_buffers())
         with torch.no_grad():
             for name, value in state["buffers"].items():

@@ -1,0 +1,116 @@
+"""An exponential moving average of a model's weights (Polyak averaging with a memory that fades)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+
+class Meeting(Protocol):
+    """What is needed of a strategy to agree on the average: sums over workers, and who takes part."""
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over workers of a float64 vector."""
+
+    def members(self) -> tuple[int, int]:
+        """This worker's number among those that take part, and how many these are."""
+
+
+class AveragedWeights:
+    """After every update, ``average = decay * average + (1 - decay) * weights``; it begins as the weights at the start.
+
+    Floating buffers (batch-norm statistics) are averaged alike, since they have to fit the averaged weights; others
+    are copied. It follows a worker's model; where workers have the same model after each update they have the same
+    average without exchanging anything.
+
+    Args:
+        model: on its device, with its start.
+        decay: share of the average that an update keeps.
+        warmup: the decay grows with the updates: ``min(decay, 1 - (1 + n / gamma) ** -power)`` in the n-th one, n from
+            0, as in timm's ModelEmaV3.
+    """
+
+    def __init__(
+        self, model: nn.Module, decay: float, warmup: bool = False, gamma: float = 1.0, power: float = 2 / 3
+    ) -> None:
+        self.decay, self.warmup, self.gamma, self.power = decay, warmup, gamma, power
+        self.model = model
+        self.average = [t.clone() for t in self.live()]
+        self.buffers = len(list(model.parameters()))
+        self.step = 0
+
+    def live(self) -> list[torch.Tensor]:
+        """The model's own parameters, then its buffers."""
+        return [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
+
+    def decay_at(self, update: int) -> float:
+        """The decay in that update, from 0."""
+        if not self.warmup:
+            return self.decay
+        return float(min(self.decay, 1.0 - (1.0 + update / self.gamma) ** -self.power))
+
+    @torch.no_grad()
+    def follow(self, step: int) -> None:
+        """Take in the weights that the model has after ``step`` updates, once."""
+        if step <= self.step:
+            return
+        weight = 1.0 - self.decay_at(step - 1)
+        both = list(zip(self.average, self.live(), strict=True))
+        floating = [(average, live) for average, live in both if live.is_floating_point()]
+        torch._foreach_lerp_([average for average, _ in floating], [live for _, live in floating], weight)
+        for average, live in both:
+            if not live.is_floating_point():
+                average.copy_(live)
+        self.step = step
+
+    @torch.no_grad()
+    def agree(self, strategy: Meeting, mean: bool) -> None:
+        """Give all workers the same average: the first one's buffers, and the mean of the weights where these differ.
+
+        The mean of the workers' averages is the average of their mean, whatever they exchanged meanwhile.
+        """
+        index, count = strategy.members()
+        if count == 1:
+            return
+        first = 0 if mean else self.buffers
+        agreed = self.average[first:]
+        if not agreed:
+            return
+        flat = torch.cat([
+            t.double().reshape(-1).cpu() if place + first < self.buffers or index == 0
+            else torch.zeros(t.numel(), dtype=torch.float64)
+            for place, t in enumerate(agreed)
+        ])  # fmt: skip
+        total = strategy.total(flat)
+        offset = 0
+        for place, tensor in enumerate(agreed):
+            part = total[offset : offset + tensor.numel()].view(tensor.shape)
+            offset += tensor.numel()
+            tensor.copy_(part / count if place + first < self.buffers else part)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While it lasts, the model has the averaged weights."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for live, average in zip(self.live(), self.average, strict=True):
+            kept = live.clone()
+            live.copy_(average)
+            average.copy_(kept)
+
+
+def averaged_weights(model: nn.Module, node: Mapping[str, Any]) -> AveragedWeights | None:
+    """From the ``ema`` node of the config; None where its decay is null."""
+    if node["decay"] is None:
+        return None
+    return AveragedWeights(model, node["decay"], node["warmup"], node["gamma"], node["power"])

@@ -1,0 +1,156 @@
+"""Which parameters are decayed, and how fast each one learns: what makes the optimizer's parameter groups."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.build import call_target
+from trainer.errors import UserError
+from trainer.optim.layers import NORMS, layer_numbers
+
+NAMES_SHOWN = 4
+
+
+@dataclass(frozen=True, order=True)
+class Rate:
+    """How the elements of a parameter are updated: factor on the learning rate, and whether weights decay."""
+
+    lr: float = 1.0
+    decays: bool = True
+
+
+def rates(model: nn.Module, node: Mapping[str, Any]) -> dict[str, Rate]:
+    """Each parameter's rate by its name (shared ones under their first), from ``lr_factors``, ``layer_decay`` and
+    ``decay_norms_and_biases``.
+
+    Args:
+        node: the ``optimizer`` node; a user's own may lack these keys, which then do nothing.
+    """
+    factors = node.get("lr_factors") or {}
+    decay = node.get("layer_decay")
+    layers = layer_numbers(model) if decay is not None else {}
+    last = max(layers.values(), default=0)
+    all_decay = node.get("decay_norms_and_biases") or node.get("weight_decay") == 0
+    spared = set() if all_decay else set(undecayed(model))
+    found = {}
+    for name, aliases in _aliases(model).items():
+        by_depth = 1.0 if decay is None else float(decay) ** (last - layers[name])
+        found[name] = Rate(_factor(aliases, factors) * by_depth, name not in spared)
+    return found
+
+
+def undecayed(model: nn.Module) -> Iterator[str]:
+    """Names of parameters that weight decay spares: of norms, biases, all with at most one dimension, and those that
+    the model itself names (``no_weight_decay()``, timm's convention)."""
+    own = getattr(model, "no_weight_decay", None)
+    named = set(own()) if callable(own) else set()
+    of_norms = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)}
+    for name, parameter in model.named_parameters():
+        bias = name.rpartition(".")[2] == "bias"
+        if bias or parameter.dim() <= 1 or id(parameter) in of_norms or name in named:
+            yield name
+
+
+def check_patterns(model: nn.Module, node: Mapping[str, Any]) -> None:
+    """Every pattern of ``optimizer.lr_factors`` names something, and something is left to train.
+
+    Raises:
+        UserError: with the nearest names.
+    """
+    factors = node.get("lr_factors") or {}
+    aliases = [a for names in _aliases(model).values() for a in names]
+    for pattern in factors:
+        if any(_matches(name, pattern) for name in aliases):
+            continue
+        places = list(dict.fromkeys(p for name in aliases for p in _prefixes(name)))
+        near = difflib.get_close_matches(pattern.removesuffix(".*"), places, 1, 0.5)
+        parts = [p for p in places if "." not in p]
+        shown = ", ".join(parts[:NAMES_SHOWN]) + (" and more" if len(parts) > NAMES_SHOWN else "")
+        raise UserError(
+            f"optimizer.lr_factors={{{pattern}: {factors[pattern]}}}",
+            f"no parameter of the model has a name like {pattern}; its parts are {shown}",
+            f"optimizer.lr_factors={{{near[0]}: {factors[pattern]}}}" if near else "",
+        )
+    frozen = {n for n, rate in rates(model, node).items() if rate.lr == 0}
+    if frozen.issuperset(n for n, p in model.named_parameters() if p.requires_grad):
+        last = _prefixes(list(_aliases(model))[-1])[0]
+        raise UserError("optimizer.lr_factors", "factors of 0 freeze all of the model, and nothing is left to train", f"optimizer.lr_factors={{*: 0, {last}: 1}}")  # fmt: skip
+
+
+def freeze(model: nn.Module, node: Mapping[str, Any], tables: Iterable[Any] = ()) -> None:
+    """Parameters whose factor is 0 need no gradient.
+
+    Args:
+        tables: the model's sparse tables, which keep theirs (a server holds them, or will); their rate is 0.
+    """
+    kept = {id(module.weight) for module in tables}
+    found = rates(model, node)
+    for name, parameter in model.named_parameters():
+        if found[name].lr == 0 and id(parameter) not in kept:
+            parameter.requires_grad_(False)
+
+
+Groups = Sequence[tuple[Rate, list[Any]]]
+"""Parameters by their rate, in a fixed order."""
+
+
+def grouped(named: Iterable[tuple[str, Any]], found: Mapping[str, Rate]) -> list[tuple[Rate, list[Any]]]:
+    """Parameters by their rate: the first rate is the first parameter's, and so on; the order inside is kept."""
+    groups: dict[Rate, list[Any]] = {}
+    for name, parameter in named:
+        groups.setdefault(found.get(name, Rate()), []).append(parameter)
+    return list(groups.items())
+
+
+def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = None) -> torch.optim.Optimizer:
+    """The config's optimizer for these groups.
+
+    Args:
+        node: the ``optimizer`` node.
+        lr: learning rate instead of the node's (scaled to the batch).
+
+    Raises:
+        UserError: it does not take these parameters, or no parameter groups where there are several.
+    """
+    plain = len(groups) == 1
+    given: list[Any] = groups[0][1] if plain else [{"params": parameters} for _, parameters in groups]
+    optimizer: torch.optim.Optimizer = call_target(
+        node, "optimizer", given, kind=torch.optim.Optimizer, **({} if lr is None else {"lr": lr})
+    )
+    if plain and groups[0][0] == Rate():
+        return optimizer
+    for group, (rate, _) in zip(optimizer.param_groups, groups, strict=True):
+        group["lr"] = group["lr"] * rate.lr
+        if not rate.decays and "weight_decay" in group:
+            group["weight_decay"] = 0.0
+    return optimizer
+
+
+def _factor(aliases: list[str], factors: Mapping[str, float]) -> float:
+    """Of the patterns that match, the last one counts."""
+    return float(([1.0] + [f for p, f in factors.items() if any(_matches(n, p) for n in aliases)])[-1])
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """``head`` is the parameter or all of the module of that name; ``*`` stands for anything, dots included."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+
+
+def _aliases(model: nn.Module) -> dict[str, list[str]]:
+    """All names of each parameter, under the first."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {all_[0]: all_ for all_ in names.values()}

@@ -1,0 +1,70 @@
+"""The layers of a model in their order, for learning rates that fall towards the input (``optimizer.layer_decay``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+"""What counts as a norm; batch and instance norms of all kinds derive from the first."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer: its module's name, the name of what it stands in, and whether it is a norm and nothing else."""
+
+    name: str
+    parent: str
+    norm: bool
+
+
+def layer_numbers(model: nn.Module) -> dict[str, int]:
+    """The layer of each parameter (by its first name), from 0 at the input.
+
+    The layers are the model's children in the order in which they are defined; of an ``nn.Sequential`` or an
+    ``nn.ModuleList`` each element is one, and a child that has more than half of the model's parameters and such a list
+    inside (a backbone, an encoder) is looked into. So each block of a ResNet or of a transformer is one layer. A norm
+    between layers belongs to the layer before it, or, where that stands in a list of its own (a transformer's last
+    norm), to the one after it. Parameters of the modules that are looked into (position embeddings, class tokens)
+    belong to layer 0, as in BEiT (Bao et al., 2022) and timm.
+    """
+    units = list(_units(model, "", _size(model) / 2))
+    numbers, number = {}, -1
+    for place, unit in enumerate(units):
+        before = units[place - 1] if place else None
+        joins = unit.norm and before is not None and (before.parent == unit.parent or place == len(units) - 1)
+        waits = unit.norm and not joins and place < len(units) - 1
+        if not joins:
+            number += 1
+        numbers[unit.name] = number
+        if waits:  # the layer after it has this number too
+            number -= 1
+    return {name: _number(name, numbers) for name, _ in model.named_parameters()}
+
+
+def _number(parameter: str, numbers: dict[str, int]) -> int:
+    owners = [name for name in numbers if parameter.startswith(f"{name}.")]
+    return numbers[max(owners, key=len)] if owners else 0
+
+
+def _units(module: nn.Module, name: str, half: float) -> Iterator[Unit]:
+    for child_name, child in module.named_children():
+        if not any(True for _ in child.parameters()):
+            continue
+        path = f"{name}.{child_name}" if name else child_name
+        if type(child) in (nn.Sequential, nn.ModuleList) or (_size(child) > half and _holds_a_list(child)):
+            yield from _units(child, path, half)
+        else:
+            yield Unit(path, name, isinstance(child, NORMS))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _holds_a_list(module: nn.Module) -> bool:
+    lists = (m for m in module.modules() if m is not module and type(m) in (nn.Sequential, nn.ModuleList))
+    return any(any(True for _ in m.parameters()) for m in lists)

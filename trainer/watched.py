@@ -1,0 +1,97 @@
+"""Validation metrics that decide something: which model is the best, when the rate falls, when the run stops early."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.data.base import Facts
+
+METRICS = {"classification": ("loss", "acc1", "acc5"), "binary": ("loss", "auc", "acc", "mae", "mse", "rmse")}
+"""What a validation measures, for each kind of task."""
+WATCHED = {"classification": "acc1", "binary": "auc"}
+"""Of these, the one that says which model is the best where nobody says another."""
+FALLING = ("loss", "mae", "mse")
+"""Endings of metrics of which less is better (of rmse, too)."""
+PLATEAU = "trainer.optim.schedules.Plateau"
+"""The schedule that goes by validations."""
+RAW, AVERAGED = "val/", "val_ema/"
+"""Where a validation's metrics begin: of the model itself, and of the moving average of its weights."""
+
+
+def falls(metric: str) -> bool:
+    """Whether less is better."""
+    return metric.endswith(FALLING)
+
+
+def names(facts: Facts, averaged: bool) -> list[str]:
+    """The metrics that a validation will have; ``averaged``: those of the averaged weights, too."""
+    own = [*METRICS[facts.task], *(f"{name}_share" for name in facts.ceiling)]
+    return [prefix + name for prefix in ((RAW, AVERAGED) if averaged else (RAW,)) for name in own]
+
+
+def is_plateau(scheduler: Mapping[str, Any]) -> bool:
+    """Whether a ``scheduler`` node's schedule goes by validations."""
+    return bool(scheduler["_target_"] == PLATEAU)
+
+
+def best_metric(config: Mapping[str, Any], task: str) -> str:
+    """What marks the best model of a run."""
+    return str(config["best"]["metric"] or RAW + WATCHED[task])
+
+
+class Best:
+    """The best value so far of a metric.
+
+    Args:
+        metric: e.g. ``val/loss``; its name tells whether less is better.
+        min_delta: a value counts as better only when it is better by more than this.
+    """
+
+    def __init__(self, metric: str, min_delta: float = 0.0) -> None:
+        self.metric, self.min_delta = metric, min_delta
+        self.value: float | None = None
+        self.step = 0
+
+    def improved(self, step: int, value: float | None) -> bool:
+        """Take a new value; whether it is the best so far. None (not measured) and what is no number never are."""
+        if value is None or math.isnan(value):
+            return False
+        gain = 0.0 if self.value is None else (self.value - value if falls(self.metric) else value - self.value)
+        if self.value is not None and not gain > self.min_delta:
+            return False
+        self.value, self.step = value, step
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """What is to be remembered."""
+        return {"value": self.value, "step": self.step}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.value, self.step = state["value"], state["step"]
+
+
+class EarlyStop:
+    """Ends a run whose metric has stopped getting better.
+
+    Args:
+        patience: validations in a row without a better value after which it stops.
+    """
+
+    def __init__(self, metric: str, patience: int, min_delta: float) -> None:
+        self.best = Best(metric, min_delta)
+        self.patience, self.waited = patience, 0
+
+    def why(self, step: int, metrics: Mapping[str, float]) -> str:
+        """Take a validation; the reason to stop, or nothing."""
+        metric = self.best.metric
+        self.waited = 0 if self.best.improved(step, metrics.get(metric)) else self.waited + 1
+        if self.waited < self.patience:
+            return ""
+        word = "fallen" if falls(metric) else "risen"
+        by = f" by more than {self.best.min_delta:g}" if self.best.min_delta else ""
+        so_far = "never was a number" if self.best.value is None else f"best {self.best.value:.5f} at update {self.best.step}"  # fmt: skip
+        return f"early stop at update {step}: {metric} has not {word}{by} for {self.waited} validations ({so_far})"
