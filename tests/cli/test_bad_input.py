@@ -354,7 +354,7 @@ OPTIMIZATION = [
     digits("strategy.clip_value=1 strategy.clip_norm=1", "strategy.clip_value=1", "order would matter", instead="strategy.clip_norm=null"),
     digits("strategy=local_sgd strategy.k_steps=1 launch.nproc=2 strategy.clip_value=1", "own gradient", instead="strategy=collective"),
     digits("+model.zero_init_residual=true", "model.zero_init_residual=true", "no residual block", instead="model.zero_init_residual=false"),
-    Case("model=torchvision model.name=resnet18 data=digits +model.weights=DEFAULT model.zero_init_residual=true", ("would undo",), "model.zero_init_residual=false"),
+    Case(f"model=finetune model.name=resnet18 model.weights={CONFTEST} data=digits +model.zero_init_residual=true", ("model.zero_init_residual=true", "would undo"), "model.zero_init_residual=false"),
     Case("model=torchvision model.name=vgg11 data=digits model.zero_init_residual=true", ("in vgg11 there is no last norm",), "model.zero_init_residual=false"),
     Case("+recipe=wide_and_deep strategy=pserver_sync ema.decay=0.9", ("ema.decay=0.9", "keeps the rows of embedding in servers"), "strategy=collective"),
     Case("+recipe=wide_and_deep early_stop.metric=val/acc1", ("val/loss, val/auc",), "early_stop.metric=val/acc"),
