@@ -48,7 +48,7 @@ class Monitor(threading.Thread):
         self.done = threading.Event()
         self.store: Any = None
         if nodes > 1 and store is not None:  # a connection of its own: a worker may wait in its own for long
-            self.store = dist.PrefixStore("system", store.clone() if hasattr(store, "clone") else store)
+            self.store = dist.PrefixStore("system", store.clone())
         self.seen: dict[int, bytes] = {}
         psutil.cpu_percent()  # the first call has nothing to compare with
 
@@ -66,15 +66,21 @@ class Monitor(threading.Thread):
         self.look()
 
     def look(self) -> None:
-        """One measurement, and those of other hosts that have come since the last."""
+        """One measurement, and those of other hosts that have come since the last; none is worth a run.
+
+        The launcher, and with it the store, may be gone already.
+        """
+        with suppress(OSError, ValueError, RuntimeError, psutil.Error, dist.DistError):
+            self._look()
+
+    def _look(self) -> None:
         mine = int(time.time() * 1000), measured()
         if self.node == 0:
             self.report.system(0, *mine)
-        with suppress(RuntimeError, dist.DistError):  # the launcher, and with it the store, may be gone
-            if self.node and self.store is not None:
-                self.store.set(str(self.node), json.dumps(mine))
-            elif self.store is not None:
-                self._fetch()
+        if self.node and self.store is not None:
+            self.store.set(str(self.node), json.dumps(mine))
+        elif self.store is not None:
+            self._fetch()
 
     def _fetch(self) -> None:
         for node in range(1, self.nodes):

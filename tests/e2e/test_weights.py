@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from safetensors.torch import load_model
 from sklearn import metrics as truth
 
 import trainer as package
-from tests.runs import points, read, trainer
+from tests.runs import environment, points, read, trainer
+from trainer.build import call_target, for_saved_weights
 from trainer.data.base import Facts
 from trainer.data.digits import MEAN, STD, Digits
 from trainer.errors import UserError
@@ -84,6 +87,27 @@ def test_eval_gives_the_numbers_of_the_validation_at_the_end_of_training(
     assert_found(tmp_path / "run", trained)
     assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "model.safetensors").exists()
     assert "evaluated 359 samples" in done.stdout
+
+
+def test_eval_under_torchrun_gives_the_same(trained: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "trainer", *RECIPE, "mode=eval", f"weights={trained}", "hydra.run.dir=run"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_found(tmp_path / "run", trained)
+
+
+def test_a_finetuned_model_needs_its_pretrained_weights_no_more() -> None:
+    node = {
+        "_target_": "trainer.models.finetune.finetuned",
+        "name": "squeezenet1_1",
+        "weights": "gone.pt",
+        "num_classes": 3,
+    }
+    model = call_target(for_saved_weights(node), "model")
+    assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
+    assert for_saved_weights({"_target_": "torchvision.models.resnet18", "a": 1}) == {"_target_": "torchvision.models.resnet18", "a": 1}  # fmt: skip
 
 
 def test_training_leaves_the_same_findings(trained: Path) -> None:
