@@ -431,3 +431,42 @@ def test_digest_changes_with_the_data_and_with_nothing_else(tmp_path: Path) -> N
     before = digest_of(listed(tmp_path))
     (tmp_path / "a" / "1.jpg").write_bytes(b"123")
     assert digest_of(listed(tmp_path)) != before and listed(tmp_path) == [("a/1.jpg", 3)]
+
+
+def test_sending_everything_again_changes_nothing(told: tuple[Path, Server, Any]) -> None:
+    """Also: the address is asked for, because its password is not kept."""
+    from mlflow import MlflowClient
+
+    folder, server, run = told
+    client = MlflowClient(server.store)
+    before = {name: len(client.get_metric_history(run.info.run_id, name)) for name in run.data.metrics}
+    command = [sys.executable, "-m", "trainer.tracking.recorder", "resend", str(folder / "run")]
+    state = read(folder / "run" / "tracking.json")
+    (folder / "run" / "tracking.json").write_text(
+        json.dumps({**state, "doubtful_bytes": state["sent_bytes"], "sent_bytes": 0})
+    )
+    asked = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=100)
+    assert asked.returncode == 2 and "MLFLOW_TRACKING_URI" in asked.stdout
+    where = environment(MLFLOW_TRACKING_URI=f"http://127.0.0.1:{server.port}")
+    sent = subprocess.run(command, cwd=folder, env=where, capture_output=True, text=True, timeout=200)
+    assert sent.returncode == 0, sent.stdout + sent.stderr
+    assert {name: len(client.get_metric_history(run.info.run_id, name)) for name in run.data.metrics} == before
+    assert sum(before.values()) == sum(
+        len(json.loads(line)["metrics"]) for line in (folder / "run" / "metrics.jsonl").open()
+    )
+    [model] = client.search_logged_models([run.info.experiment_id])
+    assert model.status == "READY" and len(client.get_run(run.info.run_id).outputs.model_outputs) == 1
+
+
+def test_a_model_that_cannot_be_packed_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    from trainer.tracking import model
+
+    for name in ("model.json", "example.npz", "model.safetensors", "metrics.jsonl"):
+        (tmp_path / name).write_bytes(b"")
+    monkeypatch.setattr(model, "pack", lambda run_dir: 1 / 0)
+    ended: list[str] = []
+    client = SimpleNamespace(set_tag=lambda *a: None, set_terminated=lambda run_id, status: ended.append(status))
+    run = {"uri": "", "experiment": "e", "params": {}, "log_model": True}
+    follower = Follower(tmp_path, run, run_id="r", described=True, client=client)
+    assert follower.finish("FINISHED", {}, 5.0)["error"] == "" and ended == ["FINISHED"]
+    assert "the model was not logged: ZeroDivisionError" in capsys.readouterr().out
