@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
-from tests.runs import environment, wait_for
+from tests.runs import environment, family, wait_for
 
 
 class Server:
@@ -28,7 +26,7 @@ class Server:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mlflow", "server", "--port", str(self.port), "--backend-store-uri", self.store,
              "--artifacts-destination", str(self.folder / "artifacts"), "--workers", "1"],
-            cwd=self.folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd=self.folder, env=environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
         wait_for(self.answers, 120, "the MLflow server listens")
@@ -43,8 +41,9 @@ class Server:
             return False
 
     def kill(self) -> None:
-        """SIGKILL, in whatever it is doing."""
+        """SIGKILL to it and to all that it has started, in whatever they are doing."""
         if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            for process in reversed(family(self.process.pid)):
+                process.kill()
             self.process.wait()
             self.process = None
