@@ -20,7 +20,7 @@ from trainer.tracking.recorder import Follower
 
 
 def test_mlflow_holds_every_point_parameter_tag_and_artifact(tmp_path: Path) -> None:
-    done = trainer(*SMALL, "hydra.run.dir=run", "+tracking.tags.team=vision", cwd=tmp_path)
+    done = trainer(*SMALL, "hydra.run.dir=run", "+tracking.tags.team=vision", cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
     [run] = mlflow_runs(tmp_path)
     result = read(tmp_path / "run" / "result.json")
@@ -57,7 +57,13 @@ def test_git_commit_and_dirty_are_tags(tmp_path: Path) -> None:
 
 def test_sweep_runs_are_children_of_one_parent(tmp_path: Path) -> None:
     done = trainer(
-        "-m", *SMALL, "data.batch_size=16,32,64", "tracking.log_model=false", "hydra.sweep.dir=sweep", cwd=tmp_path
+        "-m",
+        *SMALL,
+        "data.batch_size=16,32,64",
+        "tracking.log_model=false",
+        "hydra.sweep.dir=sweep",
+        cwd=tmp_path,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     runs = mlflow_runs(tmp_path)
@@ -458,7 +464,7 @@ def test_sending_everything_again_changes_nothing(told: tuple[Path, Server, Any]
     assert model.status == "READY" and len(client.get_run(run.info.run_id).outputs.model_outputs) == 1
 
 
-def test_a_model_that_cannot_be_packed_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_a_model_that_cannot_be_packed_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     from trainer.tracking import model
 
     for name in ("model.json", "example.npz", "model.safetensors", "metrics.jsonl"):
@@ -469,4 +475,4 @@ def test_a_model_that_cannot_be_packed_does_not_fail_the_run(tmp_path: Path, mon
     run = {"uri": "", "experiment": "e", "params": {}, "log_model": True}
     follower = Follower(tmp_path, run, run_id="r", described=True, client=client)
     assert follower.finish("FINISHED", {}, 5.0)["error"] == "" and ended == ["FINISHED"]
-    assert "the model was not logged: ZeroDivisionError" in capsys.readouterr().out
+    assert "the model was not logged: ZeroDivisionError" in capfd.readouterr().out

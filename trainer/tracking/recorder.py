@@ -251,7 +251,7 @@ def _first_line(error: Exception) -> str:
 def tell(message: dict[str, Any]) -> None:
     """An answer to the parent, which may be gone."""
     with contextlib.suppress(OSError):
-        print(json.dumps(message), flush=True)
+        print(json.dumps(message), file=sys.__stdout__, flush=True)
 
 
 def follow(parent: int) -> None:
@@ -338,4 +338,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (migrations and deprecations; errors go to the parent as answers)
+    sys.stdout = sys.stderr  # MLflow says there where to look at a run; answers go to the true one
     follow(int(sys.argv[1]))
