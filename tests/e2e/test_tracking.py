@@ -296,7 +296,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Serve
         done = trainer(
             *SMALL, "hydra.run.dir=run", f"tracking.uri=http://someone:{SECRETS['uri']}@127.0.0.1:{server.port}",
             "model._target_=own_net.Net", f"+model.hub_token={SECRETS['model']}", "~model.in_channels", "~model.image_size",
-            f"+tracking.tags.api_key={SECRETS['tag']}", "+tracking.tags.team=vision", "tracking.system_every_s=0.5",
+            f"+tracking.tags.api_key={SECRETS['tag']}", "+tracking.tags.team=vision", "tracking.system_every_s=0.05",
             "tracking.flush_timeout_s=200", "launch.nproc=2",
             cwd=folder, timeout=280, PYTHONPATH=f"{ROOT}:{folder / 'own'}",
         )  # fmt: skip
