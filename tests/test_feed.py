@@ -98,9 +98,9 @@ def test_evaluation_counts_every_sample_exactly_once(samples: int, batch: int, w
     labels = [
         label
         for rank in range(world)
-        for b in feed(numbered(8), numbered(samples), batch, rank, world).evaluation(rank, world)
-        for label in b.labels.tolist()
-        if b.samples == len(b.labels) == len(b.inputs)
+        for numbers, b in feed(numbered(8), numbered(samples), batch, rank, world).evaluation(rank, world)
+        for number, label in zip(numbers.tolist(), b.labels.tolist(), strict=True)
+        if b.samples == len(b.labels) == len(b.inputs) and number == label
     ]
     assert sorted(labels) == list(range(samples))
 
@@ -108,7 +108,7 @@ def test_evaluation_counts_every_sample_exactly_once(samples: int, batch: int, w
 def test_limits_end_epochs_and_evaluations_early(make: Make) -> None:
     limited = make(numbered(40), numbered(40), limit_train=3, limit_val=2, merge=2)
     assert [count for count, batches in limited.updates(0) if list(batches)] == [8, 4]
-    assert [b.samples for b in limited.evaluation(0, 1)] == [4, 4]
+    assert [b.samples for _, b in limited.evaluation(0, 1)] == [4, 4]
     assert len(list(make(numbered(8), numbered(8), limit_train=30).updates(0))) == 2
 
 

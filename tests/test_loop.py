@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -84,9 +85,9 @@ class FakeFeed:
         for group in self.groups:
             yield sum(group), (self.batch(n, n / sum(group), i == len(group) - 1) for i, n in enumerate(group))
 
-    def evaluation(self, index: int, count: int) -> Iterator[Batch]:
-        yield self.batch(3)
-        yield self.batch(1)
+    def evaluation(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Batch]]:
+        yield np.array([0, 1, 2]), self.batch(3)
+        yield np.array([3]), self.batch(1)
 
     def batch(self, samples: int, share: float = 1.0, last: bool = True) -> Batch:
         return Batch(torch.eye(CLASSES)[torch.arange(samples) % CLASSES], torch.zeros(samples, dtype=torch.int64), samples, share, last)  # fmt: skip
@@ -142,7 +143,7 @@ def training(groups: list[list[int]], *, lockstep: bool = True, epochs: int = 1,
     model, kept = Watched(), []
     total = rhythm.pop("total_steps", epochs * len(groups))
     run = Training(
-        model=model, forward=model, task=Classification(nn.CrossEntropyLoss()), strategy=Recording(),
+        model=model, forward=model, task=Classification(nn.CrossEntropyLoss(), CLASSES), strategy=Recording(),
         feed=FakeFeed(groups), report=Lines(),
         rhythm=Rhythm(epochs, total, **{"log_every": 1, "val_every": 1, "val_every_steps": None, **rhythm}),
         arithmetic=nullcontext, lockstep=lockstep, keep_best=lambda: kept.append(run.step),
@@ -175,7 +176,7 @@ def test_evaluation_is_of_the_settled_model_in_eval_mode_over_all_workers() -> N
     metrics = fit(run)
     modes = run.model.modes
     assert modes == ["train grad", "eval", "eval", "train grad", "eval", "eval"]
-    assert metrics["acc1"] == 2 / 4 and metrics["acc5"] == 1.0
+    assert metrics["acc1"] == 2 / 4 and metrics["acc2"] == 1.0
     scores, zeros = torch.eye(3)[[0, 1, 2, 0]], torch.zeros(4, dtype=torch.int64)
     assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(scores, zeros).item())
     assert run.model.training

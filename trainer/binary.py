@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-NAMES = ("loss", "auc", "acc", "mae", "mse", "rmse")
+from trainer.metrics import SummedExam
+
 BUCKETS = 1 << 14
 LIMIT = 16.0
 """The AUC is counted over buckets of logits in [-16, 16], 1/512 wide; what lies beyond counts as at the limit."""
@@ -36,8 +37,6 @@ class Binary:
             which part of the way from 0.5 (a guess) to there is done.
     """
 
-    names: tuple[str, ...] = NAMES
-
     def __init__(self, loss: nn.Module, ceiling: float | None = None) -> None:
         self.loss = loss
         self.ceiling = ceiling
@@ -50,6 +49,10 @@ class Binary:
     def meter(self) -> BinaryMeter:
         """An empty collection of sums."""
         return BinaryMeter()
+
+    def exam(self, index: int, count: int) -> SummedExam:
+        """An empty collection for a whole validation."""
+        return SummedExam(self.meter())
 
     def summary(self, sums: torch.Tensor) -> dict[str, float]:
         """The metrics of the samples behind the sums; without ``auc`` where all labels are equal."""
@@ -67,6 +70,9 @@ class Binary:
         if self.ceiling is not None and "auc" in metrics:
             metrics["auc_share"] = (metrics["auc"] - 0.5) / (self.ceiling - 0.5)
         return metrics
+
+    def examined(self, sums: torch.Tensor) -> None:
+        """Nothing besides the metrics."""
 
 
 class BinaryMeter:

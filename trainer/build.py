@@ -40,6 +40,15 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
     return made
 
 
+def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The model's node where its weights come from a file of ours: nothing pretrained is needed then.
+
+    A target that fetches weights says which other one builds the same model without, as ``without_pretrained``.
+    """
+    plain = getattr(locate(str(node["_target_"]), "model._target_"), "without_pretrained", None)
+    return {**node, "_target_": plain} if isinstance(plain, str) else node
+
+
 def locate(target: str, key: str = "_target_") -> Any:
     """The object behind ``package.module.name`` or ``package.module:name``.
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from trainer import keys, machine, schema, watched
 from trainer.build import call_target, locate
 from trainer.data.base import DataSource, Facts
+from trainer.data.listing import EXTENSIONS, images_in
 from trainer.errors import UserError
 from trainer.strategies.base import Declaration
-from trainer.strategies.declared import AUTO
+from trainer.strategies.declared import AUTO, EVALUATORS
 from trainer.targets import check_arguments, check_target
+
+WEIGHTS = (".safetensors", ".pt", ".pth")
 
 
 @dataclass
@@ -27,6 +32,7 @@ class Checked:
         device: ``cpu`` or ``cuda``.
         merge: batches per update.
         objection: why a run would be refused, where only its plan is asked for.
+        files: what mode=predict looks at, in the order of its rows, relative to predict.input.
     """
 
     config: dict[str, Any]
@@ -39,6 +45,7 @@ class Checked:
     device: str
     merge: int
     objection: str = ""
+    files: tuple[str, ...] = ()
 
     @property
     def leased(self) -> bool:
@@ -76,6 +83,7 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
     typed = set(typed)
     check_keys(config)
     check_targets(config, typed)
+    check_mode(config)
     device = choose_device(config)
     nproc = count_workers(config, device, default_workers(config))
     workers = nproc * config["launch"]["nnodes"]
@@ -88,13 +96,19 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
     check_port(config)
     check_compiler(config, device)
     merge = config["strategy"]["gradient_merge"]["k_steps"]
-    config["data"]["batch_size"] = batch_size(config["data"], workers, merge, typed)
+    if config["mode"] == "train":
+        config["data"]["batch_size"] = batch_size(config["data"], workers, merge, typed)
+    else:
+        config["data"]["batch_size"] = evaluation_batch_size(config["data"], workers)
     source: DataSource = call_target(config["data"], "data", kind=DataSource)
     facts = source.facts(config["data"]["batch_size"] * workers * merge)
     take_classes(config, facts)
     checked = Checked(config, declaration, source, facts, auto_strategy, workers, nproc, device, merge)
     check_data(checked)
     check_optimization(checked)
+    if config["mode"] != "train":
+        checked.files = check_what_is_looked_at(checked)
+        return checked
     try:
         check_batch_fits(checked)
     except UserError as error:
@@ -188,6 +202,78 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
         check_target(str(target), f"{group}._target_")
         if group in schema.CONSTRUCTED:
             check_arguments(config[group], group, typed)
+
+
+def check_mode(config: dict[str, Any]) -> None:
+    """The keys of a mode come with it; where nothing is trained, plain workers take the place of the strategy's."""
+    mode, weights = config["mode"], config["weights"]
+    for path, value, modes in (
+        ("weights", weights, ("eval", "predict")),
+        ("predict.input", config["predict"]["input"], ("predict",)),
+        ("predict.output", config["predict"]["output"], ("predict",)),
+    ):
+        if value is not None and mode not in modes:
+            raise UserError(f"{path}={value}", f"mode={mode} does not take it", f"mode={modes[0]} (or ~{path}={value})" if path != "weights" else "mode=eval")  # fmt: skip
+        if value is None and mode in modes and path != "predict.output":
+            what = "the file of weights, or the folder of the run that made it" if path == "weights" else "a folder of images"  # fmt: skip
+            raise UserError(f"mode={mode}", f"needs {path}, {what}", f"{path}=PATH")
+    if mode == "train":
+        return
+    config["weights"] = str(weights_file(Path(weights)))
+    given = config["strategy"]
+    plain = asdict(schema.GroupStrategy())
+    config["strategy"] = {**plain, "_target_": EVALUATORS, "timeout_s": given.get("timeout_s", plain["timeout_s"])}
+    config["launch"]["servers"] = None
+    config["data"]["work"] = "static"
+    if config["data"].get("cache") == "auto":
+        config["data"]["cache"] = "none"  # what is looked at once is not worth keeping
+
+
+def weights_file(path: Path) -> Path:
+    """The file that ``weights=`` means.
+
+    Raises:
+        UserError: there is none, or its name does not say what it is.
+    """
+    if path.is_dir():
+        if not (path / "model.safetensors").is_file():
+            raise UserError(f"weights={path}", "this folder has no model.safetensors; a run leaves it when it is done", "weights=FILE")  # fmt: skip
+        path = path / "model.safetensors"
+    if not path.is_file():
+        raise UserError(f"weights={path}", "there is no such file or folder", "weights=outputs/RECIPE/TIME")
+    if path.suffix not in WEIGHTS:
+        raise UserError(f"weights={path}", f"is none of the kinds {', '.join(WEIGHTS)}", "weights=model.safetensors")
+    return Path(os.path.abspath(path))
+
+
+def evaluation_batch_size(data: Mapping[str, Any], workers: int) -> int:
+    """Samples per worker and batch where nothing is trained: any number will do."""
+    given, together = data["val_batch_size"] or data["batch_size"], data["global_batch_size"]
+    return int(given or max(1, (together or 32 * workers) // workers))
+
+
+def check_what_is_looked_at(checked: Checked) -> tuple[str, ...]:
+    """There are validation samples, or images to look at; the latter's paths."""
+    config, facts = checked.config, checked.facts
+    if config["mode"] == "eval":
+        if not facts.val_samples:
+            raise UserError("mode=eval", f"{facts.source} has no validation samples")
+        return ()
+    if facts.task != "classification" or not checked.source.sees_pictures:
+        raise UserError("mode=predict", f"{facts.source} does not say how a picture becomes an input", "mode=eval")
+    folder = Path(config["predict"]["input"])
+    if not folder.is_dir():
+        raise UserError(f"predict.input={folder}", "there is no such folder", "predict.input=FOLDER")
+    if not (files := images_in(folder)):
+        raise UserError(f"predict.input={folder}", f"there is no image in it ({', '.join(EXTENSIONS)})", "predict.input=FOLDER")  # fmt: skip
+    output = config["predict"]["output"]
+    if output is not None and not Path(output).absolute().parent.is_dir():
+        raise UserError(f"predict.output={output}", f"there is no folder {Path(output).parent}", "predict.output=FILE")
+    if output is not None and Path(output).is_dir():
+        raise UserError(f"predict.output={output}", "is a folder", f"predict.output={Path(output) / 'predictions.csv'}")
+    config["predict"]["input"] = os.path.abspath(folder)
+    config["predict"]["output"] = output and os.path.abspath(output)
+    return tuple(files)
 
 
 def choose_device(config: Mapping[str, Any]) -> str:
@@ -307,7 +393,7 @@ def check_data(checked: Checked) -> None:
     if rows is not None and (ids is None or ids > rows):
         raise UserError(f"model.table_size={rows}", f"the ids of {facts.source} go up to {ids or '2^63'} (data.hash_size)", f"model.table_size={keys.spelled(ids)}")  # fmt: skip
     workers = checked.workers
-    if facts.train_samples < workers:
+    if config["mode"] == "train" and facts.train_samples < workers:
         raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", f"launch.nproc={max(1, facts.train_samples)}")  # fmt: skip
 
 

@@ -65,14 +65,20 @@ def draw_servers(run_dir: Path, title: str) -> Path | None:
     return path
 
 
-def _panels(title: str) -> tuple[Any, Any]:
-    """A figure and its (2, 2) axes, without a display."""
+def figure_of(size: tuple[float, float], title: str) -> Any:
+    """An empty figure of so many inches, without a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 7), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
+    return figure
+
+
+def _panels(title: str) -> tuple[Any, Any]:
+    """A figure and its (2, 2) axes."""
+    figure = figure_of((12, 7), title)
     return figure, figure.subplots(2, 2)
 
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import machine
 from trainer.auto import Machine, ModelFacts
+from trainer.build import for_saved_weights
 from trainer.checks import Checked, check, leaves
+from trainer.confidential import hide, scrub, text, values
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.plan import Plan, make_plan
 
@@ -40,6 +42,7 @@ class Result:
         steps, samples, seconds: updates, training samples over all workers, from start to end.
         chosen, why: what ``auto`` picked and the reasons.
         data_source: what was really trained on.
+        mode: what was done; unreadable: with ``predict``, the first files that could not be read.
         lost_workers: by rank, how workers died whom the others did without.
     """
 
@@ -58,6 +61,8 @@ class Result:
     chosen: dict[str, Any] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
     data_source: str = ""
+    mode: str = "train"
+    unreadable: list[str] = field(default_factory=list)
     stand_in: str = ""
     lost_workers: dict[str, str] = field(default_factory=dict)
     error: str = ""
@@ -71,6 +76,11 @@ class Ready:
     model: ModelFacts
     plan: Plan
 
+    @property
+    def secrets(self) -> set[str]:
+        """What of the config nobody else should see."""
+        return values(self.checked.config)
+
 
 def get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Ready:
     """Check everything; nothing is written.
@@ -81,8 +91,27 @@ def get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Rea
     checked = check(config, typed)
     from trainer.probe import probe  # imports torch: only what has passed the light checks waits for that
 
+    if checked.config["mode"] != "train":
+        checked.config["model"] = dict(for_saved_weights(checked.config["model"]))
     model = probe(checked.config, checked.facts, checked.declaration)
+    if checked.config["mode"] != "train":
+        _check_weights(checked.config, Path(run_dir))
     return Ready(checked, model, make_plan(checked, model, this_machine(), run_dir))
+
+
+def _check_weights(config: dict[str, Any], run_dir: Path) -> None:
+    """The weights fit the model, and the run does not write over the one that made them.
+
+    Raises:
+        UserError: they do not, or it would.
+    """
+    from trainer import weights
+    from trainer.probe import build
+
+    path = Path(config["weights"])
+    weights.check(path, build(config), str(config["model"]["_target_"]))
+    if run_dir.resolve() in path.resolve().parents:
+        raise UserError(f"hydra.run.dir={run_dir}", f"holds the weights and what the run that made them left; mode={config['mode']} would write over it", "hydra.run.dir=ANOTHER")  # fmt: skip
 
 
 def this_machine() -> Machine:
@@ -105,21 +134,22 @@ def execute(
     began = time.monotonic()
     run_dir, config = Path(ready.plan.run_dir), ready.checked.config
     mine = own_folder(ready.plan)
-    result = Result("failed", str(run_dir))
+    result = Result("failed", str(run_dir), mode=ready.plan.mode)
     tracked = False
     try:
         with termination_raises():
             _leave_config(mine, config)
-            (run_dir / "checkpoints").mkdir(exist_ok=True)
+            if config["mode"] == "train":
+                (run_dir / "checkpoints").mkdir(exist_ok=True)
             plan = prepare_data(ready)
             result.chosen, result.why = plan.chosen, plan.why
             result.data_source, result.stand_in = plan.facts["source"], plan.facts["stand_in"]
-            replace_file(mine / "plan.json", json.dumps(plan.as_dict(), indent=1))
+            replace_file(mine / "plan.json", json.dumps(hide(plan.as_dict(), ready.secrets), indent=1))
             progress.show_plan(plan)
             if tracker is not None:
-                tracker.open(run_dir, describe(config, plan, overrides, parent))
+                tracker.open(run_dir, describe(config, plan, overrides, parent, _digest(ready)))
                 tracked = True
-            payload = {"config": config, "plan": plan.as_dict(), "run_dir": str(run_dir)}
+            payload = {"config": config, "plan": plan.as_dict(), "run_dir": str(run_dir), "files": ready.checked.files}
             with progress.bar(run_dir, plan.total_steps):
                 outcome = start(plan, payload, run_dir)
         result = replace(result, status="done", **outcome)
@@ -127,16 +157,17 @@ def execute(
     except (Interrupted, KeyboardInterrupt) as error:
         result.status, result.error = "killed", str(error) or "interrupted"
         raise Interrupted(result.error) from None
-    except (RunFailed, UserError) as error:
+    except UserError as error:
         result.error = str(error)
         raise
-    except OSError as error:
-        result.error = str(error)
-        raise RunFailed(f"{type(error).__name__}: {error}") from error
+    except (RunFailed, OSError) as error:
+        said = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
+        result.error = text(said, ready.secrets)
+        raise RunFailed(result.error) from error
     finally:
         with _undisturbed():
             result.seconds = round(time.monotonic() - began, 3)
-            _finish(result, mine, ready.plan, config, tracker if tracked else None)
+            _finish(result, mine, ready, overrides, tracker if tracked else None)
 
 
 def own_folder(plan: Plan) -> Path:
@@ -151,6 +182,8 @@ def prepare_data(ready: Ready) -> Plan:
     from trainer.progress import preparing
 
     checked = ready.checked
+    if checked.files:  # the data set itself is not looked at
+        return ready.plan
     with preparing() as show:
         facts = checked.source.prepare(checked.facts, show)
     before_start("prepare", checked.config["model"])
@@ -163,20 +196,25 @@ def prepare_data(ready: Ready) -> Plan:
 def _leave_config(run_dir: Path, config: dict[str, Any]) -> None:
     import yaml
 
+    from trainer import pictures
+
     run_dir.mkdir(parents=True, exist_ok=True)
     for stale in ("metrics.jsonl", "result.json", "status.json", "tracking.json", "curves.png", "servers.png"):
         (run_dir / stale).unlink(missing_ok=True)
-    for pattern in ("server.*.json", "profile.*.json", "trace.*.json.gz"):
+    for pattern in ("server.*.json", "profile.*.json", "trace.*.json.gz", "model.json", "example.npz"):
         for stale_one in run_dir.glob(pattern):
             stale_one.unlink()
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    pictures.clear(run_dir)
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(hide(config, values(config)), sort_keys=False))
 
 
-def _finish(result: Result, run_dir: Path, plan: Plan, config: dict[str, Any], tracker: Tracker | None) -> None:
+def _finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker | None) -> None:
     """result.json, status.json, pictures, and the end of the MLflow run; nothing here may hide how the run ended."""
     from trainer import curves, progress
     from trainer.report import replace_file
+    from trainer.tracking.describe import NOTE, note
 
+    plan = ready.plan
     status = {"state": "starting", "step": 0, "total": plan.total_steps, **progress.read_status(run_dir)}
     status["state"] = result.status
     if result.status == "done":
@@ -184,27 +222,50 @@ def _finish(result: Result, run_dir: Path, plan: Plan, config: dict[str, Any], t
     elif not result.metrics:
         result.metrics, result.steps = status.get("metrics", {}), status["step"]
     replace_file(run_dir / "status.json", json.dumps(status, indent=1))
-    replace_file(run_dir / "result.json", json.dumps(asdict(result), indent=1))
+    replace_file(run_dir / "result.json", json.dumps(hide(asdict(result), ready.secrets), indent=1))
+    scrub(Path(plan.run_dir), ("workerlog.*", "serverlog.*"), ready.secrets)
     if result.status != "killed":
         title = f"{plan.name}: {plan.strategy}, {plan.workers} worker(s)"
-        curves.draw(run_dir, title)
+        if plan.mode == "train":
+            curves.draw(run_dir, title)
         curves.draw_servers(run_dir, f"{title}, {plan.roles.get('server', 0)} server(s)")
+        _draw_findings(run_dir, ready, title)
     if tracker is not None:
         ended = {"done": "FINISHED", "failed": "FAILED", "killed": "KILLED"}[result.status]
-        patience = KILLED_FLUSH_S if result.status == "killed" else config["tracking"]["flush_timeout_s"]
+        patience = KILLED_FLUSH_S if result.status == "killed" else ready.checked.config["tracking"]["flush_timeout_s"]
         tags = {"trainer.error": result.error[:4000]} if result.error else {}
         if result.ended.startswith("early stop"):
             tags["trainer.ended"] = result.ended
         if result.lost_workers:
             tags["trainer.lost_workers"] = "; ".join(result.lost_workers.values())[:4000]
-        answer = tracker.close(run_dir, ended, tags, patience)
+        tags[NOTE] = note(plan, overrides, asdict(result))
+        answer = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)
         result.run_id = answer["run_id"]
-        replace_file(run_dir / "result.json", json.dumps(asdict(result), indent=1))
+        replace_file(run_dir / "result.json", json.dumps(hide(asdict(result), ready.secrets), indent=1))
         if answer["error"] or answer["unsent"]:
             progress.console().print(
-                f"MLflow: {answer['unsent']} lines of {run_dir}/metrics.jsonl are not sent ({answer['error']}). Later: "
+                f"MLflow: not everything is sent ({answer['error']}; {answer['unsent']} lines of metrics.jsonl are left). Later: "
                 f"python -m trainer.tracking.recorder resend {run_dir}"
             )
+
+
+def _digest(ready: Ready) -> str:
+    """The data's fingerprint; a source of the user's own may break where it is asked for one."""
+    try:
+        return ready.checked.source.fingerprint(ready.checked.facts)
+    except OSError as error:
+        raise RunFailed(f"the fingerprint of {ready.checked.facts.source} cannot be taken: {error}") from error
+
+
+def _draw_findings(run_dir: Path, ready: Ready, title: str) -> None:
+    """What the last validation found; a source of the user's own may break where it is asked for names."""
+    from trainer import pictures, progress
+
+    checked = ready.checked
+    try:
+        pictures.draw(run_dir, checked.source.class_names(checked.facts), title)
+    except Exception as error:
+        progress.console().print(f"the pictures of the validation could not be drawn: {type(error).__name__}: {error}")
 
 
 @contextlib.contextmanager
@@ -253,7 +314,7 @@ def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, 
     roles = []
     for name in plan.roles:
         mine = [p for p in plan.processes if p.role == name and p.node == plan.node_rank]
-        entry = plan.entries.get(name, "trainer.worker:train")
+        entry = plan.entries[name]
         if mine:
             apart = plan.survives and name == "worker"
             roles.append(Role(name, plan.roles[name], entry, [p.device for p in mine], mine[0].rank, apart))
@@ -282,9 +343,15 @@ def _terms(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     """What must be the same on all hosts; places of files and the number of reading processes may differ."""
     groups = ("model", "loss", "optimizer", "scheduler", "strategy", "sampler")
     typed = {key: value for group in groups for key, value in leaves(config[group], f"{group}.")}
-    typed |= {key: config[key] for key in ("seed", "epochs", "max_steps", "limit_train_batches", "limit_val_batches")}
+    typed |= {
+        key: config[key] for key in ("mode", "seed", "epochs", "max_steps", "limit_train_batches", "limit_val_batches")
+    }
     planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "device": plan.device}  # fmt: skip
-    found = {"training samples": plan.facts["train_samples"], "precision": plan.chosen["precision"]}
+    found = {
+        "training samples": plan.facts["train_samples"],
+        "batches": plan.total_steps,
+        "precision": plan.chosen["precision"],
+    }
     return {**typed, **planned, **found}
 
 

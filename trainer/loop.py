@@ -51,6 +51,7 @@ class Training:
         early_stop: says when to end before the last epoch.
         plateau: the schedule goes by validations.
         step: updates done; validated: the last validation's update and metrics; stop: why to end early.
+        examined: the sums of the last validation and, where this worker keeps the best model, of the best.
     """
 
     model: nn.Module
@@ -73,6 +74,7 @@ class Training:
     samples: int = 0
     validated: tuple[int, dict[str, float]] = (-1, {})
     stop: str = ""
+    examined: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def fit(run: Training) -> dict[str, float]:
@@ -165,12 +167,15 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
             sums = run.strategy.total(_evaluated(run, index, taking_part))
         metrics = run.task.validation(sums)
         values = {f"{RAW}{name}": value for name, value in metrics.items()}
-        if run.ema is not None:
-            values |= {f"{AVERAGED}{name}": value for name, value in averaged(run, run.ema).items()}
+        averages = averaged(run, run.ema) if run.ema is not None else None
+        if averages is not None:
+            values |= {f"{AVERAGED}{name}": value for name, value in run.task.validation(averages).items()}
         if run.run_dir is not None and index == 0:
             run.report.take_over(run.run_dir)
+        run.examined["last"] = sums
         if run.report.validation(epoch, run.step, values):
             of_average = run.report.watched.metric.startswith(AVERAGED)
+            run.examined["best"] = averages if averages is not None and of_average else sums
             with run.ema.in_place() if run.ema is not None and of_average else nullcontext():
                 run.keep_best()
         decide(run, values)
@@ -179,8 +184,8 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
     return metrics
 
 
-def averaged(run: Training, ema: AveragedWeights) -> dict[str, float]:
-    """The metrics of the averaged weights, which all workers agree on; the model has its own again afterwards."""
+def averaged(run: Training, ema: AveragedWeights) -> torch.Tensor:
+    """The task's sums for the averaged weights, which all workers agree on; the model has its own again afterwards."""
     ema.follow(run.step)
     ema.agree(run.strategy, run.mean)
     with ema.in_place():
@@ -188,7 +193,7 @@ def averaged(run: Training, ema: AveragedWeights) -> dict[str, float]:
         while sums is None or run.strategy.members()[1] != taking_part:
             index, taking_part = run.strategy.members()
             sums = run.strategy.total(_evaluated(run, index, taking_part))
-    return run.task.validation(sums)
+    return sums
 
 
 def decide(run: Training, values: Mapping[str, float]) -> None:
@@ -207,12 +212,9 @@ def decide(run: Training, values: Mapping[str, float]) -> None:
 
 def _evaluated(run: Training, index: int, count: int) -> torch.Tensor:
     """The task's sums over this worker's share of the validation samples."""
-    mine = run.task.meter().sums()
-    for batch in run.feed.evaluation(index, count):
+    exam = run.task.exam(index, count)
+    for numbers, batch in run.feed.evaluation(index, count):
         with run.arithmetic():
             loss, outputs = run.task.forward(run.model, batch.inputs, batch.labels)
-        meter = run.task.meter()
-        meter.add(loss, outputs, batch.labels, batch.samples)
-        sums = meter.sums()
-        mine = mine.to(sums.device) + sums
-    return mine
+        exam.add(loss, outputs, batch.labels, batch.samples, numbers)
+    return exam.sums()

@@ -60,6 +60,19 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(found)
 
 
+def gpu_loads() -> list[tuple[float, float]]:
+    """Of each GPU that nvidia-smi shows now: percent of the time in which it was busy, MiB of its memory in use."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None or not gpus():
+        return []
+    query = [smi, "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        return [(float(busy), float(used)) for busy, used in (line.split(",") for line in answer.strip().splitlines())]
+    except (OSError, subprocess.SubprocessError, ValueError):  # some cards answer [N/A]
+        return []
+
+
 def cpp_compiler() -> str | None:
     """The C++ compiler that torch.compile would call on the CPU."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")

@@ -16,6 +16,12 @@ from trainer.errors import UserError
 from trainer.watched import best_metric
 
 MOST_PROCESSES_SHOWN = 16
+ENTRIES = {
+    "train": "trainer.worker:train",
+    "eval": "trainer.evaluation:evaluate_weights",
+    "predict": "trainer.prediction:predict",
+}
+"""Where a worker enters, by mode."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Plan:
     """Everything that is decided before the first process starts.
 
     Attributes:
+        weights: the file that is evaluated or predicts; empty in training.
         batch_size: samples per worker and batch; merge: batches per update; global_batch_size: samples per update.
         steps_per_epoch, total_steps: updates.
         val_batch_size: samples per worker and evaluation batch.
@@ -49,6 +56,8 @@ class Plan:
     """
 
     name: str
+    mode: str
+    weights: str
     strategy: str
     strategy_worker: str
     lockstep: bool
@@ -101,24 +110,16 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         UserError: the run would take no step.
     """
     config, facts, workers = checked.config, checked.facts, checked.workers
-    launch, data, sampler = config["launch"], config["data"], config["sampler"]
-    chosen, why = choose(config, checked.device, model, machine, checked.nproc, facts.slow)
+    launch, data = config["launch"], config["data"]
+    chosen, why = choose(config, checked.device, model, machine, checked.nproc, facts.slow or bool(checked.files))
     if checked.auto_strategy:
         why["strategy"] = checked.auto_strategy
-    batches = count_batches(facts.train_samples, data["batch_size"], workers, sampler, checked.leased)
-    batches = min(batches, config["limit_train_batches"] or batches)
-    steps_per_epoch = ceil(batches / checked.merge)
-    total = config["max_steps"] or config["epochs"] * steps_per_epoch
-    epochs = ceil(total / steps_per_epoch) if steps_per_epoch else config["epochs"]
-    if checked.leased and config["max_steps"] and steps_per_epoch:  # an epoch's last round may be uneven
-        together = count_batches(facts.train_samples, data["batch_size"], 1, sampler, True)
-        together = min(together, (config["limit_train_batches"] or together) * workers)
-        epochs = ceil(total * workers / ceil(together / checked.merge))
-    if not steps_per_epoch and not checked.objection:
-        raise UserError(f"data.batch_size={data['batch_size']}", "not one batch can be made of the training data")
+    epochs, steps_per_epoch, total = _length(checked) if config["mode"] == "train" else _looks(checked)
     roles = checked.declaration.roles(workers, launch)
     return Plan(
         name=config["name"],
+        mode=config["mode"],
+        weights=config["weights"] or "",
         strategy=checked.declaration.name,
         strategy_worker=checked.declaration.worker,
         lockstep=checked.declaration.lockstep,
@@ -127,7 +128,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         tables_at_servers=checked.declaration.tables_at_servers,
         same_everywhere=checked.declaration.same_everywhere,
         exact=checked.declaration.exact,
-        entries=dict(checked.declaration.entries),
+        entries={**checked.declaration.entries, "worker": ENTRIES[config["mode"]]},
         roles=roles,
         nnodes=launch["nnodes"],
         node_rank=launch["node_rank"],
@@ -154,6 +155,34 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         environment=_environment(launch, workers, checked.nproc),
         objection=checked.objection,
     )
+
+
+def _length(checked: Checked) -> tuple[int, int, int]:
+    """Epochs, updates of an epoch, and of the whole training."""
+    config, samples, workers = checked.config, checked.facts.train_samples, checked.workers
+    size, sampler = config["data"]["batch_size"], config["sampler"]
+    batches = count_batches(samples, size, workers, sampler, checked.leased)
+    batches = min(batches, config["limit_train_batches"] or batches)
+    steps_per_epoch = ceil(batches / checked.merge)
+    total = config["max_steps"] or config["epochs"] * steps_per_epoch
+    epochs = ceil(total / steps_per_epoch) if steps_per_epoch else config["epochs"]
+    if checked.leased and config["max_steps"] and steps_per_epoch:  # an epoch's last round may be uneven
+        together = count_batches(samples, size, 1, sampler, True)
+        together = min(together, (config["limit_train_batches"] or together) * workers)
+        epochs = ceil(total * workers / ceil(together / checked.merge))
+    if not steps_per_epoch and not checked.objection:
+        raise UserError(f"data.batch_size={size}", "not one batch can be made of the training data")
+    return epochs, steps_per_epoch, total
+
+
+def _looks(checked: Checked) -> tuple[int, int, int]:
+    """The same where nothing is trained: one pass, its batches of each worker."""
+    config = checked.config
+    samples = len(checked.files) or checked.facts.val_samples
+    batches = ceil(ceil(samples / checked.workers) / config["data"]["batch_size"])
+    if config["mode"] == "eval":
+        batches = min(batches, config["limit_val_batches"] or batches)
+    return 1, batches, batches
 
 
 def count_batches(samples: int, batch_size: int, workers: int, sampler: Mapping[str, Any], leased: bool) -> int:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from trainer.confidential import text
 from trainer.plan import MOST_PROCESSES_SHOWN, Plan
 
 LOOK_EVERY_S = 0.25
@@ -63,12 +64,15 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "meeting point", plan.endpoint
     plural = "s" if plan.workers > 1 else ""
     merged = f" x {plan.merge} merged" if plan.merge > 1 else ""
+    if plan.mode != "train":
+        yield "mode", plan.mode
     yield (
         "batch size",
         f"{plan.batch_size} per worker x {plan.workers} worker{plural}{merged} = {plan.global_batch_size} global",
     )
-    yield "updates", f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({plan.epochs} epochs)"
-    if plan.lr is not None:
+    if plan.mode == "train":
+        yield "updates", f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({plan.epochs} epochs)"
+    if plan.mode == "train" and plan.lr is not None:
         scaled = f" = {plan.lr / plan.lr_factor:g} x {plan.lr_factor:g}, for {plan.update_batch} samples per update"
         yield "learning rate", f"{plan.lr:g}" + (scaled if plan.lr_factor != 1.0 else "")
     if plan.lockstep != plan.leased and "server" in plan.roles:
@@ -84,8 +88,12 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield key, str(value).lower() + because(key)
     yield "run folder", plan.run_dir
     yield "logs", f"{plan.run_dir}/workerlog.N" + (", serverlog.N" if "server" in plan.roles else "")
-    yield "weights", f"{plan.run_dir}/model.safetensors, best {plan.best} in checkpoints/best.safetensors"
-    yield "tracking", plan.tracking or "none (the run folder only)"
+    if plan.mode == "train":
+        yield "weights", f"{plan.run_dir}/model.safetensors, best {plan.best} in checkpoints/best.safetensors"
+    else:
+        yield "batches", f"{plan.total_steps} of each worker"
+        yield "weights", plan.weights
+    yield "tracking", text(plan.tracking) or "none (the run folder only)"
 
 
 def _shape(shape: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ class Report:
         self.elsewhere = 0.0
         self._window = (self.started, 0, 0.0)
         self._next_status = 0.0
+        self._writing = threading.Lock()
         self._points = (run_dir / "metrics.jsonl").open("w", buffering=1) if run_dir else None
 
     def progress(self, epoch: int, step: int) -> None:
@@ -115,6 +117,15 @@ class Report:
             self.write_status("running", time.perf_counter())
         return improved and self.run_dir is not None
 
+    def counted(self, metrics: Mapping[str, float]) -> None:
+        """A point of something else than training or validation."""
+        self.metrics |= metrics
+        self._point(self.epoch, self.step, metrics)
+
+    def system(self, node: int, time_ms: int, metrics: Mapping[str, float]) -> None:
+        """A point of how busy a host was then; from any thread."""
+        self._point(self.epoch, self.step, {f"system/{node}/{k}": v for k, v in metrics.items()}, time_ms)
+
     def take_over(self, run_dir: Path) -> None:
         """Report in the place of the worker that did so before and is gone."""
         if self.run_dir is None:
@@ -137,10 +148,12 @@ class Report:
         self._window = (since + spent, *rest)  # type: ignore[assignment]
         self.elsewhere += spent
 
-    def _point(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
+    def _point(self, epoch: int, step: int, metrics: Mapping[str, float], time_ms: int | None = None) -> None:
         if self._points is not None:
-            point = {"time": int(time.time() * 1000), "step": step, "epoch": epoch, "metrics": dict(metrics)}
-            self._points.write(json.dumps(point) + "\n")
+            time_ms = int(time.time() * 1000) if time_ms is None else time_ms
+            point = {"time": time_ms, "step": step, "epoch": epoch, "metrics": dict(metrics)}
+            with self._writing:
+                self._points.write(json.dumps(point) + "\n")
 
     def write_status(self, state: str, now: float) -> None:
         """Replace status.json."""

@@ -675,7 +675,17 @@ class TrackingConfig:
     experiment: Optional[str] = key(None, "MLflow experiment (null: the run's name)")
     run_name: Optional[str] = key(None, "MLflow run name (null: made of model, data, strategy and size)")
     tags: Dict[str, str] = key({}, "further tags of the MLflow run")
-    flush_timeout_s: float = key(60.0, "longest wait at the end for points that are not sent yet", "seconds", ge=0)
+    flush_timeout_s: float = key(60.0, "longest wait at the end for what is not sent yet, the model included", "seconds", ge=0)  # fmt: skip
+    log_model: bool = key(True, "the trained model becomes an MLflow model, for mlflow.pyfunc.load_model")
+    system_every_s: Optional[float] = key(10.0, "between two measurements of each host's load (null: none)", "seconds", gt=0)  # fmt: skip
+
+
+@dataclass
+class PredictConfig:
+    """predict: which images mode=predict looks at, and where it writes what they show."""
+
+    input: Optional[str] = key(None, "folder of images, looked through with all folders in it")
+    output: Optional[str] = key(None, "CSV file of the guesses (null: predictions.csv in the run's folder)")
 
 
 @dataclass
@@ -709,7 +719,8 @@ class Config:
     """The whole run."""
 
     name: str = key("custom", "the recipe's name: MLflow experiment and folder under outputs/")
-    mode: str = key("train", "what to do", choices=("train",))
+    mode: str = key("train", "what to do", choices=("train", "eval", "predict"))
+    weights: Optional[str] = key(None, "what mode=eval and predict load: .safetensors, .pt, or the folder of a run")
     epochs: int = key(10, "passes over the training data", "epochs", ge=1)
     max_steps: Optional[int] = key(None, "end after so many updates, whatever epochs says", "updates", ge=1)
     limit_train_batches: Optional[int] = key(None, "use only so many batches of each epoch", "batches", ge=1)
@@ -734,6 +745,7 @@ class Config:
     launch: Any = key("???", "group: how many processes, and where")
     execution: Any = key("???", "group: arithmetic and rhythm")
     tracking: Any = key("???", "group: where metrics go")
+    predict: Any = key("???", "group: which images mode=predict looks at")
 
 
 GROUPS: dict[str, tuple[type, ...]] = {
@@ -763,6 +775,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
     "launch": (LaunchConfig,),
     "execution": (ExecutionConfig,),
     "tracking": (TrackingConfig,),
+    "predict": (PredictConfig,),
 }  # fmt: skip
 
 

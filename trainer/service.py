@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import compose
+from trainer.confidential import hide, text, values
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
 
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 
     from trainer.tracking.client import Tracker
 
+LOOKED = {"eval": "evaluated {} samples", "predict": "looked at {} files"}
+LEFT = {
+    "train": "curves.png, confusion.png, mistakes.png, model.safetensors, result.json, workerlog.N",
+    "eval": "confusion.png, mistakes.png, per_class.csv, result.json, workerlog.N",
+    "predict": "predictions.csv, result.json, workerlog.N",
+}
+"""What a run leaves, by mode."""
 SWEPT_METRICS = ("val/loss", "val/acc1", "val/acc5", "val/auc", "train/loss")
 
 
@@ -77,9 +85,9 @@ def sweep(app: Hydra, overrides: list[str], config_name: str) -> list[Result]:
         def job(config: DictConfig) -> None:
             hydra = HydraConfig.get()
             mine, number = list(hydra.overrides.task), len(results)
-            where = str(hydra.runtime.output_dir)
-            print(f"\n--- job {number}" + (f" of {len(jobs)}" if jobs else "") + f": {' '.join(mine)}", flush=True)
-            results.append((" ".join(mine), _one_of_sweep(config, mine, where, tracker, sweep_dir)))
+            where, shown = str(hydra.runtime.output_dir), text(" ".join(mine), values(plain(config)))
+            print(f"\n--- job {number}" + (f" of {len(jobs)}" if jobs else "") + f": {shown}", flush=True)
+            results.append((shown, _one_of_sweep(config, mine, where, tracker, sweep_dir)))
 
         if tracker is not None and points:
             tracker.open(sweep_dir, _sweep_run(points[0], overrides))
@@ -134,8 +142,9 @@ def _check_point(app: Hydra, master: DictConfig, overrides: list[str]) -> Ready:
 def _sweep_run(point: Ready, overrides: list[str]) -> dict[str, Any]:
     from trainer.tracking.describe import describe
 
-    run = describe(point.checked.config, point.plan, overrides, None)
-    return {**run, "run_name": f"sweep {' '.join(o for o in overrides if not o.startswith('hydra'))}"[:200], "params": {}, "artifacts": ["sweep.csv"]}  # fmt: skip
+    run = describe(point.checked.config, point.plan, overrides, None, "")
+    swept = text(" ".join(o for o in overrides if not o.startswith("hydra")), point.secrets)
+    return {**run, "run_name": f"sweep {swept}"[:200], "params": {}, "dataset": None, "artifacts": ["sweep.csv"]}
 
 
 def show_sweep(results: list[tuple[str, Result]], sweep_dir: Path) -> None:
@@ -175,18 +184,24 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     watched = ready.plan.best
     named = watched.removeprefix("val/")
     best = f" (best {named} {result.best[watched]:.5f})" if watched in result.best else ""
-    out.print(f"\n[bold green]done[/] {result.steps} updates, {result.samples} samples in {result.seconds:.1f} s. {shown}{best}")  # fmt: skip
+    if result.mode == "train":
+        out.print(f"\n[bold green]done[/] {result.steps} updates, {result.samples} samples in {result.seconds:.1f} s. {shown}{best}")  # fmt: skip
+    else:
+        done = LOOKED[result.mode].format(result.samples)
+        out.print(f"\n[bold green]done[/] {done} in {result.seconds:.1f} s. {shown}")
     if result.stand_in:
         out.print(f"[bold red]ATTENTION: {result.stand_in}[/]")
     if result.ended.startswith("early stop"):
         out.print(f"[bold yellow]{result.ended}[/]")
-    out.print(f"results   {_short(Path(result.run_dir))}  (curves.png, model.safetensors, result.json, workerlog.N)")
+    out.print(f"results   {_short(Path(result.run_dir))}  ({LEFT[result.mode]})")
+    if output := ready.checked.config["predict"]["output"]:
+        out.print(f"guesses   {_short(Path(output))}", soft_wrap=True)
     if ready.plan.tracking and result.run_id is not None:
-        uri = ready.plan.tracking
+        uri = text(ready.plan.tracking)
         default = f"sqlite:///{Path.cwd() / 'mlflow.db'}"
         ui = "mlflow ui" if uri == default else f"mlflow ui --backend-store-uri {uri}" if "://" in uri and not uri.startswith("http") else uri  # fmt: skip
         out.print(f"look      {ui}   (experiment {ready.plan.name}, run {result.run_id})", soft_wrap=True)
-    out.print(f"repeat    python -m trainer {shlex.join(overrides)}", soft_wrap=True)
+    out.print(f"repeat    python -m trainer {text(shlex.join(overrides), ready.secrets)}", soft_wrap=True)
 
 
 def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
@@ -273,9 +288,15 @@ def _leave_hydra_files(config: DictConfig, run_dir: Path) -> None:
         return
     folder = run_dir / subdir
     folder.mkdir(exist_ok=True)
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(job))
-    (folder / "hydra.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create({"hydra": config.hydra})))
-    (folder / "overrides.yaml").write_text(OmegaConf.to_yaml(config.hydra.overrides.task))
+    parts = {
+        "config": job,
+        "hydra": OmegaConf.create({"hydra": config.hydra}),
+        "overrides": config.hydra.overrides.task,
+    }
+    known = values(plain(job))
+    for name, part in parts.items():
+        shown = OmegaConf.create(hide(OmegaConf.to_container(part, resolve=False), known))
+        (folder / f"{name}.yaml").write_text(OmegaConf.to_yaml(shown))
 
 
 def _short(path: Path) -> str:

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer import example, findings
 from trainer.binary import Binary
-from trainer.build import call_target, locate
+from trainer.build import call_target, for_saved_weights, locate
 from trainer.data.base import Facts, Splits
 from trainer.data.feed import BlockReader, Feed, Placement
 from trainer.data.mixing import Mixing
@@ -42,6 +43,7 @@ from trainer.optim.updater import Updater
 from trainer.profiling import Profiled
 from trainer.report import Report
 from trainer.strategies.base import Seat, Strategy
+from trainer.system import watched
 from trainer.watched import EarlyStop, best_metric, is_plateau
 
 UNLIMITED = 1 << 62
@@ -58,34 +60,67 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     Returns:
         Final and best metrics, updates, samples, seconds (equal on all workers in lockstep strategies).
     """
+    run_dir = Path(payload["run_dir"])
+    with at_work(seat, payload) as run:
+        fit(run)
+        run.strategy.keep(run_dir / "checkpoints")
+        if run.strategy.members()[0] == 0:
+            with run.strategy.whole():
+                save(run.model, run_dir / "model.safetensors")
+                if run.ema is not None:
+                    with run.ema.in_place():
+                        save(run.model, run_dir / "model_ema.safetensors")
+            keep_findings(run, run_dir)
+            config, inputs = payload["config"], run.feed.validation_inputs([0])
+            example.keep(
+                run_dir,
+                for_saved_weights(config["model"]),
+                payload["plan"]["chosen"]["precision"],
+                run.feed.place,
+                inputs,
+            )
+        return run.report.outcome()
+
+
+@contextlib.contextmanager
+def at_work(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
+    """Everything built, and put away afterwards."""
     config, plan, run_dir = payload["config"], payload["plan"], Path(payload["run_dir"])
     take_seat(seat, config, plan)
-    first = seat.rank == 0
-    with settings(config, plan, seat):
-        strategy: Strategy = locate(plan["strategy_worker"])(_arguments(config["strategy"]), seat)
+    with settings(config, plan, seat), membership(seat, payload) as strategy:
+        best = best_metric(config, plan["facts"]["task"])
+        report = Report(run_dir if seat.rank == 0 else None, plan["total_steps"], best)
         try:
-            watched = best_metric(config, plan["facts"]["task"])
-            report = Report(run_dir if first else None, plan["total_steps"], watched)
             run = build(config, plan, seat, strategy, report)
             run.run_dir = run_dir
             if config["profile"]:
                 run.profile = profiled(config, plan, seat, run_dir)
             try:
-                fit(run)
-                strategy.keep(run_dir / "checkpoints")
-                if strategy.members()[0] == 0:
-                    with strategy.whole():
-                        save(run.model, run_dir / "model.safetensors")
-                        if run.ema is not None:
-                            with run.ema.in_place():
-                                save(run.model, run_dir / "model_ema.safetensors")
-                return report.outcome()
+                with host_watched(seat, report, config["tracking"]["system_every_s"]):
+                    yield run
             finally:
                 run.profile.close()
                 run.feed.close()
-                report.close()
         finally:
-            strategy.leave()
+            report.close()
+
+
+def host_watched(seat: Seat, report: Report, every_s: float | None) -> AbstractContextManager[None]:
+    """The load of this host is measured, by the first of its workers."""
+    if every_s is None or seat.local_rank:
+        return nullcontext()
+    node, nodes = seat.rank // seat.local_size, -(-seat.size // seat.local_size)
+    return watched(node, nodes, seat.store, report, every_s)
+
+
+@contextlib.contextmanager
+def membership(seat: Seat, payload: dict[str, Any]) -> Iterator[Strategy]:
+    """This worker's strategy, left in the end."""
+    strategy: Strategy = locate(payload["plan"]["strategy_worker"])(_arguments(payload["config"]["strategy"]), seat)
+    try:
+        yield strategy
+    finally:
+        strategy.leave()
 
 
 def take_seat(seat: Seat, config: dict[str, Any], plan: dict[str, Any]) -> None:
@@ -147,7 +182,7 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
             plan["epochs"], UNLIMITED if plan["leased"] else plan["total_steps"], execution["log_every"], execution["val_every"],
             execution["val_every_steps"],
         ),
-        arithmetic=_arithmetic(precision, device),
+        arithmetic=arithmetic(precision, device),
         lockstep=plan["lockstep"],
         keep_best=keep_best,
         ema=averaged_weights(model, config["ema"]),
@@ -225,11 +260,21 @@ def make_mixing(config: dict[str, Any], facts: Facts) -> Mixing | None:
     return mixing if mixing.active else None
 
 
+def keep_findings(run: Training, run_dir: Path) -> None:
+    """What the last validation found, and the best where that is another; the images of their mistakes are read again."""
+    best, last = run.examined.get("best"), run.examined.get("last")
+    for which, sums in (("last", last), ("best", None if best is last else best)):
+        found = None if sums is None else run.task.examined(sums)
+        if found is not None:
+            numbers = [mistake.number for mistake in found.mistakes]
+            findings.keep(run_dir, which, found, run.feed.validation_inputs(numbers) if numbers else None)
+
+
 def make_task(facts: Facts, loss: nn.Module) -> Task:
     """How the data's labels are learnt and measured."""
     if facts.task == "binary":
         return Binary(loss, facts.ceiling.get("auc"))
-    return Classification(loss)
+    return Classification(loss, facts.classes)
 
 
 def build_model(config: dict[str, Any], plan: dict[str, Any], device: torch.device) -> nn.Module:
@@ -290,7 +335,8 @@ def make_updater(config: dict[str, Any], plan: dict[str, Any], module: nn.Module
     )
 
 
-def _arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+def arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """The context of a forward pass."""
     if precision not in DTYPES:
         return nullcontext
     return lambda: torch.autocast(device.type, DTYPES[precision])

@@ -145,7 +145,17 @@ VALUES = [
     digits("precision=fp8", "precision=fp8", "auto, fp64, fp32, bf16, fp16", instead="precision=auto"),
     digits("precision=bfloat16", "precision=bfloat16", instead="precision=bf16"),
     digits("device=gpu", "device=gpu", "auto, cpu, cuda", instead="device=cuda"),
-    digits("mode=eval", "mode=eval", "this version has train alone", instead="mode=train"),
+    digits("mode=evaluate", "one of train, eval, predict", instead="mode=eval"),
+    digits("mode=eval", "mode=eval", "needs weights", instead="weights=PATH"),
+    digits("mode=predict weights=.", "no model.safetensors"),
+    digits("mode=predict", "mode=predict", "needs weights", instead="weights=PATH"),
+    digits("weights=x", "weights=x", "mode=train does not take it", instead="mode=eval"),
+    digits("predict.input=x", "predict.input=x", "mode=train does not take it", instead="mode=predict"),
+    digits("mode=eval weights=x predict.input=y", "predict.input=y", "mode=eval does not take it"),
+    digits("mode=eval weights=nowhere", "weights=nowhere", "no such file or folder"),
+    digits(f"mode=eval weights={CONFTEST}", "none of the kinds", instead="weights=model.safetensors"),
+    digits("predict=file", "predict=file", "no such option", instead="predict=folder"),
+    digits("predict.inputs=x", "predict.inputs=x", "no such key", instead="predict.input=x"),
     digits("data.pin_memory=perhaps", "auto, true, false", instead="data.pin_memory=auto"),
 ]
 

@@ -6,17 +6,21 @@ import json
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.runs import SMALL, environment, mlflow_runs, points, read, trainer, wait_for
+from tests.mlflow_server import Server
+from tests.runs import ROOT, SMALL, environment, mlflow_runs, points, read, start, trainer
 from trainer.tracking.recorder import Follower
 
 
 def test_mlflow_holds_every_point_parameter_tag_and_artifact(tmp_path: Path) -> None:
-    done = trainer(*SMALL, "hydra.run.dir=run", "+tracking.tags.team=vision", cwd=tmp_path)
+    done = trainer(*SMALL, "hydra.run.dir=run", "+tracking.tags.team=vision", cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
     [run] = mlflow_runs(tmp_path)
     result = read(tmp_path / "run" / "result.json")
@@ -48,11 +52,19 @@ def test_git_commit_and_dirty_are_tags(tmp_path: Path) -> None:
     from trainer.tracking import describe
 
     assert "mlflow.source.git.commit" in describe.git() or not (Path.cwd() / ".git").exists()
-    assert describe.flat({"a": {"api_key": "x", "b": 1}}) == [("a.api_key", "(hidden)"), ("a.b", 1)]
+    assert describe.flat({"a": {"b": 1, "c": {"d": 2}}}) == [("a.b", 1), ("a.c.d", 2)]
 
 
 def test_sweep_runs_are_children_of_one_parent(tmp_path: Path) -> None:
-    done = trainer("-m", *SMALL, "data.batch_size=16,32,64", "hydra.sweep.dir=sweep", cwd=tmp_path)
+    done = trainer(
+        "-m",
+        *SMALL,
+        "data.batch_size=16,32,64",
+        "tracking.log_model=false",
+        "hydra.sweep.dir=sweep",
+        cwd=tmp_path,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stderr
     runs = mlflow_runs(tmp_path)
     [parent] = [r for r in runs if "mlflow.parentRunId" not in r.data.tags]
@@ -67,60 +79,38 @@ def test_sweep_runs_are_children_of_one_parent(tmp_path: Path) -> None:
 
 
 def test_training_goes_on_without_the_tracking_server_and_points_are_sent_later(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    uri = f"http://127.0.0.1:{port}"
+    server = Server(tmp_path)
     done = trainer(
-        *SMALL, "hydra.run.dir=run", f"tracking.uri={uri}", "tracking.flush_timeout_s=1", "epochs=3", cwd=tmp_path
-    )
+        *SMALL, "hydra.run.dir=run", f"tracking.uri=http://127.0.0.1:{server.port}", "tracking.flush_timeout_s=1", "epochs=3",
+        cwd=tmp_path,
+    )  # fmt: skip
     run_dir = tmp_path / "run"
     assert done.returncode == 0, done.stderr
     assert "the tracking server does not answer" in done.stdout
     assert "recorder resend" in done.stdout
     assert read(run_dir / "result.json")["run_id"] is None
-    server = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db", "--workers", "1"],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
     try:
-        wait_for(lambda: _answers(port), 60, "the MLflow server listens")
+        server.start()
         resent = subprocess.run(
             [sys.executable, "-m", "trainer.tracking.recorder", "resend", str(run_dir)],
-            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120,
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240,
         )  # fmt: skip
         assert resent.returncode == 0, resent.stdout + resent.stderr
     finally:
-        import os
-        import signal
-
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+        server.kill()
     [run] = mlflow_runs(tmp_path)
     assert run.info.status == "FINISHED"
     assert run.data.metrics["val/acc1"] == pytest.approx(points(run_dir, "val/acc1")[-1])
 
 
-def _answers(port: int) -> bool:
-    import urllib.request
-
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
 class _FlakyClient:
-    """A tracking server that fails on chosen calls, before or after it has stored what it was sent."""
+    """A tracking server that keeps whatever it is sent, twice if sent twice, and fails on chosen calls, before or after
+    it has stored a batch or the first half of it."""
 
     def __init__(self, failures: dict[int, str]) -> None:
         self.failures = failures
         self.calls = 0
-        self.stored: set[tuple[str, float, int, int]] = set()
+        self.stored: list[Any] = []
         self.batches: list[int] = []
 
     def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
@@ -129,28 +119,360 @@ class _FlakyClient:
         if failure == "before":
             raise ConnectionError("away")
         self.batches.append(len(metrics))
-        self.stored |= {(m.key, m.value, m.timestamp, m.step) for m in metrics}
-        if failure == "after":
+        self.stored += metrics[: len(metrics) // 2] if failure == "half" else metrics
+        if failure:
             raise ConnectionError("reply lost")
 
+    def get_metric_history(self, run_id: str, key: str) -> list[Any]:
+        self.calls += 1
+        if self.failures.get(self.calls) == "question":
+            raise ConnectionError("away")
+        return [m for m in self.stored if m.key == key]
 
-@pytest.mark.parametrize("failures", [{}, {1: "before"}, {2: "after"}, {1: "before", 2: "after", 3: "before"}])
-def test_points_survive_failures_of_the_server(tmp_path: Path, failures: dict[int, str]) -> None:
+
+FAILURES: list[dict[int, str]] = [
+    {}, {1: "before"}, {2: "after"}, {1: "half"}, {1: "before", 2: "after", 3: "question", 4: "half"},
+    {1: "after", 2: "question", 3: "question"}, {n: "half" for n in range(1, 12, 2)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("failures", FAILURES, ids=str)
+@pytest.mark.parametrize("restarted", [False, True], ids=["one process", "a new process each time"])
+def test_every_point_arrives_once_whatever_fails(tmp_path: Path, failures: dict[int, str], restarted: bool) -> None:
     client = _FlakyClient(failures)
     run = {"uri": "", "experiment": "e", "params": {}}
     follower = Follower(tmp_path, run, run_id="r", described=True, client=client)
-    written = set()
-    with (tmp_path / "metrics.jsonl").open("w", buffering=1) as file:
-        for step in range(2500):
-            file.write(json.dumps({"time": step, "step": step, "epoch": 0, "metrics": {"a": step * 0.5}}) + "\n")
-            written.add(("a", step * 0.5, step, step))
-            if step % 700 == 0:
-                follower.retry_at = 0.0
-                follower.try_once()
-        file.write('{"time": 1, "half a li')
-    for _ in range(5):
+
+    def once() -> None:
+        nonlocal follower
         follower.retry_at = 0.0
         follower.try_once()
-    assert client.stored == written
+        if restarted:  # as `resend` and a recorder that was killed find it
+            state = read(tmp_path / "tracking.json")
+            follower = Follower(tmp_path, run, "r", state["sent_bytes"], state["doubtful_bytes"], True, client=client)
+
+    written = []
+    with (tmp_path / "metrics.jsonl").open("w", buffering=1) as file:
+        for step in range(2500):
+            values = {"a": step * 0.5, "b": float("nan") if step % 3 else float("inf"), "c": 0.1}
+            file.write(json.dumps({"time": step, "step": step // 2, "epoch": 0, "metrics": values}) + "\n")
+            written += [(k, step, step // 2, str(v)) for k, v in values.items()]
+            if step % 700 == 0:
+                once()
+        file.write('{"time": 1, "half a li')
+    for _ in range(20):
+        once()
+    assert sorted((m.key, m.timestamp, m.step, str(m.value)) for m in client.stored) == sorted(written)
     assert max(client.batches) <= 1000
-    assert follower.sent == (tmp_path / "metrics.jsonl").read_text().rindex("\n") + 1
+    assert follower.sent == (tmp_path / "metrics.jsonl").read_text().rindex("\n") + 1 and not follower.doubt
+
+
+def test_a_server_killed_again_and_again_has_every_point_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real server, killed by SIGKILL while points are sent to it, started again, and asked at the end."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # as in the recorder's process
+    server = Server(tmp_path).start()
+    run = {
+        "uri": f"http://127.0.0.1:{server.port}", "experiment": "e", "params": {"a": 1}, "tags": {}, "run_name": "r",
+        "start_time": 0, "opened": "this one", "dataset": None,
+    }  # fmt: skip
+    follower = Follower(tmp_path, run)
+    written: list[tuple[str, int, int, float]] = []
+    killed = 0
+    try:
+        with (tmp_path / "metrics.jsonl").open("w", buffering=1) as file:
+            for turn in range(6):
+                for step in range(turn * 1500, (turn + 1) * 1500):
+                    values = {"a": step * 0.1, "b": 1.0 / (step + 1)}
+                    file.write(json.dumps({"time": step, "step": step, "epoch": 0, "metrics": values}) + "\n")
+                    written += [(k, step, step, v) for k, v in values.items()]
+                if turn % 2:
+                    server.start() if server.process is None else None
+                    follower.retry_at = 0.0
+                    follower.try_once()
+                    assert follower.away_since is None, follower.error
+                else:  # three batches take a while: the kill comes in the middle of one
+                    timer = threading.Timer(0.05 + 0.1 * turn, server.kill)
+                    timer.start()
+                    while follower.away_since is None:
+                        follower.retry_at = 0.0
+                        follower.try_once()
+                        if follower.away_since is None:
+                            file.write(
+                                json.dumps({"time": 0, "step": killed, "epoch": turn, "metrics": {"c": float(turn)}})
+                                + "\n"
+                            )
+                            written.append(("c", 0, killed, float(turn)))
+                            killed += 1
+                    timer.join()
+        answer = follower.finish("FINISHED", {"x": "y"}, 60.0)
+        assert answer["unsent"] == 0 and not answer["error"]
+    finally:
+        server.kill()
+    from mlflow import MlflowClient
+
+    client = MlflowClient(server.store)
+    [experiment] = [e for e in client.search_experiments() if e.name == "e"]
+    [found] = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED" and found.data.tags["x"] == "y"
+    stored = [(k, m.timestamp, m.step, m.value) for k in "abc" for m in client.get_metric_history(found.info.run_id, k)]
+    assert len(stored) == len(written) and sorted(stored) == sorted(written)
+
+
+class _Opening:
+    """A server whose answer to the first ``create_run`` is lost."""
+
+    def __init__(self) -> None:
+        self.runs: list[dict[str, str]] = []
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        return SimpleNamespace(experiment_id="0")
+
+    def create_run(self, experiment_id: str, start_time: int, tags: dict[str, str], run_name: str) -> Any:
+        self.runs.append(tags)
+        raise ConnectionError("reply lost")
+
+    def search_runs(self, experiments: list[str], wanted: str, max_results: int) -> list[Any]:
+        return [
+            SimpleNamespace(info=SimpleNamespace(run_id="found"))
+            for tags in self.runs
+            if tags["trainer.opened"] in wanted
+        ]
+
+    def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
+        assert run_id == "found"
+
+
+def test_a_run_whose_opening_was_not_answered_is_found_again(tmp_path: Path) -> None:
+    client = _Opening()
+    run = {
+        "uri": "",
+        "experiment": "e",
+        "params": {"a": 1},
+        "tags": {},
+        "run_name": "r",
+        "start_time": 0,
+        "opened": "17",
+    }
+    follower = Follower(tmp_path, run, client=client)
+    for _ in range(3):
+        follower.retry_at = 0.0
+        follower.try_once()
+    assert follower.run_id == "found" and len(client.runs) == 1
+
+
+SECRETS = {"model": "model-s3cret-1", "tag": "tag-s3cret-2", "uri": "uri-s3cret-3"}
+OWN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes, hub_token):
+        super().__init__()
+        print("logging in with", hub_token)
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes), nn.BatchNorm1d(num_classes))
+
+    def forward(self, images):
+        return self.layers(images)
+"""
+LOAD = """
+import sys, numpy as np, mlflow
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model(f"runs:/{sys.argv[2]}/model")
+with np.load(sys.argv[3]) as file:
+    np.savez(sys.argv[4], outputs=model.predict(file["inputs"]))
+print(model.metadata.signature)
+print(model.input_example.shape)
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Server, Any]]:
+    """A run with secrets in its model, its tags and its server's address; the folder, the server, and MLflow's run."""
+    folder = tmp_path_factory.mktemp("told")
+    (folder / "own").mkdir()
+    (folder / "own" / "own_net.py").write_text(OWN)
+    server = Server(folder).start()
+    try:
+        done = trainer(
+            *SMALL, "hydra.run.dir=run", f"tracking.uri=http://someone:{SECRETS['uri']}@127.0.0.1:{server.port}",
+            "model._target_=own_net.Net", f"+model.hub_token={SECRETS['model']}", "~model.in_channels", "~model.image_size",
+            f"+tracking.tags.api_key={SECRETS['tag']}", "+tracking.tags.team=vision", "tracking.system_every_s=0.05",
+            "tracking.flush_timeout_s=200", "launch.nproc=2",
+            cwd=folder, timeout=280, PYTHONPATH=f"{ROOT}:{folder / 'own'}",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        (folder / "screen.txt").write_text(done.stdout + done.stderr)
+        [run] = mlflow_runs(folder)
+        yield folder, server, run
+    finally:
+        server.kill()
+
+
+def test_no_secret_is_in_any_file_of_the_run_or_of_mlflow(told: tuple[Path, Server, Any]) -> None:
+    folder, _, run = told
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    names = {path.name for path in files}
+    assert {"config.yaml", "plan.json", "overrides.yaml", "hydra.yaml", "result.json", "tracking.json", "workerlog.0", "workerlog.1", "mlflow.db", "model.json", "screen.txt", "MLmodel"} <= names  # fmt: skip
+    for path in files:
+        content = path.read_bytes()
+        for secret in SECRETS.values():
+            if path.name == "screen.txt" and secret == SECRETS["model"]:
+                continue  # the model's own class prints it, live, to the terminal of who typed it
+            assert secret.encode() not in content, path
+    assert "logging in with (hidden)" in (folder / "run" / "workerlog.0").read_text()
+    assert run.data.params["model.hub_token"] == run.data.tags["api_key"] == "(hidden)"
+    assert run.data.params["tracking.uri"].startswith("http://(hidden)@127.0.0.1:")
+    assert run.data.tags["team"] == "vision"
+    assert "+model.hub_token=(hidden)" in run.data.tags["mlflow.note.content"]
+
+
+def test_the_logged_model_predicts_as_the_trained_one_without_the_run(
+    told: tuple[Path, Server, Any], tmp_path: Path
+) -> None:
+    import numpy as np
+    import torch
+    from safetensors.torch import load_file
+
+    from trainer.data.base import Facts
+    from trainer.data.digits import MEAN, STD, Digits
+
+    folder, server, run = told
+    val: Any = Digits(val_fraction=0.2, split_seed=0).open(Facts("", "", 1438, 359, (1, 8, 8), 10)).val
+    state = load_file(folder / "run" / "model.safetensors")
+    scores = ((val.inputs - MEAN[0]) / STD[0]).flatten(1) @ state["layers.1.weight"].T + state["layers.1.bias"]
+    norm = (scores - state["layers.2.running_mean"]) / (state["layers.2.running_var"] + 1e-5).sqrt()
+    scores = norm * state["layers.2.weight"] + state["layers.2.bias"]
+    hits = (scores.argmax(1) == val.labels).double().mean().item()
+    assert hits == pytest.approx(read(folder / "run" / "result.json")["metrics"]["val/acc1"], abs=1e-9)
+    np.savez(tmp_path / "inputs.npz", inputs=val.inputs.numpy())
+    (folder / "run").rename(folder / "elsewhere")
+    try:
+        loaded = subprocess.run(
+            [sys.executable, "-c", LOAD, f"http://127.0.0.1:{server.port}", run.info.run_id, str(tmp_path / "inputs.npz"), str(tmp_path / "outputs.npz")],
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+    finally:
+        (folder / "elsewhere").rename(folder / "run")
+    assert loaded.returncode == 0, loaded.stderr
+    torch.testing.assert_close(
+        torch.from_numpy(np.load(tmp_path / "outputs.npz")["outputs"]), scores, atol=1e-5, rtol=1e-5
+    )
+    assert "Tensor('float32', (-1, 1, 8, 8))" in loaded.stdout and "Tensor('float32', (-1, 10))" in loaded.stdout
+    assert "(1, 1, 8, 8)" in loaded.stdout
+
+
+def test_the_run_says_what_it_was_on_what_and_how_to_repeat_it(told: tuple[Path, Server, Any]) -> None:
+    folder, _, run = told
+    note = run.data.tags["mlflow.note.content"]
+    accuracy = read(folder / "run" / "result.json")["metrics"]["val/acc1"]
+    for part in ("## digits_lenet: training", "scikit-learn's handwritten digits", "collective, 2 workers", "done after", f"| val/acc1 | {accuracy:.5f} |", "python -m trainer +recipe=digits_lenet epochs=1"):  # fmt: skip
+        assert part in note
+    [data] = run.inputs.dataset_inputs
+    assert data.dataset.name == "scikit-learn's handwritten digits" and len(data.dataset.digest) == 32
+    assert json.loads(data.dataset.profile)["val_samples"] == 359
+    assert data.tags[0].value == "training"
+
+
+def test_the_hosts_load_is_measured_once_per_host(told: tuple[Path, Server, Any]) -> None:
+    folder, _, run = told
+    for name, most in (("cpu_percent", 100.0), ("memory_percent", 100.0), ("memory_used_mib", 1e9)):
+        measured = points(folder / "run", f"system/0/{name}")
+        assert len(measured) >= 2 and all(0.0 <= value <= most for value in measured)
+        assert f"system/0/{name}" in run.data.metrics
+    assert not [name for name in run.data.metrics if name.startswith("system/1/")], "two workers, one host"
+
+
+def test_hosts_carry_their_number(tmp_path: Path) -> None:
+    """Two launchers on this machine stand for two hosts."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    argv = [
+        *SMALL,
+        "tracking=none",
+        "launch.nnodes=2",
+        f"launch.master_port={port}",
+        "tracking.system_every_s=0.2",
+        "epochs=6",
+    ]
+    for node in (0, 1):
+        (tmp_path / str(node)).mkdir()
+    hosts = [start(*argv, f"launch.node_rank={node}", "hydra.run.dir=run", cwd=tmp_path / str(node)) for node in (0, 1)]
+    assert [host.wait(200) for host in hosts] == [0, 0]
+    first = tmp_path / "0" / "run"
+    assert points(first, "system/0/cpu_percent") and points(first, "system/1/cpu_percent")
+    assert (
+        not points(tmp_path / "1" / "run", "system/1/cpu_percent")
+        if (tmp_path / "1" / "run" / "metrics.jsonl").exists()
+        else True
+    )
+
+
+def test_what_can_be_switched_off_is_off(tmp_path: Path) -> None:
+    done = trainer(
+        *SMALL, "hydra.run.dir=run", "tracking.log_model=false", "tracking.system_every_s=null", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    [run] = mlflow_runs(tmp_path)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert client.search_logged_models([run.info.experiment_id]) == []
+    assert not [name for name in run.data.metrics if name.startswith("system/")]
+    assert {"confusion.png", "per_class.csv", "mistakes.png", "curves.png"} <= {a.path for a in client.list_artifacts(run.info.run_id)}  # fmt: skip
+
+
+def test_digest_changes_with_the_data_and_with_nothing_else(tmp_path: Path) -> None:
+    from trainer.data.base import digest_of, listed
+    from trainer.data.digits import Digits
+
+    def digest(**config: Any) -> str:
+        source = Digits(val_fraction=0.2, split_seed=0, **config)
+        return source.fingerprint(source.facts(32))
+
+    assert digest() == digest(batch_size=8, num_workers=2) and len(digest()) <= 36
+    other = Digits(val_fraction=0.2, split_seed=1)
+    assert other.fingerprint(other.facts(32)) != digest()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.jpg").write_bytes(b"12")
+    before = digest_of(listed(tmp_path))
+    (tmp_path / "a" / "1.jpg").write_bytes(b"123")
+    assert digest_of(listed(tmp_path)) != before and listed(tmp_path) == [("a/1.jpg", 3)]
+
+
+def test_sending_everything_again_changes_nothing(told: tuple[Path, Server, Any]) -> None:
+    """Also: the address is asked for, because its password is not kept."""
+    from mlflow import MlflowClient
+
+    folder, server, run = told
+    client = MlflowClient(server.store)
+    before = {name: len(client.get_metric_history(run.info.run_id, name)) for name in run.data.metrics}
+    command = [sys.executable, "-m", "trainer.tracking.recorder", "resend", str(folder / "run")]
+    state = read(folder / "run" / "tracking.json")
+    (folder / "run" / "tracking.json").write_text(
+        json.dumps({**state, "doubtful_bytes": state["sent_bytes"], "sent_bytes": 0})
+    )
+    asked = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=100)
+    assert asked.returncode == 2 and "MLFLOW_TRACKING_URI" in asked.stdout
+    where = environment(MLFLOW_TRACKING_URI=f"http://127.0.0.1:{server.port}")
+    sent = subprocess.run(command, cwd=folder, env=where, capture_output=True, text=True, timeout=200)
+    assert sent.returncode == 0, sent.stdout + sent.stderr
+    assert {name: len(client.get_metric_history(run.info.run_id, name)) for name in run.data.metrics} == before
+    assert sum(before.values()) == sum(
+        len(json.loads(line)["metrics"]) for line in (folder / "run" / "metrics.jsonl").open()
+    )
+    [model] = client.search_logged_models([run.info.experiment_id])
+    assert model.status == "READY" and len(client.get_run(run.info.run_id).outputs.model_outputs) == 1
+
+
+def test_a_model_that_cannot_be_packed_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    from trainer.tracking import model
+
+    for name in ("model.json", "example.npz", "model.safetensors", "metrics.jsonl"):
+        (tmp_path / name).write_bytes(b"")
+    monkeypatch.setattr(model, "pack", lambda run_dir: 1 / 0)
+    ended: list[str] = []
+    client = SimpleNamespace(set_tag=lambda *a: None, set_terminated=lambda run_id, status: ended.append(status))
+    run = {"uri": "", "experiment": "e", "params": {}, "log_model": True}
+    follower = Follower(tmp_path, run, run_id="r", described=True, client=client)
+    assert follower.finish("FINISHED", {}, 5.0)["error"] == "" and ended == ["FINISHED"]
+    assert "the model was not logged: ZeroDivisionError" in capfd.readouterr().out

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import Any
 
 from trainer.data.base import DataSource, Facts, Splits
+from trainer.data.pictures import Centre, Preprocessing
 
 Pair = tuple[Any, Any]
 """Images (N, C, H, W) uint8 and labels (N,) int64, as arrays of numpy."""
@@ -31,6 +32,12 @@ class ArraySource(DataSource):
         for size in shape:
             total *= size
         return f"{total / 2**20:.0f} MiB as uint8, in memory of each worker"
+
+    sees_pictures = True
+
+    def preprocessing(self, facts: Facts) -> Preprocessing:
+        channels, _, side = facts.shape
+        return Preprocessing(Centre(side, side, channels), self.mean, self.std)  # type: ignore[arg-type]
 
     def open(self, facts: Facts) -> Splits:
         import torch

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainer.schema import DataConfig
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
+
+    from trainer.data.pictures import Preprocessing
 
 Progress = Callable[[str, int, int], None]
 """Told of long preparations: what is done, how far, of how many."""
@@ -52,6 +60,21 @@ class Facts:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
+READING = {f.name for f in fields(DataConfig)}
+"""Keys that say how data are read, not which."""
+
+
+def digest_of(*parts: Any) -> str:
+    """32 hexadecimal digits of a SHA-256 over plain data."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def listed(folder: Path) -> list[tuple[str, int]]:
+    """Name and size of each file in a folder and the folders in it, sorted."""
+    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    return sorted((path.relative_to(folder).as_posix(), path.stat().st_size) for path in files)
+
+
 @dataclass
 class Splits:
     """Data sets of one worker.
@@ -87,6 +110,25 @@ class DataSource(ABC):
         Raises:
             UserError: the data is missing, empty or not what it should be.
         """
+
+    def class_names(self, facts: Facts) -> Sequence[str]:
+        """The classes' names in the order of the labels; empty: they have none."""
+        return ()
+
+    def fingerprint(self, facts: Facts) -> str:
+        """At most 36 characters that change when the data do, found without reading all of it.
+
+        By default of what was asked for and of the facts; a source of files adds their names and sizes (``listed``).
+        """
+        asked = {k: v for k, v in self.config.items() if k not in READING}
+        return digest_of(type(self).__qualname__, asked, asdict(facts))
+
+    sees_pictures: ClassVar[bool] = False
+    """There is a ``preprocessing``, so that mode=predict can look at pictures from elsewhere."""
+
+    def preprocessing(self, facts: Facts) -> Preprocessing:
+        """How a picture becomes an input in validation; may import what it needs."""
+        raise NotImplementedError(f"{type(self).__name__} sees no pictures")
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         """Once per run, before the workers start: download or draw. Returns the facts as they are afterwards."""

@@ -43,6 +43,10 @@ class Criteo(DataSource):
             ceiling={} if ceiling is None else {"auc": ceiling}, streams=not self.config["cache"],
         )  # fmt: skip
 
+    def fingerprint(self, facts: Facts) -> str:
+        """Of the files' names, sizes and times, by which their conversion is found again."""
+        return self._conversion().folder().name[-36:]
+
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         """Convert the text into arrays; without cache, the validation rows alone.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from trainer.data.base import DataSource, Facts, Splits
+from trainer.data.pictures import Centre, Preprocessing
 
 SAMPLES = 1797
+MEAN, STD = (0.305,), (0.376,)
 
 
 class Digits(DataSource):
@@ -26,6 +28,10 @@ class Digits(DataSource):
         labels = torch.from_numpy(bunch.target.astype(np.int64))
         order = torch.from_numpy(np.random.default_rng(self.config["split_seed"]).permutation(SAMPLES))
         val, train = order[: facts.val_samples], order[facts.val_samples :]
-        return Splits(
-            ArrayDataset(images[train], labels[train]), ArrayDataset(images[val], labels[val]), (0.305,), (0.376,)
-        )
+        return Splits(ArrayDataset(images[train], labels[train]), ArrayDataset(images[val], labels[val]), MEAN, STD)
+
+    sees_pictures = True
+
+    def preprocessing(self, facts: Facts) -> Preprocessing:
+        """Light strokes on dark ground, 8 x 8 points."""
+        return Preprocessing(Centre(8, 8, channels=1), MEAN, STD)

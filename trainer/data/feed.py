@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from trainer.data.base import Splits
 from trainer.data.inputs import Inputs, each
 from trainer.data.mixing import Mixing
+from trainer.data.pictures import Preprocessing
 from trainer.data.randomness import own_randomness
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler, EverybodysBatches
 from trainer.data.work import MapWork, StreamWork
@@ -107,7 +108,9 @@ class Placement:
     Of inputs by name, floating ones take the run's type; ids and other integers stay as they are.
     """
 
-    def __init__(self, splits: Splits, device: torch.device, dtype: torch.dtype, channels_last: bool) -> None:
+    def __init__(
+        self, splits: Splits | Preprocessing, device: torch.device, dtype: torch.dtype, channels_last: bool
+    ) -> None:
         self.device = device
         self.dtype = dtype
         self.channels_last = channels_last
@@ -347,12 +350,17 @@ class Feed:
         if held is not None:
             yield held
 
-    def evaluation(self, index: int, count: int) -> Iterator[Batch]:
-        """The evaluation batches of the worker with that number of so many that take part."""
+    def evaluation(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Batch]]:
+        """The evaluation batches of the worker with that number of so many that take part, and their samples' numbers."""
         self.val_addresses.sampler = self.val_addresses.sampler.of(index, count)  # type: ignore[union-attr]
-        for inputs, labels in self.val_reader:
+        for (_, numbers), (inputs, labels) in zip(self.val_addresses, self.val_reader, strict=True):
             inputs, labels = self.place(inputs, labels)
-            yield Batch(inputs, labels, len(labels))
+            yield numbers, Batch(inputs, labels, len(labels))
+
+    def validation_inputs(self, numbers: Sequence[int]) -> Inputs:
+        """The inputs of these validation samples, as the data source gives them."""
+        inputs: Inputs = self.val_reader.dataset.__getitems__((0, np.array(numbers, dtype=np.int64)))[0]
+        return inputs
 
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:

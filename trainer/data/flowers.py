@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.data.base import Facts, Progress
-from trainer.data.drawn_flowers import CLASSES, draw, is_drawn
+from trainer.data.base import Facts, Progress, digest_of
+from trainer.data.drawn_flowers import CLASSES, VERSION, class_names, draw, is_drawn
 from trainer.data.drawn_flowers import folder as drawn_folder
 from trainer.data.images import ImageSource
 from trainer.data.listing import Listing, class_folders, folder_of_classes
@@ -23,6 +23,12 @@ class EmbeddedFlowers(ImageSource):
 
     def facts(self, global_batch_size: int) -> Facts:
         return self._embedded(self.config["per_class"], "")
+
+    def class_names(self, facts: Facts) -> list[str]:
+        return class_names()
+
+    def fingerprint(self, facts: Facts) -> str:
+        return digest_of("drawn flowers", VERSION, self._drawing())
 
     def _embedded(self, per_class: int, stand_in: str) -> Facts:
         samples = CLASSES * per_class
@@ -78,6 +84,16 @@ class Flowers102(EmbeddedFlowers):
             f"this is NOT Oxford Flowers-102: it is not in {self._folder()} and cannot be downloaded ({reason}). "
             "The embedded drawn flowers are used instead; data.on_missing=error refuses, data.root=FOLDER uses yours.",
         )
+
+    def class_names(self, facts: Facts) -> list[str]:
+        if facts.kind == "embedded":
+            return super().class_names(facts)
+        from torchvision.datasets import Flowers102 as Real
+
+        return list(Real.classes)
+
+    def fingerprint(self, facts: Facts) -> str:
+        return super().fingerprint(facts) if facts.kind == "embedded" else ImageSource.fingerprint(self, facts)
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         if facts.kind == "download":

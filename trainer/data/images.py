@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from trainer import machine
-from trainer.data.base import DataSource, Facts, Progress, Splits
+from trainer.data.base import DataSource, Facts, Progress, Splits, digest_of
 from trainer.data.drawn_flowers import cache_root
 from trainer.data.listing import Listing
+from trainer.data.pictures import Centre, Preprocessing
 from trainer.errors import UserError
 from trainer.hashing import hash_of
 
@@ -92,16 +94,34 @@ class ImageSource(DataSource):
         from trainer.data.image_set import ImageSet
 
         config = self.config
-        size, val_size = config["image_size"], config["val_size"] or config["image_size"]
-        resize = config["val_resize"] or round(val_size * 8 / 7)
+        size = config["image_size"]
         ratio = (config["min_ratio"], 1 / config["min_ratio"])
         train, val = (
             (whole.without(set(facts.left_out)), self._place(split, whole) if facts.cached else None)
             for split, whole in self._by_split(facts)
         )
         crops = TrainView(size, (config["min_scale"], 1.0), ratio, Augmentation.of(config, MEAN))
-        centres = CentreView(max(resize, val_size), val_size)
+        centres = CentreView(*self._centre())
         return Splits(ImageSet(train[0], crops, train[1]), ImageSet(val[0], centres, val[1]), MEAN, STD)
+
+    sees_pictures = True
+
+    def preprocessing(self, facts: Facts) -> Preprocessing:
+        return Preprocessing(Centre(*self._centre()), MEAN, STD)
+
+    def fingerprint(self, facts: Facts) -> str:
+        """Of the names and sizes of the files, and of the labels."""
+        told: list[Any] = []
+        for listing in self.listings(facts):
+            above = os.path.commonpath([os.path.dirname(path) for path in listing.files])
+            files = [(os.path.relpath(path, above), os.stat(path).st_size) for path in listing.files]
+            told += [files, listing.spans.tolist(), listing.labels.tolist()]
+        return digest_of(*told, facts.left_out)
+
+    def _centre(self) -> tuple[int, int]:
+        """What validation resizes the shorter side to, and the side of the centre that it takes."""
+        val_size = self.config["val_size"] or self.config["image_size"]
+        return max(self.config["val_resize"] or round(val_size * 8 / 7), val_size), val_size
 
     def shape(self) -> tuple[int, int, int]:
         """Of one training image."""

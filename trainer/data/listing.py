@@ -87,6 +87,18 @@ class Listing:
         return hashed.hexdigest()
 
 
+def images_in(folder: Path) -> list[str]:
+    """Paths of all images in a folder and the folders in it, relative to it, with slashes, sorted.
+
+    Links to folders are not followed: they may lead back.
+    """
+    found = []
+    for place, _, names in os.walk(folder):
+        wanted = [Path(place, name) for name in names if name.lower().endswith(EXTENSIONS)]
+        found += [path.relative_to(folder).as_posix() for path in wanted]
+    return sorted(found)
+
+
 def class_folders(root: Path) -> list[str]:
     """Names of the folders in a folder, sorted, which are its classes; hidden ones do not count."""
     return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))

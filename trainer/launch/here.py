@@ -11,14 +11,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from trainer.build import locate
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.plan import Plan
 from trainer.strategies.base import Seat
-from trainer.worker import train
 
 
 def in_place(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-    """Train as the plan's only worker.
+    """Be the plan's only worker.
 
     Raises:
         RunFailed: the training broke; with its traceback.
@@ -26,7 +26,8 @@ def in_place(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, An
     seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, dist.HashStore())
     with (run_dir / "workerlog.0").open("w") as log, teed(log):
         try:
-            return train(seat, payload)
+            outcome: dict[str, Any] = locate(plan.entries["worker"])(seat, payload)
+            return outcome
         except (RunFailed, UserError, Interrupted):
             raise
         except Exception as error:

@@ -45,7 +45,7 @@ def join(parse: Callable[[], argparse.Namespace]) -> int:
             raise RunFailed(f"torchrun starts workers alone; strategy={plan.strategy} has {', '.join(plan.roles)}")
         store.set("payload", pickle.dumps(payload))
         with (run_dir / "workerlog.0").open("w") as log, teed(log):
-            return _train(store, payload, rank)
+            return _work(store, payload, rank)
 
     try:
         with compose.hydra_app(args.config_dir) as app:
@@ -84,18 +84,19 @@ def _follow(store: Any, rank: int) -> int:
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    _train(store, payload, rank)
+    _work(store, payload, rank)
     return 0
 
 
-def _train(store: Any, payload: dict[str, Any], rank: int) -> dict[str, Any]:
+def _work(store: Any, payload: dict[str, Any], rank: int) -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing.errors import record
 
+    from trainer.build import locate
     from trainer.strategies.base import Seat
-    from trainer.worker import train
 
     local = int(os.environ["LOCAL_RANK"])
     device = f"cuda:{local}" if payload["plan"]["device"] == "cuda" else "cpu"
     world, here = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    outcome: dict[str, Any] = record(train)(Seat("worker", rank, world, local, here, device, store), payload)  # type: ignore[assignment]
+    entry = locate(payload["plan"]["entries"]["worker"])
+    outcome: dict[str, Any] = record(entry)(Seat("worker", rank, world, local, here, device, store), payload)  # type: ignore[assignment]
     return outcome

@@ -34,6 +34,14 @@ def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", *
     return model
 
 
+def architecture(name: str, weights: str, num_classes: int, freeze: str = "none", **arguments: Any) -> nn.Module:
+    """The same model as it is drawn, for weights from elsewhere."""
+    from torchvision.models import get_model
+
+    model: nn.Module = get_model(name, weights=None, num_classes=num_classes, **arguments)
+    return model
+
+
 def check(name: str, weights: str, **others: Any) -> None:
     """Before anything starts: the weights are there, or their site answers.
 
@@ -136,5 +144,6 @@ def _stay_in_evaluation(module: nn.Module, inputs: Any) -> None:
     module.training = False
 
 
+finetuned.without_pretrained = f"{__name__}.architecture"  # type: ignore[attr-defined]  # and how it is built without them
 finetuned.check = check  # type: ignore[attr-defined]  # a target may say what is to be looked at before anything starts,
 finetuned.prepare = prepare  # type: ignore[attr-defined]  # and what is to be done once, before the workers do

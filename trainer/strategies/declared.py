@@ -90,6 +90,20 @@ class Collective(Declaration):
         return refused
 
 
+class Evaluators(Declaration):
+    """What mode=eval and predict run on, whatever strategy trained: workers that hold the model whole, share the samples
+    and add up what they find."""
+
+    worker = "trainer.strategies.evaluators:Evaluators"
+
+    def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
+        unbounded = [n for n, m in model.named_modules() if getattr(m, "unbounded", False)]
+        if unbounded:
+            why = f"mode={config['mode']} holds the model whole in its workers, and {unbounded[0]} takes any id"
+            return [UserError("model.table_size=null", why, "mode=train (which evaluates against the servers)")]
+        return []
+
+
 class LocalSgd(Declaration):
     """Local SGD (Stich, 2019): workers train apart and average their parameters every ``k_steps`` updates."""
 
@@ -234,3 +248,6 @@ class PserverGeo(OutOfStep):
 
 AUTO = "trainer.strategies.declared.auto"
 """``strategy=auto``: replaced by single or collective, with its defaults, once the number of workers is known."""
+
+EVALUATORS = "trainer.strategies.declared.Evaluators"
+"""Takes the place of ``strategy`` where nothing is trained."""

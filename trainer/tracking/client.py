@@ -85,8 +85,8 @@ class Tracker:
             if answer.get("closed") == str(run_dir):
                 return answer
             if answer.get("gone"):
-                return {"run_id": None, "unsent": None, "error": "the tracking process died"}
-        return {"run_id": None, "unsent": None, "error": f"no answer within {timeout_s:g} s"}
+                return remembered(run_dir, "the tracking process died")
+        return remembered(run_dir, f"no answer within {timeout_s:g} s (tracking.flush_timeout_s)")
 
     def end(self) -> None:
         """End the recorder process."""
@@ -98,3 +98,15 @@ class Tracker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def remembered(run_dir: Path, error: str) -> dict[str, Any]:
+    """What the tracking process left in ``tracking.json`` of how far it came: the answer that it did not give."""
+    try:
+        state = json.loads((run_dir / "tracking.json").read_text())
+        with (run_dir / "metrics.jsonl").open("rb") as points:
+            points.seek(state["sent_bytes"])
+            unsent = points.read().count(b"\n")
+    except (OSError, ValueError):
+        return {"run_id": None, "unsent": 0, "error": error}
+    return {"run_id": state["run_id"], "unsent": unsent, "error": error}

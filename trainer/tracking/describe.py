@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 import re
+import shlex
 import subprocess
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.confidential import hide, values
 from trainer.plan import Plan
 
+NOTE = "mlflow.note.content"
+DOING = {"train": "training", "eval": "evaluation of saved weights", "predict": "predictions for a folder of images"}
 ARTIFACTS = (
     "config.yaml",
     "plan.json",
@@ -21,27 +27,102 @@ ARTIFACTS = (
     "serverlog.*",
     "server.*.json",
     "*.png",
+    "*.csv",
     "profile.*.json",
     "trace.*.json.gz",
 )
 PARAMETER = r"[\w\-. :/]+"
 """What MLflow takes as a parameter's name; patterns of optimizer.lr_factors are none, so they stay together as a value."""
-SECRET = ("password", "secret", "token", "api_key", "apikey", "credential")
 
 
-def describe(config: Mapping[str, Any], plan: Plan, overrides: Sequence[str], parent: Path | None) -> dict[str, Any]:
-    """The message that opens a run; see ``Tracker.open``."""
-    tracking = config["tracking"]
-    return {
-        "uri": plan.tracking,
+def describe(
+    config: Mapping[str, Any], plan: Plan, overrides: Sequence[str], parent: Path | None, digest: str
+) -> dict[str, Any]:
+    """The message that opens a run; see ``Tracker.open``. Nothing in it but ``uri`` holds what is confidential.
+
+    Args:
+        digest: of the data, from its source.
+    """
+    tracking, secrets = config["tracking"], values(config)
+    told = {
         "experiment": tracking["experiment"] or plan.name,
         "run_name": tracking["run_name"] or run_name(config, plan),
-        "tags": {**tags(plan, overrides), **tracking["tags"]},
-        "params": {**dict(flat(config)), "lr": plan.lr, "lr_factor": plan.lr_factor, "update_batch": plan.update_batch},
-        "start_time": int(time.time() * 1000),
-        "parent": str(parent) if parent else None,
+        "tags": {**tags(plan, overrides), **tracking["tags"], NOTE: note(plan, overrides)},
+        "params": {
+            **dict(flat(hide(config, secrets))),
+            "lr": plan.lr,
+            "lr_factor": plan.lr_factor,
+            "update_batch": plan.update_batch,
+        },
+        "dataset": dataset(plan, digest),
         "artifacts": list(ARTIFACTS),
     }
+    return {
+        "uri": plan.tracking,
+        "start_time": int(time.time() * 1000),
+        "parent": str(parent) if parent else None,
+        "opened": uuid.uuid4().hex,
+        "log_model": tracking["log_model"] and plan.mode == "train",
+        **hide(told, secrets),
+    }
+
+
+def dataset(plan: Plan, digest: str) -> dict[str, str]:
+    """What MLflow keeps of the data: which, with a digest, and its size."""
+    facts = plan.facts
+    size = {k: facts[k] for k in ("train_samples", "val_samples", "classes", "shape", "task")}
+    source = {"source": facts["source"], "kind": facts["kind"], "stand_in": facts["stand_in"]}
+    return {
+        "name": facts["source"][:500],
+        "digest": digest,
+        "source_type": "trainer",
+        "source": json.dumps(source),
+        "profile": json.dumps(size),
+    }
+
+
+def note(plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None = None) -> str:
+    """The run in Markdown: what ran, on what, with what result, and how to repeat it.
+
+    Args:
+        ended: the run's result as a dict; None: it has just begun.
+    """
+    facts, chosen = plan.facts, plan.chosen
+    hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 else ""
+    roles = ", ".join(f"{n} {role}{'s' if n > 1 else ''}" for role, n in plan.roles.items())
+    lines = [
+        f"## {plan.name}: {DOING[plan.mode]}",
+        *([f"**ATTENTION: {facts['stand_in']}**", ""] if facts["stand_in"] else []),
+        "",
+        "| | |",
+        "|---|---|",
+        f"| data | {facts['source']}: {facts['train_samples']} training and {facts['val_samples']} validation samples, {facts['classes']} classes |",
+        f"| model | {plan.parameters:,} parameters |",
+        *([f"| weights | `{plan.weights}` |"] if plan.weights else []),
+        f"| how | {plan.strategy}, {roles}{hosts}, {plan.device}, {chosen['precision']} |",
+        f"| size | {_size(plan)} |",
+    ]
+    if ended is None:
+        lines += ["| result | (it runs) |"]
+    else:
+        lines += [f"| result | {ended['status']} after {ended['seconds']:.1f} s, {ended['steps']} updates, {ended['samples']} samples |"]  # fmt: skip
+        if ended["error"]:
+            lines += ["", "```", ended["error"][:2000], "```"]
+        shown = {k: v for k, v in ended["metrics"].items() if k.startswith(("val/", "predict/"))}
+        best = ended["best"]
+        if shown:
+            lines += ["", "| metric | last | best |", "|---|---|---|"]
+            lines += [f"| {k} | {v:.5f} | {f'{best[k]:.5f}' if k in best else ''} |" for k, v in shown.items()]
+        for who in ended["lost_workers"].values():
+            lines += ["", f"lost on the way: {who}"]
+    repeat = f"python -m trainer {shlex.join(overrides)}"
+    return "\n".join([*lines, "", "Repeat it:", "", "```", repeat, "```", "", f"Files: `{plan.run_dir}`"])
+
+
+def _size(plan: Plan) -> str:
+    if plan.mode != "train":
+        return f"{plan.batch_size} samples per worker and batch"
+    return f"{plan.total_steps} updates ({plan.epochs} epochs) of {plan.global_batch_size} samples"
 
 
 def run_name(config: Mapping[str, Any], plan: Plan) -> str:
@@ -54,6 +135,7 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
     """What a run can be searched by."""
     found = {
         "trainer.recipe": plan.name,
+        "trainer.mode": plan.mode,
         "trainer.strategy": plan.strategy,
         "trainer.world_size": str(plan.workers),
         "trainer.servers": str(plan.roles.get("server", 0)),
@@ -87,12 +169,11 @@ def git() -> dict[str, str]:
 
 
 def flat(node: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Every resolved parameter with its dotted path; values of keys that sound secret are hidden."""
+    """Every resolved parameter with its dotted path."""
     pairs: list[tuple[str, Any]] = []
     for key, value in node.items():
         if isinstance(value, Mapping) and all(re.fullmatch(PARAMETER, str(name)) for name in value):
             pairs += flat(value, f"{prefix}{key}.")
         else:
-            hidden = any(word in str(key).lower() for word in SECRET)
-            pairs.append((f"{prefix}{key}", "(hidden)" if hidden and value else value))
+            pairs.append((f"{prefix}{key}", value))
     return pairs

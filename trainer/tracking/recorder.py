@@ -9,36 +9,45 @@ import select
 import signal
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer import confidential
 from trainer.report import replace_file
 
 BATCH = 1000
 EVERY_S = 1.0
 LONGEST_PAUSE_S = 30.0
 LAST_WORDS_S = 5.0
+OPENED = "trainer.opened"
 
 
 @dataclass
 class Follower:
     """Follows one run folder's metrics.jsonl into one MLflow run; everything may be retried.
 
-    ``tracking.json`` in the folder remembers the MLflow run and how many bytes of metrics.jsonl have been
-    acknowledged, so that nothing is lost or sent twice when the server, or this process, goes away.
+    ``tracking.json`` in the folder remembers the MLflow run, how many bytes of metrics.jsonl have been acknowledged,
+    and how many after these are in doubt: they were sent, and no answer came, because the server or this process went
+    away. Of those the server is asked what it has, and the rest is sent, so that nothing is lost or sent twice. The same
+    holds for opening the run: it is looked for by ``trainer.opened``, a number that no other has.
     """
 
     run_dir: Path
     run: dict[str, Any]
     run_id: str | None = None
     sent: int = 0
+    doubt: int = 0
     described: bool = False
     pause: float = 0.0
     retry_at: float = 0.0
     away_since: float | None = None
     error: str = ""
     children_of: str | None = None
+    asked: bool = False
+    packed: Any = None
+    logged: bool = False
     client: Any = field(default=None, repr=False)
 
     def try_once(self) -> None:
@@ -74,19 +83,32 @@ class Follower:
                 if experiment is not None
                 else self.client.create_experiment(self.run["experiment"])
             )
-            tags = dict(self.run["tags"])
-            if self.children_of is not None:
-                tags["mlflow.parentRunId"] = self.children_of
-            opened = self.client.create_run(
-                experiment_id, start_time=self.run["start_time"], tags=tags, run_name=self.run["run_name"]
-            )
-            self.run_id = opened.info.run_id
+            self.run_id = self._opened_before(experiment_id) or self._create(experiment_id)
             self.remember()
         if not self.described:
+            if dataset := self.run.get("dataset"):
+                self.client.log_inputs(self.run_id, datasets=[_dataset(dataset)])
             params = [Param(k, str(v)[:6000]) for k, v in self.run["params"].items()]
             for start in range(0, len(params), 100):
                 self.client.log_batch(self.run_id, params=params[start : start + 100])
             self.described = True
+
+    def _create(self, experiment_id: str) -> str:
+        tags = {**self.run["tags"], OPENED: self.run["opened"]}
+        if self.children_of is not None:
+            tags["mlflow.parentRunId"] = self.children_of
+        self.asked = True
+        opened = self.client.create_run(
+            experiment_id, start_time=self.run["start_time"], tags=tags, run_name=self.run["run_name"]
+        )
+        return str(opened.info.run_id)
+
+    def _opened_before(self, experiment_id: str) -> str | None:
+        """The run, where it was asked for before and no answer came."""
+        if not self.asked:
+            return None
+        found = self.client.search_runs([experiment_id], f"tags.`{OPENED}` = '{self.run['opened']}'", max_results=1)
+        return str(found[0].info.run_id) if found else None
 
     def _new_lines(self) -> bytes:
         try:
@@ -98,32 +120,46 @@ class Follower:
         return new[: new.rfind(b"\n") + 1]
 
     def _send_points(self) -> None:
-        from mlflow.entities import Metric
-
         new = self._new_lines()
-        metrics: list[Any] = []
-        consumed = 0
+        if self.doubt:
+            metrics = _metrics(new[: self.doubt].splitlines())
+            self._send(_without(metrics, self._there(metrics)), self.doubt)
+            new = self._new_lines()
+        metrics, size = [], 0
         for line in new.splitlines(keepends=True):
-            point = json.loads(line)
-            more = [Metric(k, v, point["time"], point["step"]) for k, v in point["metrics"].items()]
+            more = _metrics([line])
             if len(metrics) + len(more) > BATCH:
-                self._acknowledged(metrics, consumed)
-                metrics, consumed = [], 0
+                self._send(metrics, size)
+                metrics, size = [], 0
             metrics += more
-            consumed += len(line)
-        if consumed:
-            self._acknowledged(metrics, consumed)
+            size += len(line)
+        if size:
+            self._send(metrics, size)
 
-    def _acknowledged(self, metrics: list[Any], consumed: int) -> None:
-        self.client.log_batch(self.run_id, metrics=metrics)
-        self.sent += consumed
+    def _send(self, metrics: list[Any], size: int) -> None:
+        """Send these points, which are so many bytes of metrics.jsonl; until the answer comes they are in doubt."""
+        self.doubt = size
+        self.remember()
+        if metrics:
+            self.client.log_batch(self.run_id, metrics=metrics)
+        self.sent, self.doubt = self.sent + size, 0
         self.remember()
 
+    def _there(self, metrics: list[Any]) -> Counter[Point]:
+        """Of the metrics that these points are of, all points that the server has."""
+        names = {metric.key for metric in metrics}
+        return Counter(_point(m) for name in sorted(names) for m in self.client.get_metric_history(self.run_id, name))
+
     def remember(self) -> None:
-        """Write tracking.json."""
-        state = {"uri": self.run["uri"], "experiment": self.run["experiment"], "run_id": self.run_id, "sent_bytes": self.sent}  # fmt: skip
+        """Write tracking.json, without what only the server's owner should know."""
+        state = {
+            "uri": self.run["uri"], "experiment": self.run["experiment"], "run_id": self.run_id,
+            "sent_bytes": self.sent, "doubtful_bytes": self.doubt, "asked": self.asked,
+        }  # fmt: skip
         if self.run_dir.is_dir():
-            replace_file(self.run_dir / "tracking.json", json.dumps({**state, "run": self.run}, indent=1))
+            replace_file(
+                self.run_dir / "tracking.json", json.dumps(confidential.hide({**state, "run": self.run}), indent=1)
+            )
 
     def finish(self, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
         """Send the rest, the artifacts and the end of the run, within the time."""
@@ -148,20 +184,74 @@ class Follower:
                 for path in sorted(self.run_dir.glob(name)):
                     self.client.log_artifact(self.run_id, str(path))
             self.client.set_terminated(self.run_id, status)
+            if status == "FINISHED" and self.run.get("log_model"):
+                self._log_model()
         except Exception as error:  # as in try_once
             self.error = _first_line(error)
             return False
         return True
 
+    def _log_model(self) -> None:
+        """The trained model, packed once, sent until it is there; that it cannot be packed does not fail the run."""
+        from trainer.tracking import model
+
+        if self.logged or self.run_id is None or not model.can_be_packed(self.run_dir):
+            return
+        try:
+            if self.packed is None:
+                self.packed = model.pack(self.run_dir)
+        except Exception as error:  # what a user's own model raises where it is loaded by MLflow
+            tell({"warning": f"the model was not logged: {type(error).__name__}: {_first_line(error)}"})
+            self.logged = True
+            return
+        model.send(self.client, self.run_id, self.packed)
+        self.logged = True
+        model.forget(self.packed)
+
+
+Point = tuple[str, int, int, str]
+
+
+def _metrics(lines: list[bytes]) -> list[Any]:
+    """The points of lines of metrics.jsonl."""
+    from mlflow.entities import Metric
+
+    points = [json.loads(line) for line in lines]
+    return [Metric(k, v, point["time"], point["step"]) for point in points for k, v in point["metrics"].items()]
+
+
+def _point(metric: Any) -> Point:
+    """A point as it can be compared: a server keeps what is infinite as the greatest number."""
+    value = max(-sys.float_info.max, min(sys.float_info.max, metric.value))
+    return metric.key, int(metric.timestamp), int(metric.step), repr(float(value)) if value == value else "nan"
+
+
+def _without(metrics: list[Any], there: Counter[Point]) -> list[Any]:
+    """Those of the points that are not there."""
+    missing = []
+    for metric in metrics:
+        point = _point(metric)
+        if there[point]:
+            there[point] -= 1
+        else:
+            missing.append(metric)
+    return missing
+
+
+def _dataset(told: dict[str, str]) -> Any:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    return DatasetInput(Dataset(**told), [InputTag("mlflow.data.context", "training")])
+
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    return confidential.text((str(error).strip().splitlines() or [type(error).__name__])[0][:300])
 
 
 def tell(message: dict[str, Any]) -> None:
     """An answer to the parent, which may be gone."""
     with contextlib.suppress(OSError):
-        print(json.dumps(message), flush=True)
+        print(json.dumps(message), file=sys.__stdout__, flush=True)
 
 
 def follow(parent: int) -> None:
@@ -223,7 +313,15 @@ def _watch(pid: int) -> list[int]:
 def resend(run_dir: Path) -> int:
     """Send what a finished run could not send: ``python -m trainer.tracking.recorder resend RUN_DIR``."""
     state = json.loads((run_dir / "tracking.json").read_text())
-    follower = Follower(run_dir, state["run"], run_id=state["run_id"], sent=state["sent_bytes"])
+    if confidential.HIDDEN in state["run"]["uri"]:
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            print(f"error: the password of {state['run']['uri']} is not kept in the run's folder. Give the whole address in MLFLOW_TRACKING_URI.")  # fmt: skip
+            return 2
+        state["run"]["uri"] = os.environ["MLFLOW_TRACKING_URI"]
+    follower = Follower(
+        run_dir, state["run"], run_id=state["run_id"], sent=state["sent_bytes"], doubt=state["doubtful_bytes"],
+        asked=state["asked"],
+    )  # fmt: skip
     result = json.loads((run_dir / "result.json").read_text()) if (run_dir / "result.json").exists() else {}
     status = {"done": "FINISHED", "failed": "FAILED"}.get(result.get("status", ""), "KILLED")
     answer = follower.finish(status, {}, 60.0)
@@ -240,4 +338,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (migrations and deprecations; errors go to the parent as answers)
+    sys.stdout = sys.stderr  # MLflow says there where to look at a run; answers go to the true one
     follow(int(sys.argv[1]))

@@ -1,0 +1,294 @@
+"""mode=eval says of saved weights what training said; mode=predict guesses as the model does; both with any number of workers."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_model
+from sklearn import metrics as truth
+
+import trainer as package
+from tests.runs import environment, points, read, trainer
+from trainer.build import call_target, for_saved_weights
+from trainer.data.base import Facts
+from trainer.data.digits import MEAN, STD, Digits
+from trainer.errors import UserError
+from trainer.findings import read as findings
+from trainer.models.lenet import LeNet
+
+RECIPE = ["+recipe=digits_lenet", "tracking=none"]
+WORKERS = [1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs, its folder."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert package.run([*RECIPE, "epochs=2", f"hydra.run.dir={folder}/run"]).status == "done"
+    return folder / "run"
+
+
+def model_of(run_dir: Path) -> LeNet:
+    model = LeNet(10, 1, 8)
+    load_model(model, str(run_dir / "model.safetensors"))
+    return model.eval()
+
+
+@torch.no_grad()
+def validated(run_dir: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels, guesses and losses of the validation samples, by torch alone."""
+    facts = Facts("", "", 1438, 359, (1, 8, 8), 10)
+    val: Any = Digits(val_fraction=0.2, split_seed=0).open(facts).val
+    scores = model_of(run_dir)((val.inputs - MEAN[0]) / STD[0])
+    losses = torch.nn.functional.cross_entropy(scores, val.labels, reduction="none")
+    return val.labels.numpy(), scores.argmax(1).numpy(), losses.numpy()
+
+
+def assert_found(run_dir: Path, trained: Path) -> None:
+    """What the run's files say of its last validation is what scikit-learn says of the trained model."""
+    labels, guesses, losses = validated(trained)
+    found = findings(run_dir, "last")
+    assert found is not None and found.examination.confusion is not None
+    np.testing.assert_array_equal(found.examination.confusion[:, :-1], truth.confusion_matrix(labels, guesses))
+    assert read(run_dir / "result.json")["metrics"]["val/f1"] == pytest.approx(truth.f1_score(labels, guesses, average="macro"), abs=1e-12)  # fmt: skip
+    wrong = np.flatnonzero(labels != guesses)
+    worst = wrong[np.argsort(-losses[wrong], kind="stable")][:24]
+    assert [m.number for m in found.examination.mistakes] == worst.tolist()
+    by_class = list(csv.DictReader((run_dir / "per_class.csv").open()))
+    recall = truth.recall_score(labels, guesses, average=None)
+    assert [float(row["accuracy"]) for row in by_class] == pytest.approx(recall, abs=1e-6)
+    for name in ("confusion.png", "mistakes.png", "mistakes.csv"):
+        assert (run_dir / name).stat().st_size > 100
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_eval_gives_the_numbers_of_the_validation_at_the_end_of_training(
+    trained: Path, tmp_path: Path, workers: int
+) -> None:
+    done = trainer(*RECIPE, "mode=eval", f"weights={trained}", f"launch.nproc={workers}", "hydra.run.dir=run", cwd=tmp_path, timeout=240)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    mine, theirs = read(tmp_path / "run" / "result.json"), read(trained / "result.json")
+    names = [name for name in theirs["metrics"] if name.startswith("val/")]
+    assert set(names) == {"val/loss", "val/acc1", "val/acc5", "val/f1"}
+    for name in names:
+        exact = 0.0 if workers == 1 or name != "val/loss" else 1e-6  # other batches, other rounding of their mean loss
+        assert mine["metrics"][name] == pytest.approx(theirs["metrics"][name], abs=exact, rel=0)
+    assert mine["status"] == "done" and mine["mode"] == "eval" and mine["samples"] == 359
+    assert points(tmp_path / "run", "val/f1") == [mine["metrics"]["val/f1"]]
+    assert_found(tmp_path / "run", trained)
+    assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "model.safetensors").exists()
+    assert "evaluated 359 samples" in done.stdout
+
+
+def test_eval_under_torchrun_gives_the_same(trained: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "trainer", *RECIPE, "mode=eval", f"weights={trained}", "hydra.run.dir=run"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_found(tmp_path / "run", trained)
+
+
+def test_a_finetuned_model_needs_its_pretrained_weights_no_more() -> None:
+    node = {
+        "_target_": "trainer.models.finetune.finetuned",
+        "name": "squeezenet1_1",
+        "weights": "gone.pt",
+        "num_classes": 3,
+    }
+    model = call_target(for_saved_weights(node), "model")
+    assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
+    assert for_saved_weights({"_target_": "torchvision.models.resnet18", "a": 1}) == {"_target_": "torchvision.models.resnet18", "a": 1}  # fmt: skip
+
+
+def test_training_leaves_the_same_findings(trained: Path) -> None:
+    assert_found(trained, trained)
+
+
+def test_the_best_validation_is_kept_beside_the_last_where_it_is_another(tmp_path: Path) -> None:
+    package.run([*RECIPE, "epochs=2", "optimizer.lr=1.5", "scheduler=step", "scheduler.every_epochs=0.01", "scheduler.gamma=1.0", "limit_train_batches=3", "seed=3", f"hydra.run.dir={tmp_path}/run"])  # fmt: skip
+    accuracies = points(tmp_path / "run", "val/acc1")
+    best, last = findings(tmp_path / "run", "best"), findings(tmp_path / "run", "last")
+    assert last is not None and last.examination.metrics["acc1"] == accuracies[-1]
+    assert (best is None) == (accuracies[1] > accuracies[0])
+    assert best is None or best.examination.metrics["acc1"] == accuracies[0]
+    assert (tmp_path / "run" / "best_confusion.png").exists() == (best is not None)
+
+
+def test_state_dict_of_torch_gives_the_same(trained: Path, tmp_path: Path) -> None:
+    torch.save(model_of(trained).state_dict(), tmp_path / "weights.pt")
+    result = package.run([*RECIPE, "mode=eval", f"weights={tmp_path}/weights.pt", f"hydra.run.dir={tmp_path}/run"])
+    assert result.metrics["val/loss"] == read(trained / "result.json")["metrics"]["val/loss"]
+
+
+def test_recipe_of_a_parameter_server_is_evaluated_by_plain_workers(tmp_path: Path) -> None:
+    served = [*RECIPE, "strategy=pserver_sync", "launch.servers=1", "launch.workers=1", "epochs=1"]
+    done = trainer(*served, "hydra.run.dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = package.run([*served, "mode=eval", f"weights={tmp_path}/run", f"hydra.run.dir={tmp_path}/eval"])
+    theirs = read(tmp_path / "run" / "result.json")["metrics"]
+    assert result.metrics["val/loss"] == pytest.approx(theirs["val/loss"], abs=1e-6)
+    assert read(tmp_path / "eval" / "plan.json")["roles"] == {"worker": 1}
+    assert result.metrics["val/acc1"] == theirs["val/acc1"]
+
+
+def test_click_rows_are_evaluated_with_their_own_metrics(tmp_path: Path) -> None:
+    clicks = ["+recipe=wide_and_deep", "tracking=none", "data.train_rows=2000", "data.val_rows=1000", "data.hash_size=1000", "model.table_size=1000", "strategy=single", "launch.workers=1", "launch.servers=null", "data.batch_size=100", "epochs=1", "model.hidden=[8]"]  # fmt: skip
+    trained = package.run([*clicks, f"hydra.run.dir={tmp_path}/run"])
+    result = package.run([*clicks, "mode=eval", f"weights={tmp_path}/run", f"hydra.run.dir={tmp_path}/eval"])
+    assert result.metrics == {k: v for k, v in trained.metrics.items() if k.startswith("val/")}
+    assert "val/auc" in result.metrics
+    with pytest.raises(UserError, match=r"mode=predict: .*does not say how a picture becomes an input"):
+        package.run([*clicks, "mode=predict", f"weights={tmp_path}/run", f"predict.input={tmp_path}"])
+    with pytest.raises(UserError, match=r"model\.table_size=null: mode=eval holds the model whole"):
+        package.run([*clicks[:4], "mode=eval", f"weights={tmp_path}/run", "data.hash_size=null", "model.table_size=null"])  # fmt: skip
+
+
+def draw(folder: Path) -> dict[str, np.ndarray]:
+    """30 pictures in folders of folders, of several kinds, each with the input that it must become; two broken ones."""
+    draw = np.random.default_rng(0)
+    inputs = {}
+    for number in range(30):
+        pixels = draw.integers(0, 256, (8, 8), dtype=np.uint8)
+        place = folder / ("z", "a/b", ".", "a")[number % 4]
+        place.mkdir(parents=True, exist_ok=True)
+        path = place / f"{29 - number:02d}.{('png', 'bmp', 'PNG', 'tiff')[number % 4]}"
+        Image.fromarray(pixels).save(path)
+        inputs[path.relative_to(folder).as_posix()] = pixels / 255.0
+    (folder / "a" / "text.jpg").write_text("no picture")
+    (folder / "cut.png").write_bytes(path.with_suffix(".png").read_bytes()[:40] if path.suffix == ".png" else b"\x89PNG\r\n\x1a\n")  # fmt: skip
+    (folder / "notes.txt").write_text("not looked at")
+    return inputs
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray]]:
+    folder = tmp_path_factory.mktemp("pictures")
+    return folder, draw(folder)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_predict_writes_the_models_guesses_in_the_order_of_the_paths(
+    trained: Path, tmp_path: Path, pictures: tuple[Path, dict[str, np.ndarray]], workers: int
+) -> None:
+    folder, inputs = pictures
+    done = trainer(
+        *RECIPE, "mode=predict", f"weights={trained}", f"predict.input={folder}", "data.batch_size=4",
+        f"launch.nproc={workers}", "hydra.run.dir=run", cwd=tmp_path, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader((tmp_path / "run" / "predictions.csv").open()))
+    assert [row["file"] for row in rows] == sorted([*inputs, "a/text.jpg", "cut.png"])
+    model = model_of(trained)
+    for row in rows:
+        if row["file"] not in inputs:
+            assert row["error"] and row["class1"] == row["probability5"] == ""
+            continue
+        pixels = torch.from_numpy(inputs[row["file"]]).float().reshape(1, 1, 8, 8)
+        with torch.no_grad():
+            likely = model((pixels - MEAN[0]) / STD[0]).double().softmax(1)[0]
+        best = likely.argsort(descending=True)[:5]
+        assert [row[f"class{k}"] for k in range(1, 6)] == [str(c) for c in best.tolist()]
+        assert [float(row[f"probability{k}"]) for k in range(1, 6)] == pytest.approx(likely[best].tolist(), abs=2e-6)
+        assert row["error"] == ""
+    result = read(tmp_path / "run" / "result.json")
+    assert result["unreadable"] == ["a/text.jpg", "cut.png"] and result["samples"] == 32
+    assert result["metrics"] == {"predict/files": 32.0, "predict/unreadable": 2.0}
+    assert "2 of 32 files could not be read: a/text.jpg, cut.png" in done.stdout
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".pred")]
+
+
+def test_predictions_of_flowers_have_names_and_the_validations_preprocessing(tmp_path: Path) -> None:
+    from torchvision.models import resnet18
+    from torchvision.transforms import v2
+
+    from trainer.data.drawn_flowers import class_names
+
+    torch.manual_seed(0)
+    model = resnet18(num_classes=102).eval()
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    (tmp_path / "in").mkdir()
+    pixels = np.random.default_rng(1).integers(0, 256, (70, 90, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "in" / "one.png")
+    package.run([
+        "+recipe=resnet50_flowers_demo", "model=resnet18", "tracking=none", "mode=predict", f"weights={tmp_path}/weights.pt",
+        f"predict.input={tmp_path}/in", f"predict.output={tmp_path}/guesses.csv", "precision=fp32",
+        f"hydra.run.dir={tmp_path}/run", "data.image_size=32", "data.val_resize=40",
+    ])  # fmt: skip
+    image = v2.CenterCrop(32)(v2.Resize(40)(torch.from_numpy(pixels).permute(2, 0, 1)))
+    mean, std = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+    with torch.no_grad():
+        likely = model(((image / 255 - mean) / std).unsqueeze(0)).softmax(1)[0]
+    [row] = csv.DictReader((tmp_path / "guesses.csv").open())
+    assert row["class1"] == class_names()[int(likely.argmax())]
+    assert float(row["probability1"]) == pytest.approx(float(likely.max()), abs=1e-5)
+    assert not (tmp_path / "run" / "predictions.csv").exists()
+
+
+def test_blocks_are_put_together_in_order(
+    trained: Path, tmp_path: Path, pictures: tuple[Path, dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [*RECIPE, "mode=predict", f"weights={trained}", f"predict.input={pictures[0]}"]
+    package.run([*arguments, f"hydra.run.dir={tmp_path}/whole"])
+    monkeypatch.setattr("trainer.prediction.BLOCK", 5)
+    package.run([*arguments, f"hydra.run.dir={tmp_path}/parts"])
+    assert (tmp_path / "whole" / "predictions.csv").read_bytes() == (
+        tmp_path / "parts" / "predictions.csv"
+    ).read_bytes()
+
+
+BAD = {
+    "not_there": ("weights=nowhere", r"weights=nowhere: there is no such file or folder"),
+    "folder": ("weights=FOLDER", r"this folder has no model\.safetensors"),
+    "kind": ("weights=FOLDER/x.onnx", r"is none of the kinds \.safetensors, \.pt, \.pth"),
+    "no_safetensors": ("weights=FOLDER/text.safetensors", r"cannot be read as safetensors"),
+    "no_pickle": ("weights=FOLDER/text.pt", r"cannot be read by torch\.load\(weights_only=True\)"),
+    "evil": ("weights=FOLDER/evil.pt", r"cannot be read by torch\.load\(weights_only=True\)"),
+    "nested": ("weights=FOLDER/nested.pt", r"holds model, step and not a state_dict"),
+    "missing": ("weights=FOLDER/missing.pt", r"does not fit the model .*: it lacks fc\.\w+"),
+    "unknown": ("weights=FOLDER/unknown.pt", r"it has extra, which the model has not"),
+    "shape": ("weights=FOLDER/shape.pt", r"fc\.bias is \(7,\) there and \(10,\) here"),
+}  # fmt: skip
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("was_here",)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_weights_that_do_not_fit_are_refused_before_anything_starts(
+    name: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = model_of(trained).state_dict()
+    head = next(key for key in state if key.endswith("bias") and state[key].shape == (10,))
+    (tmp_path / "in").mkdir()
+    for file in ("x.onnx", "text.safetensors", "text.pt"):
+        (tmp_path / "in" / file).write_text("neither")
+    torch.save({"model": state, "step": 3}, tmp_path / "in" / "nested.pt")
+    torch.save({"x": Evil()}, tmp_path / "in" / "evil.pt")
+    torch.save({k: v for k, v in state.items() if k != head}, tmp_path / "in" / "missing.pt")
+    torch.save({**state, "extra": torch.zeros(1)}, tmp_path / "in" / "unknown.pt")
+    torch.save({**state, head: torch.zeros(7)}, tmp_path / "in" / "shape.pt")
+    typed, says = BAD[name]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UserError, match=says.replace(r"fc\.\w+", head).replace(r"fc\.bias", head)):
+        package.run([*RECIPE, "mode=eval", typed.replace("FOLDER", str(tmp_path / "in"))])
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_the_run_that_made_the_weights_is_not_written_over(trained: Path) -> None:
+    before = (trained / "result.json").read_bytes()
+    with pytest.raises(UserError, match=r"hydra\.run\.dir=.*holds the weights"):
+        package.run([*RECIPE, "mode=eval", f"weights={trained}", f"hydra.run.dir={trained}"])
+    assert (trained / "result.json").read_bytes() == before

@@ -1,0 +1,49 @@
+"""A real MLflow server that can be killed and started again on the same port and store."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from tests.runs import environment, family, wait_for
+
+
+class Server:
+    """`mlflow server` on 127.0.0.1, its store a SQLite file and its artifacts a folder, both in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.store = f"sqlite:///{folder / 'mlflow.db'}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Server:
+        """Start it and wait until it answers."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", "--port", str(self.port), "--backend-store-uri", self.store,
+             "--artifacts-destination", str(self.folder / "artifacts"), "--workers", "1"],
+            cwd=self.folder, env=environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        wait_for(self.answers, 120, "the MLflow server listens")
+        return self
+
+    def answers(self) -> bool:
+        """Whether it is there."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """SIGKILL to it and to all that it has started, in whatever they are doing."""
+        if self.process is not None:
+            for process in reversed(family(self.process.pid)):
+                process.kill()
+            self.process.wait()
+            self.process = None

@@ -1,0 +1,42 @@
+"""What it takes, besides the weights, to use a trained model elsewhere: how it is built, what it is fed, one sample."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer import confidential
+from trainer.data.feed import Placement
+from trainer.data.inputs import Inputs
+from trainer.report import replace_file
+
+SPEC, SAMPLE = "model.json", "example.npz"
+ALONE = "inputs"
+"""The name in the file of inputs that have none."""
+
+
+def keep(run_dir: Path, model: Mapping[str, Any], precision: str, place: Placement, inputs: Inputs) -> None:
+    """Write ``model.json`` and ``example.npz``.
+
+    Args:
+        model: the ``model`` node of the config.
+        place: what the batches went through on their way to the model.
+        inputs: one sample or several, as the data source gives them.
+    """
+    mean, std = (None if t is None else t.flatten().tolist() for t in (place.mean, place.std))
+    spec = {"model": confidential.hide(model), "mean": mean, "std": std, "fp64": precision == "fp64"}
+    by_name = inputs if isinstance(inputs, dict) else {ALONE: inputs}
+    arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in by_name.items()}
+    np.savez_compressed(run_dir / SAMPLE, **arrays)
+    replace_file(run_dir / SPEC, json.dumps(spec, indent=1))
+
+
+def sample(run_dir: Path) -> Any:
+    """The kept inputs as arrays: one, or several by name."""
+    with np.load(run_dir / SAMPLE) as kept:
+        by_name = {name: kept[name] for name in kept.files}
+    return by_name[ALONE] if set(by_name) == {ALONE} else by_name

@@ -1,0 +1,19 @@
+"""Workers that train nothing: mode=eval and mode=predict."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from trainer.strategies.base import MakeUpdater
+from trainer.strategies.group import GroupMember
+
+
+class Evaluators(GroupMember):
+    """A worker of a process group that adds up sums; each has read the same weights, so there is nothing to agree on."""
+
+    def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+        self.model = model
+        return model
+
+    def settle(self) -> None:
+        pass

@@ -1,0 +1,146 @@
+"""What each class was taken for and which mistakes were the worst, as one vector that adds up exactly over workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+MOST_CLASSES = 102
+"""Up to so many classes every pair of label and guess is counted; of more, each class's hits, labels and guesses."""
+WORST = 24
+"""Mistakes that are remembered."""
+FIELDS = 5
+"""Of a mistake: loss, number of the sample, label, guess, confidence in the guess."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong guess: the sample's number in the validation data, its label, the guess (-1: the outputs are no numbers),
+    the probability that the model gave the guess, and the loss: -log of the probability that it gave the label."""
+
+    number: int
+    label: int
+    guess: int
+    confidence: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What a whole validation found.
+
+    Attributes:
+        metrics: by name.
+        hits, labels, guesses: (C,) how often a class was guessed rightly, was the label, was guessed.
+        confusion: (C, C + 1) of labels and guesses, its last column for outputs that are no class; None of many classes.
+        mistakes: the worst, by falling loss.
+    """
+
+    metrics: dict[str, float]
+    hits: np.ndarray
+    labels: np.ndarray
+    guesses: np.ndarray
+    confusion: np.ndarray | None
+    mistakes: tuple[Mistake, ...]
+
+
+def guessed(outputs: torch.Tensor, classes: int) -> torch.Tensor:
+    """(N,) the class of the greatest score, of equal ones the first; ``classes`` where that is no class of the data.
+
+    Args:
+        outputs: (N, D) scores, D at least ``classes``. A row with one that is not a number is no guess.
+    """
+    best = outputs.argmax(1)
+    return best.masked_fill(outputs.isnan().any(1) | (best >= classes), classes)
+
+
+class Tally:
+    """Guesses counted by class, and the worst mistakes so far, of one worker among several.
+
+    Args:
+        classes: of the data.
+        index, count: this worker's number, and how many there are: each has its own place for its mistakes.
+    """
+
+    def __init__(self, classes: int, index: int = 0, count: int = 1) -> None:
+        self.classes = classes
+        self.index = index
+        self.count = count
+        self.counts = torch.zeros(_counts(classes), dtype=torch.float64)
+        self.worst = torch.zeros((0, FIELDS), dtype=torch.float64)
+
+    def add(self, outputs: torch.Tensor, labels: torch.Tensor, numbers: np.ndarray) -> None:
+        """Count a batch: outputs (N, D), labels (N,), the samples' numbers in the data (N,)."""
+        guesses = guessed(outputs, self.classes)
+        if self.classes <= MOST_CLASSES:
+            cells = torch.bincount(labels * (self.classes + 1) + guesses, minlength=len(self.counts))
+        else:
+            hits = torch.bincount(labels[guesses == labels], minlength=self.classes)
+            told = torch.bincount(guesses, minlength=self.classes + 1)[: self.classes]
+            cells = torch.cat([hits, torch.bincount(labels, minlength=self.classes), told])
+        self.counts += cells.double().cpu()
+        logs = outputs.double().log_softmax(1)
+        losses = -logs.gather(1, labels.unsqueeze(1)).squeeze(1)
+        confidence = logs.amax(1).exp()
+        where = torch.from_numpy(numbers).to(labels.device)
+        rows = torch.stack([losses.nan_to_num(torch.inf), where, labels, guesses, confidence.nan_to_num(0.0)], 1)
+        wrong = rows[guesses != labels].cpu()
+        self.worst = _worst(torch.cat([self.worst, wrong]))
+
+    def vector(self) -> torch.Tensor:
+        """Counts, then for each worker ``WORST`` rows of a mistake, of which this one fills its own."""
+        places = torch.zeros((self.count, WORST, FIELDS), dtype=torch.float64)
+        places[self.index, : len(self.worst)] = self.worst
+        places[..., 0].clamp_(max=torch.finfo(torch.float64).max)  # a sum with infinity in it is still to be read
+        return torch.cat([self.counts, places.flatten()])
+
+    def macro_f1(self) -> float:
+        """The mean of F1 = 2 hits / (labels + guesses) over the classes that are a label or a guess."""
+        hits, labels, guesses = self.by_class()
+        there = labels + guesses > 0
+        return float((2 * hits[there] / (labels + guesses)[there]).mean()) if there.any() else 0.0
+
+    def by_class(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(C,) hits, labels, guesses."""
+        counts = self.counts.numpy()
+        if self.classes > MOST_CLASSES:
+            hits, labels, guesses = counts.reshape(3, self.classes)
+            return hits, labels, guesses
+        matrix = counts.reshape(self.classes, self.classes + 1)
+        return np.diagonal(matrix), matrix.sum(1), matrix.sum(0)[: self.classes]
+
+    def examination(self, metrics: dict[str, float]) -> Examination:
+        """What there is to tell, with these metrics."""
+        hits, labels, guesses = (part.astype(np.int64) for part in self.by_class())
+        matrix = None
+        if self.classes <= MOST_CLASSES:
+            matrix = self.counts.numpy().reshape(self.classes, self.classes + 1).astype(np.int64)
+        return Examination(
+            metrics, hits, labels, guesses, matrix, tuple(self._mistake(row) for row in self.worst.tolist())
+        )
+
+    def _mistake(self, row: list[Any]) -> Mistake:
+        loss, number, label, guess, confidence = row
+        return Mistake(int(number), int(label), -1 if guess == self.classes else int(guess), confidence, loss)
+
+
+def tally_of(classes: int, total: torch.Tensor) -> Tally:
+    """The tally of all workers, from the sum of their vectors."""
+    tally, counted = Tally(classes), _counts(classes)
+    tally.counts = total[:counted].double().cpu()
+    rows = total[counted:].double().cpu().reshape(-1, FIELDS)
+    tally.worst = _worst(rows[rows[:, 2] != rows[:, 3]])  # an empty place has label 0 and guess 0
+    return tally
+
+
+def _counts(classes: int) -> int:
+    return classes * (classes + 1) if classes <= MOST_CLASSES else 3 * classes
+
+
+def _worst(rows: torch.Tensor) -> torch.Tensor:
+    """The rows of the greatest losses, of equal ones the lowest numbers first: the same however samples were shared out."""
+    by_number = rows[rows[:, 1].argsort(stable=True)]
+    return by_number[by_number[:, 0].argsort(descending=True, stable=True)][:WORST]

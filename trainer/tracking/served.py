@@ -1,0 +1,57 @@
+"""The model as MLflow serves it: built from its config, given its weights, fed what the data source gives.
+
+MLflow keeps a copy of this file and runs it where the model is loaded ("model from code"); it needs neither the run's
+folder nor a pickle of the module, and the trainer's own source travels with it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import torch
+
+from trainer import weights
+from trainer.build import call_target
+from trainer.data.feed import Placement
+from trainer.data.pictures import Preprocessing
+
+
+class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
+    """Inputs (N, ...) as in training, before normalisation, to scores (N, C); logits (N,) of a binary task."""
+
+    def load_context(self, context: Any) -> None:
+        """Build the module from ``model.json`` and fill it from ``model.safetensors``."""
+        spec = json.loads(Path(context.artifacts["spec"]).read_text())
+        dtype = torch.float64 if spec["fp64"] else torch.float32
+        cpu = torch.device("cpu")
+        module: torch.nn.Module = call_target(spec["model"], "model")
+        tables = [m for m in module.modules() if any(p.is_meta for p in m.parameters(recurse=False))]
+        for table in tables:  # rows without memory, until they are drawn or, here, read
+            rows: Any = table.weight
+            table.weight = torch.nn.Parameter(torch.empty(rows.shape))
+        module = module.to(dtype)
+        weights.load(Path(context.artifacts["weights"]), module, cpu)
+        self.module = module.eval()
+        mean, std = (None if spec[k] is None else tuple(spec[k]) for k in ("mean", "std"))
+        self.place = Placement(Preprocessing(_unused, mean, std), cpu, dtype, channels_last=False)
+
+    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+        """Scores as an array, for an array of inputs or a dict of such by name; without hints, which MLflow takes for a schema."""
+        if isinstance(model_input, dict):
+            inputs: Any = {name: torch.from_numpy(np.array(value)) for name, value in model_input.items()}
+        else:
+            inputs = torch.from_numpy(np.array(model_input))
+        with torch.inference_mode():
+            placed, _ = self.place(inputs, torch.zeros(0))
+            return self.module(placed).numpy()
+
+
+def _unused(content: bytes) -> Any:
+    raise NotImplementedError("inputs come as arrays")
+
+
+mlflow.models.set_model(Served())
