@@ -147,7 +147,7 @@ VALUES = [
     digits("device=gpu", "device=gpu", "auto, cpu, cuda", instead="device=cuda"),
     digits("mode=evaluate", "one of train, eval, predict", instead="mode=eval"),
     digits("mode=eval", "mode=eval", "needs weights", instead="weights=PATH"),
-    digits("mode=predict weights=.", "no model.safetensors"),
+    digits("mode=eval weights=.", "no model.safetensors"),
     digits("mode=predict", "mode=predict", "needs weights", instead="weights=PATH"),
     digits("weights=x", "weights=x", "mode=train does not take it", instead="mode=eval"),
     digits("predict.input=x", "predict.input=x", "mode=train does not take it", instead="mode=predict"),
@@ -191,7 +191,8 @@ TORCH = [
     digits("optimizer=torch", "optimizer.name", "has no value", instead="optimizer.name=VALUE"),
     digits("optimizer=torch optimizer.name=RMSpropp", "optimizer.name=RMSpropp", instead="optimizer.name=RMSprop"),
     digits("loss._target_=torch.nn.functional.cross_entropy", "loss (", "missing 2 required"),
-    digits("loss._target_=torch.Tensor", "gave a Tensor", "torch Module"),
+    digits("loss._target_=torch.Tensor ~loss.label_smoothing", "gave a Tensor", "torch Module"),
+    digits("loss._target_=torch.Tensor", "called with label_smoothing=0.0 it says: new() received an invalid"),
     digits("optimizer._target_=torch.nn.Linear ~optimizer.lr ~optimizer.weight_decay ~optimizer.momentum ~optimizer.nesterov", "optimizer ("),
 ]  # fmt: skip
 
