@@ -169,7 +169,7 @@ def differ(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 def test_every_registered_strategy_is_in_this_suite() -> None:
     known = {c for _, c in inspect.getmembers(declared, inspect.isclass) if issubclass(c, Declaration)} - {Declaration}
     options = {path.stem for path in (folder("conf") / "strategy").glob("*.yaml")} - {"auto"}
-    assert known - {declared.Pserver, declared.OutOfStep} <= set(DECLARED.values())
+    assert known - {declared.Pserver, declared.OutOfStep, declared.Evaluators} <= set(DECLARED.values())
     assert options == SIZES.keys() - {"toy_server"}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.metrics import f1_score
 from torch import nn
 
 from tests.strategies.tiny import images
@@ -104,7 +105,7 @@ def descend(config: dict[str, Any], step: int, parameters: Parameters, momentum:
 
 
 def validation(config: dict[str, Any], model: nn.Module) -> dict[str, float]:
-    """Loss, acc1 and acc5 over the validation samples, by numpy's sorting."""
+    """Loss, acc1, acc5 and macro F1 over the validation samples, by numpy's sorting and by scikit-learn."""
     inputs, labels = images(config["data"]["val_samples"], 2)
     scores = model(torch.from_numpy(inputs)).detach().numpy()
     shifted = scores - scores.max(1, keepdims=True)
@@ -114,4 +115,5 @@ def validation(config: dict[str, Any], model: nn.Module) -> dict[str, float]:
         "loss": losses.mean(),
         "acc1": (best[:, 0] == labels).mean(),
         "acc5": (best[:, :5] == labels[:, None]).any(1).mean(),
+        "f1": float(f1_score(labels, best[:, 0], average="macro")),
     }
