@@ -5,23 +5,49 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from trainer import metrics, watched
-from trainer.binary import NAMES as BINARY
+from trainer import watched
+from trainer.binary import Binary
 from trainer.data.base import Facts
+from trainer.metrics import Classification, Task
 from trainer.report import Report
 from trainer.watched import Best, EarlyStop, best_metric
 
 
-def facts(task: str = "classification", **more: object) -> Facts:
-    return Facts("x", "x", 10, 10, (1, 8, 8), 10, task=task, **more)  # type: ignore[arg-type]
+def facts(task: str = "classification", classes: int = 10, **more: object) -> Facts:
+    return Facts("x", "x", 10, 10, (1, 8, 8), classes, task=task, **more)  # type: ignore[arg-type]
 
 
-def test_what_is_known_before_the_start_is_what_is_measured() -> None:
-    assert watched.METRICS == {"classification": metrics.NAMES, "binary": BINARY}
-    assert watched.names(facts(), False) == ["val/loss", "val/acc1", "val/acc5"]
-    assert watched.names(facts("binary", ceiling={"auc": 0.9}), True)[-1] == "val_ema/auc_share"
+@pytest.mark.parametrize("classes", [1, 2, 3, 4, 5, 10])
+def test_what_is_known_before_the_start_is_what_a_classification_measures(classes: int) -> None:
+    task = Classification(nn.CrossEntropyLoss(), classes)
+    labels = torch.arange(8) % classes
+    assert watched.names(facts(classes=classes), False) == names_of(task, torch.randn(8, classes), labels)
+    assert watched.names(facts(classes=10), True) == [
+        "val/loss", "val/acc1", "val/acc5", "val/f1", "val_ema/loss", "val_ema/acc1", "val_ema/acc5", "val_ema/f1"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ceiling", [None, 0.9])
+def test_what_is_known_before_the_start_is_what_is_measured_of_labels_0_and_1(ceiling: float | None) -> None:
+    known = {} if ceiling is None else {"auc": ceiling}
+    task = Binary(nn.BCEWithLogitsLoss(), ceiling)
+    measured = names_of(task, torch.randn(8), torch.arange(8) % 2)
+    assert watched.names(facts("binary", ceiling=known), False) == measured
+    assert watched.names(facts("binary", ceiling=known), True) == measured + [
+        name.replace("val/", "val_ema/") for name in measured
+    ]
+
+
+def names_of(task: Task, outputs: torch.Tensor, labels: torch.Tensor) -> list[str]:
+    """The metrics of a validation of one batch, named as the report names them."""
+    exam = task.exam(0, 1)
+    exam.add(torch.tensor(1.0), outputs, labels, len(labels), np.arange(len(labels)))
+    return [watched.RAW + name for name in task.validation(exam.sums())]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trainer.tally import Examination, Tally, tally_of
+from trainer.watched import best_of
 
 HEAD = 3
 """Loss, hits of acc1, hits of acc5 come first in a vector of sums."""
@@ -84,7 +85,7 @@ class Classification:
     def __init__(self, loss: nn.Module, classes: int) -> None:
         self.loss = loss
         self.classes = classes
-        self.best_of = 5 if classes >= 5 else max(1, classes - 1)
+        self.best_of = best_of(classes)
 
     def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The batch's mean loss and its outputs."""
@@ -148,27 +149,6 @@ class Meter:
         return torch.stack([loss, (ranks < 1).sum().double(), (ranks < self.best_of).sum().double(), counts.sum()])
 
 
-class ClassExam:
-    """The sums of a meter, batch by batch, with what each class was taken for and the worst mistakes between them."""
-
-    def __init__(self, meter: Meter, classes: int, index: int, count: int) -> None:
-        self.meter = meter
-        self.sum = meter.sums()
-        self.tally = Tally(classes, index, count)
-
-    def add(
-        self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
-    ) -> None:
-        """Take in a batch; its samples' numbers (N,) in the validation data."""
-        self.meter.add(loss, outputs, labels, samples)
-        self.sum += self.meter.sums().cpu()
-        self.tally.add(outputs, labels, numbers)
-
-    def sums(self) -> torch.Tensor:
-        """Loss, hits, hits; the tally; samples."""
-        return torch.cat([self.sum[:HEAD], self.tally.vector(), self.sum[HEAD:]])
-
-
 class SummedExam:
     """A validation of which nothing but a meter's sums is asked."""
 
@@ -186,3 +166,22 @@ class SummedExam:
     def sums(self) -> torch.Tensor:
         """The sum of the meter's sums."""
         return self.sum
+
+
+class ClassExam(SummedExam):
+    """The sums of a meter, batch by batch, with what each class was taken for and the worst mistakes between them."""
+
+    def __init__(self, meter: Meter, classes: int, index: int, count: int) -> None:
+        super().__init__(meter)
+        self.tally = Tally(classes, index, count)
+
+    def add(
+        self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
+    ) -> None:
+        """Take in a batch; its samples' numbers (N,) in the validation data."""
+        super().add(loss, outputs, labels, samples, numbers)
+        self.tally.add(outputs, labels, numbers)
+
+    def sums(self) -> torch.Tensor:
+        """Loss, hits, hits; the tally; samples."""
+        return torch.cat([self.sum[:HEAD], self.tally.vector(), self.sum[HEAD:]])

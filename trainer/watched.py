@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainer.data.base import Facts
 
-METRICS = {"classification": ("loss", "acc1", "acc5"), "binary": ("loss", "auc", "acc", "mae", "mse", "rmse")}
-"""What a validation measures, for each kind of task."""
+BINARY = ("loss", "auc", "acc", "mae", "mse", "rmse")
+"""What a validation of labels 0 and 1 measures."""
 WATCHED = {"classification": "acc1", "binary": "auc"}
-"""Of these, the one that says which model is the best where nobody says another."""
+"""For each kind of task, the metric that says which model is the best where nobody says another."""
 FALLING = ("loss", "mae", "mse")
 """Endings of metrics of which less is better (of rmse, too)."""
 PLATEAU = "trainer.optim.schedules.Plateau"
@@ -26,9 +26,20 @@ def falls(metric: str) -> bool:
     return metric.endswith(FALLING)
 
 
+def best_of(classes: int) -> int:
+    """Among how many best scores a label is a hit of ``acc5``: of fewer than 5 classes all but one (3: ``acc2``)."""
+    return 5 if classes >= 5 else max(1, classes - 1)
+
+
+def classification(classes: int) -> tuple[str, ...]:
+    """What a validation of a classification measures, each once (of one or two classes, ``acc5`` is ``acc1``)."""
+    return tuple(dict.fromkeys(("loss", "acc1", f"acc{best_of(classes)}", "f1")))
+
+
 def names(facts: Facts, averaged: bool) -> list[str]:
     """The metrics that a validation will have; ``averaged``: those of the averaged weights, too."""
-    own = [*METRICS[facts.task], *(f"{name}_share" for name in facts.ceiling)]
+    measured = BINARY if facts.task == "binary" else classification(facts.classes)
+    own = [*measured, *(f"{name}_share" for name in facts.ceiling)]
     return [prefix + name for prefix in ((RAW, AVERAGED) if averaged else (RAW,)) for name in own]
 
 

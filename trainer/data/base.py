@@ -34,7 +34,7 @@ class Facts:
         classes: number of classes.
         stand_in: why something else than asked is used, said loudly; empty when it is what was asked for.
         slow: samples are decoded one by one, so that reading processes pay.
-        task: a key of ``trainer.watched.METRICS``; ``binary``: labels 0 and 1, and a model with one output (N,), the logit of 1.
+        task: ``classification``, or ``binary``: labels 0 and 1, and a model with one output (N,), the logit of 1.
         integers: names of the inputs that are int64 ids.
         ceiling: metric -> the best value that any model can reach on the validation samples, where that is known.
         streams: the training data are read in blocks that workers take turns at, not by numbers of samples; then
