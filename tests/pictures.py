@@ -8,6 +8,7 @@ import json
 import pickle
 import struct
 import tarfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,16 @@ import numpy as np
 from PIL import Image
 
 CLASSES = ["daisy", "iris", "rose"]
+
+
+def config(kind: type, **given: Any) -> dict[str, Any]:
+    """A ``data`` node with the schema's defaults; nothing is downloaded unless told."""
+    node = {k: v for k, v in asdict(kind()).items() if k != "_target_"}  # type: ignore[call-overload]
+    return node | ({"download": False} if "download" in node else {}) | given
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Progress that nobody looks at."""
 
 
 def picture(label: int, number: int, height: int = 40, width: int = 56) -> Image.Image:

@@ -292,15 +292,15 @@ def test_all_workers_decide_by_the_first_ones_numbers() -> None:
     numbers: list[list[float]] = []
 
     def total(values: torch.Tensor) -> torch.Tensor:
-        if len(values) == 3:  # loss, acc1, acc5 as they were validated; the first worker's get better
+        if len(values) == 4 and values[-1] <= 1:  # loss, acc1, acc2, f1; sums of training end with 2 samples
             numbers.append(values.tolist())
-            return torch.tensor([0.0, 0.1 * len(numbers), 0.0], dtype=torch.float64)
+            return torch.tensor([0.0, 0.1 * len(numbers), 0.0, 0.0], dtype=torch.float64)
         return values
 
     run.strategy.total = total
     run.strategy.members = lambda: (1, 2)
     fit(run)
-    assert numbers == [[0.0] * 3] * 3, "a worker that is not the first brings zeros"
+    assert numbers == [[0.0] * 4] * 3, "a worker that is not the first brings zeros"
     assert run.step == 6 and run.early_stop.best.value == pytest.approx(0.3)
 
 
@@ -311,7 +311,7 @@ def test_a_schedule_that_goes_by_validations_is_told_of_each() -> None:
     run.strategy.total = lambda values: values
     fit(run)
     assert [step for step, _ in told] == [2, 4]
-    assert told[0][1].keys() == {"val/loss", "val/acc1", "val/acc5"}
+    assert told[0][1].keys() == {"val/loss", "val/acc1", "val/acc2", "val/f1"}
 
 
 def test_strategies_without_such_a_schedule_say_so() -> None:

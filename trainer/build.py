@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer import schema
-from trainer.errors import UserError
+from trainer.errors import UserError, first_line
 
 
 def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None = None, **kwargs: Any) -> Any:
@@ -34,7 +34,7 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
             name = f"{key}.{found[1]}"
             raise UserError(name, f"{node['_target_']} takes no such argument (~{name} takes away what a recipe brings)") from error  # fmt: skip
         given = ", ".join(f"{k}={v}" for k, v in arguments.items())
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        said = first_line(error)
         raise UserError(f"{key} ({node['_target_']})", f"called with {given or 'nothing'} it says: {said}") from error
     if kind is not None and not isinstance(made, kind):
         raise UserError(f"{key}._target_={node['_target_']}", f"gave a {type(made).__name__}, not a {kind.__module__.partition('.')[0]} {kind.__name__}")  # fmt: skip

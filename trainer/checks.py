@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from trainer import keys, machine, schema, watched
 from trainer.build import call_target, locate
 from trainer.data.base import DataSource, Facts
-from trainer.data.listing import EXTENSIONS, images_in
 from trainer.errors import UserError
+from trainer.modes import check_mode, evaluation_batch_size, looked_at
 from trainer.strategies.base import Declaration
-from trainer.strategies.declared import AUTO, EVALUATORS
+from trainer.strategies.declared import AUTO
 from trainer.targets import check_arguments, check_target
-
-WEIGHTS = (".safetensors", ".pt", ".pth")
 
 
 @dataclass
@@ -107,7 +103,7 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
     check_data(checked)
     check_optimization(checked)
     if config["mode"] != "train":
-        checked.files = check_what_is_looked_at(checked)
+        checked.files = looked_at(config, source, facts)
         return checked
     try:
         check_batch_fits(checked)
@@ -204,78 +200,6 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
             check_arguments(config[group], group, typed)
 
 
-def check_mode(config: dict[str, Any]) -> None:
-    """The keys of a mode come with it; where nothing is trained, plain workers take the place of the strategy's."""
-    mode, weights = config["mode"], config["weights"]
-    for path, value, modes in (
-        ("weights", weights, ("eval", "predict")),
-        ("predict.input", config["predict"]["input"], ("predict",)),
-        ("predict.output", config["predict"]["output"], ("predict",)),
-    ):
-        if value is not None and mode not in modes:
-            raise UserError(f"{path}={value}", f"mode={mode} does not take it", f"mode={modes[0]} (or ~{path}={value})" if path != "weights" else "mode=eval")  # fmt: skip
-        if value is None and mode in modes and path != "predict.output":
-            what = "the file of weights, or the folder of the run that made it" if path == "weights" else "a folder of images"  # fmt: skip
-            raise UserError(f"mode={mode}", f"needs {path}, {what}", f"{path}=PATH")
-    if mode == "train":
-        return
-    config["weights"] = str(weights_file(Path(weights)))
-    given = config["strategy"]
-    plain = asdict(schema.GroupStrategy())
-    config["strategy"] = {**plain, "_target_": EVALUATORS, "timeout_s": given.get("timeout_s", plain["timeout_s"])}
-    config["launch"]["servers"] = None
-    config["data"]["work"] = "static"
-    if config["data"].get("cache") == "auto":
-        config["data"]["cache"] = "none"  # what is looked at once is not worth keeping
-
-
-def weights_file(path: Path) -> Path:
-    """The file that ``weights=`` means.
-
-    Raises:
-        UserError: there is none, or its name does not say what it is.
-    """
-    if path.is_dir():
-        if not (path / "model.safetensors").is_file():
-            raise UserError(f"weights={path}", "this folder has no model.safetensors; a run leaves it when it is done", "weights=FILE")  # fmt: skip
-        path = path / "model.safetensors"
-    if not path.is_file():
-        raise UserError(f"weights={path}", "there is no such file or folder", "weights=outputs/RECIPE/TIME")
-    if path.suffix not in WEIGHTS:
-        raise UserError(f"weights={path}", f"is none of the kinds {', '.join(WEIGHTS)}", "weights=model.safetensors")
-    return Path(os.path.abspath(path))
-
-
-def evaluation_batch_size(data: Mapping[str, Any], workers: int) -> int:
-    """Samples per worker and batch where nothing is trained: any number will do."""
-    given, together = data["val_batch_size"] or data["batch_size"], data["global_batch_size"]
-    return int(given or max(1, (together or 32 * workers) // workers))
-
-
-def check_what_is_looked_at(checked: Checked) -> tuple[str, ...]:
-    """There are validation samples, or images to look at; the latter's paths."""
-    config, facts = checked.config, checked.facts
-    if config["mode"] == "eval":
-        if not facts.val_samples:
-            raise UserError("mode=eval", f"{facts.source} has no validation samples")
-        return ()
-    if facts.task != "classification" or not checked.source.sees_pictures:
-        raise UserError("mode=predict", f"{facts.source} does not say how a picture becomes an input", "mode=eval")
-    folder = Path(config["predict"]["input"])
-    if not folder.is_dir():
-        raise UserError(f"predict.input={folder}", "there is no such folder", "predict.input=FOLDER")
-    if not (files := images_in(folder)):
-        raise UserError(f"predict.input={folder}", f"there is no image in it ({', '.join(EXTENSIONS)})", "predict.input=FOLDER")  # fmt: skip
-    output = config["predict"]["output"]
-    if output is not None and not Path(output).absolute().parent.is_dir():
-        raise UserError(f"predict.output={output}", f"there is no folder {Path(output).parent}", "predict.output=FILE")
-    if output is not None and Path(output).is_dir():
-        raise UserError(f"predict.output={output}", "is a folder", f"predict.output={Path(output) / 'predictions.csv'}")
-    config["predict"]["input"] = os.path.abspath(folder)
-    config["predict"]["output"] = output and os.path.abspath(output)
-    return tuple(files)
-
-
 def choose_device(config: Mapping[str, Any]) -> str:
     """``cpu`` or ``cuda``."""
     if config["device"] != "auto":
@@ -293,7 +217,7 @@ def count_workers(config: dict[str, Any], device: str, default: int | None = Non
     """Workers on each host; resolves launch.ips, launch.workers and launch.nproc into one another."""
     launch = config["launch"]
     if launch["ips"]:
-        hosts = [ip.strip() for ip in str(launch["ips"]).split(",") if ip.strip()]
+        hosts = hosts_of(launch)
         launch["nnodes"], launch["master_addr"] = len(hosts), hosts[0]
         here = [i for i, ip in enumerate(hosts) if machine.port_is_free(ip, 0)]
         if not here and not config["plan"]:
@@ -314,6 +238,11 @@ def count_workers(config: dict[str, Any], device: str, default: int | None = Non
     if nproc is None:
         nproc = max(1, len(machine.gpus())) if device == "cuda" else default or 1
     return int(nproc)
+
+
+def hosts_of(launch: Mapping[str, Any]) -> list[str]:
+    """The addresses of ``launch.ips``; none where it is not given."""
+    return [ip.strip() for ip in str(launch["ips"] or "").split(",") if ip.strip()]
 
 
 def check_devices(config: Mapping[str, Any], device: str, nproc: int, gpus: int | None = None) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trainer import machine
 from trainer.auto import Machine, ModelFacts
 from trainer.build import for_saved_weights
-from trainer.checks import Checked, check, leaves
+from trainer.checks import Checked, check, hosts_of, leaves
 from trainer.confidential import hide, scrub, text, values
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.plan import Plan, make_plan
@@ -325,7 +325,7 @@ def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, 
         hosts=plan.nnodes,
         timeout_s=launch_config["timeout_s"],
         interface="lo" if plan.nnodes == 1 else _interface(launch_config["master_addr"]),
-        addresses=[ip.strip() for ip in str(launch_config["ips"]).split(",")] if launch_config["ips"] else (),
+        addresses=hosts_of(launch_config),
         terms=_terms(plan, payload["config"]),
     )
     results = launch(roles, payload, run_dir, meeting, preload=_modules(payload["config"]))

@@ -160,11 +160,7 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
         return run.validated[1]
     run.model.eval()
     with run.report.evaluating(), run.profile("evaluation"):
-        sums, taking_part = None, 0
-        while sums is None or run.strategy.members()[1] != taking_part:  # who was lost meanwhile leaves samples behind
-            run.strategy.settle()
-            index, taking_part = run.strategy.members()
-            sums = run.strategy.total(_evaluated(run, index, taking_part))
+        sums, index = _examined(run, run.strategy.settle)
         metrics = run.task.validation(sums)
         values = {f"{RAW}{name}": value for name, value in metrics.items()}
         averages = averaged(run, run.ema) if run.ema is not None else None
@@ -189,11 +185,7 @@ def averaged(run: Training, ema: AveragedWeights) -> torch.Tensor:
     ema.follow(run.step)
     ema.agree(run.strategy, run.mean)
     with ema.in_place():
-        sums, taking_part = None, 0
-        while sums is None or run.strategy.members()[1] != taking_part:
-            index, taking_part = run.strategy.members()
-            sums = run.strategy.total(_evaluated(run, index, taking_part))
-    return sums
+        return _examined(run)[0]
 
 
 def decide(run: Training, values: Mapping[str, float]) -> None:
@@ -208,6 +200,16 @@ def decide(run: Training, values: Mapping[str, float]) -> None:
         run.strategy.observe(run.step, values)
     if run.early_stop is not None:
         run.stop = run.early_stop.why(run.step, values)
+
+
+def _examined(run: Training, settle: Callable[[], None] = lambda: None) -> tuple[torch.Tensor, int]:
+    """The task's sums over the validation samples, and this worker's number among those who took part."""
+    while True:  # again when somebody was lost meanwhile, whose samples are left behind
+        settle()
+        index, taking_part = run.strategy.members()
+        sums = run.strategy.total(_evaluated(run, index, taking_part))
+        if run.strategy.members()[1] == taking_part:
+            return sums, index
 
 
 def _evaluated(run: Training, index: int, count: int) -> torch.Tensor:

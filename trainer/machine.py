@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import shutil
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,13 @@ def cpu_flags() -> frozenset[str]:
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
     """The NVIDIA GPUs that CUDA would show to this process, asked of nvidia-smi."""
-    smi = shutil.which("nvidia-smi")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if smi is None or visible == "" or visible == "-1":
-        return ()
-    query = [smi, "--query-gpu=name,compute_cap", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
+    if visible == "" or visible == "-1":
         return ()
     found = []
-    for line in answer.strip().splitlines():
-        name, capability = line.rsplit(",", 1)
-        major, _, minor = capability.strip().partition(".")
-        found.append(Gpu(name.strip(), (int(major), int(minor or 0))))
+    for name, capability in _asked_of_gpus("name,compute_cap"):
+        major, _, minor = capability.partition(".")
+        found.append(Gpu(name, (int(major), int(minor or 0))))
     if visible is not None:
         found = found[: len([v for v in visible.split(",") if v.strip()])]
     return tuple(found)
@@ -62,15 +55,25 @@ def gpus() -> tuple[Gpu, ...]:
 
 def gpu_loads() -> list[tuple[float, float]]:
     """Of each GPU that nvidia-smi shows now: percent of the time in which it was busy, MiB of its memory in use."""
-    smi = shutil.which("nvidia-smi")
-    if smi is None or not gpus():
+    try:
+        asked = _asked_of_gpus("utilization.gpu,memory.used") if gpus() else []
+        return [(float(busy), float(used)) for busy, used in asked]
+    except ValueError:  # some cards answer [N/A]
         return []
-    query = [smi, "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits"]
+
+
+def _asked_of_gpus(properties: str) -> list[list[str]]:
+    """What nvidia-smi says of each GPU; nothing where there is none."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return []
+    query = [smi, f"--query-gpu={properties}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-        return [(float(busy), float(used)) for busy, used in (line.split(",") for line in answer.strip().splitlines())]
-    except (OSError, subprocess.SubprocessError, ValueError):  # some cards answer [N/A]
+    except (OSError, subprocess.SubprocessError):
         return []
+    values = properties.count(",")
+    return [[value.strip() for value in line.rsplit(",", values)] for line in answer.strip().splitlines()]
 
 
 def cpp_compiler() -> str | None:
@@ -90,14 +93,8 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 def free_memory() -> int:
-    """Bytes that programs can still take without swapping (Linux); elsewhere half of all."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    """Bytes that programs can still take without swapping."""
+    return int(psutil.virtual_memory().available)
 
 
 def free_disk(folder: Path) -> int:
@@ -105,18 +102,6 @@ def free_disk(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-class _Addresses(ctypes.Structure):
-    """``struct ifaddrs`` of getifaddrs(3), as far as it is read."""
-
-
-_Addresses._fields_ = [
-    ("next", ctypes.POINTER(_Addresses)),
-    ("name", ctypes.c_char_p),
-    ("flags", ctypes.c_uint),
-    ("address", ctypes.POINTER(ctypes.c_ubyte)),
-]
 
 
 def interface_towards(host: str) -> str | None:
@@ -130,20 +115,8 @@ def interface_towards(host: str) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface with that IPv4 address (Linux)."""
-    if sys.platform != "linux":
-        return None
-    libc, first = ctypes.CDLL(None, use_errno=True), ctypes.POINTER(_Addresses)()
-    if libc.getifaddrs(ctypes.byref(first)):
-        return None
-    try:
-        entry = first
-        while entry:
-            raw = entry.contents.address
-            family = raw[0] | raw[1] << 8 if raw and sys.byteorder == "little" else raw[0] << 8 | raw[1] if raw else -1
-            if family == socket.AF_INET and socket.inet_ntoa(bytes(raw[4:8])) == address:
-                return str(entry.contents.name.decode())
-            entry = entry.contents.next
-        return None
-    finally:
-        libc.freeifaddrs(first)
+    """The network interface with that IPv4 address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.family == socket.AF_INET and entry.address == address for entry in addresses):
+            return str(name)
+    return None

@@ -16,6 +16,7 @@ from trainer.build import call_target
 from trainer.data.base import DataSource, Facts
 from trainer.data.feed import Placement
 from trainer.data.pictures import Preprocessing
+from trainer.errors import first_line
 from trainer.report import Report
 from trainer.strategies.base import Seat, Strategy
 from trainer.worker import Updaters, arithmetic, build_model, membership, settings
@@ -186,7 +187,7 @@ def why_unreadable(pictures: Pictures, number: int) -> str:
     try:
         pictures.preprocessing.read(pictures.folder / pictures.files[number])
     except Exception as error:
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return first_line(error)
     return "could not be read at first"
 
 

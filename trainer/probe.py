@@ -14,10 +14,10 @@ from trainer import schema
 from trainer.auto import ModelFacts
 from trainer.build import call_target, locate
 from trainer.data.base import Facts
-from trainer.errors import UserError
+from trainer.errors import UserError, first_line
 from trainer.models.residual import NoResidualBlocks, last_norms
 from trainer.models.rows import tables
-from trainer.optim.groups import Rate, check_patterns, grouped, optimizer_of, rates
+from trainer.optim.groups import check_patterns, grouped, optimizer_of, rates
 from trainer.optim.sparse import rule_of
 from trainer.strategies.base import Declaration
 
@@ -78,8 +78,7 @@ def build_optimizer(node: Mapping[str, Any], model: nn.Module) -> torch.optim.Op
     found = rates(model, node)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) not in sparse and found[n].lr]
     stand_ins = [(n, torch.zeros((1,) * p.dim(), requires_grad=True)) for n, p in trained]
-    one = [(Rate(), [torch.zeros(1, requires_grad=True)])]
-    return optimizer_of(node, grouped(stand_ins, found) or one)
+    return optimizer_of(node, grouped(stand_ins, found))
 
 
 def check_residual_blocks(config: Mapping[str, Any], model: nn.Module) -> None:
@@ -119,7 +118,7 @@ def check_outputs(config: Mapping[str, Any], model: nn.Module, loss: nn.Module, 
             again = model
         outputs = _forward(again, facts)
         if isinstance(outputs, Exception):
-            raise UserError(f"model ({config['model']['_target_']})", f"does not take samples of {facts.shape}, which {facts.source} has: {_line(outputs)}") from outputs  # fmt: skip
+            raise UserError(f"model ({config['model']['_target_']})", f"does not take samples of {facts.shape}, which {facts.source} has: {first_line(outputs)}") from outputs  # fmt: skip
     if not isinstance(outputs, torch.Tensor):
         return
     if facts.task == "binary":
@@ -137,7 +136,7 @@ def _check_classes(config: Mapping[str, Any], loss: nn.Module, facts: Facts, out
     try:
         value = loss(torch.zeros(2, outputs.shape[1]), torch.zeros(2, dtype=torch.long))
     except Exception as error:
-        raise UserError(f"loss ({config['loss']['_target_']})", f"does not take outputs (N, {outputs.shape[1]}) and labels (N,): {_line(error)}", "loss=cross_entropy") from error  # fmt: skip
+        raise UserError(f"loss ({config['loss']['_target_']})", f"does not take outputs (N, {outputs.shape[1]}) and labels (N,): {first_line(error)}", "loss=cross_entropy") from error  # fmt: skip
     if value.dim():
         raise UserError(f"loss ({config['loss']['_target_']})", f"gives {tuple(value.shape)} values instead of one, the mean", "loss=cross_entropy")  # fmt: skip
 
@@ -152,7 +151,7 @@ def _check_binary(config: Mapping[str, Any], loss: nn.Module, facts: Facts, outp
         both = loss(logits, labels)
         apart = torch.stack([loss(logits[i : i + 1], labels[i : i + 1]) for i in range(2)])
     except Exception as error:
-        raise UserError(what, f"does not take logits (N,) and labels (N,): {_line(error)}", instead) from error
+        raise UserError(what, f"does not take logits (N,) and labels (N,): {first_line(error)}", instead) from error
     if both.dim() or not torch.allclose(both, apart.mean()):
         raise UserError(what, "is not the mean over samples for logits (N,) and labels (N,)", instead)
 
@@ -169,10 +168,6 @@ def _forward(model: nn.Module, facts: Facts) -> Any:
         return model.eval()(inputs)
     except Exception as error:
         return error
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 @contextmanager

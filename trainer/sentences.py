@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from trainer import keys
-from trainer.errors import UserError
+from trainer.errors import UserError, first_line
 from trainer.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def _by_key(vocabulary: Vocabulary, chain: list[BaseException], text: str) -> Us
     override = vocabulary.parsed(merged[1]) if merged else None
     if override is not None and path.startswith(f"{override.key_or_group}."):  # a mapping, and something inside it
         declared = keys.find(path)
-        why = declared.refuse(error.value) if declared is not None else str(error).splitlines()[0]
+        why = declared.refuse(error.value) if declared is not None else first_line(error)
         return UserError(
             merged[1] if merged else path, f"{path}: {why}", declared.instead(error.value) if declared else ""
         )

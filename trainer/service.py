@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import compose
 from trainer.confidential import hide, text, values
-from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.errors import Interrupted, RunFailed, UserError, first_line
 from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def plain(config: DictConfig) -> dict[str, Any]:
     try:
         resolved = OmegaConf.to_container(job, resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
-        raise UserError(error.full_key or "the config", str(error).splitlines()[0]) from error
+        raise UserError(error.full_key or "the config", first_line(error)) from error
     assert isinstance(resolved, dict)
     return resolved  # type: ignore[return-value]
 

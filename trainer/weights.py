@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.errors import UserError
+from trainer.errors import UserError, first_line
 
 MOST_NAMED = 4
 
@@ -52,7 +52,7 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(str(path), "pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"weights={path}", f"cannot be read as safetensors: {_line(error)}") from error
+        raise UserError(f"weights={path}", f"cannot be read as safetensors: {first_line(error)[:200]}") from error
 
 
 def load(path: Path, model: nn.Module, device: torch.device) -> None:
@@ -75,7 +75,9 @@ def _state_dict(path: Path) -> dict[str, torch.Tensor]:
         loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a zip, a pickle, or neither: each breaks in its own way
         why = "cannot be read by torch.load(weights_only=True), which takes a state_dict alone"
-        raise UserError(f"weights={path}", f"{why}: {_line(error)}", "torch.save(model.state_dict(), ...)") from error
+        raise UserError(
+            f"weights={path}", f"{why}: {first_line(error)[:200]}", "torch.save(model.state_dict(), ...)"
+        ) from error
     if not isinstance(loaded, dict) or not all(isinstance(t, torch.Tensor) for t in loaded.values()):
         kind = f"holds {_some(loaded)}" if isinstance(loaded, dict) else f"is a {type(loaded).__name__}"
         raise UserError(f"weights={path}", f"{kind} and not a state_dict, name -> tensor", "torch.save(model.state_dict(), ...)")  # fmt: skip
@@ -94,7 +96,3 @@ def _some(names: Iterable[str], between: str = ", ") -> str:
     listed = [str(name) for name in names]
     more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
     return between.join(listed[:MOST_NAMED]) + more
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

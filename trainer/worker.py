@@ -315,8 +315,7 @@ def make_updater(config: dict[str, Any], plan: dict[str, Any], module: nn.Module
     found = rates(module, config["optimizer"])
     sparse = {id(table.weight): (table.weight, found[f"{name}.weight"].lr) for name, table in tables(module)}
     trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
-    nothing = [(Rate(), [torch.zeros(1, requires_grad=True)])]
-    optimizer = optimizer_of(config["optimizer"], grouped(trained, found) or nothing, plan["lr"])
+    optimizer = optimizer_of(config["optimizer"], grouped(trained, found), plan["lr"])
     if sparse:
         rule, numbers = rule_of(config["optimizer"], optimizer)
         weights, factors = zip(*sparse.values(), strict=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,13 @@ from torchvision import datasets
 from torchvision.datasets import mnist as theirs
 
 from tests import pictures
+from tests.pictures import config, silent
 from trainer import schema
 from trainer.data.augmented_arrays import shifted
 from trainer.data.cifar import Cifar10
 from trainer.data.mnist import Mnist
 from trainer.data.mnist_json import MnistJson
 from trainer.errors import UserError
-
-
-def config(kind: type, **given: Any) -> dict[str, Any]:
-    return {k: v for k, v in asdict(kind()).items() if k != "_target_"} | {"download": False} | given
-
-
-def silent(what: str, done: int, total: int) -> None:
-    pass
 
 
 @pytest.fixture(autouse=True)

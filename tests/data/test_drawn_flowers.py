@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.data import drawn_flowers
+from trainer.data import drawn_flowers, once
 from trainer.data.flower_painter import paint
 from trainer.data.flower_species import species
 
@@ -168,11 +168,11 @@ def test_an_argument_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> N
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert drawn_flowers.cache_root() == tmp_path / "cache"
+    assert once.cache_root() == tmp_path / "cache"
     monkeypatch.delenv("TRAINER_CACHE")
-    assert drawn_flowers.cache_root() == tmp_path / "xdg" / "trainer"
+    assert once.cache_root() == tmp_path / "xdg" / "trainer"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert drawn_flowers.cache_root() == Path.home() / ".cache" / "trainer"
+    assert once.cache_root() == Path.home() / ".cache" / "trainer"
 
 
 def test_every_set_has_a_folder_of_its_own() -> None:

@@ -13,30 +13,20 @@ from PIL import Image, ImageOps
 from torchvision import datasets
 from torchvision.transforms import v2
 
-from tests.pictures import CLASSES, encoded, image_folder, picture, shard
+from tests.pictures import CLASSES, config, encoded, image_folder, picture, shard, silent
 from trainer import schema
 from trainer.data import images
 from trainer.data.augment import Augmentation, CentreView
 from trainer.data.base import DataSource, Facts, Splits
-from trainer.data.decode import BadImage, decode, size_of
+from trainer.data.decode import decode
+from trainer.data.header import BadImage, size_of
 from trainer.data.image_folder import ImageFolder
 from trainer.data.shards import Shards, braces
 from trainer.errors import RunFailed, UserError
 
 
-def config(kind: type, **given: Any) -> dict[str, Any]:
-    """A ``data`` node with the schema's defaults."""
-    from dataclasses import asdict
-
-    return {k: v for k, v in asdict(kind()).items() if k != "_target_"} | given
-
-
 def folder(root: Path, **given: Any) -> ImageFolder:
     return ImageFolder(**config(schema.ImageFolderData, root=str(root), image_size=32, **given))
-
-
-def silent(what: str, done: int, total: int) -> None:
-    pass
 
 
 def opened(source: DataSource) -> tuple[Facts, Splits]:

@@ -39,7 +39,7 @@ class Facts:
         ceiling: metric -> the best value that any model can reach on the validation samples, where that is known.
         streams: the training data are read in blocks that workers take turns at, not by numbers of samples; then
             ``train_samples`` may be an estimate.
-        cache: what is kept in memory, in a few words for the plan; cached: that this is so.
+        cache: what is kept in memory, in a few words for the plan; cached: that this is so (None: not decided yet).
         left_out: name -> reason of samples that are broken and do not count.
     """
 
@@ -56,7 +56,7 @@ class Facts:
     ceiling: dict[str, float] = field(default_factory=dict)
     streams: bool = False
     cache: str = ""
-    cached: bool = False
+    cached: bool | None = False
     left_out: dict[str, str] = field(default_factory=dict)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.data.base import DataSource, Facts, Progress, Splits
+from trainer.data.once import cache_root
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -105,8 +106,6 @@ class Criteo(DataSource):
 
     def _place(self) -> Path:
         """Where arrays, and rows that are drawn, are kept."""
-        from trainer.data.drawn_flowers import cache_root
-
         return Path(self.config["cache_dir"]).expanduser().absolute() if self.config["cache_dir"] else cache_root()
 
     def _estimate(self, conversion: Conversion) -> dict[str, int]:

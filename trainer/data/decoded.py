@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from trainer import machine
-from trainer.data.decode import BadImage, decode, size_of
+from trainer.data.decode import decode
+from trainer.data.header import BadImage, size_of
 from trainer.data.listing import Listing
 from trainer.data.once import known, made_once
 

@@ -16,21 +16,12 @@ from filelock import FileLock
 
 from trainer.data.flower_species import CLASSES, VERSION, species
 from trainer.data.flower_worker import SPLITS, Job
-from trainer.data.once import MARKER, beside
+from trainer.data.once import MARKER, beside, cache_root
 
-__all__ = ["CLASSES", "VERSION", "cache_root", "class_names", "draw", "folder", "is_drawn"]
+__all__ = ["CLASSES", "VERSION", "class_names", "draw", "folder", "is_drawn"]
 
 _MOST_PROCESSES = 16
 _WORTH_A_PROCESS = 24  # pictures; below that, starting an interpreter costs more than it saves
-
-
-def cache_root() -> Path:
-    """The trainer's own folder, absolute: $TRAINER_CACHE, else $XDG_CACHE_HOME/trainer, else ~/.cache/trainer."""
-    if own := os.environ.get("TRAINER_CACHE"):
-        return Path(own).expanduser().absolute()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser().absolute() / "trainer"
-    return Path.home() / ".cache" / "trainer"
 
 
 def folder(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> Path:

@@ -9,12 +9,12 @@ import numpy as np
 from trainer.data.base import Facts, Progress, digest_of
 from trainer.data.drawn_flowers import CLASSES, VERSION, class_names, draw, is_drawn
 from trainer.data.drawn_flowers import folder as drawn_folder
+from trainer.data.fetched import Site, absent, fetch
 from trainer.data.images import ImageSource
 from trainer.data.listing import Listing, class_folders, folder_of_classes
 from trainer.errors import UserError
-from trainer.sites import unreachable
 
-SITE = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/"
+SITE = Site("Oxford Flowers-102", "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/", 345)
 PER_SPLIT = 1020
 
 
@@ -59,7 +59,7 @@ class Flowers102(EmbeddedFlowers):
 
     def facts(self, global_batch_size: int) -> Facts:
         if self._present():
-            return self.sized(Facts(f"Oxford Flowers-102 in {self.config['root']}", "real", PER_SPLIT, PER_SPLIT, self.shape(), CLASSES, slow=True))  # fmt: skip
+            return self.sized(Facts(f"{SITE.name} in {self.config['root']}", "real", PER_SPLIT, PER_SPLIT, self.shape(), CLASSES, slow=True))  # fmt: skip
         partial = self._folder()
         if partial.is_dir() and not self.config["download"]:
             raise UserError(
@@ -67,23 +67,12 @@ class Flowers102(EmbeddedFlowers):
                 f"{partial} is there but lacks jpg/, imagelabels.mat or setid.mat",
                 "data.download=true, or data=embedded_flowers",
             )
-        reason = "data.download=false" if not self.config["download"] else unreachable(SITE)
-        if not reason:
-            return self.sized(Facts(f"Oxford Flowers-102, to be downloaded into {self.config['root']}", "download", PER_SPLIT, PER_SPLIT, self.shape(), CLASSES, slow=True))  # fmt: skip
-        if self.config["on_missing"] == "error":
-            raise UserError(
-                f"data.root={self.config['root']}",
-                f"Oxford Flowers-102 is not in {self._folder()} and cannot be downloaded ({reason})",
-                "data.root=FOLDER that holds flowers-102/, or data.on_missing=embedded",
-            )
-        return self._instead(reason)
+        if reason := absent(self.config, SITE, partial):
+            return self._instead(reason)
+        return self.sized(Facts(f"{SITE.name}, to be downloaded into {self.config['root']}", "download", PER_SPLIT, PER_SPLIT, self.shape(), CLASSES, slow=True))  # fmt: skip
 
     def _instead(self, reason: str) -> Facts:
-        return self._embedded(
-            10,
-            f"this is NOT Oxford Flowers-102: it is not in {self._folder()} and cannot be downloaded ({reason}). "
-            "The embedded drawn flowers are used instead; data.on_missing=error refuses, data.root=FOLDER uses yours.",
-        )
+        return self._embedded(10, SITE.stand_in(reason, "The embedded drawn flowers are used"))
 
     def class_names(self, facts: Facts) -> list[str]:
         if facts.kind == "embedded":
@@ -97,25 +86,15 @@ class Flowers102(EmbeddedFlowers):
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         if facts.kind == "download":
-            facts = self._download(facts)
+            facts = self._download()
         if facts.kind == "embedded":
             self._draw(progress)
         return ImageSource.prepare(self, facts, progress)
 
-    def _download(self, facts: Facts) -> Facts:
-        from filelock import FileLock
+    def _download(self) -> Facts:
         from torchvision.datasets import Flowers102 as Real
 
-        root = Path(self.config["root"])
-        root.mkdir(parents=True, exist_ok=True)
-        print(f"downloading Oxford Flowers-102 into {root} (345 MB)", flush=True)
-        try:
-            with FileLock(root / ".flowers-102.lock"):
-                Real(str(root), split="train", download=True)
-        except (OSError, RuntimeError) as error:
-            reason = f"the download broke: {error}"
-            if self.config["on_missing"] == "error":
-                raise UserError(f"data.root={root}", reason, "data.on_missing=embedded") from error
+        if reason := fetch(self.config, SITE, lambda root: Real(root, split="train", download=True)):
             return self._instead(reason)
         real = self.facts(0)
         return real if real.kind == "real" else self._instead("the download is incomplete")

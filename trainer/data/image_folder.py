@@ -24,9 +24,8 @@ class ImageFolder(ImageSource):
         for split, listing in (("training", train), ("validation", val)):
             if not len(listing):
                 raise UserError(f"data.root={root}", f"holds no {split} images ({', '.join(EXTENSIONS)})")
-        return self.sized(
-            Facts(f"images in {root}", "folder", len(train), len(val), self.shape(), len(classes), slow=True)
-        )
+        facts = Facts(f"images in {root}", "folder", len(train), len(val), self.shape(), len(classes), slow=True)
+        return self.sized(facts, (train, val))
 
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
         return self._found()

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from trainer.data.decode import BadImage, decode
+from trainer.data.decode import decode
 from trainer.data.decoded import Decoded
 from trainer.data.draws import Draw
+from trainer.data.header import BadImage
 from trainer.data.listing import Listing
 from trainer.errors import RunFailed
 

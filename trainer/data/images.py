@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import io
+import math
 import os
 from abc import abstractmethod
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import numpy as np
 
 from trainer import machine
 from trainer.data.base import DataSource, Facts, Progress, Splits, digest_of
-from trainer.data.drawn_flowers import cache_root
+from trainer.data.header import BadImage, size_of
 from trainer.data.listing import Listing
+from trainer.data.once import cache_root
 from trainer.data.pictures import Centre, Preprocessing
 from trainer.errors import UserError
 from trainer.hashing import hash_of
@@ -36,17 +38,18 @@ class ImageSource(DataSource):
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
         """The training and the validation images, by a look at folders or indices."""
 
-    def sized(self, facts: Facts) -> Facts:
+    def sized(self, facts: Facts, listings: tuple[Listing, Listing] | None = None) -> Facts:
         """The facts with what they say of the cache, if the images are there already."""
         wanted = self.config["cache"]
         if wanted == "none":
             return replace(facts, cached=False, cache="none: images are decoded each time")
         try:
-            total = sum(decoded_bytes(listing) for listing in self.listings(facts))
+            train, val = listings or self.listings(facts)
+            total = decoded_bytes(train) + decoded_bytes(val)
         except OSError:
-            return replace(facts, cached=wanted == "ram", cache=f"{wanted}: decided when the images are there")
+            return replace(facts, cached=None, cache=f"{wanted}: decided when the images are there")
         memory, disk = machine.free_memory(), machine.free_disk(self._cache_folder())
-        there = all(self._place(split, listing).is_dir() for split, listing in self._by_split(facts))
+        there = self._place("train", train).is_dir() and self._place("val", val).is_dir()
         fits = total <= SHARE_OF_MEMORY * memory and (there or total <= SHARE_OF_DISK * disk)
         size = f"{total / 2**30:.1f} GiB decoded"
         if wanted == "auto" and not fits:
@@ -61,7 +64,7 @@ class ImageSource(DataSource):
         Raises:
             UserError: images are broken and ``data.on_bad`` is ``error``.
         """
-        if self.config["cache"] != "none" and "decided when" in facts.cache:
+        if facts.cached is None:
             facts = self.sized(facts)
         if not facts.cached and not self.config["verify"]:
             return facts
@@ -145,15 +148,11 @@ def decoded_bytes(listing: Listing) -> int:
     Raises:
         OSError: an image is not there.
     """
-    from PIL import Image, UnidentifiedImageError
-
     sizes = []
     for number in np.unique(np.linspace(0, len(listing) - 1, min(MEASURED, len(listing))).astype(int)).tolist():
-        try:
-            with Image.open(io.BytesIO(listing.read(number))) as image:
-                sizes.append(3 * image.size[0] * image.size[1])
-        except (UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError):
-            continue  # broken images are looked for elsewhere
+        content = listing.read(number)
+        with suppress(BadImage):  # broken images are looked for elsewhere
+            sizes.append(3 * math.prod(size_of(content)))
     return int(np.mean(sizes) * len(listing)) if sizes else 0
 
 

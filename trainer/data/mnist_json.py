@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from trainer.data.base import DataSource, Facts, Progress, Splits
-from trainer.data.drawn_flowers import cache_root
-from trainer.data.once import known, made_once
-from trainer.errors import UserError
+from trainer.data.once import known, made_once, place_of
+from trainer.errors import UserError, first_line
 
 SPLITS = ("train", "valid", "eval")
 SIDE, PIXELS, CLASSES = 28, 784, 10
@@ -68,10 +66,7 @@ class MnistJson(DataSource):
         return Splits(sets[0], sets[1], (0.1307,), (0.3081,))
 
     def _place(self) -> Path:
-        path = Path(self.config["path"]).absolute()
-        about = path.stat()
-        digest = hashlib.blake2b(f"{path}\0{about.st_size}\0{about.st_mtime_ns}".encode(), digest_size=12).hexdigest()
-        return cache_root() / "mnist-json" / digest
+        return place_of("mnist-json", [Path(self.config["path"])])
 
     def _write(self, folder: Path, tell: Any) -> dict[str, Any]:
         """The images as (N, 1, 28, 28) float32, the labels as (N,) int64, in one pass over the file."""
@@ -146,7 +141,7 @@ class MnistJson(DataSource):
                         )
         except (ijson.JSONError, OSError, EOFError) as error:
             where = f" after image {row} of part {SPLITS[max(split, 0)]!r}"
-            raise self._wrong("", f"it breaks off{where}: {str(error).splitlines()[0]}") from error
+            raise self._wrong("", f"it breaks off{where}: {first_line(error)}") from error
 
     def _image(self, numbers: list[float], split: str, row: int) -> np.ndarray:
         if len(numbers) != PIXELS:

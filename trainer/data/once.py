@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 MARKER = "complete.json"
+
+
+def cache_root() -> Path:
+    """The trainer's own folder, absolute: $TRAINER_CACHE, else $XDG_CACHE_HOME/trainer, else ~/.cache/trainer."""
+    if own := os.environ.get("TRAINER_CACHE"):
+        return Path(own).expanduser().absolute()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser().absolute() / "trainer"
+    return Path.home() / ".cache" / "trainer"
+
+
+def place_of(kind: str, files: Iterable[Path]) -> Path:
+    """Where what is made of these files lies; another place when one has changed."""
+    about = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return cache_root() / kind / hashlib.blake2b(json.dumps(about).encode(), digest_size=12).hexdigest()
 
 
 @contextmanager

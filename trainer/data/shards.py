@@ -8,7 +8,6 @@ sampler says, exactly once, whatever the number of shards and workers.
 from __future__ import annotations
 
 import glob
-import hashlib
 import json
 import re
 import tarfile
@@ -18,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from trainer.data.base import Facts, Progress
-from trainer.data.drawn_flowers import cache_root
 from trainer.data.images import ImageSource
 from trainer.data.listing import EXTENSIONS, Listing
-from trainer.data.once import known, made_once
+from trainer.data.once import known, made_once, place_of
 from trainer.errors import UserError
 
 
@@ -36,13 +34,14 @@ class Shards(ImageSource):
             if len(wrong):
                 raise UserError(f"data.num_classes={classes}", f"{len(wrong)} samples have a label outside 0 to {classes - 1}, the first is {listing.names[wrong[0]]} with {listing.labels[wrong[0]]}")  # fmt: skip
         source = f"{len(train.files)} + {len(val.files)} shards"
-        return self.sized(Facts(source, "shards", len(train), len(val), self.shape(), classes, slow=True))
+        facts = Facts(source, "shards", len(train), len(val), self.shape(), classes, slow=True)
+        return self.sized(facts, (train, val))
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         for key in ("path", "val_path"):
             if self.config[key]:
                 files = self._files(key)
-                made_once(self._place_of_index(files), lambda folder, files=files: _write_index(folder, files))  # type: ignore[misc]  # fmt: skip
+                made_once(place_of("shards", files), lambda folder, files=files: _write_index(folder, files))  # type: ignore[misc]  # fmt: skip
         return super().prepare(facts, progress)
 
     def listings(self, facts: Facts | None) -> tuple[Listing, Listing]:
@@ -53,7 +52,7 @@ class Shards(ImageSource):
 
     def _listing(self, key: str) -> Listing:
         files = self._files(key)
-        folder = self._place_of_index(files)
+        folder = place_of("shards", files)
         index = json.loads((folder / "index.json").read_text()) if known(folder) else indexed(files)
         if not index["names"]:
             raise UserError(f"data.{key}={self.config[key]}", "holds no samples (NAME.jpg with NAME.cls or NAME.json)")
@@ -73,10 +72,6 @@ class Shards(ImageSource):
         if not found:
             raise UserError(f"data.{key}={given}", "there are no such files", f"data.{key}='DIR/train-{{000..009}}.tar' or 'DIR/*.tar'")  # fmt: skip
         return found
-
-    def _place_of_index(self, files: list[Path]) -> Path:
-        about = [(str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-        return cache_root() / "shards" / hashlib.blake2b(json.dumps(about).encode(), digest_size=12).hexdigest()
 
 
 def braces(pattern: str) -> list[str]:

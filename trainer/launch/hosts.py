@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainer.errors import RunFailed
+from trainer.errors import RunFailed, first_line
 
 POLL_S = 0.2
 TELL_S = 1.0
@@ -74,7 +74,7 @@ def meet(store: dist.Store, meeting: Meeting) -> None:
         store.wait(["hosts/why not"], datetime.timedelta(seconds=meeting.timeout_s + 2 * TELL_S))
         why = store.get("hosts/why not").decode()
     except (RuntimeError, dist.DistError) as error:
-        why = f"{meeting.name(0)} is gone before all hosts were there: {str(error).splitlines()[0]}"
+        why = f"{meeting.name(0)} is gone before all hosts were there: {first_line(error)}"
     if why:
         raise RunFailed(why)
 

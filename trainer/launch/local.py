@@ -34,7 +34,7 @@ from torch.distributed.elastic.multiprocessing import (
     start_processes,
 )
 
-from trainer.errors import Interrupted, RunFailed
+from trainer.errors import Interrupted, RunFailed, first_line
 from trainer.launch.hosts import Meeting, meet
 from trainer.lifeline import end_with
 from trainer.strategies.base import Seat
@@ -146,7 +146,7 @@ def open_store(meeting: Meeting) -> dist.TCPStore:
         except dist.DistError as error:
             where = f"{meeting.host}:{meeting.port} within {meeting.timeout_s:g} s (launch.timeout_s)"
             hint = " (that is this host itself: give launch.master_addr)" if meeting.host.startswith("127.") else ""
-            raise RunFailed(f"host 0 did not answer at {where}{hint}: {str(error).splitlines()[0]}") from error
+            raise RunFailed(f"host 0 did not answer at {where}{hint}: {first_line(error)}") from error
     listening = socket.create_server((meeting.host, meeting.port), backlog=512)
     port = listening.getsockname()[1]
     return dist.TCPStore(

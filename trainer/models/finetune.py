@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.errors import UserError
+from trainer.errors import UserError, first_line
 from trainer.sites import unreachable
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -102,7 +102,7 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
             return load_file(weights)
         content = torch.load(weights, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises whatever its bytes happen to mean
-        raise UserError(f"model.weights={weights}", f"cannot be read as tensors by name: {str(error).splitlines()[0]}") from error  # fmt: skip
+        raise UserError(f"model.weights={weights}", f"cannot be read as tensors by name: {first_line(error)}") from error  # fmt: skip
     for key in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

@@ -114,11 +114,13 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
 
     Args:
         node: the ``optimizer`` node.
+        groups: none where nothing is trained here; torch's optimizers want a parameter, and get one that nobody has.
         lr: learning rate instead of the node's (scaled to the batch).
 
     Raises:
         UserError: it does not take these parameters, or no parameter groups where there are several.
     """
+    groups = groups or [(Rate(), [torch.zeros(1, requires_grad=True)])]
     plain = len(groups) == 1
     given: list[Any] = groups[0][1] if plain else [{"params": parameters} for _, parameters in groups]
     optimizer: torch.optim.Optimizer = call_target(

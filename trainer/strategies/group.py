@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.errors import RunFailed
+from trainer.errors import RunFailed, first_line
 from trainer.strategies.base import MakeUpdater, Seat
 from trainer.strategies.roll_call import RollCall
 from trainer.strategies.single import OwnUpdater
@@ -109,17 +109,17 @@ class GroupMember(OwnUpdater):
             self.roll_call.meeting = ""
 
     def _who_is_missing(self, meeting: str, error: Exception) -> str:
-        first_line = str(error).strip().splitlines()[0]
+        said = first_line(error)
         try:
             missing = self.roll_call.missing()
         except TimeoutError:
-            return f"worker {self.seat.rank}: {meeting} failed and host 0 cannot be reached: {first_line}"
+            return f"worker {self.seat.rank}: {meeting} failed and host 0 cannot be reached: {said}"
         except (RuntimeError, dist.DistError):
-            return f"worker {self.seat.rank}: {meeting} failed and the launcher is gone: {first_line}"
+            return f"worker {self.seat.rank}: {meeting} failed and the launcher is gone: {said}"
         if not missing:
-            return f"worker {self.seat.rank}: {meeting} failed: {first_line}"
+            return f"worker {self.seat.rank}: {meeting} failed: {said}"
         who = ", ".join(self.seat.names(missing))
-        return f"{who} did not arrive at {meeting} within {self.config['timeout_s']:g} s (strategy.timeout_s): {first_line}"
+        return f"{who} did not arrive at {meeting} within {self.config['timeout_s']:g} s (strategy.timeout_s): {said}"
 
 
 def _is_about_peers(error: Exception) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import confidential
+from trainer.errors import first_line
 from trainer.report import replace_file
 
 BATCH = 1000
@@ -59,7 +60,7 @@ class Follower:
             self._open()
             self._send_points()
         except Exception as error:  # whatever MLflow raises for a server that is away or in trouble: try again later
-            self.error = _first_line(error)
+            self.error = _said(error)
             self.pause = min(LONGEST_PAUSE_S, max(1.0, self.pause * 2))
             self.retry_at = now + self.pause
             if self.away_since is None:
@@ -187,7 +188,7 @@ class Follower:
             if status == "FINISHED" and self.run.get("log_model"):
                 self._log_model()
         except Exception as error:  # as in try_once
-            self.error = _first_line(error)
+            self.error = _said(error)
             return False
         return True
 
@@ -201,7 +202,7 @@ class Follower:
             if self.packed is None:
                 self.packed = model.pack(self.run_dir)
         except Exception as error:  # what a user's own model raises where it is loaded by MLflow
-            tell({"warning": f"the model was not logged: {type(error).__name__}: {_first_line(error)}"})
+            tell({"warning": f"the model was not logged: {type(error).__name__}: {_said(error)}"})
             self.logged = True
             return
         model.send(self.client, self.run_id, self.packed)
@@ -244,8 +245,8 @@ def _dataset(told: dict[str, str]) -> Any:
     return DatasetInput(Dataset(**told), [InputTag("mlflow.data.context", "training")])
 
 
-def _first_line(error: Exception) -> str:
-    return confidential.text((str(error).strip().splitlines() or [type(error).__name__])[0][:300])
+def _said(error: Exception) -> str:
+    return confidential.text(first_line(error)[:300])
 
 
 def tell(message: dict[str, Any]) -> None:

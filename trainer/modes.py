@@ -1,0 +1,92 @@
+"""mode=eval and mode=predict: what they take, and what they look at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainer import schema
+from trainer.data.base import DataSource, Facts
+from trainer.data.listing import EXTENSIONS, images_in
+from trainer.errors import UserError
+from trainer.strategies.declared import EVALUATORS
+
+WEIGHTS = (".safetensors", ".pt", ".pth")
+
+
+def check_mode(config: dict[str, Any]) -> None:
+    """The keys of a mode come with it; where nothing is trained, plain workers take the place of the strategy's."""
+    mode, weights = config["mode"], config["weights"]
+    for path, value, modes in (
+        ("weights", weights, ("eval", "predict")),
+        ("predict.input", config["predict"]["input"], ("predict",)),
+        ("predict.output", config["predict"]["output"], ("predict",)),
+    ):
+        if value is not None and mode not in modes:
+            raise UserError(f"{path}={value}", f"mode={mode} does not take it", f"mode={modes[0]} (or ~{path}={value})" if path != "weights" else "mode=eval")  # fmt: skip
+        if value is None and mode in modes and path != "predict.output":
+            what = "the file of weights, or the folder of the run that made it" if path == "weights" else "a folder of images"  # fmt: skip
+            raise UserError(f"mode={mode}", f"needs {path}, {what}", f"{path}=PATH")
+    if mode == "train":
+        return
+    config["weights"] = str(weights_file(Path(weights)))
+    given = config["strategy"]
+    plain = asdict(schema.GroupStrategy())
+    config["strategy"] = {**plain, "_target_": EVALUATORS, "timeout_s": given.get("timeout_s", plain["timeout_s"])}
+    config["launch"]["servers"] = None
+    config["data"]["work"] = "static"
+    if config["data"].get("cache") == "auto":
+        config["data"]["cache"] = "none"  # what is looked at once is not worth keeping
+
+
+def weights_file(path: Path) -> Path:
+    """The file that ``weights=`` means.
+
+    Raises:
+        UserError: there is none, or its name does not say what it is.
+    """
+    if path.is_dir():
+        if not (path / "model.safetensors").is_file():
+            raise UserError(f"weights={path}", "this folder has no model.safetensors; a run leaves it when it is done", "weights=FILE")  # fmt: skip
+        path = path / "model.safetensors"
+    if not path.is_file():
+        raise UserError(f"weights={path}", "there is no such file or folder", "weights=outputs/RECIPE/TIME")
+    if path.suffix not in WEIGHTS:
+        raise UserError(f"weights={path}", f"is none of the kinds {', '.join(WEIGHTS)}", "weights=model.safetensors")
+    return Path(os.path.abspath(path))
+
+
+def evaluation_batch_size(data: Mapping[str, Any], workers: int) -> int:
+    """Samples per worker and batch where nothing is trained: any number will do."""
+    given, together = data["val_batch_size"] or data["batch_size"], data["global_batch_size"]
+    return int(given or max(1, (together or 32 * workers) // workers))
+
+
+def looked_at(config: dict[str, Any], source: DataSource, facts: Facts) -> tuple[str, ...]:
+    """The images that mode=predict looks at; of mode=eval, none.
+
+    Raises:
+        UserError: there are none, or no validation samples.
+    """
+    if config["mode"] == "eval":
+        if not facts.val_samples:
+            raise UserError("mode=eval", f"{facts.source} has no validation samples")
+        return ()
+    if facts.task != "classification" or not source.sees_pictures:
+        raise UserError("mode=predict", f"{facts.source} does not say how a picture becomes an input", "mode=eval")
+    folder = Path(config["predict"]["input"])
+    if not folder.is_dir():
+        raise UserError(f"predict.input={folder}", "there is no such folder", "predict.input=FOLDER")
+    if not (files := images_in(folder)):
+        raise UserError(f"predict.input={folder}", f"there is no image in it ({', '.join(EXTENSIONS)})", "predict.input=FOLDER")  # fmt: skip
+    output = config["predict"]["output"]
+    if output is not None and not Path(output).absolute().parent.is_dir():
+        raise UserError(f"predict.output={output}", f"there is no folder {Path(output).parent}", "predict.output=FILE")
+    if output is not None and Path(output).is_dir():
+        raise UserError(f"predict.output={output}", "is a folder", f"predict.output={Path(output) / 'predictions.csv'}")
+    config["predict"]["input"] = os.path.abspath(folder)
+    config["predict"]["output"] = output and os.path.abspath(output)
+    return tuple(files)
