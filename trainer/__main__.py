@@ -55,9 +55,9 @@ def dispatch(argv: list[str]) -> int:
                 app.hydra_help(config_name, _parser(), args)
             return 0
         if args.multirun:
-            results = service.sweep(app, args.overrides, config_name)
+            results = service.sweep(app, args.overrides, config_name, compose.flags(args))
             return 0 if all(r.status in ("done", "planned") for r in results) else 1
-        service.run_one(app, args.overrides, config_name)
+        service.run_one(app, args.overrides, config_name, flags=compose.flags(args))
         return 0
 
 

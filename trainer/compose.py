@@ -11,6 +11,8 @@ from trainer import schema
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
+    import argparse
+
     from hydra._internal.hydra import Hydra
     from omegaconf import DictConfig
 
@@ -22,6 +24,12 @@ def folder(name: str) -> Path:
     """The folder ``conf`` or ``recipes``: inside an installed package, beside it in a checkout."""
     inside = PACKAGE / name
     return inside if inside.is_dir() else PACKAGE.parent / name
+
+
+def flags(args: argparse.Namespace) -> list[str]:
+    """The flags without which a command's overrides mean something else."""
+    given = (("--config-dir", args.config_dir), ("--config-name", args.config_name))
+    return [word for flag, value in given if value for word in (flag, str(value))]
 
 
 @contextlib.contextmanager

@@ -213,6 +213,7 @@ def _finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str
     from trainer import curves, progress
     from trainer.report import replace_file
     from trainer.tracking.describe import NOTE, note
+    from trainer.tracking.recorder import LOGS
 
     plan = ready.plan
     status = {"state": "starting", "step": 0, "total": plan.total_steps, **progress.read_status(run_dir)}
@@ -223,7 +224,7 @@ def _finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str
         result.metrics, result.steps = status.get("metrics", {}), status["step"]
     replace_file(run_dir / "status.json", json.dumps(status, indent=1))
     replace_file(run_dir / "result.json", json.dumps(hide(asdict(result), ready.secrets), indent=1))
-    scrub(Path(plan.run_dir), ("workerlog.*", "serverlog.*"), ready.secrets)
+    scrub(Path(plan.run_dir), LOGS, ready.secrets)
     if result.status != "killed":
         title = f"{plan.name}: {plan.strategy}, {plan.workers} worker(s)"
         if plan.mode == "train":

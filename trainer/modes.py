@@ -32,12 +32,14 @@ def check_mode(config: dict[str, Any]) -> None:
             raise UserError(f"mode={mode}", f"needs {path}, {what}", f"{path}=PATH")
     if mode == "train":
         return
+    if config["profile"]:
+        raise UserError("profile=true", f"shows where an update's time goes, and mode={mode} makes none", "profile=false")  # fmt: skip
     config["weights"] = str(weights_file(Path(weights)))
     given = config["strategy"]
     plain = asdict(schema.GroupStrategy())
     config["strategy"] = {**plain, "_target_": EVALUATORS, "timeout_s": given.get("timeout_s", plain["timeout_s"])}
     config["launch"]["servers"] = None
-    config["data"]["work"] = "static"
+    config["data"] |= {"work": "static", "read": "each"}
     if config["data"].get("cache") == "auto":
         config["data"]["cache"] = "none"  # what is looked at once is not worth keeping
 

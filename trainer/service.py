@@ -43,8 +43,14 @@ def run(overrides: Sequence[str]) -> Result:
         return run_one(app, list(overrides), "config")
 
 
-def run_one(app: Hydra, overrides: list[str], config_name: str, start: Starter = start_here) -> Result:
-    """Compose, check, and run one job in Hydra's run folder."""
+def run_one(
+    app: Hydra, overrides: list[str], config_name: str, start: Starter = start_here, flags: Sequence[str] = ()
+) -> Result:
+    """Compose, check, and run one job in Hydra's run folder.
+
+    Args:
+        flags: those that stand before the overrides in the command that repeats it.
+    """
     config = compose.compose(app, overrides, config_name)
     run_dir = _folder(config, "hydra.run.dir")
     ready = get_ready(plain(config), typed_keys(overrides), str(run_dir))
@@ -57,12 +63,12 @@ def run_one(app: Hydra, overrides: list[str], config_name: str, start: Starter =
     ready.plan = replace(ready.plan, run_dir=str(run_dir))
     _leave_hydra_files(config, run_dir)
     with tracking(ready.plan.tracking if ready.plan.node_rank == 0 else "") as tracker:
-        result = execute(ready, start, overrides, tracker)
-    say_result(result, ready, overrides)
+        result = execute(ready, start, [*flags, *overrides], tracker)
+    say_result(result, ready, [*flags, *overrides])
     return result
 
 
-def sweep(app: Hydra, overrides: list[str], config_name: str) -> list[Result]:
+def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str] = ()) -> list[Result]:
     """Every point of a sweep, one after the other, each in its own folder and MLflow run under one parent run.
 
     All points are checked before the first one starts. A job that fails is recorded and the others are done.
@@ -87,10 +93,10 @@ def sweep(app: Hydra, overrides: list[str], config_name: str) -> list[Result]:
             mine, number = list(hydra.overrides.task), len(results)
             where, shown = str(hydra.runtime.output_dir), text(" ".join(mine), values(plain(config)))
             print(f"\n--- job {number}" + (f" of {len(jobs)}" if jobs else "") + f": {shown}", flush=True)
-            results.append((shown, _one_of_sweep(config, mine, where, tracker, sweep_dir)))
+            results.append((shown, _one_of_sweep(config, mine, flags, where, tracker, sweep_dir)))
 
         if tracker is not None and points:
-            tracker.open(sweep_dir, _sweep_run(points[0], overrides))
+            tracker.open(sweep_dir, _sweep_run(points[0], overrides, flags))
         status = "KILLED"
         try:
             there = f"hydra.sweep.dir='{sweep_dir}'"  # its default holds the time, which Hydra would look up again
@@ -104,11 +110,16 @@ def sweep(app: Hydra, overrides: list[str], config_name: str) -> list[Result]:
 
 
 def _one_of_sweep(
-    config: DictConfig, overrides: list[str], run_dir: str, tracker: Tracker | None, sweep_dir: Path
+    config: DictConfig,
+    overrides: list[str],
+    flags: Sequence[str],
+    run_dir: str,
+    tracker: Tracker | None,
+    sweep_dir: Path,
 ) -> Result:
     try:
         ready = get_ready(plain(config), typed_keys(overrides), run_dir)
-        return execute(ready, start_here, overrides, tracker, sweep_dir)
+        return execute(ready, start_here, [*flags, *overrides], tracker, sweep_dir)
     except Interrupted as error:
         raise KeyboardInterrupt(str(error)) from None
     except (RunFailed, UserError) as error:
@@ -139,10 +150,10 @@ def _check_point(app: Hydra, master: DictConfig, overrides: list[str]) -> Ready:
         raise UserError(f"job {' '.join(overrides)}: {error.what}", error.why, error.instead) from error
 
 
-def _sweep_run(point: Ready, overrides: list[str]) -> dict[str, Any]:
+def _sweep_run(point: Ready, overrides: list[str], flags: Sequence[str]) -> dict[str, Any]:
     from trainer.tracking.describe import describe
 
-    run = describe(point.checked.config, point.plan, overrides, None, "")
+    run = describe(point.checked.config, point.plan, [*flags, "-m", *overrides], None, "")
     swept = text(" ".join(o for o in overrides if not o.startswith("hydra")), point.secrets)
     return {**run, "run_name": f"sweep {swept}"[:200], "params": {}, "dataset": None, "artifacts": ["sweep.csv"]}
 

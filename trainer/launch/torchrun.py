@@ -49,7 +49,7 @@ def join(parse: Callable[[], argparse.Namespace]) -> int:
 
     try:
         with compose.hydra_app(args.config_dir) as app:
-            service.run_one(app, [*args.overrides, *topology], args.config_name or "config", start)
+            service.run_one(app, [*args.overrides, *topology], args.config_name or "config", start, compose.flags(args))
     except (UserError, RunFailed, Interrupted) as error:
         store.set("payload", pickle.dumps(str(error)))
         raise

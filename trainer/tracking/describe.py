@@ -28,6 +28,7 @@ ARTIFACTS = (
     "server.*.json",
     "*.png",
     "*.csv",
+    "validation.*.npz",
     "profile.*.json",
     "trace.*.json.gz",
 )
@@ -38,7 +39,7 @@ PARAMETER = r"[\w\-. :/]+"
 def describe(
     config: Mapping[str, Any], plan: Plan, overrides: Sequence[str], parent: Path | None, digest: str
 ) -> dict[str, Any]:
-    """The message that opens a run; see ``Tracker.open``. Nothing in it but ``uri`` holds what is confidential.
+    """The message that opens a run; see ``Tracker.open``. Nothing in it but ``uri`` and ``secrets`` is confidential.
 
     Args:
         digest: of the data, from its source.
@@ -62,6 +63,7 @@ def describe(
         "start_time": int(time.time() * 1000),
         "parent": str(parent) if parent else None,
         "opened": uuid.uuid4().hex,
+        "secrets": sorted(secrets),
         "log_model": tracking["log_model"] and plan.mode == "train",
         **hide(told, secrets),
     }
@@ -108,7 +110,9 @@ def note(plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None =
         lines += [f"| result | {ended['status']} after {ended['seconds']:.1f} s, {ended['steps']} updates, {ended['samples']} samples |"]  # fmt: skip
         if ended["error"]:
             lines += ["", "```", ended["error"][:2000], "```"]
-        shown = {k: v for k, v in ended["metrics"].items() if k.startswith(("val/", "predict/"))}
+        if ended["ended"].startswith("early stop"):
+            lines += ["", ended["ended"]]
+        shown = {k: v for k, v in ended["metrics"].items() if k.startswith(("val/", "val_ema/", "predict/"))}
         best = ended["best"]
         if shown:
             lines += ["", "| metric | last | best |", "|---|---|---|"]

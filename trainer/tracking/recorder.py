@@ -23,6 +23,8 @@ EVERY_S = 1.0
 LONGEST_PAUSE_S = 30.0
 LAST_WORDS_S = 5.0
 OPENED = "trainer.opened"
+LOGS = ("workerlog.*", "serverlog.*")
+"""What processes printed, which may be anything; it is cleaned of secrets by who ends the run."""
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Follower:
 
     run_dir: Path
     run: dict[str, Any]
+    secrets: list[str] = field(default_factory=list, repr=False)
     run_id: str | None = None
     sent: int = 0
     doubt: int = 0
@@ -285,7 +288,8 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
         parent = followers.get(message.get("parent") or "")
         if parent is not None and parent.run_id is None:
             parent.try_once()
-        follower = Follower(Path(message["open"]), message, children_of=parent.run_id if parent else None)
+        secrets = message.pop("secrets")
+        follower = Follower(Path(message["open"]), message, secrets, children_of=parent.run_id if parent else None)
         follower.remember()
         followers[message["open"]] = follower
     elif "close" in message:
@@ -301,6 +305,7 @@ def _mark_killed(follower: Follower) -> None:
         replace_file(status_file, json.dumps({**status, "state": "killed"}, indent=1))
     except (OSError, ValueError):
         pass
+    confidential.scrub(follower.run_dir, LOGS, follower.secrets)
     follower.finish("KILLED", {"trainer.ended": "the launcher was killed"}, LAST_WORDS_S)
 
 
@@ -324,6 +329,11 @@ def resend(run_dir: Path) -> int:
         asked=state["asked"],
     )  # fmt: skip
     result = json.loads((run_dir / "result.json").read_text()) if (run_dir / "result.json").exists() else {}
+    if not result:
+        print(
+            "The run's launcher was killed: nobody has looked for secrets in the workers' logs, so they are not sent."
+        )
+        state["run"]["artifacts"] = [name for name in state["run"]["artifacts"] if name not in LOGS]
     status = {"done": "FINISHED", "failed": "FAILED"}.get(result.get("status", ""), "KILLED")
     answer = follower.finish(status, {}, 60.0)
     print(f"MLflow run {answer['run_id']}: {answer['unsent']} points unsent. {answer['error']}")
