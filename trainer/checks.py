@@ -11,7 +11,7 @@ from trainer import keys, machine, schema, watched
 from trainer.build import call_target, locate
 from trainer.data.base import DataSource, Facts
 from trainer.errors import UserError
-from trainer.modes import check_mode, evaluation_batch_size, looked_at
+from trainer.modes import check_mode, evaluation_batch_size, facts_of, looked_at
 from trainer.strategies.base import Declaration
 from trainer.strategies.declared import AUTO
 from trainer.targets import check_arguments, check_target
@@ -97,7 +97,7 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
     else:
         config["data"]["batch_size"] = evaluation_batch_size(config["data"], workers)
     source: DataSource = call_target(config["data"], "data", kind=DataSource)
-    facts = source.facts(config["data"]["batch_size"] * workers * merge)
+    facts = facts_of(config, source, config["data"]["batch_size"] * workers * merge)
     take_classes(config, facts)
     checked = Checked(config, declaration, source, facts, auto_strategy, workers, nproc, device, merge)
     check_data(checked)

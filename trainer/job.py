@@ -19,6 +19,7 @@ from trainer.build import for_saved_weights
 from trainer.checks import Checked, check, hosts_of, leaves
 from trainer.confidential import hide, scrub, text, values
 from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.modes import CLASSES
 from trainer.plan import Plan, make_plan
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ def execute(
             result.data_source, result.stand_in = plan.facts["source"], plan.facts["stand_in"]
             replace_file(mine / "plan.json", json.dumps(hide(plan.as_dict(), ready.secrets), indent=1))
             progress.show_plan(plan)
+            if config["mode"] == "train":
+                _leave_names(mine, ready)
             if tracker is not None:
                 tracker.open(run_dir, describe(config, plan, overrides, parent, _digest(ready)))
                 tracked = True
@@ -201,7 +204,7 @@ def _leave_config(run_dir: Path, config: dict[str, Any]) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     for stale in ("metrics.jsonl", "result.json", "status.json", "tracking.json", "curves.png", "servers.png"):
         (run_dir / stale).unlink(missing_ok=True)
-    for pattern in ("server.*.json", "profile.*.json", "trace.*.json.gz", "model.json", "example.npz"):
+    for pattern in ("server.*.json", "profile.*.json", "trace.*.json.gz", "model.json", "example.npz", CLASSES):
         for stale_one in run_dir.glob(pattern):
             stale_one.unlink()
     pictures.clear(run_dir)
@@ -248,6 +251,20 @@ def _finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str
                 f"MLflow: not everything is sent ({answer['error']}; {answer['unsent']} lines of metrics.jsonl are left). Later: "
                 f"python -m trainer.tracking.recorder resend {run_dir}"
             )
+
+
+def _leave_names(run_dir: Path, ready: Ready) -> None:
+    """The classes' names, by which mode=predict calls them where the data are not at hand."""
+    from trainer import progress
+
+    checked = ready.checked
+    try:
+        names = list(checked.source.class_names(checked.facts))
+    except Exception as error:  # a source of the user's own may break where it is asked for names
+        progress.console().print(f"the classes have no names: {type(error).__name__}: {error}")
+        return
+    if names:
+        (run_dir / CLASSES).write_text(json.dumps(names, indent=1))
 
 
 def _digest(ready: Ready) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,6 +15,8 @@ from trainer.data.listing import EXTENSIONS, images_in
 from trainer.errors import UserError
 from trainer.strategies.declared import EVALUATORS
 
+CLASSES = "classes.json"
+"""Names of a run's classes, in the order of the labels."""
 WEIGHTS = (".safetensors", ".pt", ".pth")
 
 
@@ -65,6 +68,46 @@ def evaluation_batch_size(data: Mapping[str, Any], workers: int) -> int:
     """Samples per worker and batch where nothing is trained: any number will do."""
     given, together = data["val_batch_size"] or data["batch_size"], data["global_batch_size"]
     return int(given or max(1, (together or 32 * workers) // workers))
+
+
+def facts_of(config: Mapping[str, Any], source: DataSource, global_batch_size: int) -> Facts:
+    """What is known of the data. mode=predict looks at none of them: what the run that made the weights knew will do.
+
+    Raises:
+        UserError: the data are not there, and no run tells.
+    """
+    try:
+        facts = source.facts(global_batch_size)
+    except UserError:
+        if (known := _of_the_run(config)) is None:
+            raise
+        return known
+    return (_of_the_run(config) or facts) if facts.stand_in else facts
+
+
+def _of_the_run(config: Mapping[str, Any]) -> Facts | None:
+    """For mode=predict what the run that left the weights knew of data of the same kind."""
+    if config["mode"] != "predict" or (folder := run_of(Path(config["weights"]))) is None:
+        return None
+    import yaml
+
+    try:
+        target = yaml.safe_load((folder / "config.yaml").read_text())["data"]["_target_"]
+        facts = Facts(**json.loads((folder / "plan.json").read_text())["facts"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return None
+    return facts if target == config["data"]["_target_"] else None
+
+
+def run_of(weights: Path) -> Path | None:
+    """The folder of the run that left these weights, if it has named its classes."""
+    return next((folder for folder in weights.parents[:2] if (folder / CLASSES).is_file()), None)
+
+
+def class_names_of(weights: Path) -> list[str] | None:
+    """The classes' names in the run that left these weights; None where none says."""
+    folder = run_of(weights)
+    return None if folder is None else list(json.loads((folder / CLASSES).read_text()))
 
 
 def looked_at(config: dict[str, Any], source: DataSource, facts: Facts) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from trainer.data.base import DataSource, Facts
 from trainer.data.feed import Placement
 from trainer.data.pictures import Preprocessing
 from trainer.errors import first_line
+from trainer.modes import class_names_of
 from trainer.report import Report
 from trainer.strategies.base import Seat, Strategy
 from trainer.worker import Updaters, arithmetic, build_model, membership, settings
@@ -78,7 +79,9 @@ def predict(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
                     pass
                 return report.outcome()
             output = Path(config["predict"]["output"] or run_dir / "predictions.csv")
-            names = source.class_names(facts)
+            names = class_names_of(Path(config["weights"]))
+            if names is None:
+                names = [] if facts.stand_in else list(source.class_names(facts))
             unreadable = write(output, blocks, pictures, names)
             return {**_told(report, len(files), unreadable), "unreadable": unreadable[:MOST_NAMED]}
         finally:

@@ -149,6 +149,7 @@ VALUES = [
     digits("mode=eval", "mode=eval", "needs weights", instead="weights=PATH"),
     digits("mode=eval weights=.", "no model.safetensors"),
     digits("mode=predict", "mode=predict", "needs weights", instead="weights=PATH"),
+    digits("mode=eval weights=x profile=true", "profile=true", "mode=eval makes none", instead="profile=false"),
     digits("weights=x", "weights=x", "mode=train does not take it", instead="mode=eval"),
     digits("predict.input=x", "predict.input=x", "mode=train does not take it", instead="mode=predict"),
     digits("mode=eval weights=x predict.input=y", "predict.input=y", "mode=eval does not take it"),

@@ -20,6 +20,14 @@ class Mlp(nn.Module):
         return self.layers(images)
 
 
+class Talks(Mlp):
+    """Prints what it should keep to itself."""
+
+    def __init__(self, num_classes: int, hub_token: str) -> None:
+        super().__init__(num_classes)
+        print("logging in with", hub_token, flush=True)
+
+
 class Breaks(Mlp):
     """Breaks at a chosen forward of a chosen rank."""
 

@@ -128,6 +128,7 @@ def test_users_own_yaml_and_model(tmp_path: Path) -> None:
     [run] = (tmp_path / "outputs" / "my_recipe").iterdir()
     assert read(run / "result.json")["status"] == "done"
     assert "hidden: 48" in (run / "config.yaml").read_text()
+    assert "repeat    python -m trainer --config-dir mine +recipe=my_recipe tracking=none\n" in done.stdout
 
 
 def test_from_python_the_same_result_and_the_same_errors(tmp_path: Path) -> None:

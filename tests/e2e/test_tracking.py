@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.mlflow_server import Server
-from tests.runs import ROOT, SMALL, environment, mlflow_runs, points, read, start, trainer
+from tests.pictures import config, image_folder
+from tests.runs import ROOT, SMALL, environment, mlflow_runs, points, read, start, trainer, wait_for
 from trainer.tracking.recorder import Follower
 
 
@@ -101,6 +103,35 @@ def test_training_goes_on_without_the_tracking_server_and_points_are_sent_later(
     [run] = mlflow_runs(tmp_path)
     assert run.info.status == "FINISHED"
     assert run.data.metrics["val/acc1"] == pytest.approx(points(run_dir, "val/acc1")[-1])
+
+
+def test_a_run_lives_through_a_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
+    server, run = Server(tmp_path).start(), tmp_path / "run"
+    process = start(
+        *SMALL, "epochs=100000", "hydra.run.dir=run", f"tracking.uri=http://127.0.0.1:{server.port}", "execution.val_every=0",
+        "tracking.log_model=false", cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: read(run / "tracking.json").get("sent_bytes"), 90, "points are sent")
+        server.kill()
+        there = len(points(run, "train/loss"))
+        wait_for(lambda: "does not answer" in (tmp_path / "screen.txt").read_text(), 60, "the run says so")
+        wait_for(lambda: len(points(run, "train/loss")) > there + 100, 60, "training goes on")
+        before = read(run / "tracking.json")["sent_bytes"]
+        server.start()
+        wait_for(lambda: read(run / "tracking.json").get("sent_bytes", 0) > before, 60, "points are sent again")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        server.kill()
+    from mlflow import MlflowClient
+
+    state = read(run / "tracking.json")
+    lines = (run / "metrics.jsonl").read_bytes()[: state["sent_bytes"]].splitlines()
+    kept = MlflowClient(server.store).get_metric_history(state["run_id"], "train/loss")
+    written = [(p["step"], p["metrics"]["train/loss"]) for p in map(json.loads, lines) if "train/loss" in p["metrics"]]
+    assert sorted((m.step, m.value) for m in kept) == written and len(written) > there + 100
 
 
 class _FlakyClient:
@@ -359,6 +390,32 @@ def test_the_logged_model_predicts_as_the_trained_one_without_the_run(
     )
     assert "Tensor('float32', (-1, 1, 8, 8))" in loaded.stdout and "Tensor('float32', (-1, 10))" in loaded.stdout
     assert "(1, 1, 8, 8)" in loaded.stdout
+
+
+def test_the_logged_model_takes_images_as_they_are_and_finds_what_validation_found(tmp_path: Path) -> None:
+    import numpy as np
+
+    from trainer import schema
+    from trainer.data.image_folder import ImageFolder
+
+    folder = image_folder(tmp_path / "images", per_class=8, val=6)
+    done = trainer(
+        "+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", f"data.root={folder}", "data.image_size=32",
+        "data.batch_size=4", "epochs=2", "precision=fp32", "hydra.run.dir=run", cwd=tmp_path, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    source = ImageFolder(**config(schema.ImageFolderData, root=str(folder), image_size=32, cache="none"))
+    images, labels = source.open(source.facts(1)).val.batch(np.arange(18))
+    np.savez(tmp_path / "inputs.npz", inputs=images.numpy())
+    [run] = mlflow_runs(tmp_path)
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD, f"sqlite:///{tmp_path}/mlflow.db", run.info.run_id, "inputs.npz", "outputs.npz"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert loaded.returncode == 0 and "Tensor('uint8', (-1, 3, 32, 32))" in loaded.stdout, loaded.stdout + loaded.stderr
+    hits = (np.load(tmp_path / "outputs.npz")["outputs"].argmax(1) == labels.numpy()).mean()
+    found = read(tmp_path / "run" / "result.json")["metrics"]["val/acc1"]
+    assert hits == pytest.approx(found, abs=1e-9) and found > 0.34
 
 
 def test_the_run_says_what_it_was_on_what_and_how_to_repeat_it(told: tuple[Path, Server, Any]) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import load_model
 from sklearn import metrics as truth
 
 import trainer as package
+from tests.pictures import CLASSES, image_folder
 from tests.runs import environment, points, read, trainer
 from trainer.build import call_target, for_saved_weights
 from trainer.data.base import Facts
@@ -232,6 +233,23 @@ def test_predictions_of_flowers_have_names_and_the_validations_preprocessing(tmp
     assert row["class1"] == class_names()[int(likely.argmax())]
     assert float(row["probability1"]) == pytest.approx(float(likely.max()), abs=1e-5)
     assert not (tmp_path / "run" / "predictions.csv").exists()
+
+
+def test_classes_have_their_names_where_the_training_images_are_gone(tmp_path: Path) -> None:
+    folder = image_folder(tmp_path / "images")
+    images = ["+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", f"data.root={folder}", "data.image_size=32", "tracking=none"]  # fmt: skip
+    package.run([*images, "max_steps=1", "data.batch_size=4", "data.read=scatter", f"hydra.run.dir={tmp_path}/run"])
+    looked = [*images, "mode=predict", f"predict.input={folder}/val", "precision=fp32"]
+    package.run([*looked, f"weights={tmp_path}/run", "data.read=scatter", f"hydra.run.dir={tmp_path}/with"])
+    folder.rename(tmp_path / "elsewhere")
+    looked[-2] = f"predict.input={tmp_path}/elsewhere/val"
+    for number, weights in enumerate(("run", "run/checkpoints/best.safetensors")):
+        package.run([*looked, f"weights={tmp_path}/{weights}", f"hydra.run.dir={tmp_path}/without{number}"])
+        assert (tmp_path / f"without{number}" / "predictions.csv").read_text() == (tmp_path / "with" / "predictions.csv").read_text()  # fmt: skip
+    for row in csv.DictReader((tmp_path / "with" / "predictions.csv").open()):
+        assert {row["class1"], row["class2"], row["class3"]} == set(CLASSES) and row["class4"] == ""
+    with pytest.raises(UserError, match=r"data\.root=.*there is no such folder"):
+        package.run([*images, "mode=eval", f"weights={tmp_path}/run"])
 
 
 def test_blocks_are_put_together_in_order(

@@ -10,7 +10,11 @@ import pytest
 
 from tests.runs import SMALL, alive, family, mlflow_runs, points, read, start, wait_for
 
-LONG = [*SMALL, "epochs=100000", "hydra.run.dir=run", "execution.val_every=0"]
+SECRET = "s3cret-of-a-hub"
+LONG = [
+    *SMALL, "epochs=100000", "hydra.run.dir=run", "execution.val_every=0", "~model.in_channels", "~model.image_size",
+    "model._target_=tests.e2e.own_models.Talks", f"+model.hub_token={SECRET}",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
@@ -34,3 +38,7 @@ def test_ended_run_leaves_no_process_and_is_marked_killed(tmp_path: Path, how: s
     [mlflow_run] = mlflow_runs(tmp_path)
     assert mlflow_run.info.status == "KILLED"
     assert mlflow_run.data.metrics["train/loss"] > 0
+    assert "logging in with (hidden)" in (run / "workerlog.0").read_text()
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "screen.txt"]
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+    assert [path for path in files if path.name == "workerlog.0"] != [run / "workerlog.0"], "MLflow has the log as well"

@@ -23,6 +23,7 @@ ARTIFACTS = (
     "config.yaml",
     "plan.json",
     "result.json",
+    "classes.json",
     "workerlog.*",
     "serverlog.*",
     "server.*.json",
