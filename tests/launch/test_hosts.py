@@ -194,6 +194,15 @@ def test_host_that_is_cut_off_is_named_and_all_hosts_end(hosts: Hosts) -> None:
     wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
 
 
+def test_worker_that_breaks_is_shown_by_its_host_and_named_by_the_other(hosts: Hosts) -> None:
+    broken = ("model._target_=tests.e2e.own_models.Breaks", "~model.in_channels", "~model.image_size", "+model.rank=3")
+    both = [hosts.start(n, *DIGITS, *LONG, *broken, *node(n)) for n in range(2)]
+    assert [host.wait(PATIENCE_S) for host in both] == [1, 1], hosts.screen(0) + hosts.screen(1)
+    assert "the model broke on purpose" in hosts.screen(1), hosts.screen(1)
+    assert "worker 3" in hosts.screen(0).partition("failed: ")[2], hosts.screen(0)
+    wait_for(lambda: not hosts.running(), ENDS_WITHIN_S, "all processes end")
+
+
 def test_interface_of_an_address_is_found() -> None:
     assert machine.interface_of("127.0.0.1") == machine.interface_towards("127.0.0.1") == "lo"
     assert machine.interface_of("240.0.0.1") is None  # no host has such a one
