@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trainer.errors import UserError, first_line
+from trainer.models.classifiers import HEADS, unfilled
 from trainer.sites import unreachable
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -24,9 +25,7 @@ def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", *
     Raises:
         UserError: the weights are not there or belong to another model.
     """
-    from torchvision.models import get_model
-
-    model: nn.Module = get_model(name, weights=None, num_classes=num_classes, **arguments)
+    model = architecture(name, weights, num_classes, **arguments)
     if not any(p.is_meta for p in model.parameters()):
         _load(model, _tensors(name, weights), f"model.weights={weights}")
     if freeze == "backbone":
@@ -36,10 +35,7 @@ def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", *
 
 def architecture(name: str, weights: str, num_classes: int, freeze: str = "none", **arguments: Any) -> nn.Module:
     """The same model as it is drawn, for weights from elsewhere."""
-    from torchvision.models import get_model
-
-    model: nn.Module = get_model(name, weights=None, num_classes=num_classes, **arguments)
-    return model
+    return unfilled(name, None if _is_file(weights) else weights, num_classes=num_classes, **arguments)
 
 
 def check(name: str, weights: str, **others: Any) -> None:
@@ -114,6 +110,7 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
 def _load(model: nn.Module, tensors: dict[str, torch.Tensor], what: str) -> None:
     own = model.state_dict()
     tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if name in own or name.partition(".")[0] not in HEADS}
     strange = [name for name in tensors if name not in own]
     missing = [name for name in own if name not in tensors and not name.endswith("num_batches_tracked")]
     if strange or missing:
