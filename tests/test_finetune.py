@@ -94,7 +94,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"belongs to another model: \d+ tensors are missing"):
         finetuned("mobilenet_v3_small", file, 5)
     (tmp_path / "bad.pt").write_bytes(b"damaged")
-    with pytest.raises(UserError, match="cannot be read as tensors by name"):
+    with pytest.raises(UserError, match="cannot be read by torch"):
         finetuned("resnet18", str(tmp_path / "bad.pt"), 5)
 
 

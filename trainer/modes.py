@@ -14,8 +14,6 @@ from trainer.data.listing import EXTENSIONS, images_in
 from trainer.errors import UserError
 from trainer.strategies.declared import EVALUATORS
 
-WEIGHTS = (".safetensors", ".pt", ".pth")
-
 
 def check_mode(config: dict[str, Any]) -> None:
     """The keys of a mode come with it; where nothing is trained, plain workers take the place of the strategy's."""
@@ -54,8 +52,10 @@ def weights_file(path: Path) -> Path:
         path = path / "model.safetensors"
     if not path.is_file():
         raise UserError(f"weights={path}", "there is no such file or folder", "weights=outputs/RECIPE/TIME")
-    if path.suffix not in WEIGHTS:
-        raise UserError(f"weights={path}", f"is none of the kinds {', '.join(WEIGHTS)}", "weights=model.safetensors")
+    if path.suffix not in schema.WEIGHT_FILES:
+        raise UserError(
+            f"weights={path}", f"is none of the kinds {', '.join(schema.WEIGHT_FILES)}", "weights=model.safetensors"
+        )
     return Path(os.path.abspath(path))
 
 

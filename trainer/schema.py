@@ -790,3 +790,6 @@ NOT_ARGUMENTS = {
     "model": ("zero_init_residual",),
 }
 """Keys of these that the constructor does not get."""
+
+WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+"""What the name of a file of weights ends with."""
