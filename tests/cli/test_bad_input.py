@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.pictures import image_folder
 from tests.runs import environment
+from trainer.build import locate
 from trainer.checks import check_devices
 from trainer.errors import UserError
 
@@ -526,6 +528,19 @@ def test_mistakes_in_own_models_are_sentences(
     monkeypatch.syspath_prepend(tmp_path)
     code, _, error = run(DIGITS, f"model._target_={target}")
     assert_refused(Case("", (says,), instead), code, error, folder)
+
+
+def test_a_package_of_an_extra_is_named_with_its_extra(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "timm" else found(name, *rest))
+    monkeypatch.setitem(sys.modules, "timm", None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"pip install 'trainer\[timm\]'"):
+        locate("timm.create_model")
+    monkeypatch.delitem(sys.modules, "timm")
+    says = ("model._target_=timm.create_model: needs timm, which is not installed",)
+    typed = (DIGITS, "model=timm", "~model.image_size", "model.model_name=resnet10t")
+    code, _, error = run(*typed)
+    assert_refused(Case("", says, "pip install 'trainer[timm]'"), code, error, folder)
 
 
 def test_incomplete_flowers_folder_is_refused(run: Run, folder: Path, tmp_path: Path) -> None:

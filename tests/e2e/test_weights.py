@@ -107,7 +107,33 @@ def test_a_finetuned_model_needs_its_pretrained_weights_no_more() -> None:
     }
     model = call_target(for_saved_weights(node), "model")
     assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
+    timm = {"_target_": "timm.create_model", "model_name": "resnet10t", "pretrained": True, "num_classes": 3}
+    assert for_saved_weights(timm) == {**timm, "pretrained": False}
+    fetched = {"_target_": "torchvision.models.resnet18", "weights": "DEFAULT"}
+    assert for_saved_weights(fetched) == {**fetched, "weights": None}
     assert for_saved_weights({"_target_": "torchvision.models.resnet18", "a": 1}) == {"_target_": "torchvision.models.resnet18", "a": 1}  # fmt: skip
+
+
+def test_a_model_of_timm_is_kept_without_its_pretrained_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib.metadata import version
+
+    from trainer.tracking.model import _requirements
+
+    fetched: list[Any] = []
+    monkeypatch.setattr("timm.models._builder.load_pretrained", lambda *args, **kwargs: fetched.append(args))
+    typed = ["model=timm", "~model.image_size", "model.model_name=resnet10t", "+model.in_chans=1", "model.pretrained=true"]  # fmt: skip
+    common = [*RECIPE, *typed, "limit_val_batches=2"]
+    trained = package.run([*common, "max_steps=1", f"hydra.run.dir={tmp_path}/run"])
+    assert fetched, "the training begins with timm's weights"
+    kept = read(tmp_path / "run" / "model.json")["model"]
+    assert kept["_target_"] == "timm.create_model" and kept["pretrained"] is False
+    assert f"timm=={version('timm')}" in _requirements(kept["_target_"])
+    assert not any(line.startswith("timm") for line in _requirements("torchvision.models.resnet18"))
+    fetched.clear()
+    result = package.run([*common, "mode=eval", f"weights={tmp_path}/run", f"hydra.run.dir={tmp_path}/eval"])
+    assert not fetched and result.metrics["val/loss"] == trained.metrics["val/loss"]
 
 
 def test_training_leaves_the_same_findings(trained: Path) -> None:
