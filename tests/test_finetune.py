@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,16 +55,26 @@ def test_only_the_head_learns_where_the_backbone_is_frozen(tmp_path: Path) -> No
     assert changed == {"fc.weight", "fc.bias"}, "batch norms keep their statistics as well"
 
 
-def test_weights_by_name_come_from_torch_hubs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_by_name_are_fetched_once_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchvision.models import ResNet18_Weights
 
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    folder = tmp_path / "hub" / "checkpoints"
-    folder.mkdir(parents=True)
-    file = weights(folder / Path(ResNet18_Weights.IMAGENET1K_V1.url).name, "resnet18")
-    monkeypatch.setattr(ResNet18_Weights.IMAGENET1K_V1.value.__class__, "get_state_dict", lambda *a, **k: torch.load(file, weights_only=True), raising=False)  # fmt: skip
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("trainer.models.finetune.unreachable", lambda address: "")
+    theirs, asked = weights(tmp_path / "theirs.pth", "resnet18"), []
+
+    def download(url: str, place: str, hash_prefix: str | None, progress: bool = True) -> None:
+        asked.append((url, hash_prefix))
+        shutil.copy(theirs, place)
+
+    monkeypatch.setattr("torch.hub.download_url_to_file", download)
     check("resnet18", "IMAGENET1K_V1")
+    assert not asked
     prepare("resnet18", "DEFAULT")
+    model = finetuned("resnet18", "IMAGENET1K_V1", 7)
+    assert asked == [(ResNet18_Weights.IMAGENET1K_V1.url, "f37072fd")], "once, its hash checked"
+    own, truth = model.state_dict(), torch.load(theirs, weights_only=True)
+    assert all(torch.equal(own[name], tensor) for name, tensor in truth.items() if not name.startswith("fc."))
+    assert own["fc.weight"].shape == (7, 512)
 
 
 def test_weights_that_cannot_be_fetched_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +105,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"belongs to another model: \d+ tensors are missing"):
         finetuned("mobilenet_v3_small", file, 5)
     (tmp_path / "bad.pt").write_bytes(b"damaged")
-    with pytest.raises(UserError, match="cannot be read as tensors by name"):
+    with pytest.raises(UserError, match="cannot be read by torch"):
         finetuned("resnet18", str(tmp_path / "bad.pt"), 5)
 
 

@@ -15,6 +15,7 @@ from trainer.compose import compose, hydra_app
 from trainer.errors import UserError
 from trainer.machine import Gpu
 from trainer.plan import Plan
+from trainer.tracking.describe import note
 
 DIGITS = "+recipe=digits_lenet"
 TRAIN = 1438  # of 1,797 digits a fifth is held out
@@ -45,6 +46,12 @@ def test_one_worker() -> None:
     assert (plan.steps_per_epoch, plan.epochs, plan.total_steps) == (TRAIN // 32, 12, 12 * (TRAIN // 32))
     assert plan.facts["train_samples"] == TRAIN and plan.facts["classes"] == 10
     assert plan.endpoint == "127.0.0.1:a free port"
+
+
+def test_outputs_without_a_class_are_in_the_plan_and_in_the_runs_note() -> None:
+    plan = planned(DIGITS, "model.num_classes=12")
+    assert "12 outputs for the 10 classes" in plan.concern and f"**ATTENTION: {plan.concern}**" in note(plan, [])
+    assert planned(DIGITS).concern == "" and "ATTENTION" not in note(planned(DIGITS), [])
 
 
 def test_several_workers_are_collective() -> None:

@@ -13,10 +13,15 @@ BIG_MODEL = 1_000_000
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of the built model: trainable and all parameters, whether it has 2-d convolutions."""
+    """What is known of the built model: trainable and all parameters, whether it has 2-d convolutions.
+
+    Attributes:
+        concern: what is odd about it on these data, though it can run; empty as a rule.
+    """
 
     parameters: int
     convolutional: bool
+    concern: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,14 @@ from typing import Any
 from trainer import schema
 from trainer.errors import UserError, first_line
 
+EXTRAS = ("timm",)
+"""Packages that come with an extra of their name."""
+FETCHED: dict[str, dict[str, Any]] = {
+    "timm": {"pretrained": False, "checkpoint_path": ""},
+    "torchvision": {"weights": None},
+}
+"""Arguments by which others' models get weights that were trained before, with the values for none."""
+
 
 def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None = None, **kwargs: Any) -> Any:
     """Call the node's ``_target_`` with the node's other keys (and what is given here), less those that are not its own.
@@ -44,10 +52,15 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
 def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
     """The model's node where its weights come from a file of ours: nothing pretrained is needed then.
 
-    A target that fetches weights says which other one builds the same model without, as ``without_pretrained``.
+    A target that fetches weights says which other one builds the same model without, as ``without_pretrained``; timm and
+    torchvision have an argument for it.
     """
-    plain = getattr(locate(str(node["_target_"]), "model._target_"), "without_pretrained", None)
-    return {**node, "_target_": plain} if isinstance(plain, str) else node
+    target = str(node["_target_"])
+    plain = getattr(locate(target, "model._target_"), "without_pretrained", None)
+    if isinstance(plain, str):
+        return {**node, "_target_": plain}
+    fetched = FETCHED.get(target.replace(":", ".").partition(".")[0], {})
+    return {**node, **{name: none for name, none in fetched.items() if name in node}}
 
 
 def locate(target: str, key: str = "_target_") -> Any:
@@ -79,6 +92,8 @@ def locate(target: str, key: str = "_target_") -> Any:
 def no_module(key: str, target: str) -> UserError:
     """The error for a package that is not installed, nor in the working directory or on PYTHONPATH."""
     package, _, rest = target.partition(".")
+    if package in EXTRAS:
+        return UserError(f"{key}={target}", f"needs {package}, which is not installed", f"pip install 'trainer[{package}]' (in a checkout: '.[{package}]')")  # fmt: skip
     nearest = difflib.get_close_matches(package, ("torch", "torchvision", "trainer"), 1, 0.6)
     return UserError(f"{key}={target}", f"there is no module {package!r} here (is it on PYTHONPATH?)", f"{key}={nearest[0]}.{rest}" if nearest else "")  # fmt: skip
 

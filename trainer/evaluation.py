@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer import weights
 from trainer.loop import evaluate
 from trainer.strategies.base import Seat
@@ -16,7 +14,7 @@ from trainer.worker import at_work, keep_findings
 def evaluate_weights(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """Evaluate as one worker; see ``trainer.worker.train``. ``samples`` are those that were evaluated, of all workers."""
     with at_work(seat, payload) as run:
-        weights.load(Path(payload["config"]["weights"]), run.model, torch.device(seat.device))
+        weights.load(Path(payload["config"]["weights"]), run.model)
         run.keep_best, run.ema, run.early_stop, run.plateau = _nothing, None, None, False
         evaluate(run, 0)
         if seat.rank == 0:

@@ -17,7 +17,6 @@ from trainer.strategies.declared import EVALUATORS
 
 CLASSES = "classes.json"
 """Names of a run's classes, in the order of the labels."""
-WEIGHTS = (".safetensors", ".pt", ".pth")
 
 
 def check_mode(config: dict[str, Any]) -> None:
@@ -59,8 +58,10 @@ def weights_file(path: Path) -> Path:
         path = path / "model.safetensors"
     if not path.is_file():
         raise UserError(f"weights={path}", "there is no such file or folder", "weights=outputs/RECIPE/TIME")
-    if path.suffix not in WEIGHTS:
-        raise UserError(f"weights={path}", f"is none of the kinds {', '.join(WEIGHTS)}", "weights=model.safetensors")
+    if path.suffix not in schema.WEIGHT_FILES:
+        raise UserError(
+            f"weights={path}", f"is none of the kinds {', '.join(schema.WEIGHT_FILES)}", "weights=model.safetensors"
+        )
     return Path(os.path.abspath(path))
 
 

@@ -53,6 +53,7 @@ class Plan:
         endpoint: where the processes meet.
         environment: of worker 0.
         objection: why this would not run as it is; empty for a plan that can.
+        concern: what runs and is hardly meant, said loudly; empty as a rule.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Plan:
     tracking: str
     environment: dict[str, str]
     objection: str = ""
+    concern: str = ""
 
     @property
     def workers(self) -> int:
@@ -154,6 +156,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         tracking=tracking_uri(config["tracking"]),
         environment=_environment(launch, workers, checked.nproc),
         objection=checked.objection,
+        concern=model.concern,
     )
 
 

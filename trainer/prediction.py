@@ -65,7 +65,7 @@ def predict(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         report = Report(run_dir if first else None, plan["total_steps"])
         try:
             model = build_model(config, plan, device)
-            weights.load(Path(config["weights"]), model, device)
+            weights.load(Path(config["weights"]), model)
             strategy.place(model.eval(), Updaters(config, plan, plan["chosen"]["precision"]))
             source: DataSource = call_target(config["data"], "data")
             facts = Facts(**plan["facts"])

@@ -22,6 +22,7 @@ from trainer.optim.sparse import rule_of
 from trainer.strategies.base import Declaration
 
 IMAGE_DIMENSIONS = 3
+Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
 def probe(config: Mapping[str, Any], facts: Facts | None = None, declaration: Declaration | None = None) -> ModelFacts:
@@ -48,11 +49,11 @@ def probe(config: Mapping[str, Any], facts: Facts | None = None, declaration: De
             rule_of(config["optimizer"], optimizer)
         loss = call_target(config["loss"], "loss", kind=nn.Module)
         call_target(config["scheduler"], "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
-        if facts is not None:
-            check_outputs(config, model, loss, facts)
+        concern = "" if facts is None else check_outputs(config, model, loss, facts)
     return ModelFacts(
         parameters=sum(p.numel() for p in model.parameters()),
         convolutional=any(isinstance(m, nn.Conv2d) for m in model.modules()),
+        concern=concern,
     )
 
 
@@ -104,33 +105,80 @@ def build(config: Mapping[str, Any]) -> nn.Module:
         return call_target(config["model"], "model", kind=nn.Module)  # type: ignore[no-any-return]
 
 
-def check_outputs(config: Mapping[str, Any], model: nn.Module, loss: nn.Module, facts: Facts) -> None:
-    """One forward of two empty samples: the task's outputs, and a loss that takes them.
+def check_outputs(config: Mapping[str, Any], model: nn.Module, loss: nn.Module, facts: Facts) -> str:
+    """Two empty samples forward, as in training and as in validation: the task's outputs, and a loss that takes them.
 
     What goes wrong on the meta device says nothing; on the CPU it is the model's word, if samples are images, or
     several inputs by name.
+
+    Returns:
+        What is odd and no reason to refuse; empty as a rule.
+
+    Raises:
+        UserError: the model does not take the samples, or gives what the loss and the metrics do not take.
     """
-    outputs = _forward(model, facts)
-    telling = isinstance(facts.shape, dict) or len(facts.shape) == IMAGE_DIMENSIONS
+    train = config["mode"] == "train"
+    shape = facts.shape if train else facts.val_shape or facts.shape
+    outputs = _forward(model, facts, shape, train)
+    telling = isinstance(shape, dict) or len(shape) == IMAGE_DIMENSIONS
     if isinstance(outputs, Exception) and config["device"] != "cuda" and telling:
         again = call_target(config["model"], "model")
-        if any(p.is_meta for p in again.parameters()) and isinstance(facts.shape, dict):
-            again = model
-        outputs = _forward(again, facts)
+        if not any(p.is_meta for p in again.parameters()) or not isinstance(shape, dict):
+            model = again
+        outputs = _forward(model, facts, shape, train)
         if isinstance(outputs, Exception):
-            raise UserError(f"model ({config['model']['_target_']})", f"does not take samples of {facts.shape}, which {facts.source} has: {first_line(outputs)}") from outputs  # fmt: skip
-    if not isinstance(outputs, torch.Tensor):
-        return
+            raise UserError(_named(config), f"does not take samples of {shape}, which {facts.source} has: {first_line(outputs)}") from outputs  # fmt: skip
+    if isinstance(outputs, Exception):
+        return ""
+    _check_kind(config, model, outputs, facts)
+    if train:
+        _check_validation(config, model, outputs, facts)
     if facts.task == "binary":
         _check_binary(config, loss, facts, outputs)
-    elif outputs.dim() == 2:
-        _check_classes(config, loss, facts, outputs)
+        return ""
+    return _check_classes(config, loss, facts, outputs)
 
 
-def _check_classes(config: Mapping[str, Any], loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> None:
+def _named(config: Mapping[str, Any]) -> str:
+    return f"model ({config['model']['_target_']})"
+
+
+def _check_kind(config: Mapping[str, Any], model: nn.Module, outputs: Any, facts: Facts) -> None:
+    """One tensor; of class scores (N, C), unless the task is binary."""
+    if not isinstance(outputs, torch.Tensor):
+        key = "model.aux_logits=false" if "aux_logits" in config["model"] else "+model.aux_logits=false"
+        instead = key if getattr(model, "aux_logits", None) is True else ""
+        raise UserError(_named(config), f"gives a {type(outputs).__name__}, where the loss takes one tensor of scores", instead)  # fmt: skip
+    if facts.task != "binary" and outputs.dim() != 2:
+        raise UserError(_named(config), f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels need scores (N, {facts.classes})")  # fmt: skip
+
+
+def _check_validation(config: Mapping[str, Any], model: nn.Module, trained: torch.Tensor, facts: Facts) -> None:
+    """Validation's samples go through the model as those of training do, to outputs of the same kind."""
+    shape = facts.val_shape or facts.shape
+    outputs = _forward(model, facts, shape, train=False)
+    if isinstance(outputs, Exception) and next(model.parameters()).is_meta and not isinstance(shape, dict):
+        again = call_target(config["model"], "model")
+        if isinstance(_forward(again, facts, facts.shape, train=True), Exception):
+            return  # it wants a GPU
+        outputs = _forward(again, facts, shape, train=False)
+    if isinstance(outputs, torch.Tensor) and outputs.shape == trained.shape:
+        return
+    if isinstance(outputs, Exception):
+        why = f"takes samples of {facts.shape} in training, but not of {shape} in validation: {first_line(outputs)}"
+    else:
+        given = ("N", *outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
+        why = f"gives {('N', *trained.shape[1:])} in training, but {given} for samples of {shape} in validation"
+    size = config["data"].get("val_size")
+    if facts.val_shape is None or size is None:
+        raise UserError(_named(config), why)
+    raise UserError(f"data.val_size={size}", f"{_named(config)} {why}", f"data.val_size={facts.shape[-1]}")  # type: ignore[index]
+
+
+def _check_classes(config: Mapping[str, Any], loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> str:
+    given = config["model"].get("num_classes")
     if outputs.shape[1] < facts.classes:
-        given = config["model"].get("num_classes")
-        what = f"model.num_classes={given}" if given else f"model ({config['model']['_target_']})"
+        what = f"model.num_classes={given}" if given else _named(config)
         instead = f"model.num_classes={facts.classes}" if given else ""
         raise UserError(what, f"makes {outputs.shape[1]} outputs for the {facts.classes} classes of {facts.source}", instead)  # fmt: skip
     try:
@@ -139,6 +187,10 @@ def _check_classes(config: Mapping[str, Any], loss: nn.Module, facts: Facts, out
         raise UserError(f"loss ({config['loss']['_target_']})", f"does not take outputs (N, {outputs.shape[1]}) and labels (N,): {first_line(error)}", "loss=cross_entropy") from error  # fmt: skip
     if value.dim():
         raise UserError(f"loss ({config['loss']['_target_']})", f"gives {tuple(value.shape)} values instead of one, the mean", "loss=cross_entropy")  # fmt: skip
+    if outputs.shape[1] == facts.classes:
+        return ""
+    advice = f" (model.num_classes={facts.classes} makes one for each)" if given else ""
+    return f"{_named(config)} makes {outputs.shape[1]} outputs for the {facts.classes} classes of {facts.source}: {outputs.shape[1] - facts.classes} of them have no samples{advice}"  # fmt: skip
 
 
 def _check_binary(config: Mapping[str, Any], loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> None:
@@ -157,15 +209,15 @@ def _check_binary(config: Mapping[str, Any], loss: nn.Module, facts: Facts, outp
 
 
 @torch.no_grad()
-def _forward(model: nn.Module, facts: Facts) -> Any:
+def _forward(model: nn.Module, facts: Facts, shape: Shape, train: bool) -> Any:
     """The outputs for two samples of zeros, or the exception."""
     device = next(model.parameters()).device
     try:
-        if not isinstance(facts.shape, dict):
-            return model.eval()(torch.zeros((2, *facts.shape), device=device))
-        kinds = {name: torch.int64 if name in facts.integers else None for name in facts.shape}
-        inputs = {n: torch.zeros((2, *s), dtype=kinds[n], device=device) for n, s in facts.shape.items()}
-        return model.eval()(inputs)
+        if not isinstance(shape, dict):
+            return model.train(train)(torch.zeros((2, *shape), device=device))
+        kinds = {name: torch.int64 if name in facts.integers else None for name in shape}
+        inputs = {n: torch.zeros((2, *s), dtype=kinds[n], device=device) for n, s in shape.items()}
+        return model.train(train)(inputs)
     except Exception as error:
         return error
 

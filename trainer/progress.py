@@ -43,6 +43,8 @@ def show_plan(plan: Plan) -> None:
     out.print(environment)
     if plan.objection:
         out.print(f"[bold red]ATTENTION: this run would be refused: {plan.objection}[/]")
+    if plan.concern:
+        out.print(f"[bold red]ATTENTION: {plan.concern}[/]")
     if plan.facts["stand_in"]:
         out.print(f"[bold red]ATTENTION: {plan.facts['stand_in']}[/]")
 
@@ -79,6 +81,8 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "work", "leased in blocks; a lost worker's go to others" if plan.leased else "split beforehand"
     facts = plan.facts
     yield "data", f"{facts['source']}: {facts['train_samples']} training and {facts['val_samples']} validation samples of {_shape(facts['shape'])}, {facts['classes']} classes"  # fmt: skip
+    if facts["val_shape"]:
+        yield "  validated", f"on samples of {_shape(facts['val_shape'])}"
     if facts["cache"]:
         yield "cache", facts["cache"]
     if facts["left_out"]:

@@ -101,7 +101,7 @@ class TimmModel(ModelConfig):
 class TorchvisionModel(ModelConfig):
     """model=torchvision: any of torchvision's classification models."""
 
-    _target_: str = key("torchvision.models.get_model", "class or function that returns a torch.nn.Module")
+    _target_: str = key("trainer.models.classifiers.classifier", "class or function that returns a torch.nn.Module")
     name: str = key("???", "its name in torchvision.models, e.g. mobilenet_v3_small")
     num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
     zero_init_residual: bool = key(False, "residual blocks start as identities: their last norms begin at zero")
@@ -790,3 +790,6 @@ NOT_ARGUMENTS = {
     "model": ("zero_init_residual",),
 }
 """Keys of these that the constructor does not get."""
+
+WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+"""What the name of a file of weights ends with."""

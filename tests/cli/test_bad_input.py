@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.pictures import image_folder
 from tests.runs import environment
+from trainer.build import locate
 from trainer.checks import check_devices
 from trainer.errors import UserError
 
@@ -187,7 +189,7 @@ TORCH = [
     digits("model._target_=torch.nn.init.xavier_unifrom_", "has no 'xavier_unifrom_'", instead="torch.nn.init.xavier_uniform_"),
     digits("model=resnet18", "model.image_size", "torchvision.models.resnet18 takes no such argument (~model.image_size"),
     digits("model=resnet18 ~model.image_size +model.foo=1", "model.foo", "takes no such argument"),
-    digits("model=torchvision model.name=resnet5O", "model (torchvision.models.get_model)", "resnet5O"),
+    digits("model=torchvision model.name=resnet5O", "model (trainer.models.classifiers.classifier)", "resnet5O"),
     digits("model.image_size=10", "model (trainer.models.lenet.LeNet)", "image_size=10", "multiple of 4"),
     digits("optimizer=torch", "optimizer.name", "has no value", instead="optimizer.name=VALUE"),
     digits("optimizer=torch optimizer.name=RMSpropp", "optimizer.name=RMSpropp", instead="optimizer.name=RMSprop"),
@@ -392,6 +394,7 @@ def test_wrong_input_is_refused_in_one_sentence(case: Case, run: Run, folder: Pa
 
 
 FOLDER = "+recipe=resnet50_imagefolder model=lenet ~model.zero_init_residual data.root="
+NAMED = "+recipe=resnet50_imagefolder ~model.zero_init_residual data.root={made}/good model=torchvision model.name"
 IMAGES = [
     Case(f"{FOLDER}nowhere", ("data.root=nowhere", "there is no such folder"), "data.root=FOLDER"),
     Case(f"{FOLDER}{{made}}/files", ("data.root=", "has no folders, of which each is a class"), ""),
@@ -408,6 +411,13 @@ IMAGES = [
         ("data.mixup=0.2", "shares of classes"),
         "loss=cross_entropy",
     ),
+    Case(f"{FOLDER}{{made}}/good model=convnet data.image_size=32 data.val_size=48", ("data.val_size=48: model (trainer.models.convnet.Convnet)", "not of (3, 48, 48) in validation"), "data.val_size=32"),
+    Case(f"{NAMED}=vit_b_32 data.val_size=256", ("data.val_size=256: model (", "in validation", "Expected 224 but got 256"), "data.val_size=224"),
+    Case(f"{NAMED}=vit_b_32 data.val_size=256 plan=true device=cuda", ("data.val_size=256: model (", "in validation"), "data.val_size=224"),
+    Case(f"{NAMED}=googlenet +model.aux_logits=true", ("gives a GoogLeNetOutputs", "one tensor of scores"), "model.aux_logits=false"),
+    Case(f"{NAMED}=x ~model.name model._target_=torchvision.models.inception_v3 data.image_size=299", ("gives a InceptionOutputs",), "+model.aux_logits=false"),
+    Case(f"{NAMED}=x ~model.name model._target_=torchvision.models.segmentation.fcn_resnet50 +model.weights_backbone=null", ("fcn_resnet50", "gives a OrderedDict", "one tensor of scores"), ""),
+    Case(f"{NAMED}=fcn_resnet50", ("model.name=fcn_resnet50", "for segmentation"), "model.name=resnet50"),
     Case("+recipe=resnet50_imagefolder", ("data.root", "has no value"), "data.root=VALUE"),
     Case("+recipe=mnist_json data.path=no.json.gz", ("data.path=no.json.gz", "no such file"), "mnist.json.gz"),
     Case("+recipe=mnist_json data.path={made}/text.json", ("data.path=", "it breaks off"), ""),
@@ -455,6 +465,11 @@ DATA_FITS = [
         "loss (torch.nn.MSELoss)",
         "labels (N,)",
         instead="loss=cross_entropy",
+    ),
+    digits(
+        "model._target_=torch.nn.Conv2d ~model.num_classes ~model.image_size +model.out_channels=10 +model.kernel_size=1",
+        "model (torch.nn.Conv2d): makes outputs of ('N', 10, 8, 8)",
+        "scores (N, 10)",
     ),
 ]
 
@@ -514,6 +529,19 @@ def test_mistakes_in_own_models_are_sentences(
     monkeypatch.syspath_prepend(tmp_path)
     code, _, error = run(DIGITS, f"model._target_={target}")
     assert_refused(Case("", (says,), instead), code, error, folder)
+
+
+def test_a_package_of_an_extra_is_named_with_its_extra(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "timm" else found(name, *rest))
+    monkeypatch.setitem(sys.modules, "timm", None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"pip install 'trainer\[timm\]'"):
+        locate("timm.create_model")
+    monkeypatch.delitem(sys.modules, "timm")
+    says = ("model._target_=timm.create_model: needs timm, which is not installed",)
+    typed = (DIGITS, "model=timm", "~model.image_size", "model.model_name=resnet10t")
+    code, _, error = run(*typed)
+    assert_refused(Case("", says, "pip install 'trainer[timm]'"), code, error, folder)
 
 
 def test_incomplete_flowers_folder_is_refused(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -50,3 +50,11 @@ def test_sixteen_hosts_of_eight(run: Run, folder: Path) -> None:
     ):
         assert part in out
     assert list(folder.iterdir()) == []
+
+
+def test_outputs_that_have_no_class_are_said_loudly(run: Run, folder: Path) -> None:
+    code, out, _ = run(DIGITS, "plan=true", "model.num_classes=1000", "hydra.run.dir=run")
+    said = " ".join(out.split())
+    assert code == 0 and "ATTENTION: model (trainer.models.lenet.LeNet) makes 1000 outputs for the 10 classes" in said
+    assert "990 of them have no samples (model.num_classes=10 makes one for each)" in said
+    assert "ATTENTION" not in run(DIGITS, "plan=true")[1]

@@ -77,6 +77,17 @@ def test_centre_view_is_torchvisions(size: tuple[int, int]) -> None:
     assert torch.equal(CentreView(36, 32).one(image), theirs(image))
 
 
+def test_validation_sees_images_of_its_own_size(tmp_path: Path) -> None:
+    facts, splits = opened(folder(image_folder(tmp_path / "d"), val_size=24, val_resize=30))
+    assert (facts.shape, facts.val_shape) == ((3, 32, 32), (3, 24, 24))
+    assert splits.train.augmented((0, 0), np.arange(2))[0].shape == (2, 3, 32, 32)
+    for given, resize, side in (({"val_size": 24, "val_resize": 30}, 30, 24), ({"val_size": 28}, 32, 28)):
+        val = opened(folder(tmp_path / "d", **given))[1].val
+        theirs = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(side)])
+        assert torch.equal(val[3][0], theirs(val.image(3)))
+    assert opened(folder(tmp_path / "d"))[0].val_shape is None
+
+
 def test_training_view_crops_resizes_and_flips_as_torchvision(tmp_path: Path) -> None:
     from trainer.data.augment import COUNT, FIRST, FLIP
     from trainer.data.boxes import random_crops

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from tests.pictures import encoded, image_folder, mnist_json, picture, shard, weights
+from tests.pictures import cifar, encoded, image_folder, mnist, mnist_json, picture, shard, weights
 from tests.runs import trainer
 
 EXACT = ["precision=fp64", "tracking=none", "execution.log_every=1", "execution.threads=1", "optimizer.lr=0.01"]
@@ -88,14 +90,43 @@ def test_reference_file_and_its_losses_run(tmp_path: Path) -> None:
 
 
 def test_finetuning_starts_from_the_weights(pictures: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-    from torch import equal, load
-
     file = weights(tmp_path / "resnet18.pt", "resnet18")
     run(tmp_path, "frozen", "+recipe=resnet50_finetune", "model.name=resnet18", f"model.weights={file}", "model.freeze=backbone", f"data.root={pictures}", "data.image_size=32", "data.batch_size=8", "max_steps=2", "tracking=none", "execution.threads=1")  # fmt: skip
-    trained, given = load_file(tmp_path / "frozen" / "model.safetensors"), load(file, weights_only=True)
-    assert all(equal(trained[k], v) for k, v in given.items() if not k.startswith("fc."))
+    trained, given = load_file(tmp_path / "frozen" / "model.safetensors"), torch.load(file, weights_only=True)
+    assert all(torch.equal(trained[k], v) for k, v in given.items() if not k.startswith("fc."))
     assert trained["fc.weight"].shape == (3, 512)
+
+
+def test_a_finetuned_backbone_learns_at_a_lower_rate(pictures: Path, tmp_path: Path) -> None:
+    """Of one and the same gradient, from the pretrained weights: a tenth of the step, the head's as it was."""
+    file = weights(tmp_path / "resnet18.pt", "resnet18")
+    given = torch.load(file, weights_only=True)
+    common = ["+recipe=resnet50_finetune", "model.name=resnet18", f"model.weights={file}", f"data.root={pictures}", "data.image_size=32", "data.batch_size=8", "data.num_workers=0", "max_steps=1", "scheduler=constant", "scheduler.warmup_epochs=0", "optimizer=sgd", "optimizer.weight_decay=0", *EXACT]  # fmt: skip
+    for name, factors in (("plain", "{}"), ("slower", "{*: 0.1, fc: 1}")):
+        run(tmp_path, name, *common, f"optimizer.lr_factors={factors}")
+    plain, slower = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "slower"))
+    backbone = [n for n in given if not n.startswith("fc.") and n.rpartition(".")[2] in ("weight", "bias")]
+    for name in backbone:
+        step = plain[name] - given[name].double()
+        assert step.abs().max() > 0 and torch.allclose(slower[name] - given[name].double(), 0.1 * step, rtol=1e-6, atol=1e-14), name  # fmt: skip
+    assert torch.equal(plain["fc.weight"], slower["fc.weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "samples"),
+    [
+        ("cifar10_convnet", cifar, 64),
+        ("mnist_lenet", lambda root: mnist(root, train=250), 200),
+    ],
+)
+def test_recipes_of_small_images_train(name: str, files: Any, samples: int, tmp_path: Path) -> None:
+    """Two updates of the recipe's batch, on files in the set's own format; then a validation."""
+    files(tmp_path / "data")
+    result, _ = run(tmp_path, "run", f"+recipe={name}", "data.download=false", f"data.root={tmp_path}/data", "max_steps=2", "tracking=none")  # fmt: skip
+    assert (result["status"], result["steps"], result["samples"], result["stand_in"]) == ("done", 2, samples, "")
+    assert 0 < result["metrics"]["val/loss"] < 4 and 0 <= result["metrics"]["val/acc1"] <= 1
+    trained = load_file(tmp_path / "run" / "model.safetensors")
+    assert 10 in {len(tensor) for tensor in trained.values()} and all(t.isfinite().all() for t in trained.values())
 
 
 def test_broken_images_end_the_run_with_their_names_or_are_left_out_loudly(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_model
+from safetensors.torch import load_model, save_file
 from sklearn import metrics as truth
 
 import trainer as package
@@ -108,7 +108,33 @@ def test_a_finetuned_model_needs_its_pretrained_weights_no_more() -> None:
     }
     model = call_target(for_saved_weights(node), "model")
     assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
+    timm = {"_target_": "timm.create_model", "model_name": "resnet10t", "pretrained": True, "num_classes": 3}
+    assert for_saved_weights(timm) == {**timm, "pretrained": False}
+    fetched = {"_target_": "torchvision.models.resnet18", "weights": "DEFAULT"}
+    assert for_saved_weights(fetched) == {**fetched, "weights": None}
     assert for_saved_weights({"_target_": "torchvision.models.resnet18", "a": 1}) == {"_target_": "torchvision.models.resnet18", "a": 1}  # fmt: skip
+
+
+def test_a_model_of_timm_is_kept_without_its_pretrained_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib.metadata import version
+
+    from trainer.tracking.model import _requirements
+
+    fetched: list[Any] = []
+    monkeypatch.setattr("timm.models._builder.load_pretrained", lambda *args, **kwargs: fetched.append(args))
+    typed = ["model=timm", "~model.image_size", "model.model_name=resnet10t", "+model.in_chans=1", "model.pretrained=true"]  # fmt: skip
+    common = [*RECIPE, *typed, "limit_val_batches=2"]
+    trained = package.run([*common, "max_steps=1", f"hydra.run.dir={tmp_path}/run"])
+    assert fetched, "the training begins with timm's weights"
+    kept = read(tmp_path / "run" / "model.json")["model"]
+    assert kept["_target_"] == "timm.create_model" and kept["pretrained"] is False
+    assert f"timm=={version('timm')}" in _requirements(kept["_target_"])
+    assert not any(line.startswith("timm") for line in _requirements("torchvision.models.resnet18"))
+    fetched.clear()
+    result = package.run([*common, "mode=eval", f"weights={tmp_path}/run", f"hydra.run.dir={tmp_path}/eval"])
+    assert not fetched and result.metrics["val/loss"] == trained.metrics["val/loss"]
 
 
 def test_training_leaves_the_same_findings(trained: Path) -> None:
@@ -125,10 +151,28 @@ def test_the_best_validation_is_kept_beside_the_last_where_it_is_another(tmp_pat
     assert (tmp_path / "run" / "best_confusion.png").exists() == (best is not None)
 
 
-def test_state_dict_of_torch_gives_the_same(trained: Path, tmp_path: Path) -> None:
-    torch.save(model_of(trained).state_dict(), tmp_path / "weights.pt")
-    result = package.run([*RECIPE, "mode=eval", f"weights={tmp_path}/weights.pt", f"hydra.run.dir={tmp_path}/run"])
+@pytest.mark.parametrize("name", ["alone.pt", "wrapped.bin", "nested.ckpt", "both.pth", "wrapped.safetensors"])
+def test_state_dict_of_torch_gives_the_same(trained: Path, tmp_path: Path, name: str) -> None:
+    tensors = model_of(trained).state_dict()
+    named = {f"module.{k}": v for k, v in tensors.items()} if name.startswith(("wrapped", "both")) else tensors
+    if name.endswith(".safetensors"):
+        save_file(named, tmp_path / name)
+    else:
+        content = {"state_dict": named, "epoch": 3} if name.startswith(("nested", "both")) else named
+        torch.save(content, tmp_path / name)
+    result = package.run([*RECIPE, "mode=eval", f"weights={tmp_path}/{name}", f"hydra.run.dir={tmp_path}/run"])
     assert result.metrics["val/loss"] == read(trained / "result.json")["metrics"]["val/loss"]
+
+
+def test_a_models_own_name_is_no_wrapper(tmp_path: Path) -> None:
+    from trainer import weights
+
+    saved, model = (torch.nn.Sequential() for _ in range(2))
+    for one in (saved, model):
+        one.add_module("module", torch.nn.Linear(2, 3))
+    torch.save(saved.state_dict(), tmp_path / "own.pt")
+    weights.load(tmp_path / "own.pt", model)
+    assert torch.equal(model.state_dict()["module.weight"], saved.state_dict()["module.weight"])
 
 
 def test_recipe_of_a_parameter_server_is_evaluated_by_plain_workers(tmp_path: Path) -> None:
@@ -268,11 +312,11 @@ def test_blocks_are_put_together_in_order(
 BAD = {
     "not_there": ("weights=nowhere", r"weights=nowhere: there is no such file or folder"),
     "folder": ("weights=FOLDER", r"this folder has no model\.safetensors"),
-    "kind": ("weights=FOLDER/x.onnx", r"is none of the kinds \.safetensors, \.pt, \.pth"),
+    "kind": ("weights=FOLDER/x.onnx", r"is none of the kinds \.safetensors, \.pt, \.pth, \.bin, \.ckpt"),
     "no_safetensors": ("weights=FOLDER/text.safetensors", r"cannot be read as safetensors"),
     "no_pickle": ("weights=FOLDER/text.pt", r"cannot be read by torch\.load\(weights_only=True\)"),
     "evil": ("weights=FOLDER/evil.pt", r"cannot be read by torch\.load\(weights_only=True\)"),
-    "nested": ("weights=FOLDER/nested.pt", r"holds model, step and not a state_dict"),
+    "nested": ("weights=FOLDER/nested.pt", r"holds weights, step and not a state_dict"),
     "missing": ("weights=FOLDER/missing.pt", r"does not fit the model .*: it lacks fc\.\w+"),
     "unknown": ("weights=FOLDER/unknown.pt", r"it has extra, which the model has not"),
     "shape": ("weights=FOLDER/shape.pt", r"fc\.bias is \(7,\) there and \(10,\) here"),
@@ -293,7 +337,7 @@ def test_weights_that_do_not_fit_are_refused_before_anything_starts(
     (tmp_path / "in").mkdir()
     for file in ("x.onnx", "text.safetensors", "text.pt"):
         (tmp_path / "in" / file).write_text("neither")
-    torch.save({"model": state, "step": 3}, tmp_path / "in" / "nested.pt")
+    torch.save({"weights": state, "step": 3}, tmp_path / "in" / "nested.pt")
     torch.save({"x": Evil()}, tmp_path / "in" / "evil.pt")
     torch.save({k: v for k, v in state.items() if k != head}, tmp_path / "in" / "missing.pt")
     torch.save({**state, "extra": torch.zeros(1)}, tmp_path / "in" / "unknown.pt")

@@ -41,6 +41,7 @@ class Facts:
             ``train_samples`` may be an estimate.
         cache: what is kept in memory, in a few words for the plan; cached: that this is so (None: not decided yet).
         left_out: name -> reason of samples that are broken and do not count.
+        val_shape: of one validation input, where it is another.
     """
 
     source: str
@@ -58,6 +59,7 @@ class Facts:
     cache: str = ""
     cached: bool | None = False
     left_out: dict[str, str] = field(default_factory=dict)
+    val_shape: tuple[int, ...] | None = None
 
 
 READING = {f.name for f in fields(DataConfig)}

@@ -39,7 +39,9 @@ class ImageSource(DataSource):
         """The training and the validation images, by a look at folders or indices."""
 
     def sized(self, facts: Facts, listings: tuple[Listing, Listing] | None = None) -> Facts:
-        """The facts with what they say of the cache, if the images are there already."""
+        """The facts with the size of validation images, and what they say of the cache, if the images are there already."""
+        side = self._centre()[1]
+        facts = replace(facts, val_shape=(3, side, side) if side != self.config["image_size"] else None)
         wanted = self.config["cache"]
         if wanted == "none":
             return replace(facts, cached=False, cache="none: images are decoded each time")

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.errors import UserError, first_line
+from trainer import tensors
+from trainer.errors import UserError
+from trainer.models.classifiers import HEADS, unfilled
+from trainer.schema import WEIGHT_FILES
 from trainer.sites import unreachable
-
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 
 def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", **arguments: Any) -> nn.Module:
@@ -24,9 +25,7 @@ def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", *
     Raises:
         UserError: the weights are not there or belong to another model.
     """
-    from torchvision.models import get_model
-
-    model: nn.Module = get_model(name, weights=None, num_classes=num_classes, **arguments)
+    model = architecture(name, weights, num_classes, **arguments)
     if not any(p.is_meta for p in model.parameters()):
         _load(model, _tensors(name, weights), f"model.weights={weights}")
     if freeze == "backbone":
@@ -36,10 +35,7 @@ def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", *
 
 def architecture(name: str, weights: str, num_classes: int, freeze: str = "none", **arguments: Any) -> nn.Module:
     """The same model as it is drawn, for weights from elsewhere."""
-    from torchvision.models import get_model
-
-    model: nn.Module = get_model(name, weights=None, num_classes=num_classes, **arguments)
-    return model
+    return unfilled(name, None if _is_file(weights) else weights, num_classes=num_classes, **arguments)
 
 
 def check(name: str, weights: str, **others: Any) -> None:
@@ -68,7 +64,7 @@ def prepare(name: str, weights: str, **others: Any) -> None:
 
 
 def _is_file(weights: str) -> bool:
-    return "/" in weights or weights.endswith(SUFFIXES)
+    return "/" in weights or weights.endswith(WEIGHT_FILES)
 
 
 def _entry(name: str, weights: str) -> Any:
@@ -95,38 +91,27 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
             return entry.get_state_dict(progress=False, check_hash=True)  # type: ignore[no-any-return]
         except (OSError, RuntimeError) as error:
             raise UserError(f"model.weights={weights}", f"cannot be fetched: {error}", "model.weights=FILE") from error
-    try:
-        if weights.endswith(".safetensors"):
-            from safetensors.torch import load_file
-
-            return load_file(weights)
-        content = torch.load(weights, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file raises whatever its bytes happen to mean
-        raise UserError(f"model.weights={weights}", f"cannot be read as tensors by name: {first_line(error)}") from error  # fmt: skip
-    for key in ("state_dict", "model"):
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    if not isinstance(content, dict) or not all(isinstance(v, torch.Tensor) for v in content.values()):
-        raise UserError(f"model.weights={weights}", "holds something else than tensors by name")
-    return content
+    return tensors.read(Path(weights), f"model.weights={weights}")
 
 
-def _load(model: nn.Module, tensors: dict[str, torch.Tensor], what: str) -> None:
+def _load(model: nn.Module, given: dict[str, torch.Tensor], what: str) -> None:
+    """All but layers that tell another number of classes apart, and auxiliary classifiers that the model goes without."""
     own = model.state_dict()
-    tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
-    strange = [name for name in tensors if name not in own]
-    missing = [name for name in own if name not in tensors and not name.endswith("num_batches_tracked")]
+    named = tensors.unwrapped(given, own)
+    found = {name: tensor for name, tensor in named.items() if name in own or name.partition(".")[0] not in HEADS}
+    strange = [name for name in found if name not in own]
+    missing = [name for name in own if name not in found and not name.endswith("num_batches_tracked")]
     if strange or missing:
         raise UserError(
             what,
-            f"belongs to another model: {len(missing)} tensors are missing ({', '.join(missing[:3])}), "
-            f"{len(strange)} are unknown ({', '.join(strange[:3])})",
+            f"belongs to another model: {len(missing)} tensors are missing ({tensors.some(missing)}), "
+            f"{len(strange)} are unknown ({tensors.some(strange)})",
         )
-    other = [name for name, tensor in tensors.items() if tensor.shape != own[name].shape]
-    wrong = [name for name in other if tensors[name].shape[1:] != own[name].shape[1:]]
+    other = [name for name, tensor in found.items() if tensor.shape != own[name].shape]
+    wrong = [name for name in other if found[name].shape[1:] != own[name].shape[1:]]
     if wrong:
-        raise UserError(what, f"belongs to another model: {wrong[0]} is {tuple(tensors[wrong[0]].shape)} there and {tuple(own[wrong[0]].shape)} here")  # fmt: skip
-    model.load_state_dict({n: t for n, t in tensors.items() if n not in other}, strict=False)
+        raise UserError(what, f"belongs to another model: {wrong[0]} is {tuple(found[wrong[0]].shape)} there and {tuple(own[wrong[0]].shape)} here")  # fmt: skip
+    model.load_state_dict({n: t for n, t in found.items() if n not in other}, strict=False)
 
 
 def _freeze(model: nn.Module, num_classes: int) -> None:

@@ -95,7 +95,7 @@ def note(plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None =
     roles = ", ".join(f"{n} {role}{'s' if n > 1 else ''}" for role, n in plan.roles.items())
     lines = [
         f"## {plan.name}: {DOING[plan.mode]}",
-        *([f"**ATTENTION: {facts['stand_in']}**", ""] if facts["stand_in"] else []),
+        *(line for said in (facts["stand_in"], plan.concern) if said for line in (f"**ATTENTION: {said}**", "")),
         "",
         "| | |",
         "|---|---|",

@@ -37,11 +37,12 @@ def pack(run_dir: Path) -> Path:
 
     folder = Path(tempfile.mkdtemp(prefix=DIRECTORY)) / NAME
     spec, inputs = run_dir / example.SPEC, example.sample(run_dir)
+    target = json.loads(spec.read_text())["model"]["_target_"]
     arguments: dict[str, Any] = {
         "python_model": str(SERVED),
         "artifacts": {"spec": str(spec), "weights": str(run_dir / "model.safetensors")},
-        "code_paths": [str(PACKAGE), *_own_code(json.loads(spec.read_text())["model"]["_target_"])],
-        "pip_requirements": list(_requirements()),
+        "code_paths": [str(PACKAGE), *_own_code(target)],
+        "pip_requirements": list(_requirements(target)),
     }
     try:
         trial = folder.with_name("trial")
@@ -58,9 +59,12 @@ def pack(run_dir: Path) -> Path:
     return folder
 
 
-def _requirements() -> Any:
-    """What is installed of what the model needs."""
-    for package in REQUIREMENTS:
+def _requirements(target: str) -> Any:
+    """What is installed of what the model needs, and of what its class or function is in."""
+    top = target.replace(":", ".").partition(".")[0]
+    own = top == PACKAGE.name or _own_code(target)
+    theirs = () if own else importlib.metadata.packages_distributions().get(top, ())
+    for package in dict.fromkeys((*REQUIREMENTS, *theirs)):
         try:
             yield f"{package}=={importlib.metadata.version(package).partition('+')[0]}"
         except importlib.metadata.PackageNotFoundError:

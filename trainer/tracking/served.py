@@ -34,7 +34,7 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
             rows: Any = table.weight
             table.weight = torch.nn.Parameter(torch.empty(rows.shape))
         module = module.to(dtype)
-        weights.load(Path(context.artifacts["weights"]), module, cpu)
+        weights.load(Path(context.artifacts["weights"]), module)
         self.module = module.eval()
         mean, std = (None if spec[k] is None else tuple(spec[k]) for k in ("mean", "std"))
         self.place = Placement(Preprocessing(_unused, mean, std), cpu, dtype, channels_last=False)

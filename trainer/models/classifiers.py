@@ -1,0 +1,51 @@
+"""model=torchvision: a classifier of torchvision by name, as it is trained here: images in, scores (N, classes) out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from trainer.errors import UserError
+
+OTHER_TASKS = ("detection", "segmentation", "optical_flow")
+HEADS = ("aux1", "aux2", "AuxLogits")
+"""GoogLeNet's and Inception's auxiliary classifiers (Szegedy et al., 2014), by the names of torchvision."""
+TURNED = ("googlenet", "inception_v3")
+"""Their pretrained weights were made with other means and deviations; torchvision turns the inputs into those."""
+
+
+def classifier(name: str, **arguments: Any) -> nn.Module:
+    """``torchvision.models.<name>`` with these arguments.
+
+    Auxiliary classifiers are left out: with them the outputs in training are three, of which the loss takes one.
+    ``aux_logits`` says otherwise.
+
+    Raises:
+        UserError: the name is that of a model for another task.
+    """
+    from torchvision.models import get_model, get_model_builder
+
+    where = get_model_builder(name).__module__
+    for task in OTHER_TASKS:
+        if where.startswith(f"torchvision.models.{task}"):
+            raise UserError(f"model.name={name}", f"is a model of torchvision for {task.replace('_', ' ')}, whose outputs are not scores (N, classes)", "model.name=resnet50")  # fmt: skip
+    if name in TURNED and arguments.get("weights") is None:
+        arguments = {"init_weights": True, **arguments}  # torchvision's default, of which it warns
+    model: nn.Module = get_model(name, **arguments)
+    if "aux_logits" not in arguments and getattr(model, "aux_logits", False):
+        model.aux_logits = False  # type: ignore[assignment]
+        for head in HEADS:
+            if hasattr(model, head):
+                setattr(model, head, None)
+    return model
+
+
+def unfilled(name: str, weights: Any = None, **arguments: Any) -> nn.Module:
+    """The model that ``classifier`` makes with these weights of torchvision, but as it is drawn: they come from elsewhere."""
+    if weights is not None and name in TURNED:
+        arguments = {"transform_input": True, **arguments}
+    return classifier(name, **arguments)
+
+
+classifier.without_pretrained = f"{__name__}.{unfilled.__name__}"  # type: ignore[attr-defined]
