@@ -19,6 +19,7 @@ from trainer.data import images
 from trainer.data.augment import Augmentation, CentreView
 from trainer.data.base import DataSource, Facts, Splits
 from trainer.data.decode import decode
+from trainer.data.flowers import Flowers102
 from trainer.data.header import BadImage, size_of
 from trainer.data.image_folder import ImageFolder
 from trainer.data.shards import Shards, braces
@@ -237,18 +238,71 @@ def test_shards_hold_each_sample_once_with_its_label(tmp_path: Path, labels: str
         assert splits.train.labels[number] == label
 
 
+@pytest.mark.parametrize("label", ["2.5", "true", "null", '"daisy"', "[1]"])
+def test_labels_in_json_are_whole_numbers(tmp_path: Path, label: str) -> None:
+    import tarfile
+
+    with tarfile.open(tmp_path / "t.tar", "w") as tar:
+        for name, data in (("p.jpg", encoded(picture(0, 0))), ("p.json", f'{{"label": {label}}}'.encode())):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    with pytest.raises(UserError, match=r"1 of 1 samples have no label .*p has .* in p\.json"):
+        shards(path=str(tmp_path / "t.tar")).facts(1)
+
+
+def flowers(root: Path, labels: list[int], train: list[int], val: list[int]) -> Flowers102:
+    """Flowers-102 as torchvision lays it out, of small pictures."""
+    from scipy.io import savemat
+
+    place = root / "flowers-102"
+    (place / "jpg").mkdir(parents=True)
+    for number in range(1, len(labels) + 1):
+        (place / "jpg" / f"image_{number:05d}.jpg").write_bytes(encoded(picture(number % 3, number)))
+    savemat(place / "imagelabels.mat", {"labels": [labels]})
+    savemat(place / "setid.mat", {"trnid": [train], "valid": [val]})
+    return Flowers102(**config(schema.Flowers102Data, root=str(root), cache="none"))
+
+
+def test_flowers_are_read_by_their_own_lists_and_refused_where_these_are_wrong(tmp_path: Path) -> None:
+    facts, splits = opened(flowers(tmp_path / "good", [102, 7, 1, 7], [4, 1], [3]))
+    assert (facts.train_samples, facts.val_samples) == (2, 1)
+    assert splits.train.labels.tolist() == [6, 101] and splits.val.labels.tolist() == [0]
+    with pytest.raises(UserError, match=r"2 of 4 labels are not 1 to 102; the first is 103, of image 2"):
+        flowers(tmp_path / "far", [1, 103, 0, 2], [1], [2]).facts(1)
+    with pytest.raises(UserError, match=r"lists images that imagelabels\.mat does not have"):
+        flowers(tmp_path / "short", [1, 2], [1], [3]).facts(1)
+    cut = flowers(tmp_path / "cut", [1, 2], [1], [2])
+    (tmp_path / "cut" / "flowers-102" / "setid.mat").write_bytes(b"no list")
+    with pytest.raises(UserError, match="is damaged"):
+        cut.facts(1)
+
+
+def test_digest_of_images_in_files_does_not_depend_on_where_they_lie(tmp_path: Path) -> None:
+    def digest(root: Path, **given: Any) -> str:
+        source = folder(root, verify=True, on_bad="skip", **given)
+        return source.fingerprint(source.prepare(source.facts(1), silent))
+
+    one = digest(broken(tmp_path / "a"))
+    assert digest(broken(tmp_path / "b"), flip=0.1, cache="none") == one
+    (tmp_path / "b" / "train" / "iris" / "2.jpg").write_bytes(b"broken as well")
+    assert digest(tmp_path / "b") != one
+
+
 def test_braces_are_webdatasets() -> None:
     assert braces("a-{008..011}-{0..1}.tar") == [f"a-{n:03d}-{m}.tar" for n in range(8, 12) for m in range(2)]
 
 
-REFUSED = [
+REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"path": "none-*.tar"}, "there are no such files"),
     ({"path": "text.tar"}, "is not a plain tar file"),
-    ({"path": "bare.tar"}, r"sample p0 has an image but no label"),
-    ({"path": "word.tar"}, r"p0\.cls holds no label"),
+    ({"path": "bare.tar"}, r"1 of 1 samples have no label .*bare\.tar:p0 has an image but no label"),
+    ({"path": "word.tar"}, r"1 of 1 samples have no label .*word\.tar:p0 has b'daisy' in p0\.cls"),
+    ({"path": ["bare.tar", "good.tar", "half.tar", "word.tar"]}, r"3 of 6 samples have no label .*bare\.tar:p0 has .*; half\.tar:p0 has b'2\.5' in p0\.cls; word"),
+    ({"path": "many.tar"}, r"7 of 7 samples have no label .*(many.tar:m\d has a label of 31 digits in m\d.cls; ){5}and 2 more"),
     ({"path": "empty.tar"}, "holds no samples"),
-    ({"path": "good.tar", "num_classes": 2}, r"1 samples have a label outside 0 to 1, the first is .*p2 with 2"),
-]
+    ({"path": "good.tar", "num_classes": 2}, r"1 of 3 samples have a label outside 0 to 1: good\.tar:p2 with 2"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "says"), REFUSED, ids=[str(g["path"]) for g, _ in REFUSED])
@@ -261,8 +315,9 @@ def test_wrong_shards_are_refused_with_the_place(
     content = encoded(picture(0, 0))
     shard(tmp_path / "good.tar", [(f"p{n}", content, n) for n in range(3)])
     shard(tmp_path / "empty.tar", [])
+    shard(tmp_path / "many.tar", [(f"m{n}", content, 10**30) for n in range(7)])
     (tmp_path / "text.tar").write_text("this is no tar file" * 100)
-    for name, label in (("bare", None), ("word", b"daisy")):
+    for name, label in (("bare", None), ("word", b"daisy"), ("half", b"2.5")):
         with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
             for member, data in (("p0.jpg", content), ("p0.cls", label)):
                 if data is not None:
