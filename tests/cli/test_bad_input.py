@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tests.pictures import image_folder
+from tests.pictures import cifar, image_folder, mnist
 from tests.runs import environment
 from trainer.checks import check_devices
 from trainer.errors import UserError
@@ -391,6 +392,14 @@ def test_wrong_input_is_refused_in_one_sentence(case: Case, run: Run, folder: Pa
 
 
 FOLDER = "+recipe=resnet50_imagefolder model=lenet ~model.zero_init_residual data.root="
+
+
+def transforms(nodes: str, *says: str, instead: str = "") -> Case:
+    """A case of images with these transforms."""
+    braced = nodes.replace("{", "{{").replace("}", "}}")
+    return Case(f"{FOLDER}{{made}}/good data.transforms=[{braced}]", says, instead)
+
+
 IMAGES = [
     Case(f"{FOLDER}nowhere", ("data.root=nowhere", "there is no such folder"), "data.root=FOLDER"),
     Case(f"{FOLDER}{{made}}/files", ("data.root=", "has no folders, of which each is a class"), ""),
@@ -407,6 +416,19 @@ IMAGES = [
         ("data.mixup=0.2", "shares of classes"),
         "loss=cross_entropy",
     ),
+    transforms("{_target_:torchvision.transforms.v2.ColourJitter}", "data.transforms[0]._target_", "no 'ColourJitter'", instead="v2.ColorJitter"),
+    transforms("{_target_:nobody.Jitter}", "data.transforms[0]._target_=nobody.Jitter", "no module 'nobody'"),
+    transforms("{_target_:torchvision.transforms.v2.ColorJitter,brightnes:0.4}", "data.transforms[0].brightnes", "no such argument", instead="brightness: 0.4"),
+    transforms("{_target_:torchvision.transforms.v2.ColorJitter,hue:3}", "data.transforms[0] (", "called with hue=3"),
+    transforms("ColorJitter", "data.transforms[0]=ColorJitter", "must be a mapping with a _target_", instead="torchvision.transforms.v2.ColorJitter"),
+    transforms("{_target_:pathlib.Path}", "data.transforms[0] (pathlib.Path)", "cannot be called with an image"),
+    transforms("{_target_:torchvision.transforms.v2.RandomGrayscale},{_target_:torchvision.transforms.v2.RandomCrop,size:16}", "data.transforms[1]", "gives (3, 16, 16) of uint8 instead of (3, 224, 224)"),
+    transforms("{_target_:torchvision.transforms.v2.ConvertImageDtype}", "data.transforms[0]", "of float32 instead of", instead="the device normalises"),
+    transforms("{_target_:torchvision.transforms.v2.ToPILImage}", "data.transforms[0]", "gives a Image instead of a tensor"),
+    transforms("{_target_:torchvision.transforms.v2.LinearTransformation,transformation_matrix:[[1]],mean_vector:[1]}", "data.transforms[0]"),
+    Case("+recipe=cifar10_convnet data.transforms=[]", ("data.transforms", "no such key"), ""),
+    Case("+recipe=mnist_lenet data.root={made}/mnist", ("t10k-images-idx3-ubyte is damaged: of 10 entries it has 9.",), "fetch it anew"),
+    Case("+recipe=cifar10_convnet data.root={made}/cifar", ("1 of 120 labels are wrong", "the first is 11, of image 19 in", "test_batch"), "fetch it anew"),
     Case("+recipe=resnet50_imagefolder", ("data.root", "has no value"), "data.root=VALUE"),
     Case("+recipe=mnist_json data.path=no.json.gz", ("data.path=no.json.gz", "no such file"), "mnist.json.gz"),
     Case("+recipe=mnist_json data.path={made}/text.json", ("data.path=", "it breaks off"), ""),
@@ -433,6 +455,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "files" / "a.jpg").write_text("")
     (root / "empty" / "daisy").mkdir(parents=True)
     (root / "text.json").write_text("no json")
+    images = mnist(root / "mnist") / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:-400])
+    batch = cifar(root / "cifar") / "cifar-10-batches-py" / "test_batch"
+    content = pickle.loads(batch.read_bytes())
+    content["labels"][-1] = 11
+    batch.write_bytes(pickle.dumps(content, protocol=2))
     return root
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,61 @@ def test_policies_depend_on_seed_epoch_and_sample_alone(tmp_path: Path, policy: 
     assert torch.equal(whole, parts)
     assert not torch.equal(whole, changed.augmented((0, 2), np.arange(12))[0])
     assert not torch.equal(whole, plain.augmented((0, 1), np.arange(12))[0])
+
+
+JITTER = {"_target_": "torchvision.transforms.v2.ColorJitter", "brightness": 0.4, "hue": 0.1}
+GREY = {"_target_": "torchvision.transforms.v2.RandomGrayscale", "p": 0.5}
+
+
+def test_own_transforms_are_torchvisions_between_policy_and_erasing(tmp_path: Path) -> None:
+    from trainer.data.augment import COUNT, TRANSFORMS
+    from trainer.data.draws import uniform
+
+    root, addresses = image_folder(tmp_path / "d"), np.arange(18)
+    before = opened(folder(root, augment="randaugment"))[1].train.augmented((3, 1), addresses)[0]
+    mine = opened(folder(root, augment="randaugment", transforms=[JITTER, GREY]))[1].train
+    after = mine.augmented((3, 1), addresses)[0]
+    drawn = uniform((3, 1), addresses, COUNT)[:, TRANSFORMS]
+    assert len(set(drawn)) == 18
+    for n in addresses.tolist():
+        torch.manual_seed(int(drawn[n] * 2**53))
+        truth = v2.RandomGrayscale(0.5)(v2.ColorJitter(brightness=0.4, hue=0.1)(before[n]))
+        assert torch.equal(after[n], truth) and not torch.equal(after[n], before[n])
+    erased = opened(folder(root, augment="randaugment", transforms=[JITTER, GREY], erasing=1.0))[1].train
+    images_ = erased.augmented((3, 1), addresses)[0]
+    changed = (images_ != after).any(1, keepdim=True)
+    mean = Augmentation.of(config(schema.ImageFolderData), images.MEAN).mean.view(1, 3, 1, 1)
+    assert changed.any() and torch.equal(images_, torch.where(changed, mean, after)), "the patch is not jittered"
+
+
+class Drawing:
+    """Adds what it draws from every generator."""
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        return image + int(100 * torch.rand(()) + 100 * random.random() + 100 * np.random.rand())
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+def test_own_transforms_do_not_depend_on_who_reads(tmp_path: Path, readers: int) -> None:
+    from trainer.data.feed import Feed, Placement
+    from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+
+    drawing = {"_target_": f"{__name__}.Drawing"}
+    _, splits = opened(folder(image_folder(tmp_path / "d"), transforms=[JITTER, drawing]))
+    place = Placement(Splits(splits.train, splits.val), torch.device("cpu"), torch.float32, False)
+
+    def epoch(readers: int, batch: int, seed: int = 0) -> torch.Tensor:
+        sampler = DistributedBatchSampler(18, batch, shuffle=False)
+        feed = Feed(splits, sampler, EvaluationSampler(0, 1), place, num_workers=readers, seed=seed)
+        try:
+            return torch.cat([b.inputs for _, bs in feed.updates(1) for b in bs])
+        finally:
+            feed.close()
+
+    before = random.getstate()
+    truth = epoch(0, 6)
+    assert random.getstate() == before
+    assert torch.equal(epoch(readers, 3), truth) and not torch.equal(epoch(0, 6, seed=1), truth)
 
 
 def test_erased_patches_are_the_mean_colour(tmp_path: Path) -> None:
