@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import random
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,30 @@ def test_every_format_is_decoded_as_pillow_does(kind: str, mode: str) -> None:
     truth = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
     assert np.array_equal(decode(content).permute(1, 2, 0).numpy(), truth)
     assert size_of(content) == truth.shape[:2]
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("AVIF", "RGB"), ("JPEG", "CMYK"), ("PNG", "LA")])
+def test_rarer_formats_are_decoded_as_pillow_does(kind: str, mode: str) -> None:
+    image = picture(1, 0).convert(mode)
+    if mode == "LA":
+        image.putalpha(Image.fromarray(np.tile(np.arange(56, dtype=np.uint8) * 4, (40, 1))))
+    content = encoded(image, kind)
+    opened_ = Image.open(io.BytesIO(content))
+    truth = np.asarray((opened_.convert("L") if mode == "LA" else opened_).convert("RGB"))
+    assert np.array_equal(decode(content).permute(1, 2, 0).numpy(), truth), "transparency is left out"
+    assert size_of(content) == truth.shape[:2] == (40, 56)
+
+
+@pytest.mark.parametrize(("channels", "kind"), [(1, 0), (2, 4), (3, 2), (4, 6)])
+def test_png_of_16_bits_is_scaled_to_8(channels: int, kind: int) -> None:
+    values = np.random.default_rng(0).integers(0, 2**16, (10, 12, channels)).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in values)
+    parts = ((b"IHDR", struct.pack(">2I5B", 12, 10, 16, kind, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    chunks = [struct.pack(">I", len(d)) + name + d + struct.pack(">I", zlib.crc32(name + d)) for name, d in parts]
+    content = b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    colours = np.round(values[..., : 3 if channels > 2 else 1] / 257)
+    assert np.array_equal(decode(content).permute(1, 2, 0).numpy(), np.broadcast_to(colours, (10, 12, 3)))
+    assert size_of(content) == (10, 12)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
@@ -164,6 +190,29 @@ def test_own_transforms_do_not_depend_on_who_reads(tmp_path: Path, readers: int)
     truth = epoch(0, 6)
     assert random.getstate() == before
     assert torch.equal(epoch(readers, 3), truth) and not torch.equal(epoch(0, 6, seed=1), truth)
+
+
+POLICIES = [
+    ({"augment": "randaugment"}, lambda fill: v2.RandAugment(2, 9, fill=fill)),
+    ({"augment": "randaugment", "randaugment_ops": 4, "randaugment_magnitude": 21}, lambda fill: v2.RandAugment(4, 21, fill=fill)),
+    ({"augment": "trivialaugment"}, lambda fill: v2.TrivialAugmentWide(fill=fill)),
+    ({"augment": "autoaugment"}, lambda fill: v2.AutoAugment(fill=fill)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "make"), POLICIES, ids=[" ".join(map(str, g.values())) for g, _ in POLICIES])
+def test_policies_are_torchvisions(tmp_path: Path, given: dict[str, Any], make: Any) -> None:
+    from trainer.data.augment import COUNT, POLICY
+    from trainer.data.draws import uniform
+
+    root, addresses = image_folder(tmp_path / "d"), np.arange(18)
+    plain = opened(folder(root))[1].train.augmented((3, 1), addresses)[0]
+    mine = opened(folder(root, **given))[1].train.augmented((3, 1), addresses)[0]
+    policy = make([round(255 * m) for m in images.MEAN])
+    for image, changed, number in zip(plain, mine, uniform((3, 1), addresses, COUNT)[:, POLICY], strict=True):
+        torch.manual_seed(int(number * 2**53))
+        assert torch.equal(changed, policy(image))
+    assert sum(torch.equal(a, b) for a, b in zip(plain, mine, strict=True)) < 9
 
 
 def test_erased_patches_are_the_mean_colour(tmp_path: Path) -> None:
