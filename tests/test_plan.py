@@ -190,6 +190,13 @@ def test_the_weakest_gpu_decides() -> None:
     assert choose(CONFIG, "cuda", BIG, host, 2, False)[0]["precision"] == "fp16"
 
 
+def test_random_images_are_so_many_updates_however_many_batches_these_merge() -> None:
+    for merge in (1, 3):
+        plan = planned("+recipe=resnet50_random", f"strategy.gradient_merge.k_steps={merge}", "data.batches=7")
+        assert (plan.steps_per_epoch, plan.facts["train_samples"]) == (7, 7 * plan.global_batch_size)
+        assert plan.global_batch_size == plan.batch_size * merge
+
+
 def test_auto_threads_share_the_cores() -> None:
     for workers, threads in ((1, 8), (3, 2), (16, 1)):
         chosen, why = choose(CONFIG, "cpu", BIG, Machine(8, AMX, ()), workers, False)

@@ -334,8 +334,8 @@ class RandomImagesData(DataConfig):
     _target_: str = key("trainer.data.random_images.RandomImages", "class, a trainer.data.base.DataSource")
     num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1)
     image_size: int = key(224, "height and width", "pixels", ge=1)
-    batches: int = key(100, "batches per worker and epoch", "batches", ge=1)
-    val_batches: int = key(5, "batches per worker and validation", "batches", ge=1)
+    batches: int = key(100, "global batches per epoch, of batch_size * workers * gradient_merge.k_steps samples", "batches", ge=1)  # fmt: skip
+    val_batches: int = key(5, "global batches per validation, of as many samples", "batches", ge=1)
 
 
 @dataclass
