@@ -120,6 +120,30 @@ def test_every_epoch_has_its_own_order_in_every_reader(make: Make) -> None:
         assert sorted(orders[1]) == list(range(40))
 
 
+class Noting(ArrayDataset):
+    """Counts the batches that were read, in all processes."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(torch.zeros(samples, 1), torch.arange(samples))
+        self.read = torch.zeros(1).share_memory_()
+
+    def batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        self.read += 1
+        return super().batch(indices)
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_a_reading_process_keeps_so_many_batches_ready(make: Make, prefetch: int) -> None:
+    data = Noting(80)
+    batches = iter(make(data, numbered(4), num_workers=1, prefetch=prefetch).train_reader)
+    next(batches)
+    deadline = time.monotonic() + 10
+    while data.read < 1 + prefetch and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert data.read == 1 + prefetch, "the one that was taken, and those ready"
+
+
 def augmented(make: Make, readers: int, epoch: int, **options: Any) -> dict[int, torch.Tensor]:
     """Samples of an epoch by their label, through an augmentation that draws from all generators."""
     data = Augmented(torch.arange(24 * 8.0).view(24, 1, 1, 8).expand(24, 1, 8, 8), torch.arange(24))

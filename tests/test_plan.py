@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.pictures import needs
-from trainer import job, machine, service
+from tests.pictures import cifar, image_folder, needs
+from trainer import job, machine, progress, service
 from trainer.auto import Machine, ModelFacts, choose
 from trainer.compose import compose, hydra_app
 from trainer.errors import UserError
@@ -159,7 +159,7 @@ def test_a_batch_that_fits_one_worker_may_not_fit_many() -> None:
 CONFIG: dict[str, Any] = {
     "precision": "auto",
     "execution": {"channels_last": "auto", "keep_memory": "auto", "threads": None},
-    "data": {"num_workers": None, "pin_memory": "auto"},
+    "data": {"num_workers": "auto", "prefetch": "auto", "pin_memory": "auto"},
 }
 BIG, SMALL = ModelFacts(25_000_000, convolutional=True), ModelFacts(20_000, convolutional=True)
 AMX = frozenset({"avx512f", "amx_bf16"})
@@ -197,6 +197,13 @@ def test_the_weakest_gpu_decides() -> None:
     assert choose(CONFIG, "cuda", BIG, host, 2, False)[0]["precision"] == "fp16"
 
 
+def test_random_images_are_so_many_updates_however_many_batches_these_merge() -> None:
+    for merge in (1, 3):
+        plan = planned("+recipe=resnet50_random", f"strategy.gradient_merge.k_steps={merge}", "data.batches=7")
+        assert (plan.steps_per_epoch, plan.facts["train_samples"]) == (7, 7 * plan.global_batch_size)
+        assert plan.global_batch_size == plan.batch_size * merge
+
+
 def test_auto_threads_share_the_cores() -> None:
     for workers, threads in ((1, 8), (3, 2), (16, 1)):
         chosen, why = choose(CONFIG, "cpu", BIG, Machine(8, AMX, ()), workers, False)
@@ -205,11 +212,25 @@ def test_auto_threads_share_the_cores() -> None:
 
 @pytest.mark.parametrize(
     ("device", "slow", "cores", "workers", "readers"),
-    [("cpu", False, 8, 1, 0), ("cpu", True, 8, 1, 1), ("cuda", True, 16, 1, 8), ("cuda", True, 16, 4, 3), ("cuda", True, 2, 4, 1)],
+    [("cpu", False, 8, 1, 0), ("cpu", True, 2, 1, 1), ("cpu", True, 8, 1, 1), ("cpu", True, 32, 1, 4), ("cpu", True, 64, 4, 2), ("cpu", True, 4, 8, 1),
+     ("cuda", True, 16, 1, 8), ("cuda", True, 16, 4, 3), ("cuda", True, 2, 4, 1)],
 )  # fmt: skip
 def test_auto_reading_processes(device: str, slow: bool, cores: int, workers: int, readers: int) -> None:
     chosen, why = choose(CONFIG, device, BIG, Machine(cores, frozenset(), ()), workers, slow)
-    assert chosen["num_workers"] == readers and why["num_workers"]
+    assert chosen["num_workers"] == readers
+    assert (f"{cores // workers} cores per worker" if readers else "cut from memory") in why["num_workers"]
+    null = {**CONFIG, "data": {**CONFIG["data"], "num_workers": None}}
+    assert choose(null, device, BIG, Machine(cores, frozenset(), ()), workers, slow) == (chosen, why)
+
+
+@pytest.mark.parametrize(("readers", "batches"), [(0, 0), (1, 4), (2, 2), (8, 2)])
+def test_auto_prefetch(readers: int, batches: int) -> None:
+    data = {"num_workers": readers, "pin_memory": "auto"}
+    chosen, why = choose({**CONFIG, "data": {**data, "prefetch": "auto"}}, "cpu", BIG, Machine(8, AMX, ()), 1, True)
+    assert chosen["prefetch"] == batches
+    assert (f"{readers * batches} batches are ready" if readers else "data.num_workers") in why["prefetch"]
+    given, why = choose({**CONFIG, "data": {**data, "prefetch": 7}}, "cpu", BIG, Machine(8, AMX, ()), 1, True)
+    assert given["prefetch"] == (7 if readers else 0) and ("prefetch" in why) == (not readers)
 
 
 def test_auto_memory() -> None:
@@ -223,12 +244,12 @@ def test_what_is_given_is_taken_without_a_reason() -> None:
     given = {
         "precision": "fp64",
         "execution": {"channels_last": True, "keep_memory": False, "threads": 5},
-        "data": {"num_workers": 3, "pin_memory": True},
+        "data": {"num_workers": 3, "prefetch": 5, "pin_memory": True},
     }
     chosen, why = choose(given, "cpu", BIG, Machine(2, AMX, ()), 1, True)
     assert why == {} and chosen == {
         "precision": "fp64", "channels_last": True, "keep_memory": False, "threads": 5, "num_workers": 3,
-        "pin_memory": True,
+        "prefetch": 5, "pin_memory": True,
     }  # fmt: skip
 
 
@@ -236,6 +257,25 @@ def test_reasons_are_in_the_plan() -> None:
     plan = planned(DIGITS, "execution.threads=1")
     assert plan.chosen["threads"] == 1 and "threads" not in plan.why
     assert plan.chosen["precision"] == "fp32" and "no bf16 instructions" in plan.why["precision"]
+
+
+def test_reading_is_in_the_plan_that_is_shown_with_its_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 16)
+    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path))
+    typed = ["+recipe=resnet50_imagefolder", f"data.root={image_folder(tmp_path / 'd', per_class=24)}"]
+    shown = dict(progress.rows(planned(*typed)))
+    assert shown["num_workers"] == "2  (auto: 16 cores per worker, and one process decodes for 8 that train)"
+    assert shown["prefetch"] == "2  (auto: 4 batches are ready where one takes longer)"
+    assert "in memory shared by this host's workers" in shown["cache"]
+    assert shown["pin_memory"] == "false  (auto: no GPU)"
+    typed += ["data.num_workers=3", "data.prefetch=5", "data.cache=none"]
+    shown = dict(progress.rows(planned(*typed)))
+    assert (shown["num_workers"], shown["prefetch"]) == ("3", "5")
+    assert shown["cache"] == "none: images are decoded each time"
+    root = cifar(tmp_path / "c")
+    shown = dict(progress.rows(planned("+recipe=cifar10_convnet", f"data.root={root}", "data.batch_size=4")))
+    assert "mapped by all workers of a host" in shown["cache"]
+    assert "cache" not in dict(progress.rows(planned(DIGITS)))
 
 
 def test_plan_of_a_cluster_too_large_for_the_data_is_shown_and_says_so(tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from trainer.machine import Gpu
 
 BIG_MODEL = 1_000_000
+CORES_FED = 8
+"""Cores that train on a CPU, which one reading process feeds."""
+READY, LEAST_READY = 4, 2
+"""Batches that all reading processes of a worker keep ready, and each of them at least."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Machine:
 def choose(
     config: Mapping[str, Any], device: str, model: ModelFacts, machine: Machine, workers_here: int, slow_data: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values for precision, channels_last, keep_memory, threads, num_workers, pin_memory; and why, where chosen."""
+    """Values for precision, channels_last, keep_memory, threads, reading and pin_memory; and why, where chosen."""
     why: dict[str, str] = {}
     execution, data = config["execution"], config["data"]
     precision = config["precision"]
@@ -60,8 +65,14 @@ def choose(
         threads = max(1, machine.cores // workers_here)
         why["threads"] = f"{machine.cores} cores / {workers_here} workers"
     num_workers = data["num_workers"]
-    if num_workers is None:
+    if num_workers in (None, "auto"):
         num_workers, why["num_workers"] = _reading(device, machine, workers_here, slow_data)
+    prefetch = data["prefetch"]
+    if not num_workers:
+        prefetch, why["prefetch"] = 0, "no process reads ahead (data.num_workers)"
+    elif prefetch == "auto":
+        prefetch = max(LEAST_READY, ceil(READY / num_workers))
+        why["prefetch"] = f"{prefetch * num_workers} batches are ready where one takes longer"
     pin_memory = data["pin_memory"]
     if pin_memory == "auto":
         pin_memory = device == "cuda"
@@ -72,6 +83,7 @@ def choose(
         "keep_memory": bool(keep_memory),
         "threads": threads,
         "num_workers": num_workers,
+        "prefetch": prefetch,
         "pin_memory": bool(pin_memory),
     }
     return values, why
@@ -101,4 +113,6 @@ def _reading(device: str, machine: Machine, workers_here: int, slow_data: bool) 
     per_worker = machine.cores // workers_here
     if device == "cuda":
         return max(1, min(8, per_worker - 1)), f"{per_worker} cores per worker, one for the training process"
-    return 1, "one process decodes far faster than a CPU trains"
+    return max(
+        1, per_worker // CORES_FED
+    ), f"{per_worker} cores per worker, and one process decodes for {CORES_FED} that train"

@@ -14,7 +14,7 @@ from trainer.errors import UserError
 from trainer.modes import check_mode, evaluation_batch_size, facts_of, looked_at
 from trainer.strategies.base import Declaration
 from trainer.strategies.declared import AUTO
-from trainer.targets import check_arguments, check_target
+from trainer.targets import check_arguments, check_target, parameters
 
 
 @dataclass
@@ -198,6 +198,22 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
         check_target(str(target), f"{group}._target_")
         if group in schema.CONSTRUCTED:
             check_arguments(config[group], group, typed)
+    check_transforms(config["data"].get("transforms") or [])
+
+
+def check_transforms(nodes: Any) -> None:
+    """Each of ``data.transforms`` is a target that exists, and takes the keys beside it, as far as its source tells."""
+    for place, node in enumerate(nodes):
+        path = f"data.transforms[{place}]"
+        if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
+            raise UserError(f"{path}={keys.spelled(node)}", "must be a mapping with a _target_", "data.transforms=[{_target_:torchvision.transforms.v2.ColorJitter,hue:0.1}]")  # fmt: skip
+        target = node["_target_"]
+        check_target(target, f"{path}._target_")
+        taken = parameters(target)
+        strange = next((name for name in node if taken is not None and name not in (*taken, "_target_")), None)
+        if strange is not None:
+            near = keys.nearest(strange, taken or ())
+            raise UserError(f"{path}.{strange}", f"{target} takes no such argument; it takes {', '.join(taken or ())}", near and f"{near}: {keys.spelled(node[strange])}")  # fmt: skip
 
 
 def choose_device(config: Mapping[str, Any]) -> str:

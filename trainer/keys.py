@@ -52,6 +52,7 @@ class Key:
         if self.rule.get("texts"):
             return "text or list" + (" or null" if self.optional else "")
         word = "|".join(self.choices) or SHORT.get(self.kind, "any")  # type: ignore[arg-type]
+        word = f"auto|{word}" if self.rule.get("or_auto") else word
         return f"{word} or null" if self.optional else word
 
     def refuse(self, value: Any) -> str:
@@ -66,6 +67,8 @@ class Key:
         if self.rule.get("texts"):
             several = value if isinstance(value, list) and value else [value]
             return "" if all(isinstance(v, str) for v in several) else "must be a text or a list of texts"
+        if self.rule.get("or_auto") and value == "auto":
+            return ""
         if not self._has_type(value):
             return f"must be {self._words()}"
         return self._out_of_range(value) if isinstance(value, (int, float)) else ""
@@ -84,7 +87,8 @@ class Key:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         words = WORDS.get(self.kind, "a value")  # type: ignore[arg-type]
-        return words + (f" of {self.unit}" if self.unit else "") + (" or null" if self.optional else "")
+        words += f" of {self.unit}" if self.unit else ""
+        return words + (", or auto" if self.rule.get("or_auto") else " or null" if self.optional else "")
 
     def _has_type(self, value: Any) -> bool:
         if self.kind is None:
@@ -142,6 +146,7 @@ def keys(declared: type, prefix: str = "", own: bool = False) -> Iterator[Key]:
             continue
         default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[misc, operator]
         kind, optional = _kind(hints[f.name])
+        kind = int if f.metadata["or_auto"] else kind
         yield Key(prefix + f.name, kind, optional, default, f.metadata["help"], f.metadata["unit"], f.metadata)
 
 

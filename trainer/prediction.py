@@ -103,6 +103,7 @@ def _loader(pictures: Pictures, plan: dict[str, Any], seat: Seat) -> DataLoader[
         batch_sampler=batches,
         collate_fn=together,
         num_workers=plan["chosen"]["num_workers"],
+        prefetch_factor=plan["chosen"]["prefetch"] or None,
         pin_memory=plan["chosen"]["pin_memory"],
     )
 

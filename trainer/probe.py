@@ -38,6 +38,10 @@ def probe(config: Mapping[str, Any], facts: Facts | None = None, declaration: De
     """
     with _unnoticed():
         before_start("check", config["model"])
+        if nodes := config["data"].get("transforms"):
+            from trainer.data.transforms import try_out
+
+            try_out(nodes, config["data"]["image_size"])
         model = build(config)
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"model._target_={config['model']['_target_']}", "has no parameters to train")

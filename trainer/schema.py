@@ -16,12 +16,15 @@ def key(
     le: float | None = None,
     choices: tuple[Any, ...] = (),
     texts: bool = False,
+    or_auto: bool = False,
 ) -> Any:
     """Declare a config key: its default, one line of help, its unit, and the values it accepts.
 
-    ``texts``: a text or a list of texts, for which the annotation is Any.
+    ``texts``: a text or a list of texts; ``or_auto``: a whole number or the word auto. The annotation of both is Any.
     """
-    metadata = {"help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "choices": choices, "texts": texts}
+    metadata = {
+        "help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "choices": choices, "texts": texts, "or_auto": or_auto,
+    }  # fmt: skip
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     if isinstance(default, type):
@@ -305,7 +308,8 @@ class DataConfig:
     batch_size: Optional[int] = key(None, "samples per worker and batch (null: from global_batch_size, else 32)", "samples", ge=1)  # fmt: skip
     global_batch_size: Optional[int] = key(None, "samples per update: batch_size * workers * gradient_merge.k_steps", "samples", ge=1)  # fmt: skip
     val_batch_size: Optional[int] = key(None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1)  # fmt: skip
-    num_workers: Optional[int] = key(None, "processes that read data, per worker (null: from the cores)", "processes", ge=0)  # fmt: skip
+    num_workers: Optional[Any] = key("auto", "processes that read data, per worker (auto, null: from the cores)", "processes", ge=0, or_auto=True)  # fmt: skip
+    prefetch: Any = key("auto", "batches that each of these processes keeps ready", "batches", ge=1, or_auto=True)
     work: str = key("auto", "split beforehand, or leased in blocks while the epoch lasts (auto: where the strategy can)", choices=("auto", "static", "leased"))  # fmt: skip
     lease_batches: Optional[int] = key(None, "batches in a leased block (null: 8 blocks per worker and epoch, of at most 64)", "batches", ge=1)  # fmt: skip
     on_lost_worker: str = key("take_over", "leased work of a worker that died: others take it over, or it is dropped", choices=("take_over", "drop"))  # fmt: skip
@@ -330,8 +334,8 @@ class RandomImagesData(DataConfig):
     _target_: str = key("trainer.data.random_images.RandomImages", "class, a trainer.data.base.DataSource")
     num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1)
     image_size: int = key(224, "height and width", "pixels", ge=1)
-    batches: int = key(100, "batches per worker and epoch", "batches", ge=1)
-    val_batches: int = key(5, "batches per worker and validation", "batches", ge=1)
+    batches: int = key(100, "global batches per epoch, of batch_size * workers * gradient_merge.k_steps samples", "batches", ge=1)  # fmt: skip
+    val_batches: int = key(5, "global batches per validation, of as many samples", "batches", ge=1)
 
 
 @dataclass
@@ -357,6 +361,7 @@ class ImagesData(AugmentedData):
     val_resize: Optional[int] = key(None, "shorter side before the centre crop (null: 8/7 of val_size)", "pixels", ge=16)  # fmt: skip
     min_scale: float = key(0.35, "least share of an image's area in a random crop", gt=0, le=1)
     min_ratio: float = key(0.75, "least width / height of a random crop; the greatest is its inverse", gt=0, le=1)
+    transforms: List[Any] = key([], "further changes of training images: [{_target_: torchvision.transforms.v2.ColorJitter, hue: 0.1}]")  # fmt: skip
     cache: str = key("auto", "decode once and keep the pixels in memory (auto: what fits)", choices=("auto", "ram", "none"))  # fmt: skip
     cache_dir: Optional[str] = key(None, "folder of the decoded pixels (null: in the user's cache, $TRAINER_CACHE)")
     verify: bool = key(False, "decode every image before the training and name those that are broken")

@@ -155,6 +155,7 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
         average=config["strategy"]["gradient_merge"]["avg"],
         seed=config["seed"],
         num_workers=chosen["num_workers"],
+        prefetch=chosen["prefetch"],
         pin_memory=chosen["pin_memory"],
         limit_train=config["limit_train_batches"],
         limit_val=config["limit_val_batches"],
@@ -217,6 +218,7 @@ def leased_work(
         plan["chosen"]["num_workers"],
         plan["chosen"]["pin_memory"],
         make_mixing(config, facts),
+        plan["chosen"]["prefetch"],
     )
     everything = DistributedBatchSampler(
         facts.train_samples, plan["batch_size"], 0, 1, config["seed"], sampler["shuffle"], sampler["drop_last"], False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tests.pictures import image_folder
+from tests.pictures import cifar, image_folder, mnist
 from tests.runs import environment
 from trainer.build import locate
 from trainer.checks import check_devices
@@ -395,6 +396,14 @@ def test_wrong_input_is_refused_in_one_sentence(case: Case, run: Run, folder: Pa
 
 FOLDER = "+recipe=resnet50_imagefolder model=lenet ~model.zero_init_residual data.root="
 NAMED = "+recipe=resnet50_imagefolder ~model.zero_init_residual data.root={made}/good model=torchvision model.name"
+
+
+def transforms(nodes: str, *says: str, instead: str = "") -> Case:
+    """A case of images with these transforms."""
+    braced = nodes.replace("{", "{{").replace("}", "}}")
+    return Case(f"{FOLDER}{{made}}/good data.transforms=[{braced}]", says, instead)
+
+
 IMAGES = [
     Case(f"{FOLDER}nowhere", ("data.root=nowhere", "there is no such folder"), "data.root=FOLDER"),
     Case(f"{FOLDER}{{made}}/files", ("data.root=", "has no folders, of which each is a class"), ""),
@@ -418,6 +427,19 @@ IMAGES = [
     Case(f"{NAMED}=x ~model.name model._target_=torchvision.models.inception_v3 data.image_size=299", ("gives a InceptionOutputs",), "+model.aux_logits=false"),
     Case(f"{NAMED}=x ~model.name model._target_=torchvision.models.segmentation.fcn_resnet50 +model.weights_backbone=null", ("fcn_resnet50", "gives a OrderedDict", "one tensor of scores"), ""),
     Case(f"{NAMED}=fcn_resnet50", ("model.name=fcn_resnet50", "for segmentation"), "model.name=resnet50"),
+    transforms("{_target_:torchvision.transforms.v2.ColourJitter}", "data.transforms[0]._target_", "no 'ColourJitter'", instead="v2.ColorJitter"),
+    transforms("{_target_:nobody.Jitter}", "data.transforms[0]._target_=nobody.Jitter", "no module 'nobody'"),
+    transforms("{_target_:torchvision.transforms.v2.ColorJitter,brightnes:0.4}", "data.transforms[0].brightnes", "no such argument", instead="brightness: 0.4"),
+    transforms("{_target_:torchvision.transforms.v2.ColorJitter,hue:3}", "data.transforms[0] (", "called with hue=3"),
+    transforms("ColorJitter", "data.transforms[0]=ColorJitter", "must be a mapping with a _target_", instead="torchvision.transforms.v2.ColorJitter"),
+    transforms("{_target_:pathlib.Path}", "data.transforms[0] (pathlib.Path)", "cannot be called with an image"),
+    transforms("{_target_:torchvision.transforms.v2.RandomGrayscale},{_target_:torchvision.transforms.v2.RandomCrop,size:16}", "data.transforms[1]", "gives (3, 16, 16) of uint8 instead of (3, 224, 224)"),
+    transforms("{_target_:torchvision.transforms.v2.ConvertImageDtype}", "data.transforms[0]", "of float32 instead of", instead="the device normalises"),
+    transforms("{_target_:torchvision.transforms.v2.ToPILImage}", "data.transforms[0]", "gives a Image instead of a tensor"),
+    transforms("{_target_:torchvision.transforms.v2.LinearTransformation,transformation_matrix:[[1]],mean_vector:[1]}", "data.transforms[0]"),
+    Case("+recipe=cifar10_convnet data.transforms=[]", ("data.transforms", "no such key"), ""),
+    Case("+recipe=mnist_lenet data.root={made}/mnist", ("t10k-images-idx3-ubyte is damaged: of 10 entries it has 9.",), "fetch it anew"),
+    Case("+recipe=cifar10_convnet data.root={made}/cifar", ("1 of 120 labels are wrong", "the first is 11, of image 19 in", "test_batch"), "fetch it anew"),
     Case("+recipe=resnet50_imagefolder", ("data.root", "has no value"), "data.root=VALUE"),
     Case("+recipe=mnist_json data.path=no.json.gz", ("data.path=no.json.gz", "no such file"), "mnist.json.gz"),
     Case("+recipe=mnist_json data.path={made}/text.json", ("data.path=", "it breaks off"), ""),
@@ -444,6 +466,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "files" / "a.jpg").write_text("")
     (root / "empty" / "daisy").mkdir(parents=True)
     (root / "text.json").write_text("no json")
+    images = mnist(root / "mnist") / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:-400])
+    batch = cifar(root / "cifar") / "cifar-10-batches-py" / "test_batch"
+    content = pickle.loads(batch.read_bytes())
+    content["labels"][-1] = 11
+    batch.write_bytes(pickle.dumps(content, protocol=2))
     return root
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests import pictures
 from tests.pictures import config, silent
 from trainer import schema
 from trainer.data.augmented_arrays import shifted
+from trainer.data.base import DataSource, Facts, Splits
 from trainer.data.cifar import Cifar10
 from trainer.data.mnist import Mnist
 from trainer.data.mnist_json import MnistJson
@@ -30,14 +32,19 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+def opened(source: DataSource) -> tuple[Facts, Splits]:
+    facts = source.prepare(source.facts(1), silent)
+    return facts, source.open(facts)
+
+
 def test_cifar_is_read_as_by_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = pictures.cifar(tmp_path)
     monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
     monkeypatch.setattr(datasets.cifar, "check_integrity", lambda path, md5: True)
     source = Cifar10(**config(schema.Cifar10Data, root=str(root)))
-    facts = source.facts(1)
+    facts, splits = opened(source)
     assert (facts.kind, facts.train_samples, facts.val_samples, facts.shape) == ("real", 100, 20, (3, 32, 32))
-    for train, split in ((True, source.open(facts).train), (False, source.open(facts).val)):
+    for train, split in ((True, splits.train), (False, splits.val)):
         truth = datasets.CIFAR10(str(root), train=train)
         images = split.images if train else split.inputs
         assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), truth.data)
@@ -56,10 +63,12 @@ class Wicked:
         (b"damaged", "is not a file of CIFAR-10"),
         (pickle.dumps(Wicked()), r"it asks for builtins\.print"),
         (pickle.dumps({"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1]}, 2), "3 images and 2 labels"),
-        (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 10]}, 2), "should be 0 to 9"),
+        (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 10]}, 2), r"1 of 102 labels are wrong, which should be 0 to 9; the first is 10, of image 1 in .*data_batch_3"),
+        (pickle.dumps({"data": np.zeros((3, 3072), np.uint8), "labels": [-1, 2, 77]}, 2), "2 of 103 labels are wrong.*the first is -1"),
+        (pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [10**30]}, 2), "is not a file of CIFAR-10"),
         (pickle.dumps({"data": np.zeros((2, 100), np.uint8), "labels": [0, 1]}, 2), "is not a file of CIFAR-10"),
     ],
-)
+)  # fmt: skip
 def test_wrong_cifar_files_are_refused_and_not_executed(
     tmp_path: Path, content: bytes, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,8 +84,7 @@ def test_mnist_is_read_as_by_torchvision(tmp_path: Path, packed: bool) -> None:
     root = pictures.mnist(tmp_path, packed=packed)
     plain = pictures.mnist(tmp_path / "plain") / "MNIST" / "raw"
     source = Mnist(**config(schema.MnistData, root=str(root)))
-    facts = source.facts(1)
-    splits = source.open(facts)
+    facts, splits = opened(source)
     assert (facts.kind, facts.train_samples, facts.val_samples) == ("real", 30, 10)
     for images, labels, name in ((splits.train.images, splits.train.labels, "train"), (splits.val.inputs, splits.val.labels, "t10k")):  # fmt: skip
         assert torch.equal(images[:, 0], theirs.read_image_file(str(plain / f"{name}-images-idx3-ubyte")))
@@ -89,13 +97,95 @@ def test_mnist_is_read_as_by_torchvision(tmp_path: Path, packed: bool) -> None:
         ("train-images-idx3-ubyte", b"\x1f\x8b", "is not a file of MNIST"),
         ("train-images-idx3-ubyte", b"\0\0\x0d\x03", "unsigned bytes"),
         ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x09" + bytes(9), "9 labels"),
+        ("train-images-idx3-ubyte", b"\0\0\x08\x03\0\0\0\x1e\0\0\0\x1c\0\0\0\x1c" + bytes(784 * 12), "is damaged: of 30 entries it has 12"),
+        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x0a" + bytes(7) + b"\x0a\x01\x63", "2 of 40 labels are wrong, which should be 0 to 9; the first is 10, of image 7 in .*t10k-labels"),
     ],
-)
+)  # fmt: skip
 def test_damaged_mnist_files_are_named(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     root = pictures.mnist(tmp_path)
     (root / "MNIST" / "raw" / name).write_bytes(content)
     with pytest.raises(UserError, match=says):
         Mnist(**config(schema.MnistData, root=str(root))).facts(1)
+
+
+def test_cut_and_damaged_gz_files_of_mnist_are_named(tmp_path: Path) -> None:
+    root = pictures.mnist(tmp_path, packed=True)
+    path = root / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
+    whole = path.read_bytes()
+    for content in (whole[:5000], whole[:200] + bytes(200) + whole[400:]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz is not a file of MNIST"):
+            Mnist(**config(schema.MnistData, root=str(root))).facts(1)
+
+
+MADE = {"cifar10": (schema.Cifar10Data, Cifar10, pictures.cifar), "mnist": (schema.MnistData, Mnist, pictures.mnist)}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_arrays_are_made_once_and_mapped_by_all_workers(tmp_path: Path, own_cache: Path, name: str) -> None:
+    kind, source, make = MADE[name]
+    node = config(kind, root=str(make(tmp_path / "d")))
+    assert not own_cache.exists() and source(**node).facts(1) and not own_cache.exists(), "facts write nothing"
+    facts, splits = opened(source(**node))
+    (place,) = (p for p in (own_cache / name).iterdir() if p.is_dir())
+    assert f"mapped by all workers of a host ({place})" in facts.cache
+    made = (place / "train.npy").stat().st_mtime_ns
+    maps = Path("/proc/self/maps").read_text()
+    assert all(f"{place}/{split}.npy" in maps for split in ("train", "val")), "pages of the file, not copies"
+    for path in (tmp_path / "d").rglob("*_batch*" if name == "cifar10" else "*ubyte"):
+        about = path.stat()
+        path.write_bytes(bytes(about.st_size))  # who reads the files again would find nothing in them
+        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    again_facts, again = opened(source(**node))
+    assert again_facts == facts and torch.equal(again.train.images, splits.train.images)
+    assert (place / "train.npy").stat().st_mtime_ns == made
+
+
+def changed(root: Path, name: str) -> Path:
+    """One pixel of a set's files is another."""
+    path = root / ("cifar-10-batches-py/data_batch_2" if name == "cifar10" else "MNIST/raw/t10k-images-idx3-ubyte")
+    if name == "cifar10":
+        content = pickle.loads(path.read_bytes())
+        content["data"][3, 500] ^= 1
+        path.write_bytes(pickle.dumps(content, protocol=2))
+    else:
+        whole = bytearray(path.read_bytes())
+        whole[-1] ^= 1
+        path.write_bytes(whole)
+    return root
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_digest_is_of_images_and_labels_alone(tmp_path: Path, name: str) -> None:
+    kind, source, make = MADE[name]
+
+    def digest(root: Path, prepared: bool = True, **given: Any) -> str:
+        one = source(**config(kind, root=str(root), **given))
+        facts = one.facts(1)
+        return one.fingerprint(one.prepare(facts, silent) if prepared else facts)
+
+    one = digest(make(tmp_path / "a"))
+    assert len(one) <= 36
+    assert digest(make(tmp_path / "b"), flip=0.3, pad_crop=1, augment="randaugment", erasing=0.2) == one
+    assert digest(tmp_path / "a", prepared=False) == digest(tmp_path / "b", download=True) == one
+    assert digest(changed(make(tmp_path / "c"), name)) != one
+    stand_in = digest(tmp_path / "none")
+    assert digest(tmp_path / "nothing", flip=0.3) == stand_in != one
+
+
+def test_digest_of_the_json_file_is_of_what_it_holds(tmp_path: Path) -> None:
+    def digest(path: Path, **given: Any) -> str:
+        source = json_source(path, **given)
+        return source.fingerprint(source.prepare(source.facts(1), silent))
+
+    packed = pictures.mnist_json(tmp_path / "m.json.gz")
+    parts = json.loads(gzip.decompress(packed.read_bytes()))
+    (tmp_path / "other.json").write_text(json.dumps(parts))
+    assert digest(tmp_path / "other.json") == digest(packed) != digest(packed, val_split="eval")
+    parts[1][0][2][100] += 0.25
+    (tmp_path / "other.json").write_text(json.dumps(parts))
+    assert digest(tmp_path / "other.json") != digest(packed) == digest(packed, batch_size=7)
+    assert digest(tmp_path / "other.json", val_split="eval") == digest(packed, val_split="eval")
 
 
 @pytest.mark.parametrize(("kind", "source"), [(schema.Cifar10Data, Cifar10), (schema.MnistData, Mnist)])
@@ -130,7 +220,7 @@ def test_windows_are_cut_from_the_framed_image() -> None:
 
 def test_batches_are_augmented_by_sample_and_epoch_alone(tmp_path: Path) -> None:
     source = Cifar10(**config(schema.Cifar10Data, root=str(pictures.cifar(tmp_path)), erasing=0.5))
-    train = source.open(source.facts(1)).train
+    train = opened(source)[1].train
     whole, labels = train.augmented((1, 4), np.arange(100))
     order = np.random.default_rng(0).permutation(100)
     parts = torch.cat([train.augmented((1, 4), order[n : n + 7])[0] for n in range(0, 100, 7)])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import random
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from trainer.data import images
 from trainer.data.augment import Augmentation, CentreView
 from trainer.data.base import DataSource, Facts, Splits
 from trainer.data.decode import decode
+from trainer.data.flowers import Flowers102
 from trainer.data.header import BadImage, size_of
 from trainer.data.image_folder import ImageFolder
 from trainer.data.shards import Shards, braces
@@ -50,6 +54,30 @@ def test_every_format_is_decoded_as_pillow_does(kind: str, mode: str) -> None:
     truth = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
     assert np.array_equal(decode(content).permute(1, 2, 0).numpy(), truth)
     assert size_of(content) == truth.shape[:2]
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("AVIF", "RGB"), ("JPEG", "CMYK"), ("PNG", "LA")])
+def test_rarer_formats_are_decoded_as_pillow_does(kind: str, mode: str) -> None:
+    image = picture(1, 0).convert(mode)
+    if mode == "LA":
+        image.putalpha(Image.fromarray(np.tile(np.arange(56, dtype=np.uint8) * 4, (40, 1))))
+    content = encoded(image, kind)
+    opened_ = Image.open(io.BytesIO(content))
+    truth = np.asarray((opened_.convert("L") if mode == "LA" else opened_).convert("RGB"))
+    assert np.array_equal(decode(content).permute(1, 2, 0).numpy(), truth), "transparency is left out"
+    assert size_of(content) == truth.shape[:2] == (40, 56)
+
+
+@pytest.mark.parametrize(("channels", "kind"), [(1, 0), (2, 4), (3, 2), (4, 6)])
+def test_png_of_16_bits_is_scaled_to_8(channels: int, kind: int) -> None:
+    values = np.random.default_rng(0).integers(0, 2**16, (10, 12, channels)).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in values)
+    parts = ((b"IHDR", struct.pack(">2I5B", 12, 10, 16, kind, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    chunks = [struct.pack(">I", len(d)) + name + d + struct.pack(">I", zlib.crc32(name + d)) for name, d in parts]
+    content = b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    colours = np.round(values[..., : 3 if channels > 2 else 1] / 257)
+    assert np.array_equal(decode(content).permute(1, 2, 0).numpy(), np.broadcast_to(colours, (10, 12, 3)))
+    assert size_of(content) == (10, 12)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
@@ -118,6 +146,84 @@ def test_policies_depend_on_seed_epoch_and_sample_alone(tmp_path: Path, policy: 
     assert torch.equal(whole, parts)
     assert not torch.equal(whole, changed.augmented((0, 2), np.arange(12))[0])
     assert not torch.equal(whole, plain.augmented((0, 1), np.arange(12))[0])
+
+
+JITTER = {"_target_": "torchvision.transforms.v2.ColorJitter", "brightness": 0.4, "hue": 0.1}
+GREY = {"_target_": "torchvision.transforms.v2.RandomGrayscale", "p": 0.5}
+
+
+def test_own_transforms_are_torchvisions_between_policy_and_erasing(tmp_path: Path) -> None:
+    from trainer.data.augment import COUNT, TRANSFORMS
+    from trainer.data.draws import uniform
+
+    root, addresses = image_folder(tmp_path / "d"), np.arange(18)
+    before = opened(folder(root, augment="randaugment"))[1].train.augmented((3, 1), addresses)[0]
+    mine = opened(folder(root, augment="randaugment", transforms=[JITTER, GREY]))[1].train
+    after = mine.augmented((3, 1), addresses)[0]
+    drawn = uniform((3, 1), addresses, COUNT)[:, TRANSFORMS]
+    assert len(set(drawn)) == 18
+    for n in addresses.tolist():
+        torch.manual_seed(int(drawn[n] * 2**53))
+        truth = v2.RandomGrayscale(0.5)(v2.ColorJitter(brightness=0.4, hue=0.1)(before[n]))
+        assert torch.equal(after[n], truth) and not torch.equal(after[n], before[n])
+    erased = opened(folder(root, augment="randaugment", transforms=[JITTER, GREY], erasing=1.0))[1].train
+    images_ = erased.augmented((3, 1), addresses)[0]
+    changed = (images_ != after).any(1, keepdim=True)
+    mean = Augmentation.of(config(schema.ImageFolderData), images.MEAN).mean.view(1, 3, 1, 1)
+    assert changed.any() and torch.equal(images_, torch.where(changed, mean, after)), "the patch is not jittered"
+
+
+class Drawing:
+    """Adds what it draws from every generator."""
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        return image + int(100 * torch.rand(()) + 100 * random.random() + 100 * np.random.rand())
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+def test_own_transforms_do_not_depend_on_who_reads(tmp_path: Path, readers: int) -> None:
+    from trainer.data.feed import Feed, Placement
+    from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+
+    drawing = {"_target_": f"{__name__}.Drawing"}
+    _, splits = opened(folder(image_folder(tmp_path / "d"), transforms=[JITTER, drawing]))
+    place = Placement(Splits(splits.train, splits.val), torch.device("cpu"), torch.float32, False)
+
+    def epoch(readers: int, batch: int, seed: int = 0) -> torch.Tensor:
+        sampler = DistributedBatchSampler(18, batch, shuffle=False)
+        feed = Feed(splits, sampler, EvaluationSampler(0, 1), place, num_workers=readers, seed=seed)
+        try:
+            return torch.cat([b.inputs for _, bs in feed.updates(1) for b in bs])
+        finally:
+            feed.close()
+
+    before = random.getstate()
+    truth = epoch(0, 6)
+    assert random.getstate() == before
+    assert torch.equal(epoch(readers, 3), truth) and not torch.equal(epoch(0, 6, seed=1), truth)
+
+
+POLICIES = [
+    ({"augment": "randaugment"}, lambda fill: v2.RandAugment(2, 9, fill=fill)),
+    ({"augment": "randaugment", "randaugment_ops": 4, "randaugment_magnitude": 21}, lambda fill: v2.RandAugment(4, 21, fill=fill)),
+    ({"augment": "trivialaugment"}, lambda fill: v2.TrivialAugmentWide(fill=fill)),
+    ({"augment": "autoaugment"}, lambda fill: v2.AutoAugment(fill=fill)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "make"), POLICIES, ids=[" ".join(map(str, g.values())) for g, _ in POLICIES])
+def test_policies_are_torchvisions(tmp_path: Path, given: dict[str, Any], make: Any) -> None:
+    from trainer.data.augment import COUNT, POLICY
+    from trainer.data.draws import uniform
+
+    root, addresses = image_folder(tmp_path / "d"), np.arange(18)
+    plain = opened(folder(root))[1].train.augmented((3, 1), addresses)[0]
+    mine = opened(folder(root, **given))[1].train.augmented((3, 1), addresses)[0]
+    policy = make([round(255 * m) for m in images.MEAN])
+    for image, changed, number in zip(plain, mine, uniform((3, 1), addresses, COUNT)[:, POLICY], strict=True):
+        torch.manual_seed(int(number * 2**53))
+        assert torch.equal(changed, policy(image))
+    assert sum(torch.equal(a, b) for a, b in zip(plain, mine, strict=True)) < 9
 
 
 def test_erased_patches_are_the_mean_colour(tmp_path: Path) -> None:
@@ -248,18 +354,71 @@ def test_shards_hold_each_sample_once_with_its_label(tmp_path: Path, labels: str
         assert splits.train.labels[number] == label
 
 
+@pytest.mark.parametrize("label", ["2.5", "true", "null", '"daisy"', "[1]"])
+def test_labels_in_json_are_whole_numbers(tmp_path: Path, label: str) -> None:
+    import tarfile
+
+    with tarfile.open(tmp_path / "t.tar", "w") as tar:
+        for name, data in (("p.jpg", encoded(picture(0, 0))), ("p.json", f'{{"label": {label}}}'.encode())):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    with pytest.raises(UserError, match=r"1 of 1 samples have no label .*p has .* in p\.json"):
+        shards(path=str(tmp_path / "t.tar")).facts(1)
+
+
+def flowers(root: Path, labels: list[int], train: list[int], val: list[int]) -> Flowers102:
+    """Flowers-102 as torchvision lays it out, of small pictures."""
+    from scipy.io import savemat
+
+    place = root / "flowers-102"
+    (place / "jpg").mkdir(parents=True)
+    for number in range(1, len(labels) + 1):
+        (place / "jpg" / f"image_{number:05d}.jpg").write_bytes(encoded(picture(number % 3, number)))
+    savemat(place / "imagelabels.mat", {"labels": [labels]})
+    savemat(place / "setid.mat", {"trnid": [train], "valid": [val]})
+    return Flowers102(**config(schema.Flowers102Data, root=str(root), cache="none"))
+
+
+def test_flowers_are_read_by_their_own_lists_and_refused_where_these_are_wrong(tmp_path: Path) -> None:
+    facts, splits = opened(flowers(tmp_path / "good", [102, 7, 1, 7], [4, 1], [3]))
+    assert (facts.train_samples, facts.val_samples) == (2, 1)
+    assert splits.train.labels.tolist() == [6, 101] and splits.val.labels.tolist() == [0]
+    with pytest.raises(UserError, match=r"2 of 4 labels are not 1 to 102; the first is 103, of image 2"):
+        flowers(tmp_path / "far", [1, 103, 0, 2], [1], [2]).facts(1)
+    with pytest.raises(UserError, match=r"lists images that imagelabels\.mat does not have"):
+        flowers(tmp_path / "short", [1, 2], [1], [3]).facts(1)
+    cut = flowers(tmp_path / "cut", [1, 2], [1], [2])
+    (tmp_path / "cut" / "flowers-102" / "setid.mat").write_bytes(b"no list")
+    with pytest.raises(UserError, match="is damaged"):
+        cut.facts(1)
+
+
+def test_digest_of_images_in_files_does_not_depend_on_where_they_lie(tmp_path: Path) -> None:
+    def digest(root: Path, **given: Any) -> str:
+        source = folder(root, verify=True, on_bad="skip", **given)
+        return source.fingerprint(source.prepare(source.facts(1), silent))
+
+    one = digest(broken(tmp_path / "a"))
+    assert digest(broken(tmp_path / "b"), flip=0.1, cache="none") == one
+    (tmp_path / "b" / "train" / "iris" / "2.jpg").write_bytes(b"broken as well")
+    assert digest(tmp_path / "b") != one
+
+
 def test_braces_are_webdatasets() -> None:
     assert braces("a-{008..011}-{0..1}.tar") == [f"a-{n:03d}-{m}.tar" for n in range(8, 12) for m in range(2)]
 
 
-REFUSED = [
+REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"path": "none-*.tar"}, "there are no such files"),
     ({"path": "text.tar"}, "is not a plain tar file"),
-    ({"path": "bare.tar"}, r"sample p0 has an image but no label"),
-    ({"path": "word.tar"}, r"p0\.cls holds no label"),
+    ({"path": "bare.tar"}, r"1 of 1 samples have no label .*bare\.tar:p0 has an image but no label"),
+    ({"path": "word.tar"}, r"1 of 1 samples have no label .*word\.tar:p0 has b'daisy' in p0\.cls"),
+    ({"path": ["bare.tar", "good.tar", "half.tar", "word.tar"]}, r"3 of 6 samples have no label .*bare\.tar:p0 has .*; half\.tar:p0 has b'2\.5' in p0\.cls; word"),
+    ({"path": "many.tar"}, r"7 of 7 samples have no label .*(many.tar:m\d has a label of 31 digits in m\d.cls; ){5}and 2 more"),
     ({"path": "empty.tar"}, "holds no samples"),
-    ({"path": "good.tar", "num_classes": 2}, r"1 samples have a label outside 0 to 1, the first is .*p2 with 2"),
-]
+    ({"path": "good.tar", "num_classes": 2}, r"1 of 3 samples have a label outside 0 to 1: good\.tar:p2 with 2"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "says"), REFUSED, ids=[str(g["path"]) for g, _ in REFUSED])
@@ -272,8 +431,9 @@ def test_wrong_shards_are_refused_with_the_place(
     content = encoded(picture(0, 0))
     shard(tmp_path / "good.tar", [(f"p{n}", content, n) for n in range(3)])
     shard(tmp_path / "empty.tar", [])
+    shard(tmp_path / "many.tar", [(f"m{n}", content, 10**30) for n in range(7)])
     (tmp_path / "text.tar").write_text("this is no tar file" * 100)
-    for name, label in (("bare", None), ("word", b"daisy")):
+    for name, label in (("bare", None), ("word", b"daisy"), ("half", b"2.5")):
         with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
             for member, data in (("p0.jpg", content), ("p0.cls", label)):
                 if data is not None:

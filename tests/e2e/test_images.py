@@ -34,7 +34,8 @@ def losses(points: list[dict[str, float]]) -> list[float]:
     return [p[k] for p in points for k in ("train/loss", "val/loss") if k in p]
 
 
-ALL = ["data.augment=trivialaugment", "data.erasing=0.3", "data.min_scale=0.5"]
+JITTER = "data.transforms=[{_target_:torchvision.transforms.v2.ColorJitter,brightness:0.4,hue:0.1}]"
+ALL = ["data.augment=trivialaugment", "data.erasing=0.3", "data.min_scale=0.5", JITTER]
 READERS = {
     "one worker": ["data.batch_size=8", "strategy=single"],
     "two workers": ["data.batch_size=4", "strategy=collective", "launch.nproc=2"],

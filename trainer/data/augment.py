@@ -14,13 +14,15 @@ from torchvision.transforms import v2
 from trainer.data.boxes import NUMBERS, random_crops, random_patches
 from trainer.data.draws import Draw, uniform
 from trainer.data.randomness import own_randomness
+from trainer.data.transforms import Transforms
 
 ERASED, ERASED_RATIO = (0.02, 1 / 3), (0.3, 3.3)
 """Share of the area and aspect ratio of an erased patch, as in the paper and in torchvision."""
 
 FIRST, FLIP, ERASE, POLICY = slice(0, NUMBERS), NUMBERS, NUMBERS + 1, NUMBERS + 2
 PATCH = slice(NUMBERS + 3, 2 * NUMBERS + 3)
-COUNT = 2 * NUMBERS + 3
+TRANSFORMS = 2 * NUMBERS + 3
+COUNT = 2 * NUMBERS + 4
 
 
 def policy_of(name: str, ops: int, magnitude: int, fill: list[int]) -> Callable[[Any], Any] | None:
@@ -41,6 +43,7 @@ class Augmentation:
     Attributes:
         flip: probability of a horizontal flip.
         policy: an image (C, H, W) to another of the same shape, by torch's generator; None: none.
+        transforms: the user's own, after it.
         erasing: probability of an erased patch, which becomes the channels' means.
         mean: (C,) uint8.
     """
@@ -49,16 +52,21 @@ class Augmentation:
     policy: Callable[[Any], Any] | None
     erasing: float
     mean: torch.Tensor
+    transforms: Transforms | None = None
 
     @staticmethod
     def of(config: Mapping[str, Any], mean: tuple[float, ...]) -> Augmentation:
         """From the ``data`` node."""
         fill = [round(255 * m) for m in mean]
         policy = policy_of(config["augment"], config["randaugment_ops"], config["randaugment_magnitude"], fill)
-        return Augmentation(config["flip"], policy, config["erasing"], torch.tensor(fill, dtype=torch.uint8))
+        nodes = config.get("transforms")  # of images in files alone
+        transforms = Transforms(nodes) if nodes else None
+        return Augmentation(
+            config["flip"], policy, config["erasing"], torch.tensor(fill, dtype=torch.uint8), transforms
+        )
 
     def finish(self, images: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
-        """Flip, policy and erasing, in place where that can be.
+        """Flip, policy, transforms and erasing, in place where that can be.
 
         Args:
             images: (N, C, H, W) uint8, already cropped.
@@ -72,6 +80,10 @@ class Augmentation:
                 for image, number in zip(images, numbers[:, POLICY], strict=True):
                     torch.default_generator.manual_seed(int(number * 2**53))
                     image.copy_(self.policy(image))
+        if self.transforms is not None:
+            with own_randomness():
+                for image, number in zip(images, numbers[:, TRANSFORMS], strict=True):
+                    image.copy_(self.transforms(image, float(number)))
         if self.erasing:
             self._erase(images, numbers)
         return images

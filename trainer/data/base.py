@@ -118,9 +118,10 @@ class DataSource(ABC):
         return ()
 
     def fingerprint(self, facts: Facts) -> str:
-        """At most 36 characters that change when the data do, found without reading all of it.
+        """At most 36 characters that change when the data do, and not with augmentation or with where they lie.
 
-        By default of what was asked for and of the facts; a source of files adds their names and sizes (``listed``).
+        By default of what was asked for and of the facts; a source of files says their names and sizes (``listed``),
+        or better what is in them. Asked after ``prepare``, but for mode=predict, which does without the data.
         """
         asked = {k: v for k, v in self.config.items() if k not in READING}
         return digest_of(type(self).__qualname__, asked, asdict(facts))

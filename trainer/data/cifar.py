@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.array_images import ArraySource, Pair
+from trainer.data.array_images import ArraySource
 from trainer.data.base import Facts, Progress
-from trainer.data.drawn_flowers import class_names, draw, folder
+from trainer.data.drawn_flowers import VERSION, class_names, draw, folder
 from trainer.data.fetched import Site, absent, fetch
+from trainer.data.kept_arrays import Pair
 from trainer.data.listing import class_folders, folder_of_classes
 from trainer.errors import UserError
 
@@ -20,7 +21,7 @@ FOLDER = "cifar-10-batches-py"
 TRAIN, VAL = [f"data_batch_{n}" for n in range(1, 6)], ["test_batch"]
 SITE = Site("CIFAR-10", "https://www.cs.toronto.edu/~kriz/cifar.html", 170)
 DRAWN = {"classes": 10, "per_class": 100, "size": 32}
-SIDE = 32
+SIDE, CLASSES = 32, 10
 
 
 class Cifar10(ArraySource):
@@ -30,16 +31,15 @@ class Cifar10(ArraySource):
 
     def facts(self, global_batch_size: int) -> Facts:
         if self._present():
-            counts = [len(self._read(names)[1]) for names in (TRAIN, VAL)]
-            return self._facts(f"CIFAR-10 in {self.config['root']}", "real", counts)
+            return self._facts(f"CIFAR-10 in {self.config['root']}", "real", self.counted())
         reason = absent(self.config, SITE, self._folder())
         if not reason:
             return self._facts(f"CIFAR-10, to be downloaded into {self.config['root']}", "download", [50000, 10000])
         return self._instead(reason)
 
     def _facts(self, source: str, kind: str, counts: list[int], stand_in: str = "") -> Facts:
-        kept = self.kept(sum(counts), 3, SIDE, SIDE)
-        return Facts(source, kind, counts[0], counts[1], (3, SIDE, SIDE), 10, stand_in, cache=kept)
+        kept = self.kept(kind, sum(counts), 3, SIDE, SIDE)
+        return Facts(source, kind, counts[0], counts[1], (3, SIDE, SIDE), CLASSES, stand_in, cache=kept)
 
     def _instead(self, reason: str) -> Facts:
         samples = DRAWN["classes"] * DRAWN["per_class"]
@@ -58,12 +58,16 @@ class Cifar10(ArraySource):
             facts = self._instead(reason) if reason else self.facts(0)
         if facts.kind == "embedded":
             draw(**DRAWN, on_progress=lambda done, total: progress("drawing small flowers", done, total))
-        return facts
+        return super().prepare(facts, progress)
 
-    def arrays(self, facts: Facts) -> tuple[Pair, Pair]:
-        if facts.kind == "embedded":
-            return _drawn("train"), _drawn("val")
-        return self._read(TRAIN), self._read(VAL)
+    def files(self) -> list[Path]:
+        return [self._folder() / name for name in [*TRAIN, *VAL]]
+
+    def embedded(self) -> tuple[Pair, Pair]:
+        return _drawn("train"), _drawn("val")
+
+    def drawing(self) -> tuple[Any, ...]:
+        return VERSION, DRAWN
 
     def class_names(self, facts: Facts) -> list[str]:
         """The ten classes' names."""
@@ -77,25 +81,32 @@ class Cifar10(ArraySource):
     def _present(self) -> bool:
         return all((self._folder() / name).is_file() for name in [*TRAIN, *VAL])
 
-    def _read(self, names: list[str]) -> Pair:
-        """The images and labels of these files.
+    def read(self) -> tuple[Pair, Pair]:
+        pairs = {path: self._one(path) for path in self.files()}
+        self.refuse_labels({path: labels for path, (_, labels) in pairs.items()}, CLASSES)
+        every = list(pairs.values())
+        return _joined(every[: len(TRAIN)]), _joined(every[len(TRAIN) :])
+
+    def _one(self, path: Path) -> Pair:
+        """The images and labels of a file.
 
         Raises:
-            UserError: a file is damaged, or its labels are not 0 to 9.
+            UserError: it is damaged.
         """
-        images, labels = [], []
-        for name in names:
-            content = _unpickled(self._folder() / name)
-            try:
-                pixels = np.asarray(content["data"], np.uint8).reshape(-1, 3, SIDE, SIDE)
-                numbers = np.asarray(content["labels"], np.int64)
-            except (KeyError, ValueError, TypeError) as error:
-                raise UserError(f"data.root={self.config['root']}", f"{self._folder() / name} is not a file of CIFAR-10: {error}") from error  # fmt: skip
-            if len(pixels) != len(numbers) or set(numbers.tolist()) - set(range(10)):
-                raise UserError(f"data.root={self.config['root']}", f"{self._folder() / name} has {len(pixels)} images and {len(numbers)} labels, which should be 0 to 9")  # fmt: skip
-            images.append(pixels)
-            labels.append(numbers)
-        return np.concatenate(images), np.concatenate(labels)
+        content = _unpickled(path)
+        try:
+            pixels = np.asarray(content["data"], np.uint8).reshape(-1, 3, SIDE, SIDE)
+            labels = np.asarray(content["labels"], np.int64)
+        except (KeyError, ValueError, TypeError, OverflowError) as error:
+            raise UserError(f"data.root={self.config['root']}", f"{path} is not a file of CIFAR-10: {error}", "fetch it anew") from error  # fmt: skip
+        if len(pixels) != len(labels):
+            raise UserError(f"data.root={self.config['root']}", f"{path} has {len(pixels)} images and {len(labels)} labels", "fetch it anew")  # fmt: skip
+        return pixels, labels
+
+
+def _joined(pairs: list[Pair]) -> Pair:
+    images, labels = zip(*pairs, strict=True)
+    return np.concatenate(images), np.concatenate(labels)
 
 
 def _drawn(split: str) -> Pair:

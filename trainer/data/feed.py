@@ -146,6 +146,7 @@ class _Reader:
         num_workers: int,
         pin_memory: bool,
         mixing: Mixing | None = None,
+        prefetch: int = 2,
     ) -> None:
         self.dataset = Seeded(dataset, seed, mixing)
         self.addresses = addresses
@@ -156,6 +157,7 @@ class _Reader:
                 self.dataset,
                 batch_sampler=addresses,  # type: ignore[arg-type]
                 num_workers=num_workers,
+                prefetch_factor=prefetch,
                 collate_fn=_as_it_is,
                 pin_memory=pin_memory,
                 persistent_workers=True,
@@ -206,10 +208,16 @@ class BlockReader:
     """Batches of a map-style data set by any indices, one list of them after the other."""
 
     def __init__(
-        self, dataset: Dataset[Any], seed: int, num_workers: int, pin_memory: bool, mixing: Mixing | None = None
+        self,
+        dataset: Dataset[Any],
+        seed: int,
+        num_workers: int,
+        pin_memory: bool,
+        mixing: Mixing | None = None,
+        prefetch: int = 2,
     ) -> None:
         self.addresses: list[tuple[int, np.ndarray]] = []
-        self.reader = _Reader(dataset, self.addresses, seed, num_workers, pin_memory, mixing)  # type: ignore[arg-type]
+        self.reader = _Reader(dataset, self.addresses, seed, num_workers, pin_memory, mixing, prefetch)  # type: ignore[arg-type]
 
     def __call__(self, epoch: int, batches: list[np.ndarray]) -> Iterator[tuple[Inputs, torch.Tensor]]:
         """These batches of that epoch."""
@@ -240,7 +248,7 @@ class Feed:
         average: the merged batches' gradients are averaged over samples; False: that times the number of batches,
             which for batches of equal size is their sum.
         seed: of the augmentation.
-        num_workers: reading processes.
+        num_workers: reading processes; prefetch: batches that each of them keeps ready.
         pin_memory: page-locked batches.
         limit_train, limit_val: use only so many batches.
         expect: told of each batch before the one ahead of it is handed out; None: nothing is read ahead.
@@ -260,6 +268,7 @@ class Feed:
         average: bool = True,
         seed: int = 0,
         num_workers: int = 0,
+        prefetch: int = 2,
         pin_memory: bool = False,
         limit_train: int | None = None,
         limit_val: int | None = None,
@@ -276,7 +285,7 @@ class Feed:
         self.merge = merge
         self.average = average
         self.train_addresses = _Addresses(train, limit_train)
-        everything = (seed, num_workers, pin_memory, mixing)
+        everything = (seed, num_workers, pin_memory, mixing, prefetch)
         self.train_reader: _Reader | ScatteredReader
         if scatter is None:
             self.train_reader = _Reader(splits.train, self.train_addresses, *everything)
@@ -286,7 +295,7 @@ class Feed:
             reads = _Reader(splits.train, all_of_them, *everything) if train.rank == 0 else None
             self.train_reader = ScatteredReader(reads, self.train_addresses, train.world_size, scatter)
         self.val_addresses = _Addresses(val, limit_val)
-        self.val_reader = _Reader(splits.val, self.val_addresses, seed, num_workers, pin_memory)
+        self.val_reader = _Reader(splits.val, self.val_addresses, seed, num_workers, pin_memory, None, prefetch)
         self.waited = 0.0
 
     def updates(self, epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:

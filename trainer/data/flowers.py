@@ -12,7 +12,7 @@ from trainer.data.drawn_flowers import folder as drawn_folder
 from trainer.data.fetched import Site, absent, fetch
 from trainer.data.images import ImageSource
 from trainer.data.listing import Listing, class_folders, folder_of_classes
-from trainer.errors import UserError
+from trainer.errors import UserError, first_line
 
 SITE = Site("Oxford Flowers-102", "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/", 345)
 PER_SPLIT = 1020
@@ -59,7 +59,8 @@ class Flowers102(EmbeddedFlowers):
 
     def facts(self, global_batch_size: int) -> Facts:
         if self._present():
-            return self.sized(Facts(f"{SITE.name} in {self.config['root']}", "real", PER_SPLIT, PER_SPLIT, self.shape(), CLASSES, slow=True))  # fmt: skip
+            train, val = listings = self._real()
+            return self.sized(Facts(f"{SITE.name} in {self.config['root']}", "real", len(train), len(val), self.shape(), CLASSES, slow=True), listings)  # fmt: skip
         partial = self._folder()
         if partial.is_dir() and not self.config["download"]:
             raise UserError(
@@ -102,16 +103,38 @@ class Flowers102(EmbeddedFlowers):
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
         if facts.kind == "embedded":
             return super().listings(facts)
+        return self._real()
+
+    def _real(self) -> tuple[Listing, Listing]:
+        """The set's own lists of images and labels.
+
+        Raises:
+            UserError: one is damaged, or they do not fit one another.
+        """
         from scipy.io import loadmat
 
         folder = self._folder()
-        splits, labels = loadmat(str(folder / "setid.mat")), loadmat(str(folder / "imagelabels.mat"))["labels"].ravel()
-        return self._listed(splits["trnid"].ravel(), labels), self._listed(splits["valid"].ravel(), labels)
+        try:
+            labels = loadmat(str(folder / "imagelabels.mat"))["labels"].ravel().astype(np.int64)
+            splits = loadmat(str(folder / "setid.mat"))
+            numbers = [splits[name].ravel().astype(np.int64) for name in ("trnid", "valid")]
+        except Exception as error:  # a damaged file raises whatever its bytes happen to mean
+            raise self._wrong(f"imagelabels.mat or setid.mat is damaged: {first_line(error)}") from error
+        wrong = np.flatnonzero((labels < 1) | (labels > CLASSES))
+        if len(wrong):
+            raise self._wrong(f"imagelabels.mat: {len(wrong)} of {len(labels)} labels are not 1 to {CLASSES}; the first is {labels[wrong[0]]}, of image {wrong[0] + 1}")  # fmt: skip
+        for listed in numbers:
+            if not len(listed) or listed.min() < 1 or listed.max() > len(labels):
+                raise self._wrong(f"setid.mat lists images that imagelabels.mat does not have, which has {len(labels)}")
+        return self._listed(numbers[0], labels), self._listed(numbers[1], labels)
+
+    def _wrong(self, why: str) -> UserError:
+        return UserError(f"data.root={self.config['root']}", f"{self._folder()}: {why}", "fetch it anew")
 
     def _listed(self, numbers: np.ndarray, labels: np.ndarray) -> Listing:
         """Images are numbered from 1, and so are their classes."""
         paths = [str(self._folder() / "jpg" / f"image_{number:05d}.jpg") for number in numbers.tolist()]
-        return Listing.of_files(paths, labels[numbers - 1].astype(np.int64) - 1)
+        return Listing.of_files(paths, labels[numbers - 1] - 1)
 
     def _folder(self) -> Path:
         return Path(self.config["root"]) / "flowers-102"

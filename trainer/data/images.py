@@ -83,9 +83,8 @@ class ImageSource(DataSource):
         return self._without(facts, bad)
 
     def _without(self, facts: Facts, bad: dict[str, str]) -> Facts:
-        named = "; ".join(f"{name}: {reason}" for name, reason in list(bad.items())[:MOST_NAMED])
-        more = f"; and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
-        said = f"{len(bad)} of {facts.train_samples + facts.val_samples} images cannot be decoded: {named}{more}"
+        named = some([f"{name}: {reason}" for name, reason in bad.items()])
+        said = f"{len(bad)} of {facts.train_samples + facts.val_samples} images cannot be decoded: {named}"
         if self.config["on_bad"] == "error":
             raise UserError(f"data ({facts.source})", said, "data.on_bad=skip, or repair them")
         print(f"ATTENTION: {said}. They are left out (data.on_bad=skip).", flush=True)
@@ -120,8 +119,9 @@ class ImageSource(DataSource):
         for listing in self.listings(facts):
             above = os.path.commonpath([os.path.dirname(path) for path in listing.files])
             files = [(os.path.relpath(path, above), os.stat(path).st_size) for path in listing.files]
-            told += [files, listing.spans.tolist(), listing.labels.tolist()]
-        return digest_of(*told, facts.left_out)
+            left_out = [number for number, name in enumerate(listing.names) if name in facts.left_out]
+            told += [files, listing.spans.tolist(), listing.labels.tolist(), left_out]
+        return digest_of(*told)
 
     def _centre(self) -> tuple[int, int]:
         """What validation resizes the shorter side to, and the side of the centre that it takes."""
@@ -156,6 +156,12 @@ def decoded_bytes(listing: Listing) -> int:
         with suppress(BadImage):  # broken images are looked for elsewhere
             sizes.append(3 * math.prod(size_of(content)))
     return int(np.mean(sizes) * len(listing)) if sizes else 0
+
+
+def some(said: list[str]) -> str:
+    """The first few, and how many more there are."""
+    more = [f"and {len(said) - MOST_NAMED} more"] if len(said) > MOST_NAMED else []
+    return "; ".join([*said[:MOST_NAMED], *more])
 
 
 def no_such_folder(key: str, folder: Any, what: str) -> UserError:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import math
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 
-from trainer.data.array_images import ArraySource, Pair
+from trainer.data.array_images import ArraySource
 from trainer.data.base import Facts, Progress
 from trainer.data.fetched import Site, absent, fetch
+from trainer.data.kept_arrays import Pair
 from trainer.errors import UserError
 
 FILES = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), "val": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}  # fmt: skip
@@ -27,15 +30,14 @@ class Mnist(ArraySource):
 
     def facts(self, global_batch_size: int) -> Facts:
         if self._folder() is not None:
-            counts = [self._count(split) for split in FILES]
-            return self._facts(f"MNIST in {self._folder()}", "real", counts)
+            return self._facts(f"MNIST in {self._folder()}", "real", self.counted())
         reason = absent(self.config, SITE, Path(self.config["root"]) / "MNIST")
         if not reason:
             return self._facts(f"MNIST, to be downloaded into {self.config['root']}", "download", [60000, 10000])
         return self._instead(reason)
 
     def _facts(self, source: str, kind: str, counts: list[int], stand_in: str = "") -> Facts:
-        kept = self.kept(sum(counts), SIDE, SIDE)
+        kept = self.kept(kind, sum(counts), SIDE, SIDE)
         return Facts(source, kind, counts[0], counts[1], (1, SIDE, SIDE), CLASSES, stand_in, cache=kept)
 
     def _instead(self, reason: str) -> Facts:
@@ -45,39 +47,43 @@ class Mnist(ArraySource):
         )  # fmt: skip
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
-        if facts.kind != "download":
-            return facts
-        from torchvision.datasets import MNIST
+        if facts.kind == "download":
+            from torchvision.datasets import MNIST
 
-        reason = fetch(self.config, SITE, lambda root: MNIST(root, download=True))
-        return self._instead(reason) if reason else self.facts(0)
+            reason = fetch(self.config, SITE, lambda root: MNIST(root, download=True))
+            facts = self._instead(reason) if reason else self.facts(0)
+        return super().prepare(facts, progress)
 
-    def arrays(self, facts: Facts) -> tuple[Pair, Pair]:
-        if facts.kind == "embedded":
-            return enlarged_digits()
-        return self._read("train"), self._read("val")
+    def files(self) -> list[Path]:
+        return [self._path(name) for names in FILES.values() for name in names]
+
+    def read(self) -> tuple[Pair, Pair]:
+        train, val = (self._split(*names) for names in FILES.values())
+        self.refuse_labels({self._path(names[1]): pair[1] for names, pair in zip(FILES.values(), (train, val), strict=True)}, CLASSES)  # fmt: skip
+        return train, val
+
+    def embedded(self) -> tuple[Pair, Pair]:
+        return enlarged_digits()
 
     def _folder(self) -> Path | None:
         root = Path(self.config["root"])
         return next((f for f in (root / "MNIST" / "raw", root) if all(_there(f / n) for s in FILES.values() for n in s)), None)  # fmt: skip
-
-    def _count(self, split: str) -> int:
-        """Samples of a split, from the files' headers, which must agree."""
-        images, labels = (_header(self._path(name)) for name in FILES[split])
-        if images[0] != labels[0] or images[1:] != (SIDE, SIDE):
-            raise UserError(f"data.root={self.config['root']}", f"{self._path(FILES[split][0])} has images {images} and the labels' file {labels[0]} labels")  # fmt: skip
-        return images[0]
 
     def _path(self, name: str) -> Path:
         folder = self._folder()
         assert folder is not None
         return folder / name if (folder / name).is_file() else folder / f"{name}.gz"
 
-    def _read(self, split: str) -> Pair:
-        images, labels = (_array(self._path(name)) for name in FILES[split])
-        if len(labels) and labels.max() >= CLASSES:
-            raise UserError(f"data.root={self.config['root']}", f"{self._path(FILES[split][1])} has labels up to {labels.max()}, which should be 0 to 9")  # fmt: skip
-        return images[:, None], labels.astype(np.int64)
+    def _split(self, images: str, labels: str) -> Pair:
+        """The images and labels of two files, which must agree.
+
+        Raises:
+            UserError: they do not, or one is damaged.
+        """
+        pixels, numbers = (_array(self._path(name)) for name in (images, labels))
+        if numbers.ndim != 1 or len(pixels) != len(numbers) or pixels.shape[1:] != (SIDE, SIDE):
+            raise UserError(f"data.root={self.config['root']}", f"{self._path(images)} has images {pixels.shape} and the labels' file {len(numbers)} labels", "fetch it anew")  # fmt: skip
+        return pixels[:, None], numbers.astype(np.int64)
 
 
 def enlarged_digits() -> tuple[Pair, Pair]:
@@ -103,30 +109,20 @@ def _opened(path: Path) -> gzip.GzipFile | object:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-def _header(path: Path) -> tuple[int, ...]:
-    """The shape of an IDX file's array.
+def _array(path: Path) -> np.ndarray:
+    """The array of an IDX file.
 
     Raises:
-        UserError: the file is not one of unsigned bytes.
+        UserError: the file is not one of unsigned bytes, or not as long as it says.
     """
-    with _opened(path) as file:  # type: ignore[attr-defined]
-        return _shape(file, path)
-
-
-def _shape(file: object, path: Path) -> tuple[int, ...]:
     try:
-        start = file.read(4)  # type: ignore[attr-defined]
-        if len(start) != 4 or start[:3] != b"\0\0\x08":
-            raise ValueError("it does not begin as an IDX file of unsigned bytes")
-        return struct.unpack(f">{start[3]}I", file.read(4 * start[3]))  # type: ignore[attr-defined]
-    except (ValueError, struct.error, EOFError, OSError) as error:
+        with _opened(path) as file:  # type: ignore[attr-defined]
+            start = file.read(4)
+            if len(start) != 4 or start[:3] != b"\0\0\x08" or not start[3]:
+                raise ValueError("it does not begin as an IDX file of unsigned bytes")
+            shape, content = struct.unpack(f">{start[3]}I", file.read(4 * start[3])), file.read()
+    except (ValueError, struct.error, EOFError, OSError, zlib.error) as error:
         raise UserError(f"data.root={path.parent}", f"{path} is not a file of MNIST: {error}", "fetch it anew") from error  # fmt: skip
-
-
-def _array(path: Path) -> np.ndarray:
-    with _opened(path) as file:  # type: ignore[attr-defined]
-        shape = _shape(file, path)
-        try:
-            return np.frombuffer(file.read(), np.uint8).reshape(shape).copy()
-        except (ValueError, EOFError, OSError) as error:
-            raise UserError(f"data.root={path.parent}", f"{path} is damaged: {error}", "fetch it anew") from error
+    if len(content) != math.prod(shape):
+        raise UserError(f"data.root={path.parent}", f"{path} is damaged: of {shape[0]} entries it has {len(content) * shape[0] / max(1, math.prod(shape)):g}", "fetch it anew")  # fmt: skip
+    return np.frombuffer(content, np.uint8).reshape(shape)

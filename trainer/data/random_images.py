@@ -10,7 +10,7 @@ POOL = 64
 
 
 class RandomImages(DataSource):
-    """``batches`` global batches per epoch of (3, S, S) noise; 64 distinct images are drawn and used in turn."""
+    """``batches`` global batches per epoch (updates, where all workers make one together) of (3, S, S) noise; 64 distinct images are drawn and used in turn."""
 
     def facts(self, global_batch_size: int) -> Facts:
         size = self.config["image_size"]

@@ -17,10 +17,13 @@ from typing import Any
 import numpy as np
 
 from trainer.data.base import Facts, Progress
-from trainer.data.images import ImageSource
+from trainer.data.images import ImageSource, some
 from trainer.data.listing import EXTENSIONS, Listing
 from trainer.data.once import known, made_once, place_of
 from trainer.errors import UserError
+
+MOST = 2**31
+"""Labels are below this."""
 
 
 class Shards(ImageSource):
@@ -32,7 +35,8 @@ class Shards(ImageSource):
         for listing in (train, val):
             wrong = np.flatnonzero((listing.labels < 0) | (listing.labels >= classes))
             if len(wrong):
-                raise UserError(f"data.num_classes={classes}", f"{len(wrong)} samples have a label outside 0 to {classes - 1}, the first is {listing.names[wrong[0]]} with {listing.labels[wrong[0]]}")  # fmt: skip
+                first = some([f"{listing.names[n]} with {listing.labels[n]}" for n in wrong])
+                raise UserError(f"data.num_classes={classes}", f"{len(wrong)} of {len(listing)} samples have a label outside 0 to {classes - 1}: {first}")  # fmt: skip
         source = f"{len(train.files)} + {len(val.files)} shards"
         facts = Facts(source, "shards", len(train), len(val), self.shape(), classes, slow=True)
         return self.sized(facts, (train, val))
@@ -95,21 +99,26 @@ def indexed(files: list[Path]) -> dict[str, list[Any]]:
     """Where each sample's image lies, and its label.
 
     Raises:
-        UserError: a file is no tar file, or a sample has no label; with the names.
+        UserError: a file is no tar file, or samples have no label; how many, and the first of them.
     """
     index: dict[str, list[Any]] = {"file": [], "spans": [], "labels": [], "names": []}
+    wrong: list[str] = []
     for number, path in enumerate(files):
         try:
             with tarfile.open(path, "r:") as shard:
-                _add(index, number, path, shard)
+                wrong += _add(index, number, path, shard)
         except (tarfile.TarError, OSError) as error:
             raise UserError(f"data.path ({path})", f"is not a plain tar file: {error}") from error
+    if wrong:
+        total = len(index["names"]) + len(wrong)
+        raise UserError("data.path", f"{len(wrong)} of {total} samples have no label (NAME.cls or NAME.json with a 'label', a whole number): {some(wrong)}")  # fmt: skip
     return index
 
 
-def _add(index: dict[str, list[Any]], number: int, path: Path, shard: tarfile.TarFile) -> None:
+def _add(index: dict[str, list[Any]], number: int, path: Path, shard: tarfile.TarFile) -> list[str]:
+    """Adds the samples of a shard; returns those without a label, and why."""
     images: dict[str, tuple[int, int]] = {}
-    labels: dict[str, int] = {}
+    labels: dict[str, int | str] = {}
     for member in shard:
         folder, _, base = member.name.rpartition("/")
         stem, _, extension = base.partition(".")
@@ -119,21 +128,26 @@ def _add(index: dict[str, list[Any]], number: int, path: Path, shard: tarfile.Ta
         if extension in EXTENSIONS:
             images[key] = (member.offset_data, member.size)
         elif extension in (".cls", ".json"):
-            labels[key] = _label(shard, member, path)
-    without = next((key for key in images if key not in labels), None)
-    if without is not None:
-        raise UserError(f"data.path ({path})", f"sample {without} has an image but no label ({without}.cls or {without}.json with a 'label')")  # fmt: skip
+            labels[key] = _label(shard, member)
+    wrong = []
     for key, span in images.items():
+        label = labels.get(key, "an image but no label")
+        if isinstance(label, str):
+            wrong.append(f"{path}:{key} has {label}")
+            continue
         index["file"].append(number)
         index["spans"].append(span)
-        index["labels"].append(labels[key])
+        index["labels"].append(label)
         index["names"].append(f"{path}:{key}")
+    return wrong
 
 
-def _label(shard: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> int:
+def _label(shard: tarfile.TarFile, member: tarfile.TarInfo) -> int | str:
+    """The label, or what stands in its place."""
     file = shard.extractfile(member)
     content = file.read() if file is not None else b""
     try:
-        return int(json.loads(content)["label"] if member.name.endswith(".json") else content)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"data.path ({path})", f"{member.name} holds no label, a whole number: {content[:40]!r}") from error  # fmt: skip
+        label = int(str(json.loads(content)["label"]) if member.name.endswith(".json") else content)
+    except (ValueError, KeyError, TypeError):
+        return f"{content[:40]!r} in {member.name}"
+    return label if abs(label) < MOST else f"a label of {len(str(label))} digits in {member.name}"
