@@ -17,6 +17,9 @@ import pytest
 import zmq
 
 from tests.pserver.harness import DIM, Bare, Cluster, Sum, config, in_threads, push_all
+from trainer.errors import RunFailed
+from trainer.strategies.pserver import server as server_module
+from trainer.strategies.pserver import wire
 from trainer.strategies.pserver.server import SMALLEST_LIMIT
 from trainer.strategies.pserver.sockets import WorkerSocket, key_pair, password
 from trainer.strategies.pserver.wire import CODES, HEADER, LINE, Kind, Message, Record, Verb, pack, text
@@ -314,6 +317,28 @@ def test_frame_above_the_limit_costs_its_sender_the_connection_and_nobody_else()
         peer.close(0)
         check_training(worker)
         assert not server.members.all[1].lives
+        assert server.socket.malformed == 0  # ZeroMQ closes the connection and tells nobody why
         del big
         assert psutil.Process().memory_info().rss - before < MOST_GROWTH
+        worker.die()
+
+
+def test_worker_refuses_its_own_frame_that_no_server_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "SMALLEST_LIMIT", 1 << 16)
+    run = config("async", 1, 1, timeout_s=3.0)
+    run["plan"]["parameters"] = 100
+    with Cluster(run) as cluster:
+        worker = Bare(cluster, 0)
+        worker.begin()
+        ids = np.arange((1 << 16) // (8 * DIM) + 1, dtype=np.int64)
+        said = r"PUSH of worker 0 to server 0 .* 65,544 bytes of ROWS of table 1 .* 65,536.*data\.batch_size"
+        with pytest.raises(RunFailed, match=said):
+            worker.client.push(worker.gradient(np.zeros(4), ids, 1.0, -1.0, 1))
+        told = [text({"x": "y" * wire.TEXT_LIMIT}), *([Record(Kind.NUMBERS, np.zeros(1))] * wire.MOST_RECORDS)]
+        with pytest.raises(RunFailed, match=r"STATS .* 1,048,585 bytes of TEXT .* 1,048,576"):
+            worker.client.ask(0, Message(Verb.STATS, records=told[:1]))
+        with pytest.raises(RunFailed, match=r"STATS .* 4,097 records.* 4,096"):
+            worker.client.ask(0, Message(Verb.STATS, records=told))
+        worker.client.sequence = 0
+        check_training(worker)
         worker.die()
