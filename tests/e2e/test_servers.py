@@ -121,7 +121,7 @@ def test_every_mode_learns(tmp_path: Path, mode: str, extra: tuple[str, ...]) ->
     result = read(tmp_path / "run" / "result.json")
     assert result["metrics"]["val/auc"] > 0.65
     told = read(tmp_path / "run" / "server.0.json")
-    assert told["endpoint"].startswith("tcp:" if "strategy.transport=tcp" in extra else "ipc:")
+    assert told["endpoint"].startswith("tcp://127.0.0.1:" if "strategy.transport=tcp" in extra else "ipc:")
     assert sum(told["staleness"].values()) == told["pushes"] or mode == "geo"
     if mode == "ssp":  # with 2 workers: own steps since the pull, and at most 2 * bound + 1 of the other's
         assert max(map(int, told["staleness"])) <= 2 * 2 + 1
