@@ -297,6 +297,15 @@ def test_strangers_get_nothing_while_workers_train(how: str) -> None:
         worker.die()
 
 
+def test_server_listens_at_its_host_s_address_and_no_other() -> None:
+    before = {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    with Cluster(config("async", 1, 1)) as cluster:
+        now = {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        assert [f"tcp://{ip}:{port}" for ip, port in now - before] == [cluster.servers[0].socket.endpoint]
+        assert {ip for ip, _ in now - before} == {"127.0.0.1"}
+        Bare(cluster, 0).die()
+
+
 @pytest.mark.parametrize("who", [b"", b"worker 0", b"worker 9", b"server 0"])
 def test_strangers_at_a_unix_socket_get_nothing(tmp_path: Path, who: bytes) -> None:
     with Cluster(config("async", 2, 1), str(tmp_path)) as cluster, zmq.Context() as context:
