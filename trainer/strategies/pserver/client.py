@@ -99,14 +99,15 @@ class Client:
         return range(len(self.sockets))
 
     def hello(self) -> None:
-        """Begin a life: learn which of this worker's pushes are applied already; go on counting after them."""
+        """Begin a life: learn which of this worker's pushes are applied already; go on counting after the last that any server has."""
         life = secrets.randbits(62) | 1
         requests = [self.ask(s, Message(Verb.HELLO, sequence=life)) for s in self.servers]
         answers = self.wait(requests)
         self.incarnations = [a.incarnation for a in answers]
         self.watermarks = [a.sequence for a in answers]
-        self.sequence = max(self.watermarks)
-        self.most_bytes = int(min(a.need(Kind.NUMBERS)[0] for a in answers))
+        limits = [a.need(Kind.NUMBERS) for a in answers]
+        self.most_bytes = int(min(n[0] for n in limits))
+        self.sequence = int(max(n[1] for n in limits))
         if not self._heart.is_alive():
             self._heart.start()
 

@@ -258,7 +258,7 @@ class Server:
         self.try_again()
 
     def hello(self, message: Message) -> Message:
-        """A worker comes: its incarnation, the last of its pushes that is applied, the longest frame that is taken."""
+        """A worker comes: its incarnation, its pushes that are applied, the longest frame that is taken."""
         before = self.members.all[message.rank].incarnation
         if message.sequence in self.members.all[message.rank].lives[:-1]:
             return failed(f"worker {message.rank} was started again", fenced=True)
@@ -270,7 +270,7 @@ class Server:
                 for table in self.shard.tables.values() if self.shard and isinstance(self.rule, Geo) else ():
                     table.forget(message.rank)
             print(f"worker {message.rank} has come, life {member.incarnation}, {member.watermark.done} pushes done", flush=True)  # fmt: skip
-        limit = Record(Kind.NUMBERS, np.array([float(self.socket.most_bytes)]))
+        limit = Record(Kind.NUMBERS, np.array([self.socket.most_bytes, member.watermark.greatest], dtype=np.float64))
         return Message(Verb.DONE, incarnation=member.incarnation, sequence=member.watermark.done, clock=self._version(), records=[limit])  # fmt: skip
 
     def start(self, message: Message) -> Message:
