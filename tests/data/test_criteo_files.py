@@ -12,7 +12,9 @@ import pytest
 from trainer.data.criteo import Criteo
 from trainer.data.criteo_blocks import CriteoBlocks
 from trainer.data.criteo_files import Block, Part, Tally, blocks_of, find, pieces
+from trainer.data.work import StreamWork
 from trainer.errors import UserError
+from trainer.strategies.base import Lease
 
 CONFIG = {
     "val_path": None, "val_fraction": 0.25, "hash_size": 1000, "cache": True, "block_mib": 1, "chunk_rows": 7,
@@ -87,6 +89,27 @@ def test_the_held_out_rows_are_the_same_however_they_are_read(folder: Path, size
     assert 20 < len(val) < 70
     whole = blocks(folder, 10**7, Part(0.3, True))
     assert val == [n for b in range(2) for n in numbers(whole.read(b)[0]["dense"].numpy())]
+
+
+def test_bad_lines_of_a_stream_are_told_with_their_names_at_the_end_of_each_epoch(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = text(range(3000)).splitlines(keepends=True)
+    for bad in (41, 42, 2000, 2001, 2002, 2003, 2004):
+        lines[bad] = b"5" + lines[bad][1:]
+    path = tmp_path / "rows.txt"
+    path.write_bytes(b"".join(lines))
+    whole = CriteoBlocks([path], 1000, Part(), 1 << 14, 100, 0.2)
+    work = StreamWork(whole, 8, 0, False, lambda epoch, blocks: (Lease(n) for n in range(blocks)))
+    for epoch in (0, 1):
+        read = [batch for lease in work.leases(epoch) for batch in work.read(epoch, lease)]
+        assert sum(len(labels) for _, labels in read) == 2993
+        [said] = capfd.readouterr().out.splitlines()
+        assert said.startswith(f"epoch {epoch}: 7 of 3000 lines are malformed and left out, the first: {path}:42: ")
+        assert f"{path}:43: " in said and said.count(f"{path}") == 5
+    path.write_bytes(text(range(100)))
+    assert not [1 for lease in StreamWork(blocks(path), 8, 0, False, work.hand).leases(2) if lease is None]
+    assert not capfd.readouterr().out
 
 
 def source(path: object, **changed: object) -> Criteo:

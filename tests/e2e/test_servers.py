@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
-from tests.runs import points, read, trainer
+from tests.runs import mlflow_runs, points, read, trainer
 
 CLICKS = (
     "+recipe=wide_and_deep", "tracking=none", "data.train_rows=20000", "data.val_rows=4000", "data.hash_size=30011",
@@ -21,7 +22,8 @@ CLICKS = (
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run on 2 servers, in step."""
     folder = tmp_path_factory.mktemp("saved")
-    done = trainer(*CLICKS, "strategy=pserver_sync", "launch.servers=2", "launch.workers=2", "epochs=2", cwd=folder)
+    tracked = [a for a in CLICKS if a != "tracking=none"]
+    done = trainer(*tracked, "strategy=pserver_sync", "launch.servers=2", "launch.workers=2", "epochs=2", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "run"
 
@@ -36,6 +38,41 @@ def test_run_leaves_what_servers_did_and_all_that_they_kept(saved: Path) -> None
     assert points(saved, "server1/pushes_per_s") and points(saved, "server0/rows")
     assert (saved / "servers.png").stat().st_size
     assert read(saved / "result.json")["metrics"]["val/auc"] > 0.6
+
+
+def test_mlflow_holds_what_each_server_did(saved: Path) -> None:
+    from mlflow import MlflowClient
+
+    [run] = mlflow_runs(saved.parent)
+    client = MlflowClient(f"sqlite:///{saved.parent / 'mlflow.db'}")
+    for name in ("pushes_per_s", "pulls_per_s", "mb_per_s", "queue", "waiting", "rows"):
+        for server in range(2):
+            told = points(saved, f"server{server}/{name}")
+            history = client.get_metric_history(run.info.run_id, f"server{server}/{name}")
+            assert told and sorted(m.value for m in history) == sorted(told), name
+    assert run.data.metrics["server1/rows"] > 0 and max(points(saved, "server0/pushes_per_s")) > 0
+    assert {"server.0.json", "serverlog.1", "servers.png"} <= {a.path for a in client.list_artifacts(run.info.run_id)}
+
+
+def test_saved_model_is_a_plain_one_with_all_rows(saved: Path, tmp_path: Path) -> None:
+    plain = ("mode=eval", f"weights={saved}")
+    done = trainer(*CLICKS, *plain, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    before, now = (read(run / "result.json")["metrics"] for run in (saved, tmp_path / "run"))
+    for name in ("val/auc", "val/loss"):
+        assert now[name] == pytest.approx(before[name], abs=1e-6), name
+
+
+def test_tables_above_the_limit_are_left_out_of_the_saved_model(tmp_path: Path) -> None:
+    done = trainer(*CLICKS, "max_steps=2", "launch.workers=1", "strategy.export_limit=1000", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is left out of model.safetensors (strategy.export_limit)" in (tmp_path / "run" / "workerlog.0").read_text()
+    whole, cut = 30011, {n: t.shape for n, t in load_file(tmp_path / "run" / "model.safetensors").items()}
+    assert cut and all(whole not in shape for shape in cut.values())
+    persistables = tmp_path / "run" / "checkpoints" / "persistables"
+    assert any(n.endswith("ids") for n in load_file(persistables / "server-0.safetensors"))
+    done = trainer(*CLICKS, "mode=eval", f"weights={tmp_path}/run", "hydra.run.dir=second", cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("mode", "servers", "workers"), [("sync", 3, 1), ("async", 1, 2)])
@@ -84,7 +121,7 @@ def test_every_mode_learns(tmp_path: Path, mode: str, extra: tuple[str, ...]) ->
     result = read(tmp_path / "run" / "result.json")
     assert result["metrics"]["val/auc"] > 0.65
     told = read(tmp_path / "run" / "server.0.json")
-    assert told["endpoint"].startswith("tcp:" if "strategy.transport=tcp" in extra else "ipc:")
+    assert told["endpoint"].startswith("tcp://127.0.0.1:" if "strategy.transport=tcp" in extra else "ipc:")
     assert sum(told["staleness"].values()) == told["pushes"] or mode == "geo"
     if mode == "ssp":  # with 2 workers: own steps since the pull, and at most 2 * bound + 1 of the other's
         assert max(map(int, told["staleness"])) <= 2 * 2 + 1

@@ -316,17 +316,30 @@ class Sum:
         return dict(zip(self.IDS.tolist(), totals.tolist(), strict=True))
 
 
-def push_all(worker: Bare, total: Sum, sign: float, stop: int | None = None, under_way: int = 4) -> None:
-    """Go on from the smallest watermark to the end; servers that had a push already know it by its number."""
+def push_all(worker: Bare, total: Sum, sign: float, stop: int | None = None, under_way: int = 4, in_step: bool = False) -> None:  # fmt: skip
+    """Give servers what they lack of the pushes of the life before, then go on after the last of these to the end.
+
+    Args:
+        in_step: after each push the parameters of the next step are waited for, as workers in sync and ssp do.
+    """
     client = worker.client
-    client.sequence = min(client.watermarks)
     waiting: list[Any] = []
 
     def room() -> bool:
         return sum(r.answer is None for r in waiting) < under_way
 
+    for server, done in enumerate(client.watermarks):
+        for number in range(done, client.sequence):
+            message = total.messages(worker, number, sign)[server]
+            message.sequence = number + 1
+            waiting.append(client.ask(server, message))
+            client.until(room)
+    client.watermarks = [client.sequence] * len(client.watermarks)
     while client.sequence < (total.pushes if stop is None else stop):
         waiting += client.push(total.messages(worker, client.sequence, sign))
+        if in_step:
+            pull = {"clock": client.sequence, "flags": WANTS_DENSE | CREATES}
+            client.wait([*waiting, *(client.ask(s, Message(Verb.PULL, **pull)) for s in client.servers)])
         client.until(room)
     if stop is None:
         client.wait(waiting)

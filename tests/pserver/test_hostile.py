@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +18,9 @@ import pytest
 import zmq
 
 from tests.pserver.harness import DIM, Bare, Cluster, Sum, config, in_threads, push_all
+from trainer.errors import RunFailed
+from trainer.strategies.pserver import server as server_module
+from trainer.strategies.pserver import wire
 from trainer.strategies.pserver.server import SMALLEST_LIMIT
 from trainer.strategies.pserver.sockets import WorkerSocket, key_pair, password
 from trainer.strategies.pserver.wire import CODES, HEADER, LINE, Kind, Message, Record, Verb, pack, text
@@ -192,28 +196,47 @@ def test_fuzzed_messages_of_a_run_s_own_key_change_nothing(mode: str, capfd: pyt
         [server] = cluster.servers
         before = psutil.Process().memory_info().rss
         jobs: dict[str, Any] = {"saboteur": partial(sabotage, cluster, 0, FUZZED // 4, seed=len(mode))}
-        totals = Sum(5, 2, 200)
+        totals, over, sign = Sum(5, 2, 200), threading.Event(), 1.0 if mode == "geo" else -1.0
+        jobs["saboteur"] = partial(_and_then, over.set, jobs["saboteur"])
         if mode != "sync":
             for rank in (0, 1):
-                jobs[f"worker {rank}"] = partial(_train, first if rank == 0 else Bare(cluster, 1), totals, 1.0 if mode == "geo" else -1.0)  # fmt: skip
+                jobs[f"worker {rank}"] = partial(_train, first if rank == 0 else Bare(cluster, 1), totals, sign, over)
         done = in_threads(jobs, 120)
+        rounds = [done.get(f"worker {rank}", 0) for rank in (0, 1)]
         growth = psutil.Process().memory_info().rss - before
         vectors, rows = first.look(Sum.IDS)
-        expected = totals if mode != "sync" else Sum(5, 1, 0)
-        np.testing.assert_array_equal(vectors[0], expected.dense)
-        assert rows == expected.rows
+        np.testing.assert_array_equal(vectors[0], np.tensordot(rounds, totals.vectors.sum(1), 1))
+        each = (totals.picked * totals.values[:, :, None]).sum(1)
+        assert list(rows.values()) == np.tensordot(rounds, each, 1).tolist() and list(rows) == Sum.IDS.tolist()
+        assert mode == "sync" or min(rounds) > 1, "training was over before the saboteur"
         assert growth < MOST_GROWTH
         assert server.socket.malformed > FUZZED // 4 // 4
         assert done["saboteur"] > FUZZED // 4 // 10
-        assert server.count["pushes"] == (0 if mode == "sync" else 400)
+        assert server.count["pushes"] == 200 * sum(rounds)
         assert server.members.present() == [0, 1, 2]
         first.die()
 
 
-def _train(worker: Bare, totals: Sum, sign: float) -> None:
-    push_all(worker, totals, sign)
+def _and_then(after: Callable[[], None], job: Callable[[], Any]) -> Any:
+    try:
+        return job()
+    finally:
+        after()
+
+
+def _train(worker: Bare, totals: Sum, sign: float, over: threading.Event) -> int:
+    """Push all of it again and again until it is over; returns how often."""
+    client, rounds, waiting = worker.client, 0, []
+    while not over.is_set():
+        for number in range(totals.pushes):
+            waiting = [r for r in waiting if r.answer is None]
+            waiting += client.push(totals.messages(worker, number, sign))
+            client.until(lambda: sum(r.answer is None for r in waiting) < 4)  # noqa: B023
+        client.wait(waiting)
+        rounds += 1
     if worker.rank:
         worker.die()
+    return rounds
 
 
 def check_training(worker: Bare) -> None:
@@ -274,6 +297,15 @@ def test_strangers_get_nothing_while_workers_train(how: str) -> None:
         worker.die()
 
 
+def test_server_listens_at_its_host_s_address_and_no_other() -> None:
+    before = {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    with Cluster(config("async", 1, 1)) as cluster:
+        now = {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        assert [f"tcp://{ip}:{port}" for ip, port in now - before] == [cluster.servers[0].socket.endpoint]
+        assert {ip for ip, _ in now - before} == {"127.0.0.1"}
+        Bare(cluster, 0).die()
+
+
 @pytest.mark.parametrize("who", [b"", b"worker 0", b"worker 9", b"server 0"])
 def test_strangers_at_a_unix_socket_get_nothing(tmp_path: Path, who: bytes) -> None:
     with Cluster(config("async", 2, 1), str(tmp_path)) as cluster, zmq.Context() as context:
@@ -314,6 +346,28 @@ def test_frame_above_the_limit_costs_its_sender_the_connection_and_nobody_else()
         peer.close(0)
         check_training(worker)
         assert not server.members.all[1].lives
+        assert server.socket.malformed == 0  # ZeroMQ closes the connection and tells nobody why
         del big
         assert psutil.Process().memory_info().rss - before < MOST_GROWTH
+        worker.die()
+
+
+def test_worker_refuses_its_own_frame_that_no_server_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "SMALLEST_LIMIT", 1 << 16)
+    run = config("async", 1, 1, timeout_s=3.0)
+    run["plan"]["parameters"] = 100
+    with Cluster(run) as cluster:
+        worker = Bare(cluster, 0)
+        worker.begin()
+        ids = np.arange((1 << 16) // (8 * DIM) + 1, dtype=np.int64)
+        said = r"PUSH of worker 0 to server 0 .* 65,544 bytes of ROWS of table 1 .* 65,536.*data\.batch_size"
+        with pytest.raises(RunFailed, match=said):
+            worker.client.push(worker.gradient(np.zeros(4), ids, 1.0, -1.0, 1))
+        told = [text({"x": "y" * wire.TEXT_LIMIT}), *([Record(Kind.NUMBERS, np.zeros(1))] * wire.MOST_RECORDS)]
+        with pytest.raises(RunFailed, match=r"STATS .* 1,048,585 bytes of TEXT .* 1,048,576"):
+            worker.client.ask(0, Message(Verb.STATS, records=told[:1]))
+        with pytest.raises(RunFailed, match=r"STATS .* 4,097 records.* 4,096"):
+            worker.client.ask(0, Message(Verb.STATS, records=told))
+        worker.client.sequence = 0
+        check_training(worker)
         worker.die()

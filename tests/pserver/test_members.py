@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from tests.pserver.harness import Bare, Cluster, config
+from tests.pserver.harness import Bare, Cluster, Sum, config, push_all
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.members import Members
+from trainer.strategies.pserver.server import WANTS_DENSE
 from trainer.strategies.pserver.wire import Message, Verb
 
 
@@ -43,3 +44,19 @@ def test_servers_without_any_worker_left_end_with_an_error() -> None:
         Bare(cluster, 0).die()
         cluster.threads[0].join(10)
         assert cluster.store.get("fenced/worker/0")
+
+
+def test_pull_that_the_staleness_bound_holds_back_ends_with_the_name_of_the_slowest() -> None:
+    with Cluster(config("ssp", 3, 1, staleness=1, timeout_s=1.0)) as cluster:
+        workers = [Bare(cluster, rank) for rank in range(3)]
+        workers[0].begin()
+        for worker, steps in zip(workers, (2, 0, 1), strict=True):
+            push_all(worker, Sum(0, 3, steps), -1.0)
+        ahead, _, near = (w.client for w in workers)
+        near.wait([near.ask(0, Message(Verb.PULL, clock=1, flags=WANTS_DENSE))])  # as far as it may be
+        with pytest.raises(RunFailed, match=r"^worker 1 did not arrive at the update of the parameters within 1 s"):
+            ahead.wait([ahead.ask(0, Message(Verb.PULL, clock=2, flags=WANTS_DENSE))])
+        push_all(workers[1], Sum(0, 3, 1), -1.0)
+        ahead.wait([ahead.ask(0, Message(Verb.PULL, clock=2, flags=WANTS_DENSE))])
+        for worker in workers:
+            worker.die()

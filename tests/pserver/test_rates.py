@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.pserver.harness import config as payload
 from trainer.optim.groups import rates
+from trainer.strategies.declared import ELEMENTWISE
 from trainer.strategies.pserver.placing import DenseMap, dense_of, layouts
 from trainer.strategies.pserver.shard import Layout, Shard
 from trainer.worker import make_updater
@@ -20,6 +21,11 @@ OPTIMIZERS = {
     "momentum": {"_target_": "torch.optim.SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
     "asgd": {"_target_": "trainer.optim.by_name.by_name", "name": "ASGD", "lr": 0.05, "weight_decay": 0.1, "lambd": 0.01},
     "rprop": {"_target_": "trainer.optim.by_name.by_name", "name": "Rprop", "lr": 0.05, "weight_decay": 0.0},
+    **{
+        name.lower(): {"_target_": "trainer.optim.by_name.by_name", "name": name, "lr": 0.05, "weight_decay": 0.1}
+        for name in ("RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam")
+    },
+    "adam": {"_target_": "torch.optim.Adam", "lr": 0.05, "weight_decay": 0.1, "amsgrad": True},
     "adagrad": {"_target_": "torch.optim.Adagrad", "lr": 0.05, "weight_decay": 0.0, "initial_accumulator_value": 0.1},
 }  # fmt: skip
 OWN = {"lr_factors": {"0": 0.5, "*.bias": 2.0}, "layer_decay": 0.9, "decay_norms_and_biases": False, "sparse": "auto"}
@@ -28,6 +34,10 @@ OWN = {"lr_factors": {"0": 0.5, "*.bias": 2.0}, "layer_decay": 0.9, "decay_norms
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3)).double()
+
+
+def test_every_optimizer_that_servers_take_is_here() -> None:
+    assert {o.get("name", o["_target_"].split(".")[-1]) for o in OPTIMIZERS.values()} == set(ELEMENTWISE)
 
 
 def run(optimizer: str, own: dict[str, Any]) -> dict[str, Any]:

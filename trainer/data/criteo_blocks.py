@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.data.criteo_files import Part, Tally, blocks_of, rows_of
+from trainer.data.criteo_files import MOST_NAMED, Part, Tally, blocks_of, rows_of
 
 Rows = tuple[dict[str, torch.Tensor], torch.Tensor]
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -70,8 +70,15 @@ class CriteoBlocks:
             yield _tensors(rest)
         self.tally.rows += tally.rows
         self.tally.bad += tally.bad
+        self.tally.named += tally.named[: max(0, MOST_NAMED - len(self.tally.named))]
         if tally.bad > 100 * self.max_bad_fraction:  # in a short block one bad line is a large share
             tally.check(self.max_bad_fraction)
+
+    def left_out(self) -> str:
+        """The malformed lines of all blocks that were read since the last time, in a sentence; empty: there was none."""
+        tally, self.tally = self.tally, Tally()
+        lines = tally.rows + tally.bad
+        return f"{tally.bad} of {lines} lines are malformed and left out, the first: {'; '.join(tally.named)}" if tally.bad else ""  # fmt: skip
 
     def _arrays(self, block: int, tally: Tally) -> Iterator[Arrays]:
         place = self.places[block]

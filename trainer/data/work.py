@@ -79,7 +79,7 @@ class StreamWork:
     """A data set that is read block by block; the blocks' order is drawn from (seed, epoch), rows keep theirs.
 
     Args:
-        dataset: ``blocks()`` and ``read_chunks(block)``.
+        dataset: ``blocks()`` and ``read_chunks(block)``; where it has ``left_out()``, what that says of an epoch's end is told.
         batch_size: rows of a batch; a block's last one may have fewer.
         seed, shuffle: of the order of blocks.
         hand: the strategy's ``leases``.
@@ -89,8 +89,10 @@ class StreamWork:
         self.dataset, self.batch_size, self.seed, self.shuffle, self.hand = dataset, batch_size, seed, shuffle, hand
 
     def leases(self, epoch: int) -> Iterator[Any]:
-        """The blocks that this worker gets."""
-        return self.hand(epoch, self.dataset.blocks())
+        """The blocks that this worker gets; after them, what of them could not be read."""
+        yield from self.hand(epoch, self.dataset.blocks())
+        if left_out := getattr(self.dataset, "left_out", str)():
+            print(f"epoch {epoch}: {left_out}", flush=True)
 
     def read(self, epoch: int, lease: Lease) -> Iterator[Sample]:
         """The block's batches from the lease's start on."""

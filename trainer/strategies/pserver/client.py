@@ -22,7 +22,7 @@ from trainer.profiling import WAITS
 from trainer.strategies.base import Seat
 from trainer.strategies.pserver.server import ENDPOINT
 from trainer.strategies.pserver.sockets import WorkerSocket
-from trainer.strategies.pserver.wire import Message, Verb, pack
+from trainer.strategies.pserver.wire import MOST_RECORDS, TEXT_LIMIT, Kind, Message, Verb, pack
 
 AGAIN_S = 2.0
 """An unanswered request is sent again after so long, then after twice that, and so on."""
@@ -76,6 +76,7 @@ class Client:
         for socket in self.sockets:
             self.poller.register(socket.socket, zmq.POLLIN)
         self.incarnations = [0] * servers
+        self.most_bytes = 0
         self.sequence = 0
         self.number = 0
         self.meetings = 0
@@ -98,13 +99,15 @@ class Client:
         return range(len(self.sockets))
 
     def hello(self) -> None:
-        """Begin a life: learn which of this worker's pushes are applied already; go on counting after them."""
+        """Begin a life: learn which of this worker's pushes are applied already; go on counting after the last that any server has."""
         life = secrets.randbits(62) | 1
         requests = [self.ask(s, Message(Verb.HELLO, sequence=life)) for s in self.servers]
         answers = self.wait(requests)
         self.incarnations = [a.incarnation for a in answers]
         self.watermarks = [a.sequence for a in answers]
-        self.sequence = max(self.watermarks)
+        limits = [a.need(Kind.NUMBERS) for a in answers]
+        self.most_bytes = int(min(n[0] for n in limits))
+        self.sequence = int(max(n[1] for n in limits))
         if not self._heart.is_alive():
             self._heart.start()
 
@@ -113,7 +116,11 @@ class Client:
 
         Args:
             then: called with the answer when it is taken, by whoever waits for anything.
+
+        Raises:
+            RunFailed: it is larger than servers take.
         """
+        self._refuse_large(server, message)
         self.number += 1
         message.rank, message.incarnation, message.number = self.rank, self.incarnations[server], self.number
         frames = pack(message)
@@ -122,6 +129,19 @@ class Client:
         self.under_way[self.number] = request
         self.sockets[server].send(frames)
         return request
+
+    def _refuse_large(self, server: int, message: Message) -> None:
+        """A server would close the connection, or forget the message, without an answer."""
+        what = f"{message.verb.name} of worker {self.rank} to server {server}"
+        if len(message.records) > MOST_RECORDS:
+            raise RunFailed(f"{what} has {len(message.records):,} records, and servers take {MOST_RECORDS:,}: a model of fewer tensors would fit")  # fmt: skip
+        for record in message.records:
+            size, limit = record.array.nbytes, TEXT_LIMIT if record.kind == Kind.TEXT else self.most_bytes
+            if size <= limit:
+                continue
+            part = f"{size:,} bytes of {record.kind.name}" + (f" of table {record.table}" if record.table else "")
+            instead = "a model of fewer tensors, or a larger strategy.slice_above" if record.kind == Kind.TEXT else "more launch.servers, or fewer rows at once: data.batch_size, in pserver_async strategy.max_merge_var_num, in pserver_geo strategy.k_steps"  # fmt: skip
+            raise RunFailed(f"{what} has {part} in one frame, and servers take {limit:,}. What helps: {instead}")
 
     def push(self, messages: Sequence[Message], then: Callable[[Message], None] | None = None) -> list[Request]:
         """The next push: its part for each server, all with the same sequence number."""

@@ -27,6 +27,11 @@ class Watermark:
         """Whether that number is done already."""
         return sequence <= self.done or sequence in self.above
 
+    @property
+    def greatest(self) -> int:
+        """The greatest number that is done."""
+        return max(self.above, default=self.done)
+
     def mark(self, sequence: int) -> None:
         """It is done now.
 

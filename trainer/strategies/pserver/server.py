@@ -23,7 +23,7 @@ from trainer.optim.schedules import Plateau
 from trainer.strategies.base import Seat
 from trainer.strategies.pserver import snapshot
 from trainer.strategies.pserver.codec import decode, encode
-from trainer.strategies.pserver.leases import Leases, Progress
+from trainer.strategies.pserver.leases import Answer, Leases, Progress
 from trainer.strategies.pserver.members import Meetings, Members, workers
 from trainer.strategies.pserver.rules import RULES, Geo, Push, Rule, Ssp, Sync
 from trainer.strategies.pserver.shard import Layout, Rows, Shard
@@ -42,7 +42,7 @@ MOST_WORK = 1 << 16
 LARGEST_NUMBER = 1 << 53
 NONSENSE = (Malformed, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, OSError)
 """What a request raises whose content makes no sense, and a disk that is full; its sender is told, the server goes on."""
-ONCE = (Verb.START, Verb.RESTORE, Verb.SAVE, Verb.SHRINK)
+ONCE = (Verb.START, Verb.RESTORE, Verb.SAVE, Verb.SHRINK, Verb.RATE)
 """A second copy of these, late, must not be done again: parameters have moved since."""
 ENDPOINT = "pserver/endpoint/{}"
 
@@ -258,7 +258,7 @@ class Server:
         self.try_again()
 
     def hello(self, message: Message) -> Message:
-        """A worker comes: its incarnation and the last of its pushes that is applied."""
+        """A worker comes: its incarnation, its pushes that are applied, the longest frame that is taken."""
         before = self.members.all[message.rank].incarnation
         if message.sequence in self.members.all[message.rank].lives[:-1]:
             return failed(f"worker {message.rank} was started again", fenced=True)
@@ -270,7 +270,8 @@ class Server:
                 for table in self.shard.tables.values() if self.shard and isinstance(self.rule, Geo) else ():
                     table.forget(message.rank)
             print(f"worker {message.rank} has come, life {member.incarnation}, {member.watermark.done} pushes done", flush=True)  # fmt: skip
-        return Message(Verb.DONE, incarnation=member.incarnation, sequence=member.watermark.done, clock=self._version())
+        limit = Record(Kind.NUMBERS, np.array([self.socket.most_bytes, member.watermark.greatest], dtype=np.float64))
+        return Message(Verb.DONE, incarnation=member.incarnation, sequence=member.watermark.done, clock=self._version(), records=[limit])  # fmt: skip
 
     def start(self, message: Message) -> Message:
         """The first worker's parameters, or saved ones, become the start. Rows may follow in further messages."""
@@ -469,14 +470,14 @@ class Server:
         return Message(Verb.DONE, clock=message.clock, records=[Record(Kind.NUMBERS, total), Record(Kind.IDS, present)])
 
     def lease(self, message: Message) -> Message:
-        """A block of the epoch's work."""
+        """A block of the epoch's work. A copy of a request gets what is remembered: its answer goes nowhere."""
         rank, life, number = message.rank, message.incarnation, message.number
-        if (before := self.leased.get(rank)) and before[:2] == (life, number):
+        if (before := self.leased.get(rank)) and before[:2] >= (life, number):
             return before[2]
         told = message.mapping()
         answer = self.leases.ask(rank, int(told["epoch"]), int(told["blocks"]), [int(b) for b in told["done"]])
         if answer is None:  # the worker asks again; how long others take for their blocks is nobody's fault
-            return Message(Verb.DONE, records=[text({"block": -1, "fence": [], "over": False})])
+            answer = Answer()
         fence = [] if answer.before < 0 else [answer.before, self.members.all[answer.before].fenced]
         reply = Message(Verb.DONE, records=[text({"block": answer.block, "fence": fence, "over": answer.over})])
         self.leased[rank] = life, number, reply

@@ -58,6 +58,7 @@ class ServerSocket:
         self.passwords = {name.encode(): (rank, password(secret, name)) for rank, name in names.items()}
         self.turned_away = 0
         self.malformed = 0
+        self.most_bytes = most_bytes
         self.bytes_in = 0
         self.bytes_out = 0
         self.door = self.context.socket(zmq.REP)

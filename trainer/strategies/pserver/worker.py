@@ -522,7 +522,8 @@ class PserverWorker(Strategy):
     # --- the log, and the end --------------------------------------------------------------------------------------
 
     def gauges(self) -> dict[str, float]:
-        """Per server: pushes and pulls per second, megabytes per second, requests that wait, rows, median staleness."""
+        """Per server: pushes and pulls per second, megabytes per second, requests that wait there, rows, median staleness;
+        and this worker's queue: its pushes that are not answered yet."""
         self.client.take()
         asked_at, requests = self._asked_gauges
         if requests and all(r.answer is not None for r in requests):
@@ -533,7 +534,8 @@ class PserverWorker(Strategy):
         if not self._asked_gauges[1] and time.monotonic() - asked_at > GAUGES_EVERY_S:
             asks = [self.client.ask(s, Message(Verb.STATS)) for s in self.client.servers]
             self._asked_gauges = time.monotonic(), asks
-        return self._gauges
+        queued = [r.server for r in self.client.under_way.values() if r.message.verb == Verb.PUSH]
+        return self._gauges | {f"server{s}/queue": float(queued.count(s)) for s in self.client.servers}
 
     def _rates(self, server: int, now: dict[str, Any]) -> dict[str, float]:
         before = self._before.get(server, {})
