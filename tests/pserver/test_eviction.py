@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from tests.pserver.harness import Bare, Cluster, config
+from trainer.strategies.declared import PserverAsync
 from trainer.strategies.pserver import snapshot
 from trainer.strategies.pserver.wire import Message, Verb, text
 
@@ -102,6 +105,11 @@ def test_age_goes_on_where_the_loaded_run_ended(tmp_path: Path, evict_by: str) -
         snapshot.complete(target, 2)
         worker.die()
     run["config"]["strategy"]["load_from"] = str(target)
+    model = nn.Linear(1, 1)
+    for by, said in ((evict_by, 0), ({"steps": "event_time", "event_time": "steps"}[evict_by], 1)):
+        declared = PserverAsync(**run["config"]["strategy"] | {"evict_by": by, "evict_after": 5})
+        refused = declared.refuse_model(run["config"], model, torch.optim.SGD(model.parameters()))
+        assert [f"counted by {evict_by}" in str(error) for error in refused] == [True] * said
     with Cluster(run) as cluster:
         [worker] = crew(cluster)
         began = 0 if evict_by == "steps" else 100  # a worker counts its own steps from 1; time is the data's
