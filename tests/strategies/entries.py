@@ -141,6 +141,19 @@ def merged_tables(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
             return {"parameters": parameters(run)}
 
 
+def aged(seat: Seat, payload: dict[str, Any]) -> dict[str, list[int]]:
+    """An epoch and a meeting; for each table the ids that the servers have then, as the first worker learns them."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        train_epoch(run, 0)
+        run.strategy.settle()
+        found: dict[str, list[int]] = {}
+        for server in run.strategy.state().get("servers", ()):
+            for name, tensor in server["tensors"].items():
+                if name.endswith("|ids"):
+                    found.setdefault(name.split("|")[1], []).extend(tensor.tolist())
+        return {name: sorted(ids) for name, ids in found.items()}
+
+
 def summed(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """Sums over the workers, of values that differ, with everybody's own left as it was."""
     with taking_part(in_run(seat, RUN), payload) as run:
