@@ -15,6 +15,15 @@ from trainer.worker import Updaters
 STRENGTH = 0.3
 
 
+def placed(cluster: Cluster) -> PserverAsync:
+    """The worker of a cluster with one, the model placed."""
+    run = cluster.run
+    node = {k: v for k, v in run["config"]["strategy"].items() if k != "_target_"}
+    worker = PserverAsync(node, cluster.seat("worker", 0))
+    worker.place(net(), Updaters(run["config"], run["plan"], "fp64"))
+    return worker
+
+
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).double()
@@ -33,8 +42,7 @@ def step(worker: PserverAsync, gradient: float) -> None:
 def test_each_server_compensates_and_counts_staleness_by_its_own_version(servers: int) -> None:
     run = config("async", 1, servers, launch_barrier=False, independent_recv_thread=False, slice_above=4, delay_compensation=STRENGTH)  # fmt: skip
     with Cluster(run) as cluster:
-        worker = PserverAsync({k: v for k, v in run["config"]["strategy"].items() if k != "_target_"}, cluster.seat("worker", 0))  # fmt: skip
-        worker.place(net(), Updaters(run["config"], run["plan"], "fp64"))
+        worker = placed(cluster)
         shards = [server.shard for server in cluster.servers]
         step(worker, 1.0)
         for ahead, shard in enumerate(shards):  # others' pushes that have come here and not there yet
