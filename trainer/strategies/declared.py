@@ -171,7 +171,8 @@ class Pserver(Declaration):
         refused = super().refuse_model(config, model, optimizer)
         if self.config["load_from"] is not None:
             try:
-                saved = locate("trainer.strategies.pserver.snapshot:read")(Path(self.config["load_from"]))  # imports torch
+                read = locate("trainer.strategies.pserver.snapshot:read")  # imports torch
+                saved = read(Path(self.config["load_from"]))
                 by = saved.meta.get("evict_by", self.config["evict_by"])
                 if self.config["evict_after"] is not None and by != self.config["evict_by"]:
                     why = f"the ages of the rows in strategy.load_from={self.config['load_from']} are counted by {by}"
