@@ -28,7 +28,7 @@ def give(worker: PserverAsync, gradient: float) -> None:
 
 def contained(run: dict[str, Any], steps: int) -> list[float]:
     """How many of its pushes are in a lone worker's parameters at each step; the batch after it is always known."""
-    start, found = list(net().parameters())[0], []
+    start, found = next(net().parameters()), []
     with Cluster(run) as cluster:
         worker = placed(cluster)
         for _ in range(steps):
@@ -59,7 +59,9 @@ def test_parameters_asked_for_early_lack_the_last_push_and_those_asked_for_after
     assert contained(run, len(expected)) == pytest.approx(expected, abs=1e-12)
 
 
-def test_gradients_are_merged_while_the_queue_is_full_and_then_the_worker_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_merged_while_the_queue_is_full_and_then_the_worker_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = config("async", 1, launch_barrier=False, send_queue_size=1, max_merge_var_num=3)
     pushed: list[tuple[float, float]] = []
     under_way: list[Request] = []
