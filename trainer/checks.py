@@ -332,6 +332,9 @@ def check_data(checked: Checked) -> None:
     check_mixing(config)
     if config["data"]["num_classes"] != facts.classes:
         raise UserError(f"data.num_classes={config['data']['num_classes']}", f"{facts.source} has {facts.classes} classes", f"data.num_classes={facts.classes}")  # fmt: skip
+    inputs = facts.shape if isinstance(facts.shape, dict) else ()
+    for refusal in checked.declaration.refuse_inputs(inputs, facts.source):
+        raise refusal
     if facts.streams and not checked.declaration.leases:
         raise UserError("data.cache=false", f"strategy={checked.declaration.name} reads samples by number, from the cache", "data.cache=true")  # fmt: skip
     ids, rows = config["data"].get("hash_size", 0), config["model"].get("table_size")

@@ -582,8 +582,8 @@ class PserverStrategy(StrategyConfig):
     wire: str = key("full", "values on the wire: as they are, bf16, or int8 with error feedback", choices=("full", "bf16", "int8"))  # fmt: skip
     buffers: str = key("rank0", "batch-norm statistics: the first worker's, or their average", choices=("rank0", "average"))  # fmt: skip
     entry: Entry = key(Entry, "when an id becomes a row of a sparse table")
-    evict_after: Optional[int] = key(None, "rows untouched for so long are dropped at the end of an epoch (null: never)", "steps or event time", ge=1)  # fmt: skip
-    evict_by: str = key("steps", "the age of rows: a worker's steps, or the data's own time (inputs['time'])", choices=("steps", "event_time"))  # fmt: skip
+    evict_after: Optional[int] = key(None, "rows untouched for so long are dropped at validations and at the end (null: never)", "steps or event time", ge=1)  # fmt: skip
+    evict_by: str = key("steps", "the age of rows: steps of the worker that has done most, or the data's own time (inputs['time'])", choices=("steps", "event_time"))  # fmt: skip
     load_from: Optional[str] = key(None, "folder of persistables that the servers start from")
     persistables: bool = key(True, "servers save tables, optimizer state and watermarks at the end")
     export_limit: int = key(200000000, "larger tables are left out of model.safetensors", "values", ge=0)

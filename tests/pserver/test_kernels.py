@@ -52,6 +52,7 @@ def with_kernel(kernel: Kernel) -> torch.Tensor:
         ("sgd", torch.optim.SGD, {}),
         ("adagrad", torch.optim.Adagrad, {}),
         ("adagrad", torch.optim.Adagrad, {"eps": 1e-3, "initial_accumulator_value": 0.3}),
+        ("adagrad", torch.optim.Adagrad, {"lr_decay": 0.3}),
         ("adam", torch.optim.SparseAdam, {}),
         ("adam", torch.optim.SparseAdam, {"betas": (0.8, 0.95), "eps": 1e-4}),
         ("adam", torch.optim.SparseAdam, {"betas": (0.3, 0.4)}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,21 @@ class Clicks(DataSource):
             return ArrayDataset({k: torch.from_numpy(v) for k, v in inputs.items()}, torch.from_numpy(labels))
 
         return Splits(split(facts.train_samples, 1), split(facts.val_samples, 2))
+
+
+class TimedClicks(Clicks):
+    """As Clicks, and each sample has a time, 100 after the one before."""
+
+    def facts(self, global_batch_size: int) -> Facts:
+        facts = super().facts(global_batch_size)
+        assert isinstance(facts.shape, dict)
+        return replace(facts, shape={**facts.shape, "time": ()}, integers=(*facts.integers, "time"))
+
+    def open(self, facts: Facts) -> Splits:
+        splits = super().open(facts)
+        for data in (splits.train, splits.val):
+            data.inputs["time"] = 100 * torch.arange(len(data))
+        return splits
 
 
 class Tabled(nn.Module):

@@ -133,12 +133,44 @@ def settled_each(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, 
         return {"after": after}
 
 
+def tables_each(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, Any]:
+    """As ``settled_each``, rows merged into the model; nobody pushes before all have computed, from rows as they were."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        after, update = [], run.strategy.update
+
+        def together(samples: int) -> None:
+            run.strategy.meet()
+            update(samples)
+
+        run.strategy.update = together
+        for epoch in range(epochs):
+            train_epoch(run, epoch)
+            run.strategy.settle()
+            with run.strategy.whole():
+                after.append(parameters(run))
+            run.strategy.meet()
+        return {"after": after}
+
+
 def merged_tables(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """The whole loop; all parameters, rows merged into the model as for saving."""
     with taking_part(in_run(seat, RUN), payload) as run:
         fit(run)
         with run.strategy.whole():
             return {"parameters": parameters(run)}
+
+
+def aged(seat: Seat, payload: dict[str, Any]) -> dict[str, list[int]]:
+    """An epoch and a meeting; for each table the ids that the servers have then, as the first worker learns them."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        train_epoch(run, 0)
+        run.strategy.settle()
+        found: dict[str, list[int]] = {}
+        for server in run.strategy.state().get("servers", ()):
+            for name, tensor in server["tensors"].items():
+                if name.endswith("|ids"):
+                    found.setdefault(name.split("|")[1], []).extend(tensor.tolist())
+        return {name: sorted(ids) for name, ids in found.items()}
 
 
 def summed(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:

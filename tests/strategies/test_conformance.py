@@ -195,6 +195,8 @@ def test_exactness_is_declared_where_it_is_proved(strategy: str) -> None:
     config = {"k_steps": 1, "gradient_merge": {}, "clip_norm": None}
     assert DECLARED[strategy](**config).exact == (strategy not in ALONE)
     assert not declared.LocalSgd(k_steps=4).exact
+    for lossy in ({"wire": "bf16"}, {"wire": "int8"}, {"evict_after": 9}, {"entry": {"count": 2, "probability": 1.0}}, {"entry": {"count": 1, "probability": 0.5}}):  # fmt: skip
+        assert not declared.PserverSync(**{"wire": "full", "evict_after": None, "entry": {"count": 1, "probability": 1.0}} | lossy).exact  # fmt: skip
 
 
 @pytest.mark.parametrize("workers", [2, 4])

@@ -33,9 +33,9 @@ OPTIMIZERS: dict[str, tuple[tuple[str, ...], Any, Any]] = {
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), lambda p: torch.optim.Adagrad(p, lr=0.1),
     ),
     "adagrad": (
-        ("optimizer=adagrad", "optimizer.lr=0.1", "optimizer.initial_accumulator_value=0.1"),
-        lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
-        lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
+        ("optimizer=adagrad", "optimizer.lr=0.1", "optimizer.initial_accumulator_value=0.1", "+optimizer.lr_decay=0.05"),
+        lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1, lr_decay=0.05),
+        lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1, lr_decay=0.05),
     ),
     "rowwise_adagrad": (
         ("optimizer=adagrad", "optimizer.lr=0.1", "optimizer.sparse=rowwise_adagrad"),

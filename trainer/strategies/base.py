@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +78,10 @@ class Declaration(ABC):
         if unbounded and not self.tables_at_servers:
             why = f"strategy={self.name} holds whole tables in its workers, and {unbounded[0]} takes any id"
             return [UserError("model.table_size=null", why, "strategy=pserver_async (or a number of rows)")]
+        return []
+
+    def refuse_inputs(self, names: Collection[str], source: str) -> list[UserError]:
+        """Every reason why this cannot work with samples of these inputs (none: a single one), from that source."""
         return []
 
     def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:

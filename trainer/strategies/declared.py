@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,11 +161,22 @@ class Pserver(Declaration):
             )
         return refused
 
+    def refuse_inputs(self, names: Collection[str], source: str) -> list[UserError]:
+        if self.config["evict_by"] != "event_time" or "time" in names:
+            return []
+        why = f"{source} has no input called time, so no row would ever be old"
+        return [UserError("strategy.evict_by=event_time", why, "strategy.evict_by=steps")]
+
     def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
         if self.config["load_from"] is not None:
             try:
-                locate("trainer.strategies.pserver.snapshot:read")(Path(self.config["load_from"]))  # imports torch
+                read = locate("trainer.strategies.pserver.snapshot:read")  # imports torch
+                saved = read(Path(self.config["load_from"]))
+                by = saved.meta.get("evict_by", self.config["evict_by"])
+                if self.config["evict_after"] is not None and by != self.config["evict_by"]:
+                    why = f"the ages of the rows in strategy.load_from={self.config['load_from']} are counted by {by}"
+                    refused.append(UserError(f"strategy.evict_by={self.config['evict_by']}", why, f"strategy.evict_by={by} (or strategy.evict_after=null)"))  # fmt: skip
             except UserError as error:
                 refused.append(UserError(f"strategy.load_from={self.config['load_from']}", f"{error.what}: {error.why}", "a folder that holds COMPLETE"))  # fmt: skip
         kind = type(optimizer).__name__
@@ -191,7 +202,10 @@ class PserverSync(Pserver):
 
     @property
     def exact(self) -> bool:
-        return True
+        """With values that travel as they are, and tables whose rows are there from the first touch to the end."""
+        every = {"count": 1, "probability": 1.0}
+        whole = self.config.get("wire", "full") == "full" and self.config.get("evict_after") is None
+        return whole and dict(self.config.get("entry", every)) == every
 
     @property
     def survives(self) -> bool:
@@ -229,6 +243,9 @@ class PserverAsync(OutOfStep):
         if compensates:
             why = "compensates the gradient of one pull, and merged gradients come from several"
             refused.append(UserError("strategy.delay_compensation", why, "strategy.max_merge_var_num=1"))
+        if self.config.get("send_wait_times", 0) > 0 and self.config["max_merge_var_num"] == 1:
+            what, why = f"strategy.send_wait_times={self.config['send_wait_times']}", "a push of one gradient waits for no more of them"  # fmt: skip
+            refused.append(UserError(what, f"with strategy.max_merge_var_num=1 {why}", f"strategy.max_merge_var_num={self.config['send_wait_times'] + 1}"))  # fmt: skip
         return refused
 
 
@@ -244,6 +261,18 @@ class PserverGeo(OutOfStep):
 
     worker = "trainer.strategies.pserver.geo:PserverGeo"
     mode = "geo"
+
+    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+        refused = super().refuse(config, workers)
+        elsewhere = "strategy=pserver_async (or pserver_sync, pserver_ssp)"
+        for name, all_of_them in asdict(schema.Entry()).items():
+            if self.config["entry"][name] != all_of_them:
+                why = "its workers train rows of their own, which a server that does not let them in would never get"
+                refused.append(UserError(f"strategy.entry.{name}={self.config['entry'][name]}", f"strategy={self.name}: {why}", elsewhere))  # fmt: skip
+        if self.config["evict_after"] is not None:
+            why = "its workers keep replicas of the rows, from which none would go"
+            refused.append(UserError(f"strategy.evict_after={self.config['evict_after']}", f"strategy={self.name}: {why}", elsewhere))  # fmt: skip
+        return refused
 
 
 AUTO = "trainer.strategies.declared.auto"

@@ -60,20 +60,21 @@ class PserverAsync(PserverWorker):
         """Whether the next batch's parameters are asked for before this one is computed."""
         return bool(self.config["independent_recv_thread"])
 
-    def due(self) -> bool:
-        """Whether dense parameters are to be pulled."""
-        return self.since_pull >= max(1, int(self.config["min_send_grad_num_before_recv"]))
+    def due(self, coming: int = 0) -> bool:
+        """Whether dense parameters are to be pulled, after so many more updates."""
+        return self.since_pull + coming >= max(1, int(self.config["min_send_grad_num_before_recv"]))
 
     def fetch_ahead(self) -> None:
         """Ask for what the next batch needs, where it is known which that is."""
         if self.coming is None:
             return
         wanted = {n: once for n, (_, once, _) in self.coming.items()}
-        dense = self.due()
+        before = int(self.early)  # this batch's own update comes after the pull, and before its parameters are used
+        dense = self.due(before)
         if dense or wanted:
             self.fetched = self.coming, self.fetch(wanted, dense, self.clock)
         if dense:
-            self.since_pull = 0
+            self.since_pull = -before
         self.coming = None
 
     def update(self, samples: int) -> None:
@@ -186,7 +187,7 @@ class PserverSsp(PserverAsync):
     def clock_after(self) -> int:
         return self.done + 1
 
-    def due(self) -> bool:
+    def due(self, coming: int = 0) -> bool:
         return True
 
     def send(self) -> None:

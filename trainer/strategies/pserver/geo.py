@@ -70,7 +70,7 @@ class PserverGeo(PserverWorker):
     def take_all(self) -> None:
         super().take_all()
         self.base = [self.dense.values(s) for s in self.client.servers]
-        self.cursors = [self.basis] * self.seat.servers
+        self.cursors = self.bases.copy()
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class PserverGeo(PserverWorker):
             for name, value in state["own"].items():
                 self.dense.parameters[name].copy_(value)
         self.base = [b.clone() for b in state["base"]]
-        self.cursors = [self.basis] * self.seat.servers
+        self.cursors = self.bases.copy()
         self.updater.load_state_dict(state["updater"])
         self.since, self.exchange = state["since"], None
         for number, replica in self.replicas.items():

@@ -51,10 +51,14 @@ class Sgd:
 
 @dataclass(frozen=True)
 class Adagrad:
-    """``torch.optim.Adagrad`` without decay (Duchi et al., 2011): s += g^2; v -= lr * g / (sqrt(s) + eps)."""
+    """``torch.optim.Adagrad`` without weight decay (Duchi et al., 2011): s += g^2; v -= lr * g / (sqrt(s) + eps).
+
+    With ``lr_decay`` the learning rate of a step is divided by 1 + (step - 1) * lr_decay.
+    """
 
     eps: float = 1e-10
     initial_accumulator_value: float = 0.0
+    lr_decay: float = 0.0
     name = "adagrad"
 
     @property
@@ -66,6 +70,7 @@ class Adagrad:
 
     def apply(self, values: torch.Tensor, state: torch.Tensor, gradients: torch.Tensor, lr: float, step: int) -> None:
         state.addcmul_(gradients, gradients)
+        lr /= 1 + (step - 1) * self.lr_decay
         values.addcdiv_(gradients, state.sqrt().add_(self.eps), value=-lr)
 
 
@@ -121,7 +126,7 @@ def kernel(name: str, **hyperparameters: Any) -> Kernel:
 
     Args:
         name: sgd, adagrad, rowwise_adagrad or adam.
-        hyperparameters: the user's optimizer node: ``betas``, ``eps``, ``initial_accumulator_value``.
+        hyperparameters: the user's optimizer node: ``betas``, ``eps``, ``initial_accumulator_value``, ``lr_decay``.
 
     Raises:
         ValueError: an unknown name.
@@ -133,7 +138,7 @@ def kernel(name: str, **hyperparameters: Any) -> Kernel:
     if name == "sgd":
         return Sgd()
     if name == "adagrad":
-        return Adagrad(**own("eps", "initial_accumulator_value"))
+        return Adagrad(**own("eps", "initial_accumulator_value", "lr_decay"))
     if name == "rowwise_adagrad":
         return RowwiseAdagrad(**own("eps", "initial_accumulator_value"))
     if name == "adam":

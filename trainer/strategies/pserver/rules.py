@@ -27,7 +27,7 @@ class Push:
         rank: the worker. samples: behind its gradients, where it matters.
         dense: (n,) or None; rows: by table.
         basis: version of the parameters that the gradients were computed with.
-        clock: the worker's steps, this one included. age: for the age of rows.
+        clock: the worker's steps, this one included. age: the server's, which rows are stamped with.
     """
 
     rank: int
@@ -87,7 +87,7 @@ class Sync(Rule):
     def __init__(self, shard: Shard, members: Members, strategy: Mapping[str, Any]) -> None:
         super().__init__(shard, members, strategy)
         self.waiting: dict[int, Push] = {}
-        self.combined: tuple[torch.Tensor | None, Rows] | None = None
+        self.combined: tuple[torch.Tensor | None, Rows, int] | None = None
         self.clip, self.limit = strategy["clip_norm"], strategy["clip_value"]
         self.norms: dict[int, float] = {}
 
@@ -105,7 +105,7 @@ class Sync(Rule):
         if pushes[0].dense is not None:
             dense = torch.stack([p.dense for p in pushes if p.dense is not None]).sum(0).div_(samples)
         rows = {n: _mean([p.rows[n] for p in pushes if n in p.rows], samples) for n in self.shard.tables}
-        self.combined = dense, rows
+        self.combined = dense, rows, max(p.age for p in pushes)
         if self.clip is None:
             self._apply(1.0)
         else:
@@ -118,7 +118,7 @@ class Sync(Rule):
 
     def _apply(self, factor: float) -> None:
         assert self.combined is not None
-        dense, rows = self.combined
+        dense, rows, age = self.combined
         self.combined = None
         if self.limit is not None:
             for gradient in ([] if dense is None else [dense]) + [g for _, g in rows.values()]:
@@ -126,7 +126,7 @@ class Sync(Rule):
         if factor != 1.0:
             dense = None if dense is None else dense.mul_(factor)
             rows = {n: (ids, g.mul_(factor)) for n, (ids, g) in rows.items()}
-        self.shard.apply(dense, rows, self.shard.version + 1)
+        self.shard.apply(dense, rows, age)
         self.norms.pop(self.shard.version - 3, None)
 
     def norm(self, clock: int) -> float | None:

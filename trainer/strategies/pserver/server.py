@@ -112,6 +112,7 @@ class Server:
         self.parts: list[tuple[Any, Mapping[str, Any]]] = []
         self.waiting: list[Waiting] = []
         self.age = 0
+        self.age_before = 0  # of the run that these parameters come from, where workers' steps count
         self.count = dict.fromkeys(("pushes", "pulls", "duplicates", "fenced"), 0)
         self.started = time.monotonic()
         self.verbs: dict[Verb, Callable[[Message], Message]] = {
@@ -416,8 +417,16 @@ class Server:
             raise Malformed(f"{len(dense)} dense values for {len(shard.vector)}")
         basis, samples, age = numbers
         rows = self._rows(message)
-        self.age = max(self.age, age)
-        return Push(message.rank, samples, dense, rows, basis, message.clock, age)
+        self._grow_older(age)
+        return Push(message.rank, samples, dense, rows, basis, message.clock, self.age)
+
+    def _grow_older(self, told: int) -> None:
+        """The age is the greatest that any worker has told: what a slow one touches is touched now."""
+        assert self.shard is not None
+        if not self.age and self.strategy["evict_by"] == "event_time":
+            for table in self.shard.tables.values():
+                table.count_from(told)
+        self.age = max(self.age, told + self.age_before)
 
     def _ids(self, number: int, ids: np.ndarray) -> np.ndarray:
         """Ids of a table, checked: ascending, not negative, in range, and at home here."""
@@ -508,7 +517,10 @@ class Server:
         tensors, meta = shard.state()
         marks = {str(m.rank): [m.watermark.done, sorted(m.watermark.above)] for m in self.members.all}
         progress = {"epoch": self.progress.epoch, "next": list(self.progress.next.items())}
-        return tensors, {**meta, "watermarks": marks, "progress": progress, "age": self.age, "rule": rule.state()}
+        return tensors, {**meta, "watermarks": marks, "progress": progress, **self._ages(), "rule": rule.state()}
+
+    def _ages(self) -> dict[str, Any]:
+        return {"age": self.age, "age_before": self.age_before, "evict_by": self.strategy["evict_by"]}
 
     def restore(self, message: Message) -> Message:
         """Go on from a saved state, of all servers one after the other: the last message says so."""
@@ -538,7 +550,8 @@ class Server:
             for _, meta in parts:
                 self.rule.load(meta["rule"])
             marks = [] if not same_run else [(int(r), int(n), {int(a) for a in above}) for _, m in parts for r, (n, above) in m["watermarks"].items()]  # fmt: skip
-            age = max([self.age, *(int(meta["age"]) for _, meta in parts)])
+            age = max(int(meta["age"]) for _, meta in parts)
+            began = max(int(meta["age_before"]) for _, meta in parts) if same_run else age
         except BaseException:
             self.shard, self.rule = before
             raise
@@ -546,7 +559,7 @@ class Server:
             if rank < self.size:
                 mark = self.members.all[rank].watermark
                 mark.done, mark.above = max(mark.done, done), mark.above | above
-        self.age = age
+        self.age, self.age_before = age, began if self.strategy["evict_by"] == "steps" else 0
 
     def save(self, message: Message) -> Message:
         """Write this server's part of the persistables, into the run's folder and nowhere else."""

@@ -148,6 +148,10 @@ class SparseTable:
         self._waiting.shrink(older_than)
         return len(freed)
 
+    def count_from(self, clock: int) -> None:
+        """Rows that are here are no older than that clock, which is the first that there is."""
+        self._touch(self._index.slots(), clock)
+
     def state(self) -> dict[str, torch.Tensor]:
         """Copies of what is to be saved: ``ids`` (N,) ascending, ``rows`` (N, D + S), ``touched`` (N,), and who waits.
 

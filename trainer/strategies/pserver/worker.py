@@ -61,7 +61,7 @@ class PserverWorker(Strategy):
         self.fetched: tuple[Ahead, Fetched] | None = None
         self.ready_rows: dict[tuple[int, int], tuple[torch.Tensor, np.ndarray, torch.Tensor, torch.Tensor]] = {}
         self.steps = 0
-        self.basis = 0
+        self.bases = [0] * seat.servers
         self.work: list[list[int]] = []
         self.open_blocks: dict[int, bool] = {}
         self.done_blocks: list[int] = []
@@ -156,7 +156,7 @@ class PserverWorker(Strategy):
             answer = request.answer
             assert answer is not None
             if fetched.dense:
-                self.basis = answer.clock if request is fetched.requests[0] else min(self.basis, answer.clock)
+                self.bases[request.server] = answer.clock
                 array = answer.first(Kind.DENSE)
                 if array is not None:
                     self.dense.write(request.server, decode(array, None, self.dtype))
@@ -341,12 +341,12 @@ class PserverWorker(Strategy):
         Args:
             bases: per server, the version that the worker has; None: that of the parameters that it computed with.
         """
+        bases = self.bases if bases is None else bases
         form = self.config["wire"] if form is None else form
         places = {n: self.remote[n - 1].split(ids) for n, (ids, _) in rows.items()}
         messages = []
         for server in self.client.servers:
-            basis = self.basis if bases is None else bases[server]
-            records = [Record(Kind.NUMBERS, np.array([basis, samples, self.age()], dtype=np.float64)), *work]
+            records = [Record(Kind.NUMBERS, np.array([bases[server], samples, self.age()], dtype=np.float64)), *work]
             if dense is not None and len(dense[server]):
                 feedback = self.feedback[server]
                 records += feedback.encode(dense[server], Kind.DENSE, 0) if form == "int8" else encode(dense[server], Kind.DENSE, 0, form)  # fmt: skip
