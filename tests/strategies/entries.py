@@ -254,6 +254,23 @@ def stalled(seat: Seat, payload: dict[str, Any]) -> None:
         fit(run)
 
 
+def stalled_in_a_block(seat: Seat, payload: dict[str, Any]) -> None:
+    """A run whose worker 1 stands still in its first update, for longer than anybody waits, while its heart beats on."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        update = run.strategy.update
+
+        def stand(samples: int) -> None:
+            seat.store.set("stands", "")
+            time.sleep(120)
+
+        def late(samples: int) -> None:  # worker 1 has work before the others have done it all
+            seat.store.wait(["stands"])
+            update(samples)
+
+        run.strategy.update = stand if seat.rank == 1 else late
+        fit(run)
+
+
 class Blown(nn.Module):
     """A model on inputs so large that its scaled gradients are out of fp16's range, while its loss is not."""
 

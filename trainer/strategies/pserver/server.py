@@ -105,6 +105,7 @@ class Server:
         self.leases = Leases(self.config["data"]["on_lost_worker"] == "take_over")
         self.progress = Progress()
         self.leased: dict[int, tuple[int, int, Message]] = {}
+        self.work_moved = time.monotonic()
         self.done_once: dict[int, tuple[int, int]] = {}
         self.shard: Shard | None = None
         self.rule: Rule | None = None
@@ -132,6 +133,7 @@ class Server:
             now = time.monotonic()
             if now - began > LOOK_MS / 1000:
                 self.members.deaf(now - began)
+                self.work_moved += now - began
             if now - looked > LOOK_MS / 1000:
                 looked = now
                 self.look_after()
@@ -229,8 +231,7 @@ class Server:
             except NONSENSE as error:
                 self.socket.answer(waiting.address, waiting.request, failed(repr(error)))
             except NotYet as missing:
-                names = workers(missing.ranks) or f"server {self.seat.rank}"
-                why = f"{names} did not arrive at {missing.what} within {patience:g} s (strategy.timeout_s)"
+                why = _not_arrived(workers(missing.ranks) or f"server {self.seat.rank}", missing.what, patience)
                 self.socket.answer(waiting.address, waiting.request, failed(why))
 
     def _names_the_missing(self, waiting: Waiting, patience: float) -> None:
@@ -364,6 +365,7 @@ class Server:
                 rule.push(push)
                 self.count["pushes"] += 1
             self.progress.mark(work)
+            self.work_moved = time.monotonic() if len(work) else self.work_moved
         elif not any(w.request is message for w in self.waiting):
             self.count["duplicates"] += 1
         answer = Message(Verb.DONE, clock=shard.version)
@@ -474,8 +476,14 @@ class Server:
         if (before := self.leased.get(rank)) and before[:2] == (life, number):
             return before[2]
         told = message.mapping()
-        answer = self.leases.ask(rank, int(told["epoch"]), int(told["blocks"]), [int(b) for b in told["done"]])
-        if answer is None:  # the worker asks again; how long others take for their blocks is nobody's fault
+        done = [int(b) for b in told["done"]]
+        answer = self.leases.ask(rank, int(told["epoch"]), int(told["blocks"]), done)
+        if answer is not None or done:
+            self.work_moved = time.monotonic()
+        if answer is None:  # the worker asks again; a block may take long, as long as its holder's pushes come
+            patience = float(self.strategy["timeout_s"])
+            if time.monotonic() - self.work_moved > patience:
+                return failed(_not_arrived(workers(self.leases.holders()), "the end of a block of work", patience))
             return Message(Verb.DONE, records=[text({"block": -1, "fence": [], "over": False})])
         fence = [] if answer.before < 0 else [answer.before, self.members.all[answer.before].fenced]
         reply = Message(Verb.DONE, records=[text({"block": answer.block, "fence": fence, "over": answer.over})])
@@ -628,3 +636,7 @@ class Server:
 def failed(why: str, fenced: bool = False) -> Message:
     """The answer to a request that cannot be; ``fenced``: because its worker does not take part any more."""
     return Message(Verb.FAILED, records=[text({"why": why, "fenced": fenced})])
+
+
+def _not_arrived(names: str, what: str, patience_s: float) -> str:
+    return f"{names} did not arrive at {what} within {patience_s:g} s (strategy.timeout_s)"
