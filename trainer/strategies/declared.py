@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import machine, schema
@@ -163,15 +162,12 @@ class Pserver(Declaration):
 
     def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
-        if self.config["load_from"] is not None:
-            try:
-                locate("trainer.strategies.pserver.snapshot:read")(Path(self.config["load_from"]))  # imports torch
-            except UserError as error:
-                refused.append(UserError(f"strategy.load_from={self.config['load_from']}", f"{error.what}: {error.why}", "a folder that holds COMPLETE"))  # fmt: skip
         kind = type(optimizer).__name__
         if kind not in ELEMENTWISE and self.mode != "geo":
             why = f"strategy={self.name} cuts parameters into pieces, and {kind} needs them whole"
             refused.append(UserError(f"optimizer ({kind})", why, "optimizer=sgd (or momentum, adagrad, adam, adamw)"))
+        elif self.config["load_from"] is not None:
+            refused += locate("trainer.strategies.pserver.starting:refuse")(config, self.mode, model, optimizer)  # imports torch  # fmt: skip
         for name, module in model.named_modules():
             if getattr(module, "sparse", False) and config["ema"]["decay"] is not None:
                 why = f"strategy={self.name} keeps the rows of {name} in servers, and no worker has all of them to average"

@@ -61,6 +61,8 @@ class PserverWorker(Strategy):
         self.fetched: tuple[Ahead, Fetched] | None = None
         self.ready_rows: dict[tuple[int, int], tuple[torch.Tensor, np.ndarray, torch.Tensor, torch.Tensor]] = {}
         self.steps = 0
+        self.steps_before = 0
+        self.age_before = 0
         self.basis = 0
         self.work: list[list[int]] = []
         self.open_blocks: dict[int, bool] = {}
@@ -90,12 +92,26 @@ class PserverWorker(Strategy):
         if self.seat.rank == 0:
             self._send_start()
         self.take_all()
+        if self.config["load_from"]:
+            self._go_on()
         self._agree_on([*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)])
         return model
 
     def make_updater(self, make_updater: MakeUpdater) -> None:
         """A worker that owns no optimizer needs it for the schedule alone."""
         self.updater = make_updater(nn.ParameterList([nn.Parameter(torch.zeros(1, dtype=self.dtype))]))
+
+    def _go_on(self) -> None:
+        """What the servers have loaded says how far the schedule is, and how old rows are."""
+        [answer] = self.client.wait([self.client.ask(0, Message(Verb.STATS))])
+        told = answer.text()
+        self.steps_before = self.updater.steps = int(told["step"])
+        self.age_before = int(told["age"])
+        if self.updater.plateau is not None:
+            self.updater.plateau.scale = float(told["scale"])
+        if self.seat.rank == 0:
+            told = f"after step {self.steps_before} of the schedule, at a learning rate of {self.lr:g}"
+            print(f"goes on from {self.config['load_from']} {told}", flush=True)
 
     def _send_start(self) -> None:
         told = layouts(self.dense, self.remote, self.dtype, self.seat.servers)
@@ -330,15 +346,17 @@ class PserverWorker(Strategy):
 
     def age(self) -> int:
         """What rows are stamped with: steps, or the data's own time."""
-        return self.event_time if self.config["evict_by"] == "event_time" else self.steps + 1
+        return self.event_time if self.config["evict_by"] == "event_time" else self.age_before + self.steps + 1
 
     def push_messages(
         self, dense: list[torch.Tensor] | None, rows: Mapping[int, tuple[np.ndarray, torch.Tensor]],
         samples: float, clock: int, work: list[Record], form: str | None = None, bases: list[int] | None = None,
+        merged: int = 1,
     ) -> list[Message]:  # fmt: skip
         """A push's message for each server.
 
         Args:
+            merged: gradients that are added up in it.
             bases: per server, the version that the worker has; None: that of the parameters that it computed with.
         """
         form = self.config["wire"] if form is None else form
@@ -346,7 +364,7 @@ class PserverWorker(Strategy):
         messages = []
         for server in self.client.servers:
             basis = self.basis if bases is None else bases[server]
-            records = [Record(Kind.NUMBERS, np.array([basis, samples, self.age()], dtype=np.float64)), *work]
+            records = [Record(Kind.NUMBERS, np.array([basis, samples, self.age(), merged], dtype=np.float64)), *work]
             if dense is not None and len(dense[server]):
                 feedback = self.feedback[server]
                 records += feedback.encode(dense[server], Kind.DENSE, 0) if form == "int8" else encode(dense[server], Kind.DENSE, 0, form)  # fmt: skip
@@ -365,7 +383,7 @@ class PserverWorker(Strategy):
 
     @property
     def lr(self) -> float:
-        self.updater.steps = self.steps
+        self.updater.steps = self.steps_before + self.steps
         return self.updater.lr
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
