@@ -287,6 +287,7 @@ SERVED = [
     digits("strategy=pserver_sync strategy.on_lost_worker=drop", "one of stop, continue"),
     digits("strategy=pserver_async execution.val_every_steps=5", "val_every_steps=5", "no common step"),
     digits("strategy=pserver_async strategy.delay_compensation=0.1 strategy.max_merge_var_num=2", "delay_compensation", "strategy.max_merge_var_num=1"),
+    digits("strategy=pserver_async launch.servers=1025", "launch.servers=1025", "1024 buckets", instead="launch.servers=1024"),
     digits("strategy=pserver_async strategy.load_from=nowhere", "nowhere", "no such folder"),
     Case("+recipe=wide_and_deep strategy=single model.table_size=null data.hash_size=null", ("model.table_size=null", "whole tables"), "strategy=pserver_async"),
     Case("+recipe=wide_and_deep strategy=single launch.servers=1", ("launch.servers=1", "no servers"), "launch.servers=null"),

@@ -133,6 +133,10 @@ ELEMENTWISE = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax
 """torch's optimizers that treat every element by itself, so that a parameter may be cut into pieces."""
 
 
+MOST_SERVERS = 1024
+"""Buckets of rows that servers share (pserver/placement.py)."""
+
+
 class Pserver(Declaration):
     """What all parameter-server modes share: servers hold the parameters, workers pull, compute and push."""
 
@@ -150,6 +154,9 @@ class Pserver(Declaration):
             refused.append(
                 UserError("precision=fp16", f"strategy={self.name}: servers know no loss scale", "precision=bf16")
             )
+        if (servers := config["launch"]["servers"] or 1) > MOST_SERVERS:
+            why = f"a table's rows fall into {MOST_SERVERS} buckets, and each server needs one at least"
+            refused.append(UserError(f"launch.servers={servers}", why, f"launch.servers={MOST_SERVERS}"))
         if config["execution"]["val_every_steps"] and self.leases and config["data"]["work"] != "static":
             refused.append(
                 UserError(
