@@ -529,13 +529,20 @@ class PserverWorker(Strategy):
         if not self.config["persistables"]:
             return
         self.meet()
-        if self.members()[0] == 0:
-            target = snapshot.begin(folder / "persistables")
-            body = text({"folder": str(target)})
-            self.client.wait([self.client.ask(s, Message(Verb.SAVE, records=[body])) for s in self.client.servers], patience_s=3600)  # fmt: skip
-            snapshot.complete(target, self.seat.servers)
-            print(f"persistables of {self.seat.servers} server(s): {folder / 'persistables'}", flush=True)
-        self.meet()
+        while True:  # again when somebody was lost meanwhile, who may have been the first
+            taking_part = len(self.present)
+            if self.members()[0] == 0:
+                self._save(folder / "persistables")
+            self.meet()
+            if len(self.present) == taking_part:
+                return
+
+    def _save(self, folder: Path) -> None:
+        target = snapshot.begin(folder)
+        body = text({"folder": str(target)})
+        self.client.wait([self.client.ask(s, Message(Verb.SAVE, records=[body])) for s in self.client.servers], patience_s=3600)  # fmt: skip
+        snapshot.complete(target, self.seat.servers)
+        print(f"persistables of {self.seat.servers} server(s): {folder}", flush=True)
 
     # --- the log, and the end --------------------------------------------------------------------------------------
 
