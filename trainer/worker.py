@@ -64,22 +64,34 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     with at_work(seat, payload) as run:
         fit(run)
         run.strategy.keep(run_dir / "checkpoints")
-        if run.strategy.members()[0] == 0:
-            with run.strategy.whole():
-                save(run.model, run_dir / "model.safetensors")
-                if run.ema is not None:
-                    with run.ema.in_place():
-                        save(run.model, run_dir / "model_ema.safetensors")
-            keep_findings(run, run_dir)
-            config, inputs = payload["config"], run.feed.validation_inputs([0])
-            example.keep(
-                run_dir,
-                for_saved_weights(config["model"]),
-                payload["plan"]["chosen"]["precision"],
-                run.feed.place,
-                inputs,
-            )
+        while True:  # again when somebody was lost meanwhile, who may have been the first
+            index, taking_part = run.strategy.members()
+            if index == 0:
+                keep_model(run, payload, run_dir)
+            if not payload["plan"]["survives"]:
+                break
+            run.strategy.total(torch.zeros(1, dtype=torch.float64))
+            if run.strategy.members()[1] == taking_part:
+                break
         return run.report.outcome()
+
+
+def keep_model(run: Training, payload: dict[str, Any], run_dir: Path) -> None:
+    """The trained model, what the validations found, and what it takes to use it elsewhere."""
+    with run.strategy.whole():
+        save(run.model, run_dir / "model.safetensors")
+        if run.ema is not None:
+            with run.ema.in_place():
+                save(run.model, run_dir / "model_ema.safetensors")
+    keep_findings(run, run_dir)
+    config, inputs = payload["config"], run.feed.validation_inputs([0])
+    example.keep(
+        run_dir,
+        for_saved_weights(config["model"]),
+        payload["plan"]["chosen"]["precision"],
+        run.feed.place,
+        inputs,
+    )
 
 
 @contextlib.contextmanager

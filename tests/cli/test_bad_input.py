@@ -297,6 +297,7 @@ SERVED = [
     digits("strategy=pserver_geo strategy.evict_after=10", "strategy.evict_after=10", "replicas of the rows", instead="strategy=pserver_async"),
     digits("strategy=pserver_sync strategy.evict_by=event_time", "strategy.evict_by=event_time", "no input called time", instead="strategy.evict_by=steps"),
     Case("+recipe=wide_and_deep strategy=pserver_ssp strategy.evict_by=event_time", ("strategy.evict_by=event_time", "no input called time"), "strategy.evict_by=steps"),
+    digits("strategy=pserver_async launch.servers=1025", "launch.servers=1025", "1024 buckets", instead="launch.servers=1024"),
     digits("strategy=pserver_async strategy.load_from=nowhere", "nowhere", "no such folder"),
     Case("+recipe=wide_and_deep strategy=single model.table_size=null data.hash_size=null", ("model.table_size=null", "whole tables"), "strategy=pserver_async"),
     Case("+recipe=wide_and_deep strategy=single launch.servers=1", ("launch.servers=1", "no servers"), "launch.servers=null"),

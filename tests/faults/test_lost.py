@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.runs import alive, family, points, read, start, wait_for
+from tests.runs import alive, family, points, read, start, trainer, wait_for
 
 BASE = (
     "+recipe=digits_lenet", "launch.nproc=3", "data.batch_size=8", "execution.log_every=5", "tracking=none",
-    "hydra.run.dir=run", "execution.threads=1", "optimizer.lr=0.005", "data.augment=false",
+    "hydra.run.dir=run", "execution.threads=1", "optimizer.lr=0.005",
 )  # fmt: skip
 EPOCHS = 12
 PER_EPOCH = 179  # 1438 samples in whole batches of 8
@@ -27,7 +27,7 @@ PER_EPOCH = 179  # 1438 samples in whole batches of 8
 @contextmanager
 def running(folder: Path, *overrides: str) -> Iterator[tuple[subprocess.Popen[str], Path, list[psutil.Process]]]:
     """A run that has begun to train; afterwards no process of it is left and none of its ports is open."""
-    process = start(*(o for o in BASE if o != "data.augment=false"), f"epochs={EPOCHS}", *overrides, cwd=folder)
+    process = start(*BASE, f"epochs={EPOCHS}", *overrides, cwd=folder)
     everybody: list[psutil.Process] = []
     ports: set[int] = set()
     try:
@@ -84,16 +84,15 @@ def ended(process: subprocess.Popen[str], folder: Path, code: int, seconds: floa
     assert process.returncode == code, screen(folder)[-3000:]
 
 
-def served(run: Path) -> dict[str, Any]:
-    """What server 0 counted."""
-    return dict(json.loads((run / "server.0.json").read_text()))
+def served(run: Path, number: int = 0) -> dict[str, Any]:
+    """What a server counted."""
+    return dict(json.loads((run / f"server.{number}.json").read_text()))
 
 
-@pytest.mark.parametrize("rank", [1, 0])
-@pytest.mark.parametrize("mode", ["async", "geo"])
-def test_others_finish_all_work_when_a_worker_is_killed(tmp_path: Path, mode: str, rank: int) -> None:
+@pytest.mark.parametrize(("mode", "rank", "servers"), [("async", 1, 2), ("async", 0, 1), ("ssp", 1, 2), ("geo", 0, 1)])
+def test_others_finish_all_work_when_a_worker_is_killed(tmp_path: Path, mode: str, rank: int, servers: int) -> None:
     extra = ("strategy.k_steps=5",) if mode == "geo" else ()
-    with running(tmp_path, f"strategy=pserver_{mode}", *extra) as (process, run, everybody):
+    with running(tmp_path, f"strategy=pserver_{mode}", f"launch.servers={servers}", *extra) as (process, run, everybody):  # fmt: skip
         member(run, f"workerlog.{rank}", everybody).send_signal(signal.SIGKILL)
         seen = len(points(run, "train/loss"))
         ended(process, tmp_path, 0)
@@ -103,10 +102,26 @@ def test_others_finish_all_work_when_a_worker_is_killed(tmp_path: Path, mode: st
     assert len(points(run, "train/loss")) > seen
     assert (run / "model.safetensors").is_file()
     assert (run / "checkpoints" / "persistables" / "COMPLETE").is_file()
-    assert list(served(run)["lost"]) == [str(rank)]
-    if mode == "async":  # a push per batch, none twice
-        assert served(run)["pushes"] == EPOCHS * PER_EPOCH
+    for number in range(servers):
+        told = served(run, number)
+        assert list(told["lost"]) == [str(rank)]
+        if mode != "geo":  # a push per batch, none twice, at each server
+            assert told["pushes"] == EPOCHS * PER_EPOCH
     assert result["samples"] > EPOCHS * PER_EPOCH * 8 // 3
+
+
+@pytest.mark.parametrize(("mode", "at"), [("async", "persistables"), ("geo", "model")])
+def test_next_worker_saves_when_the_first_dies_saving(tmp_path: Path, mode: str, at: str) -> None:
+    run = tmp_path / "run"
+    done = trainer(
+        *(o for o in BASE if not o.startswith("launch.")), f"strategy=pserver_{mode}", "epochs=1", "limit_train_batches=3", "model._target_=tests.faults.dying.Dying",
+        f"+model.at={at}", f"+model.run={run}", "launch.nproc=2", cwd=tmp_path, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert (run / "died").exists()
+    assert read(run / "result.json")["status"] == "done" and list(read(run / "result.json")["lost_workers"]) == ["0"]
+    assert (run / "model.safetensors").is_file() and (run / "model.json").is_file()
+    assert (run / "checkpoints" / "persistables" / "COMPLETE").is_file()
 
 
 def test_lost_work_is_dropped_where_that_is_asked_for(tmp_path: Path) -> None:

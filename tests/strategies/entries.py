@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -283,6 +284,39 @@ def stalled(seat: Seat, payload: dict[str, Any]) -> None:
     """A run whose worker 1 stands still before its first update, for longer than anybody waits."""
     with taking_part(in_run(seat, RUN), payload) as run:
         time.sleep(120 if seat.rank == 1 else 0)
+        fit(run)
+
+
+def kept(seat: Seat, payload: dict[str, Any]) -> list[float]:
+    """The whole loop and the persistables, in the run's folder; the rate of each update."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        rates: list[float] = []
+        update = run.strategy.update
+
+        def note(samples: int) -> None:
+            rates.append(run.strategy.lr)
+            update(samples)
+
+        run.strategy.update = note
+        fit(run)
+        run.strategy.keep(Path(payload["run_dir"]))
+        return rates
+
+
+def stalled_in_a_block(seat: Seat, payload: dict[str, Any]) -> None:
+    """A run whose worker 1 stands still in its first update, for longer than anybody waits, while its heart beats on."""
+    with taking_part(in_run(seat, RUN), payload) as run:
+        update = run.strategy.update
+
+        def stand(samples: int) -> None:
+            seat.store.set("stands", "")
+            time.sleep(120)
+
+        def late(samples: int) -> None:  # worker 1 has work before the others have done it all
+            seat.store.wait(["stands"])
+            update(samples)
+
+        run.strategy.update = stand if seat.rank == 1 else late
         fit(run)
 
 

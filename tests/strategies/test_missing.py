@@ -61,3 +61,12 @@ def test_stalled_worker_ends_the_run_with_its_name(warm: None, tmp_path: Path, s
     with pytest.raises(RunFailed, match=r"failed: worker 1 did not arrive at .* within 3 s"):
         launched(strategy, 2, {"stalled": Case("stalled", PATIENT)}, tmp_path)
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("strategy", ["pserver_async", "pserver_ssp", "pserver_geo"])
+def test_worker_that_stands_still_in_a_leased_block_ends_the_run_with_its_name(
+    warm: None, tmp_path: Path, strategy: str
+) -> None:
+    leased = (*PATIENT[:-1], "data.work=leased")
+    with pytest.raises(RunFailed, match=r"failed: worker 1 did not arrive at .* within 3 s"):
+        launched(strategy, 2, {"stalled": Case("stalled_in_a_block", leased)}, tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import machine, schema
@@ -134,6 +133,10 @@ ELEMENTWISE = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax
 """torch's optimizers that treat every element by itself, so that a parameter may be cut into pieces."""
 
 
+MOST_SERVERS = 1024
+"""Buckets of rows that servers share (pserver/placement.py)."""
+
+
 class Pserver(Declaration):
     """What all parameter-server modes share: servers hold the parameters, workers pull, compute and push."""
 
@@ -151,6 +154,9 @@ class Pserver(Declaration):
             refused.append(
                 UserError("precision=fp16", f"strategy={self.name}: servers know no loss scale", "precision=bf16")
             )
+        if (servers := config["launch"]["servers"] or 1) > MOST_SERVERS:
+            why = f"a table's rows fall into {MOST_SERVERS} buckets, and each server needs one at least"
+            refused.append(UserError(f"launch.servers={servers}", why, f"launch.servers={MOST_SERVERS}"))
         if config["execution"]["val_every_steps"] and self.leases and config["data"]["work"] != "static":
             refused.append(
                 UserError(
@@ -169,20 +175,12 @@ class Pserver(Declaration):
 
     def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
-        if self.config["load_from"] is not None:
-            try:
-                read = locate("trainer.strategies.pserver.snapshot:read")  # imports torch
-                saved = read(Path(self.config["load_from"]))
-                by = saved.meta.get("evict_by", self.config["evict_by"])
-                if self.config["evict_after"] is not None and by != self.config["evict_by"]:
-                    why = f"the ages of the rows in strategy.load_from={self.config['load_from']} are counted by {by}"
-                    refused.append(UserError(f"strategy.evict_by={self.config['evict_by']}", why, f"strategy.evict_by={by} (or strategy.evict_after=null)"))  # fmt: skip
-            except UserError as error:
-                refused.append(UserError(f"strategy.load_from={self.config['load_from']}", f"{error.what}: {error.why}", "a folder that holds COMPLETE"))  # fmt: skip
         kind = type(optimizer).__name__
         if kind not in ELEMENTWISE and self.mode != "geo":
             why = f"strategy={self.name} cuts parameters into pieces, and {kind} needs them whole"
             refused.append(UserError(f"optimizer ({kind})", why, "optimizer=sgd (or momentum, adagrad, adam, adamw)"))
+        elif self.config["load_from"] is not None:
+            refused += locate("trainer.strategies.pserver.starting:refuse")(config, self.mode, model, optimizer)  # imports torch  # fmt: skip
         for name, module in model.named_modules():
             if getattr(module, "sparse", False) and config["ema"]["decay"] is not None:
                 why = f"strategy={self.name} keeps the rows of {name} in servers, and no worker has all of them to average"

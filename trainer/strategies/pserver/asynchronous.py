@@ -131,7 +131,9 @@ class PserverAsync(PserverWorker):
         self.client.until(room)
         rows = {n: parts[0] if len(parts) == 1 else summed(parts) for n, parts in self.merged_rows.items()}
         work, finished = self.work_record()
-        messages = self.push_messages(self.merged_dense, rows, self.merged_samples, self.clock_after, work)
+        messages = self.push_messages(
+            self.merged_dense, rows, self.merged_samples, self.clock_after, work, merged=self.merged
+        )
         left = len(messages)
 
         def acknowledged(_: Message) -> None:

@@ -154,7 +154,7 @@ class PserverGeo(PserverWorker):
         rows = {n: replica.differences(share) for n, replica in self.replicas.items()}
         work, finished = self.work_record()
         pushed = {n: r[:2] for n, r in rows.items()}
-        messages = self.push_messages(shares, pushed, 0.0, self.steps, work, "full", self.cursors)
+        messages = self.push_messages(shares, pushed, 0.0, self.updater.steps, work, "full", self.cursors)
         self.exchange = Exchange(self.client.push(messages), moved, shares, rows, finished)
 
     def fold(self, settle: bool = False) -> None:

@@ -69,6 +69,10 @@ class Leases:
             return Answer(block)
         return Answer(over=True) if now.over else None
 
+    def holders(self) -> list[int]:
+        """Workers that have a block."""
+        return sorted(set(self.epoch.out.values()))
+
     def lose(self, rank: int) -> None:
         """A worker is gone: its blocks go to others, or are dropped."""
         now = self.epoch

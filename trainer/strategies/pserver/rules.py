@@ -28,6 +28,7 @@ class Push:
         dense: (n,) or None; rows: by table.
         basis: version of the parameters that the gradients were computed with.
         clock: the worker's steps, this one included. age: the server's, which rows are stamped with.
+        merged: gradients that are added up in it.
     """
 
     rank: int
@@ -37,6 +38,7 @@ class Push:
     basis: int
     clock: int
     age: int
+    merged: int = 1
 
 
 class Rule:
@@ -167,7 +169,7 @@ class Async(Rule):
         self.staleness[staleness] += 1
         if self.compensation:
             self._compensate(push)
-        self.shard.apply(push.dense, push.rows, push.age, (1.0 + staleness) ** -self.power)
+        self.shard.apply(push.dense, push.rows, push.age, (1.0 + staleness) ** -self.power, push.merged)
 
     def pulled(self, rank: int, dense: torch.Tensor | None, rows: Rows) -> None:
         if self.compensation:
@@ -238,6 +240,7 @@ class Geo(Rule):
     def push(self, push: Push) -> None:
         self.staleness[max(0, self.shard.version - push.basis)] += 1
         self.shard.add(push.dense, push.rows, push.rank, push.age)
+        self.shard.updates = max(self.shard.updates, push.clock)
 
 
 RULES: dict[str, type[Rule]] = {"sync": Sync, "async": Async, "ssp": Ssp, "geo": Geo}

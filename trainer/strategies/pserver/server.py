@@ -28,6 +28,7 @@ from trainer.strategies.pserver.members import Meetings, Members, workers
 from trainer.strategies.pserver.rules import RULES, Geo, Push, Rule, Ssp, Sync
 from trainer.strategies.pserver.shard import Layout, Rows, Shard
 from trainer.strategies.pserver.sockets import ServerSocket
+from trainer.strategies.pserver.starting import kept_by
 from trainer.strategies.pserver.wire import Kind, Malformed, Message, Record, Verb, text
 
 WANTS_DENSE, CREATES, HOLDS = 1, 2, 4
@@ -105,6 +106,7 @@ class Server:
         self.leases = Leases(self.config["data"]["on_lost_worker"] == "take_over")
         self.progress = Progress()
         self.leased: dict[int, tuple[int, int, Message]] = {}
+        self.work_moved = time.monotonic()
         self.done_once: dict[int, tuple[int, int]] = {}
         self.shard: Shard | None = None
         self.rule: Rule | None = None
@@ -133,6 +135,7 @@ class Server:
             now = time.monotonic()
             if now - began > LOOK_MS / 1000:
                 self.members.deaf(now - began)
+                self.work_moved += now - began
             if now - looked > LOOK_MS / 1000:
                 looked = now
                 self.look_after()
@@ -230,8 +233,7 @@ class Server:
             except NONSENSE as error:
                 self.socket.answer(waiting.address, waiting.request, failed(repr(error)))
             except NotYet as missing:
-                names = workers(missing.ranks) or f"server {self.seat.rank}"
-                why = f"{names} did not arrive at {missing.what} within {patience:g} s (strategy.timeout_s)"
+                why = _not_arrived(workers(missing.ranks) or f"server {self.seat.rank}", missing.what, patience)
                 self.socket.answer(waiting.address, waiting.request, failed(why))
 
     def _names_the_missing(self, waiting: Waiting, patience: float) -> None:
@@ -310,7 +312,7 @@ class Server:
 
     def _open(self, layout: Layout) -> None:
         mode = locate(self.strategy["_target_"]).mode
-        per_step = 1 if mode == "sync" else self.size
+        per_step = self.size if mode in ("async", "ssp") else 1
         geo = self.size if mode == "geo" else 0
         self.layout = layout
         self.shard = Shard(self.config, self.plan, self.seat.rank, self.plan["roles"]["server"], layout, per_step, geo)
@@ -366,6 +368,7 @@ class Server:
                 rule.push(push)
                 self.count["pushes"] += 1
             self.progress.mark(work)
+            self.work_moved = time.monotonic() if len(work) else self.work_moved
         elif not any(w.request is message for w in self.waiting):
             self.count["duplicates"] += 1
         answer = Message(Verb.DONE, clock=shard.version)
@@ -398,27 +401,31 @@ class Server:
             records += [Record(Kind.IDS, ids, number), *encode(values, Kind.ROWS, number)]
         return records
 
-    def _numbers(self, message: Message) -> tuple[int, float, int]:
-        """Of a push: version of the parameters it was computed with (geo: of the last answer), samples, age of rows."""
+    def _numbers(self, message: Message) -> tuple[int, float, int, int]:
+        """Of a push: version of the parameters it was computed with (geo: of the last answer), samples, age of rows,
+        gradients added up in it."""
         numbers = message.need(Kind.NUMBERS)
         if numbers.dtype != np.float64 or numbers.ndim != 1 or len(numbers) < 3 or not np.isfinite(numbers).all():
             raise Malformed("PUSH without its numbers")
         basis, samples, age = int(numbers[0]), float(numbers[1]), int(numbers[2])
         if not 0 <= basis < LARGEST_NUMBER or not 0 <= age < LARGEST_NUMBER or not 0 <= samples < LARGEST_NUMBER:
             raise Malformed(f"PUSH with the numbers {basis}, {samples:g}, {age}")
-        return basis, samples, age
+        merged = int(numbers[3]) if len(numbers) > 3 else 1
+        if not 1 <= merged <= self.strategy.get("max_merge_var_num", 1):
+            raise Malformed(f"PUSH of {merged} gradients")
+        return basis, samples, age, merged
 
-    def _push(self, message: Message, numbers: tuple[int, float, int]) -> Push:
+    def _push(self, message: Message, numbers: tuple[int, float, int, int]) -> Push:
         shard = self.shard
         assert shard is not None
         array = message.first(Kind.DENSE)
         dense = None if array is None else decode(array, message.first(Kind.SCALES, 0), shard.dtype)
         if dense is not None and dense.shape != shard.vector.shape:
             raise Malformed(f"{len(dense)} dense values for {len(shard.vector)}")
-        basis, samples, age = numbers
+        basis, samples, age, merged = numbers
         rows = self._rows(message)
         self._grow_older(age)
-        return Push(message.rank, samples, dense, rows, basis, message.clock, self.age)
+        return Push(message.rank, samples, dense, rows, basis, message.clock, self.age, merged)
 
     def _grow_older(self, told: int) -> None:
         """The age is the greatest that any worker has told: what a slow one touches is touched now."""
@@ -484,8 +491,14 @@ class Server:
         if (before := self.leased.get(rank)) and before[:2] >= (life, number):
             return before[2]
         told = message.mapping()
-        answer = self.leases.ask(rank, int(told["epoch"]), int(told["blocks"]), [int(b) for b in told["done"]])
-        if answer is None:  # the worker asks again; how long others take for their blocks is nobody's fault
+        done = [int(b) for b in told["done"]]
+        answer = self.leases.ask(rank, int(told["epoch"]), int(told["blocks"]), done)
+        if answer is not None or done:
+            self.work_moved = time.monotonic()
+        if answer is None:  # the worker asks again; a block may take long, as long as its holder's pushes come
+            patience = float(self.strategy["timeout_s"])
+            if time.monotonic() - self.work_moved > patience:
+                return failed(_not_arrived(workers(self.leases.holders()), "the end of a block of work", patience))
             answer = Answer()
         fence = [] if answer.before < 0 else [answer.before, self.members.all[answer.before].fenced]
         reply = Message(Verb.DONE, records=[text({"block": answer.block, "fence": fence, "over": answer.over})])
@@ -547,7 +560,7 @@ class Server:
             self._open(self.layout)
             assert self.shard is not None and self.rule is not None
             self.shard.load(parts)
-            for _, meta in parts:
+            for _, meta in parts if same_run else []:
                 self.rule.load(meta["rule"])
             marks = [] if not same_run else [(int(r), int(n), {int(a) for a in above}) for _, m in parts for r, (n, above) in m["watermarks"].items()]  # fmt: skip
             age = max(int(meta["age"]) for _, meta in parts)
@@ -568,7 +581,9 @@ class Server:
             raise Malformed(f"SAVE to {folder}, which is not in the run's folder")
         tensors, meta = self.everything()
         shard, _ = self._opened()
-        kept = {t.name: {"dim": t.dim, "dtype": self.layout.dtype, "kernel": t.kernel.name, "rows": len(t)} for t in shard.tables.values()}  # fmt: skip
+        kept = {t.name: {"dim": t.dim, "dtype": self.layout.dtype, "kernel": t.kernel.name, "num_rows": t.num_rows, "rows": len(t)} for t in shard.tables.values()}  # fmt: skip
+        meta |= {"mode": locate(self.strategy["_target_"]).mode, "optimizer": kept_by(self.config["optimizer"])}
+        meta |= {"dtype": self.layout.dtype, "step": shard.step}
         meta |= {"tables": kept, "dense": [{"name": n, "start": a, "stop": b} for n, a, b in self.layout.pieces]}
         began = time.monotonic()
         snapshot.write_part(folder, self.seat.rank, tensors, meta)
@@ -617,6 +632,9 @@ class Server:
             "endpoint": self.socket.endpoint,
             "seconds": round(time.monotonic() - self.started, 3),
             "version": self._version(),
+            "step": self.shard.step if self.shard else 0,
+            "age": self.age,
+            "scale": getattr(self.shard and self.shard.schedule, "scale", 1.0),
             **self.count,
             "bytes_in": self.socket.bytes_in,
             "bytes_out": self.socket.bytes_out,
@@ -642,3 +660,7 @@ class Server:
 def failed(why: str, fenced: bool = False) -> Message:
     """The answer to a request that cannot be; ``fenced``: because its worker does not take part any more."""
     return Message(Verb.FAILED, records=[text({"why": why, "fenced": fenced})])
+
+
+def _not_arrived(names: str, what: str, patience_s: float) -> str:
+    return f"{names} did not arrive at {what} within {patience_s:g} s (strategy.timeout_s)"

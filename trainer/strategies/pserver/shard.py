@@ -74,7 +74,7 @@ class Shard:
         plan: the run's; its steps, for the schedule.
         server, servers: which one this is, of how many.
         layout: what it keeps.
-        updates_per_step: pushes that count as one step of the schedule (workers, where each push is an update).
+        updates_per_step: gradients that count as one step of the schedule (workers, where each is applied by itself).
         geo_workers: how many workers exchange differences; 0: the optimizer runs here.
     """
 
@@ -90,7 +90,7 @@ class Shard:
     ) -> None:
         self.layout, self.server, self.servers = layout, server, servers
         self.dtype = getattr(torch, layout.dtype)
-        self.version = 0
+        self.version = self.updates = 0
         self.updates_per_step = updates_per_step
         self.vector = torch.zeros(layout.dense, dtype=self.dtype)
         groups = layout.groups or [(layout.dense, 1.0, True)]
@@ -134,14 +134,15 @@ class Shard:
     @property
     def step(self) -> int:
         """Steps of the schedule that are done."""
-        return self.version // self.updates_per_step
+        return self.updates // self.updates_per_step
 
-    def apply(self, gradient: torch.Tensor | None, rows: Rows, clock: int, scale: float = 1.0) -> None:
+    def apply(self, gradient: torch.Tensor | None, rows: Rows, clock: int, scale: float = 1.0, merged: int = 1) -> None:
         """One update: dense gradient (n,) and summed gradients of rows.
 
         Args:
             clock: for the age of rows.
             scale: factor on the learning rate of this update.
+            merged: gradients that were added up for it, by which the schedule goes on.
         """
         factor = self.factor(self.step) * scale
         if gradient is not None and len(self.vector):
@@ -156,6 +157,7 @@ class Shard:
             if len(ids):
                 self.tables[number].push(ids, gradients, self.sparse_lrs[number] * factor, self.version + 1, clock)
         self.version += 1
+        self.updates += merged
 
     @torch.no_grad()
     def add(self, delta: torch.Tensor | None, rows: Rows, writer: int, clock: int) -> None:
@@ -181,7 +183,8 @@ class Shard:
         for table in self.tables.values():
             tensors |= {f"table|{table.name}|{key}": value for key, value in table.state().items()}
         scale = {"scale": self.schedule.scale} if isinstance(self.schedule, Plateau) else {}
-        return tensors, {"version": self.version, "numbers": numbers, **scale}
+        done = {"version": self.version, "updates": self.updates, "updates_per_step": self.updates_per_step}
+        return tensors, {**done, "numbers": numbers, **scale}
 
     def _vectors(self) -> Iterator[tuple[str, torch.Tensor | float]]:
         """The parameters, and what the optimizer remembers: vectors like them, and numbers, which each rate has of its own."""
@@ -221,6 +224,7 @@ class Shard:
                 state[kind.removeprefix(f"{DENSE}.")] = own.clone()
         for _, meta in parts:
             self.version = int(meta["version"])
+            self.updates = int(meta["updates"]) * self.updates_per_step // int(meta["updates_per_step"])
             if isinstance(self.schedule, Plateau):
                 self.schedule.scale = float(meta.get("scale", 1.0))
             for name, value in meta["numbers"].items():

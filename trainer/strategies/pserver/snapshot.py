@@ -26,7 +26,8 @@ from safetensors.torch import save_file
 
 from trainer.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
+"""2: with mode, optimizer, dtype and the step of the schedule."""
 MARKER, INDEX = "COMPLETE", "index.json"
 
 

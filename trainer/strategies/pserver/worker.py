@@ -62,6 +62,7 @@ class PserverWorker(Strategy):
         self.ready_rows: dict[tuple[int, int], tuple[torch.Tensor, np.ndarray, torch.Tensor, torch.Tensor]] = {}
         self.steps = 0
         self.bases = [0] * seat.servers
+        self.steps_before = 0
         self.work: list[list[int]] = []
         self.open_blocks: dict[int, bool] = {}
         self.done_blocks: list[int] = []
@@ -90,12 +91,25 @@ class PserverWorker(Strategy):
         if self.seat.rank == 0:
             self._send_start()
         self.take_all()
+        if self.config["load_from"]:
+            self._go_on()
         self._agree_on([*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)])
         return model
 
     def make_updater(self, make_updater: MakeUpdater) -> None:
         """A worker that owns no optimizer needs it for the schedule alone."""
         self.updater = make_updater(nn.ParameterList([nn.Parameter(torch.zeros(1, dtype=self.dtype))]))
+
+    def _go_on(self) -> None:
+        """What the servers have loaded says how far the schedule is."""
+        [answer] = self.client.wait([self.client.ask(0, Message(Verb.STATS))])
+        told = answer.text()
+        self.steps_before = self.updater.steps = int(told["step"])
+        if self.updater.plateau is not None:
+            self.updater.plateau.scale = float(told["scale"])
+        if self.seat.rank == 0:
+            told = f"after step {self.steps_before} of the schedule, at a learning rate of {self.lr:g}"
+            print(f"goes on from {self.config['load_from']} {told}", flush=True)
 
     def _send_start(self) -> None:
         told = layouts(self.dense, self.remote, self.dtype, self.seat.servers)
@@ -335,10 +349,12 @@ class PserverWorker(Strategy):
     def push_messages(
         self, dense: list[torch.Tensor] | None, rows: Mapping[int, tuple[np.ndarray, torch.Tensor]],
         samples: float, clock: int, work: list[Record], form: str | None = None, bases: list[int] | None = None,
+        merged: int = 1,
     ) -> list[Message]:  # fmt: skip
         """A push's message for each server.
 
         Args:
+            merged: gradients that are added up in it.
             bases: per server, the version that the worker has; None: that of the parameters that it computed with.
         """
         bases = self.bases if bases is None else bases
@@ -346,7 +362,10 @@ class PserverWorker(Strategy):
         places = {n: self.remote[n - 1].split(ids) for n, (ids, _) in rows.items()}
         messages = []
         for server in self.client.servers:
-            records = [Record(Kind.NUMBERS, np.array([bases[server], samples, self.age()], dtype=np.float64)), *work]
+            records = [
+                Record(Kind.NUMBERS, np.array([bases[server], samples, self.age(), merged], dtype=np.float64)),
+                *work,
+            ]
             if dense is not None and len(dense[server]):
                 feedback = self.feedback[server]
                 records += feedback.encode(dense[server], Kind.DENSE, 0) if form == "int8" else encode(dense[server], Kind.DENSE, 0, form)  # fmt: skip
@@ -365,7 +384,7 @@ class PserverWorker(Strategy):
 
     @property
     def lr(self) -> float:
-        self.updater.steps = self.steps
+        self.updater.steps = self.steps_before + self.steps
         return self.updater.lr
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -511,13 +530,20 @@ class PserverWorker(Strategy):
         if not self.config["persistables"]:
             return
         self.meet()
-        if self.members()[0] == 0:
-            target = snapshot.begin(folder / "persistables")
-            body = text({"folder": str(target)})
-            self.client.wait([self.client.ask(s, Message(Verb.SAVE, records=[body])) for s in self.client.servers], patience_s=3600)  # fmt: skip
-            snapshot.complete(target, self.seat.servers)
-            print(f"persistables of {self.seat.servers} server(s): {folder / 'persistables'}", flush=True)
-        self.meet()
+        while True:  # again when somebody was lost meanwhile, who may have been the first
+            taking_part = len(self.present)
+            if self.members()[0] == 0:
+                self._save(folder / "persistables")
+            self.meet()
+            if len(self.present) == taking_part:
+                return
+
+    def _save(self, folder: Path) -> None:
+        target = snapshot.begin(folder)
+        body = text({"folder": str(target)})
+        self.client.wait([self.client.ask(s, Message(Verb.SAVE, records=[body])) for s in self.client.servers], patience_s=3600)  # fmt: skip
+        snapshot.complete(target, self.seat.servers)
+        print(f"persistables of {self.seat.servers} server(s): {folder}", flush=True)
 
     # --- the log, and the end --------------------------------------------------------------------------------------
 
