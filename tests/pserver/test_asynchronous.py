@@ -17,8 +17,8 @@ from trainer.strategies.pserver.client import Request
 from trainer.strategies.pserver.wire import Kind, Message, Verb
 
 
-def batch() -> SimpleNamespace:
-    return SimpleNamespace(inputs=torch.zeros(1), work=None)
+def batch(last: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(inputs=torch.zeros(1), work=None, last=last)
 
 
 def give(worker: PserverAsync, gradient: float) -> None:
@@ -26,15 +26,21 @@ def give(worker: PserverAsync, gradient: float) -> None:
         p.grad = torch.full_like(p, gradient)
 
 
-def contained(run: dict[str, Any], steps: int) -> list[float]:
-    """How many of its pushes are in a lone worker's parameters at each step; the batch after it is always known."""
+def contained(run: dict[str, Any], steps: int, merged: int = 1) -> list[float]:
+    """How many of its pushes are in a lone worker's parameters at each batch; the batch after it is always known.
+
+    Args:
+        merged: batches of an update.
+    """
     start, found = next(net().parameters()), []
     with Cluster(run) as cluster:
         worker = placed(cluster)
-        for _ in range(steps):
+        for number in range(steps * merged):
             worker.expect(batch())
-            worker.prepare(batch())
+            worker.prepare(batch((number + 1) % merged == 0))
             found.append((start - next(worker.model.parameters())).mean().item())  # sgd with a learning rate of 1
+            if (number + 1) % merged:
+                continue
             give(worker, 1.0)
             worker.update(1)
         worker.finish_pushes()
@@ -57,6 +63,12 @@ def test_parameters_asked_for_early_lack_the_last_push_and_those_asked_for_after
 ) -> None:
     run = config("async", 1, 2, launch_barrier=False, slice_above=4, independent_recv_thread=early, min_send_grad_num_before_recv=updates)  # fmt: skip
     assert contained(run, len(expected)) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("early", "expected"), [(False, [0, 0, 0, 1, 1, 1, 2, 2, 2]), (True, [0, 0, 0, 0, 0, 0, 1, 1, 1])])  # fmt: skip
+def test_all_batches_of_an_update_see_the_same_parameters(early: bool, expected: list[int]) -> None:
+    run = config("async", 1, 2, launch_barrier=False, slice_above=4, independent_recv_thread=early)
+    assert contained(run, 3, merged=3) == pytest.approx(expected, abs=1e-12)
 
 
 def test_gradients_are_merged_while_the_queue_is_full_and_then_the_worker_waits(

@@ -43,7 +43,7 @@ class PserverAsync(PserverWorker):
             self.receive(self.fetch({}, dense=True, clock=self.clock))
             self.since_pull = 0
         if self.early:
-            self.fetch_ahead()
+            self.fetch_ahead(batch.last)
 
     def begin(self) -> None:
         """All workers begin their first step together, if that is asked for."""
@@ -64,13 +64,17 @@ class PserverAsync(PserverWorker):
         """Whether dense parameters are to be pulled, after so many more updates."""
         return self.since_pull + coming >= max(1, int(self.config["min_send_grad_num_before_recv"]))
 
-    def fetch_ahead(self) -> None:
-        """Ask for what the next batch needs, where it is known which that is."""
+    def fetch_ahead(self, ends: bool = True) -> None:
+        """Ask for what the next batch needs, where it is known which that is.
+
+        Args:
+            ends: the update ends before that batch; all batches of one see the same dense parameters.
+        """
         if self.coming is None:
             return
         wanted = {n: once for n, (_, once, _) in self.coming.items()}
         before = int(self.early)  # this batch's own update comes after the pull, and before its parameters are used
-        dense = self.due(before)
+        dense = ends and self.due(before)
         if dense or wanted:
             self.fetched = self.coming, self.fetch(wanted, dense, self.clock)
         if dense:
