@@ -39,7 +39,6 @@ class Follower:
 
     run_dir: Path
     run: dict[str, Any]
-    secrets: list[str] = field(default_factory=list, repr=False)
     run_id: str | None = None
     sent: int = 0
     doubt: int = 0
@@ -53,6 +52,7 @@ class Follower:
     packed: Any = None
     logged: bool = False
     client: Any = field(default=None, repr=False)
+    secrets: list[str] = field(default_factory=list, repr=False)
 
     def try_once(self) -> None:
         """Open the run if need be and send what is new; on an error, try again after a pause that doubles."""
@@ -289,7 +289,9 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
         if parent is not None and parent.run_id is None:
             parent.try_once()
         secrets = message.pop("secrets")
-        follower = Follower(Path(message["open"]), message, secrets, children_of=parent.run_id if parent else None)
+        follower = Follower(
+            Path(message["open"]), message, children_of=parent.run_id if parent else None, secrets=secrets
+        )
         follower.remember()
         followers[message["open"]] = follower
     elif "close" in message:
