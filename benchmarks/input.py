@@ -5,8 +5,9 @@
 The rival is what people write: ImageFolder with PIL, RandomResizedCrop, flip, ToTensor, Normalize in a DataLoader, with the
 number of workers that was fastest here, of 0 to twice the cores; for CIFAR the same on CIFAR10's PIL images with
 RandomCrop(32, padding=4). Ours is the run's own feed, without its last step on the device: uint8 batches, with and without the
-decoded cache, by as many processes as ``auto`` chooses for a worker with this machine's device. Crops and antialiasing are
-the same. All alternate; medians of images/s. ``--pictures`` draws a sheet of augmented images of both.
+decoded cache, by as many processes as ``auto`` chooses for a worker with this machine's device, and by one per core. Crops and
+antialiasing are the same. All alternate; medians of images/s. ``--pictures`` draws a sheet of augmented images: a row of
+torchvision's, one of ours, and ours with RandAugment, TrivialAugment and random erasing.
 """
 
 from __future__ import annotations
@@ -144,16 +145,18 @@ def compare(title: str, rival: tuple[int, Callable[[], int]], jobs: dict[str, Ca
     print(f"{title} (torchvision with {rival[0]} workers, its best)")
     for name, found in rates.items():
         rate = statistics.median(found)
-        print(f"  {name:24} {rate:9,.0f} images/s  {rate / base:5.2f}  ({min(found):,.0f}-{max(found):,.0f})")
+        print(f"  {name:34} {rate:9,.0f} images/s  {rate / base:5.2f}  ({min(found):,.0f}-{max(found):,.0f})")
 
 
-def sheet(path: Path, rival: Dataset[Any], own: Any) -> None:
-    """Twelve augmented images of both, one row each."""
+def sheet(path: Path, rival: Dataset[Any], root: Path) -> None:
+    """Twelve augmented images of both, and of ours with each policy, a row each."""
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
-    left = [((rival[n][0] * std + mean) * 255).round().clamp(0, 255).to(torch.uint8) for n in range(12)]
-    right, _ = own.augmented((0, 0), np.arange(12))
-    rows = [torch.cat(list(images), 2) for images in (left, right)]
-    Image.fromarray(torch.cat(rows, 1).permute(1, 2, 0).numpy()).resize((12 * 112, 2 * 112)).save(path)
+    rows = [[((rival[n][0] * std + mean) * 255).round().clamp(0, 255).to(torch.uint8) for n in range(12)]]
+    for more in ({}, {"augment": "randaugment"}, {"augment": "trivialaugment"}, {"erasing": 1.0}):
+        own: Any = opened(ImageFolder(**node(schema.ImageFolderData, root=str(root), cache="none", **more))).train
+        rows.append(list(own.augmented((0, 0), np.arange(12))[0]))
+    whole = torch.cat([torch.cat(row, 2) for row in rows], 1).permute(1, 2, 0)
+    Image.fromarray(whole.numpy()).resize((12 * 112, len(rows) * 112)).save(path, quality=85)
 
 
 def main() -> None:
@@ -174,13 +177,19 @@ def main() -> None:
         rival = datasets.ImageFolder(str(root / "train"), plain)
         sets = {c: opened(ImageFolder(**node(schema.ImageFolderData, root=str(root), cache=c))).train for c in ("none", "ram")}  # fmt: skip
         if arguments.pictures:
-            sheet(arguments.pictures, rival, sets["ram"])
+            sheet(arguments.pictures, rival, root)
         numbers = list(range(2 * cores + 1))
         files, arrays = chosen(True), chosen(False)
         compare(
             f"{len(rival)} JPEGs to 224 pixels",
             best(theirs, rival, numbers),
-            {"trainer": ours(sets["none"], files), "trainer, decoded cache": ours(sets["ram"], files)},
+            {
+                f"trainer, {processes} reader{'s' if processes > 1 else ''}{said}": ours(
+                    sets[cache], (processes, files[1])
+                )
+                for cache, said in (("none", ""), ("ram", ", decoded cache"))
+                for processes in sorted({files[0], cores})
+            },
             arguments.rounds,
         )
         source = Cifar10(**node(schema.Cifar10Data, root=str(cifar_files(Path(scratch))), download=False))
