@@ -11,13 +11,17 @@ import sys
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.pserver.harness import Bare, Cluster, Resetting, Sum, Weather, config, impatient, in_threads, push_all
+from trainer.strategies.pserver import client as client_module
+from trainer.strategies.pserver.client import Client
 from trainer.strategies.pserver.server import ENDPOINT
+from trainer.strategies.pserver.wire import Message, Verb
 
 PUSHES = 12
 SIGN = {"async": -1.0, "ssp": -1.0, "geo": 1.0, "sync": -1.0}
@@ -174,3 +178,18 @@ def _lives(cluster: Cluster, rank: int, mode: str, seed: int, pushes: int, share
         killed += process.returncode == -signal.SIGKILL
     assert out.split() == ["hello", "done"]
     return killed
+
+
+def test_request_lost_many_times_in_a_row_is_still_sent_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, sendings = [0.0], []
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    client = Client.__new__(Client)
+    client.rank, client.number, client.most_bytes, client.incarnations, client.under_way = 0, 0, 100, [1], {}
+    client.sockets = [SimpleNamespace(send=lambda frames: sendings.append(now[0]))]
+    client.ask(0, Message(Verb.PULL))
+    for _ in range(10 * 100):
+        now[0] += 0.1
+        client._send_again()
+    waits = np.diff(sendings)
+    np.testing.assert_allclose(waits[:5], [2, 4, 8, 16, 16], atol=0.2)
+    assert waits.max() < 16.2 and len(sendings) == 1 + 3 + 5

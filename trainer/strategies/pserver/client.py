@@ -25,7 +25,9 @@ from trainer.strategies.pserver.sockets import WorkerSocket
 from trainer.strategies.pserver.wire import MOST_RECORDS, TEXT_LIMIT, Kind, Message, Verb, pack
 
 AGAIN_S = 2.0
-"""An unanswered request is sent again after so long, then after twice that, and so on."""
+"""An unanswered request is sent again after so long; each further wait is twice the last one."""
+AGAIN_MOST = 8.0
+"""The longest wait between two sendings, in units of the first: several losses in a row must not use up a deadline."""
 MARGIN_S = 5.0
 """A server answers in time, if only to say who is missing; so much later it counts as gone."""
 BYE_S = 3.0
@@ -45,6 +47,7 @@ class Request:
     sent: float
     again: float
     then: Callable[[Message], None] | None = None
+    every: float = AGAIN_S
     answer: Message | None = field(default=None)
 
 
@@ -125,7 +128,7 @@ class Client:
         message.rank, message.incarnation, message.number = self.rank, self.incarnations[server], self.number
         frames = pack(message)
         now = time.monotonic()
-        request = Request(server, message, frames, now, now + AGAIN_S, then)
+        request = Request(server, message, frames, now, now + AGAIN_S, then, AGAIN_S)
         self.under_way[self.number] = request
         self.sockets[server].send(frames)
         return request
@@ -208,7 +211,8 @@ class Client:
         now = time.monotonic()
         for request in self.under_way.values():
             if now >= request.again:
-                request.again = now + 2 * (request.again - request.sent)
+                request.every = min(2 * request.every, AGAIN_MOST * AGAIN_S)
+                request.again = now + request.every
                 self.sockets[request.server].send(request.frames)
 
     def traffic(self) -> tuple[int, int]:
