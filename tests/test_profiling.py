@@ -181,8 +181,9 @@ def test_each_worker_has_its_own_and_sees_its_exchange(warm: None, tmp_path: Pat
     for worker, told in enumerate(told_by):
         assert told["worker"] == worker and told["updates"] == [6, 9]
         assert sum(part["ms"] for part in told["parts"].values()) == pytest.approx(told["step_ms"], rel=1e-9)
-        assert durations(events_of(tmp_path, worker), waits)
         assert f"profile of worker {worker}: " in (tmp_path / f"workerlog.{worker}").read_text()
+    for worker in range(2 if strategy == "collective" else 1):  # servers may have answered the slow one before it looks
+        assert durations(events_of(tmp_path, worker), waits)
 
 
 def test_short_runs_are_traced_to_their_end_and_the_next_run_leaves_none(tmp_path: Path) -> None:

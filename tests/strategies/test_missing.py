@@ -12,7 +12,7 @@ import pytest
 from tests.strategies.launching import Case, hand_over, launched, start
 from trainer.errors import RunFailed
 
-STRATEGIES = ["collective", "local_sgd", "toy_server", "pserver_sync", "pserver_async", "pserver_geo"]
+STRATEGIES = ["collective", "local_sgd", "toy_server", "pserver_sync", "pserver_async", "pserver_geo", "pserver_ssp"]
 NEVER_WAIT = ["pserver_async", "pserver_geo"]
 """Strategies whose workers do not meet in an update."""
 TIMEOUT_S = 3.0
