@@ -2,6 +2,8 @@
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Tests side by side; "make test JOBS=0" runs one after another.
+JOBS ?= 3
 INSTALL := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python
 
 .PHONY: demo test install install-dev lint types floors wheel docker dockerfile docs clean
@@ -12,7 +14,7 @@ demo: install
 	@echo "to run the full main job:     $(BIN)/python -m trainer +recipe=resnet50_flowers"
 
 test: install-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -617,7 +617,7 @@ class PserverAsyncStrategy(StaleStrategy):
     _target_: str = key("trainer.strategies.declared.PserverAsync", "class, a trainer.strategies.base.Declaration")
     max_merge_var_num: int = key(1, "gradients that are added up to one push while the queue is full", "batches", ge=1)
     send_wait_times: int = key(0, "batches that a push waits for more gradients although it could go", "batches", ge=0)
-    independent_recv_thread: bool = key(True, "ask for the next batch's parameters before this one is computed; false: after its push")  # fmt: skip
+    independent_recv_thread: Any = key("auto", "ask for the next batch's parameters before this one is computed (auto: if it has tables)", choices=AUTO)  # fmt: skip
     min_send_grad_num_before_recv: int = key(1, "updates between two pulls of dense parameters", "updates", ge=1)
 
 

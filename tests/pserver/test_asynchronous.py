@@ -56,13 +56,21 @@ def contained(run: dict[str, Any], steps: int, merged: int = 1) -> list[float]:
         (True, 1, [0, 0, 1, 2, 3, 4, 5, 6]),
         (False, 3, [0, 0, 0, 3, 3, 3, 6, 6]),
         (True, 3, [0, 0, 0, 2, 2, 2, 5, 5]),
+        ("auto", 1, [0, 1, 2, 3, 4, 5, 6, 7]),  # a model without tables
     ],
 )
 def test_parameters_asked_for_early_lack_the_last_push_and_those_asked_for_after_it_contain_it(
-    early: bool, updates: int, expected: list[int]
+    early: bool | str, updates: int, expected: list[int]
 ) -> None:
     run = config("async", 1, 2, launch_barrier=False, slice_above=4, independent_recv_thread=early, min_send_grad_num_before_recv=updates)  # fmt: skip
     assert contained(run, len(expected)) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("asked", "tables", "early"), [("auto", 0, False), ("auto", 2, True), (False, 2, False), (True, 0, True)])  # fmt: skip
+def test_auto_asks_early_for_models_with_tables_alone(asked: bool | str, tables: int, early: bool) -> None:
+    worker = PserverAsync.__new__(PserverAsync)
+    worker.config, worker.remote = {"independent_recv_thread": asked}, [None] * tables
+    assert worker.early is early
 
 
 @pytest.mark.parametrize(("early", "expected"), [(False, [0, 0, 0, 1, 1, 1, 2, 2, 2]), (True, [0, 0, 0, 0, 0, 0, 1, 1, 1])])  # fmt: skip

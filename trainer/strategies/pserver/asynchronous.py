@@ -58,7 +58,8 @@ class PserverAsync(PserverWorker):
     @property
     def early(self) -> bool:
         """Whether the next batch's parameters are asked for before this one is computed."""
-        return bool(self.config["independent_recv_thread"])
+        wanted = self.config["independent_recv_thread"]
+        return bool(self.remote) if wanted == "auto" else bool(wanted)
 
     def due(self, coming: int = 0) -> bool:
         """Whether dense parameters are to be pulled, after so many more updates."""
