@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 LOOKED = {"eval": "evaluated {} samples", "predict": "looked at {} files"}
 LEFT = {
-    "train": "curves.png, confusion.png, mistakes.png, model.safetensors, result.json, workerlog.N",
-    "eval": "confusion.png, mistakes.png, per_class.csv, result.json, workerlog.N",
-    "predict": "predictions.csv, result.json, workerlog.N",
+    "train": ("curves.png", "servers.png", "confusion.png", "mistakes.png", "model.safetensors"),
+    "eval": ("confusion.png", "mistakes.png", "per_class.csv"),
+    "predict": ("predictions.csv",),
 }
-"""What a run leaves, by mode."""
+"""What a run may leave that is worth looking at, by mode."""
 SWEPT_METRICS = ("val/loss", "val/acc1", "val/acc5", "val/auc", "train/loss")
 
 
@@ -186,6 +186,12 @@ def show_sweep(results: list[tuple[str, Result]], sweep_dir: Path) -> None:
     print(f"jobs are in {_short(sweep_dir)}/0, 1, ...; the table in {_short(sweep_dir)}/sweep.csv", flush=True)
 
 
+def _left(folder: Path, mode: str) -> list[str]:
+    """Names of what is there to look at."""
+    found = [name for name in (*LEFT[mode], "result.json") if (folder / name).exists()]
+    return found + [f"{log}.N" for log in ("workerlog", "serverlog") if any(folder.glob(f"{log}.*"))]
+
+
 def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     """The last lines: the result, where it is, how to look at it, and the command that repeats it."""
     from trainer.progress import console
@@ -204,7 +210,7 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
         out.print(f"[bold red]ATTENTION: {result.stand_in}[/]")
     if result.ended.startswith("early stop"):
         out.print(f"[bold yellow]{result.ended}[/]")
-    out.print(f"results   {_short(Path(result.run_dir))}  ({LEFT[result.mode]})")
+    out.print(f"results   {_short(Path(result.run_dir))}  ({', '.join(_left(Path(result.run_dir), result.mode))})")
     if output := ready.checked.config["predict"]["output"]:
         out.print(f"guesses   {_short(Path(output))}", soft_wrap=True)
     if ready.plan.tracking and result.run_id is not None:

@@ -25,6 +25,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tracked = [a for a in CLICKS if a != "tracking=none"]
     done = trainer(*tracked, "strategy=pserver_sync", "launch.servers=2", "launch.workers=2", "epochs=2", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "screen.txt").write_text(done.stdout)
     return folder / "run"
 
 
@@ -38,6 +39,9 @@ def test_run_leaves_what_servers_did_and_all_that_they_kept(saved: Path) -> None
     assert points(saved, "server1/pushes_per_s") and points(saved, "server0/rows")
     assert (saved / "servers.png").stat().st_size
     assert read(saved / "result.json")["metrics"]["val/auc"] > 0.6
+    screen = " ".join((saved.parent / "screen.txt").read_text().split())
+    assert "(curves.png, servers.png, model.safetensors, result.json, workerlog.N, serverlog.N)" in screen
+    assert not (saved / "confusion.png").exists()
 
 
 def test_mlflow_holds_what_each_server_did(saved: Path) -> None:
