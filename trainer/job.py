@@ -40,7 +40,7 @@ class Result:
         run_dir: its folder; run_id: of MLflow, or None.
         metrics, best: last and best values by name; best_step: the update after which checkpoints/best.safetensors is.
         ended: why it ended: ``all updates done``, or an early stop and its reason.
-        steps, samples, seconds: updates, training samples over all workers, from start to end.
+        steps, samples, seconds: updates (where work is leased: of worker 0), training samples over all workers, from start to end.
         chosen, why: what ``auto`` picked and the reasons.
         data_source: what was really trained on.
         mode: what was done; unreadable: with ``predict``, the first files that could not be read.

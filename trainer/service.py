@@ -202,7 +202,8 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     named = watched.removeprefix("val/")
     best = f" (best {named} {result.best[watched]:.5f})" if watched in result.best else ""
     if result.mode == "train":
-        out.print(f"\n[bold green]done[/] {result.steps} updates, {result.samples} samples in {result.seconds:.1f} s. {shown}{best}")  # fmt: skip
+        whose = " of worker 0" if ready.plan.leased else ""  # each worker takes its own, as many as it gets work for
+        out.print(f"\n[bold green]done[/] {result.steps} updates{whose}, {result.samples} samples in {result.seconds:.1f} s. {shown}{best}")  # fmt: skip
     else:
         done = LOOKED[result.mode].format(result.samples)
         out.print(f"\n[bold green]done[/] {done} in {result.seconds:.1f} s. {shown}")
