@@ -64,8 +64,8 @@ PLACEMENTS = {
     "hashed": ("strategy.slice_above=null", "strategy.split_method=hash_name"),
     "clipped": ("strategy.slice_above=20", "strategy.clip_norm=0.05"),
 }
-FULL = [(3, 2)]
-"""Workers and servers with which every optimizer meets every placement; with other numbers each meets one or two."""
+FULL = [(1, 1), (2, 1), (3, 2), (4, 3)]
+"""Workers and servers with which every optimizer meets every placement; with other numbers each meets one."""
 SIZES = [(workers, servers) for workers in range(1, 5) for servers in range(1, 4)]
 CASES = [
     (*size, optimizer, placement)

@@ -47,7 +47,7 @@ class Request:
     sent: float
     again: float
     then: Callable[[Message], None] | None = None
-    every: float = AGAIN_S
+    every: float = field(default_factory=lambda: AGAIN_S)
     answer: Message | None = field(default=None)
 
 
@@ -128,7 +128,7 @@ class Client:
         message.rank, message.incarnation, message.number = self.rank, self.incarnations[server], self.number
         frames = pack(message)
         now = time.monotonic()
-        request = Request(server, message, frames, now, now + AGAIN_S, then, AGAIN_S)
+        request = Request(server, message, frames, now, now + AGAIN_S, then)
         self.under_way[self.number] = request
         self.sockets[server].send(frames)
         return request
