@@ -1,4 +1,5 @@
 # make demo: install into .venv and run the main job small.   make test: install what is missing and run the tests.
+# make test-long: the tests marked "long" (sweeps over all models, large counts), which make test leaves out.
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,7 +7,7 @@ BIN := $(VENV)/bin
 JOBS ?= 3
 INSTALL := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python
 
-.PHONY: demo test install install-dev lint types floors wheel docker dockerfile docs clean
+.PHONY: demo test test-long install install-dev lint types floors wheel docker dockerfile docs clean
 
 demo: install
 	$(BIN)/python -m trainer +recipe=resnet50_flowers_demo
@@ -15,6 +16,9 @@ demo: install
 
 test: install-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-long: install-dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long --timeout 1800
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

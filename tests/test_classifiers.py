@@ -17,10 +17,27 @@ NAMES = models.list_models(module=models)
 ON_CPU = [name for name in NAMES if name.startswith("regnet")]
 """They compute with tensors while they are built, which the meta device cannot."""
 SMALL = ["regnet_x_400mf", "regnet_y_400mf"]
+KINDS = [
+    "alexnet",
+    "convnext_tiny",
+    "efficientnet_b0",
+    "googlenet",
+    "inception_v3",
+    "maxvit_t",
+    "resnet18",
+    "swin_v2_t",
+    "vit_b_32",
+]
+"""One of each way to build and to answer; `make test-long` takes all."""
 TARGET = "trainer.models.classifiers.classifier"
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_CPU or name in SMALL])
+def cases() -> list[object]:
+    names = [name for name in NAMES if name not in ON_CPU or name in SMALL]
+    return [name if name in KINDS + SMALL[:1] else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
+@pytest.mark.parametrize("name", cases())
 def test_every_classifier_gives_scores_in_training(name: str) -> None:
     with torch.device("cpu" if name in ON_CPU else "meta"), torch.no_grad():
         model = call_target({"_target_": TARGET, "name": name, "num_classes": 7}, "model").train()
