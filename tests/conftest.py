@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 
 import pytest
+
+# Tests run side by side: a thread of OpenMP that spins at a barrier for another, which has no core, makes a step of 2 ms
+# one of 300. Set before torch is imported, here and in every process that the tests start; results are the same.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 PRELOAD = ["trainer.launch.local", "trainer.worker", "sklearn.datasets", "torch._dynamo", "tests.strategies.entries"]
 
