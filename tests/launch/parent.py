@@ -14,5 +14,5 @@ if __name__ == "__main__":
     try:
         launch([role], {"folder": str(folder), "deaf": deaf, "fails": False}, folder / "logs", Meeting())
     except Interrupted as error:
-        print(error, flush=True)
+        print(f"interrupted: {error}", flush=True)
         sys.exit(130)

@@ -19,8 +19,9 @@ import psutil
 import pytest
 
 from tests.runs import ROOT, alive, environment, wait_for
-from trainer.errors import Interrupted, RunFailed
+from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.launch.local import Meeting, Role, launch
+from trainer.launch.processes import Failure
 
 pytestmark = pytest.mark.usefixtures("warm")
 FAILS_WITHIN_S, ENDS_WITHIN_S = 30, 10
@@ -150,6 +151,39 @@ def test_rank_that_exits_is_named_with_its_code_and_last_words(tmp_path: Path) -
     assert message.startswith("worker 1 ended with exit code 7") and "the last words" in message
 
 
+def test_rank_that_leaves_without_having_done_its_work_has_failed(tmp_path: Path) -> None:
+    message = failure("exits", tmp_path, 0)
+    assert message.startswith("worker 1 ended with exit code 0, before it had done its work")
+
+
+def test_what_a_rank_says_of_its_failure_is_both_ends_of_a_long_text() -> None:
+    failure = Failure.of(ValueError("first words " + "x" * 1_000_000 + " last words"))
+    assert "first words" in failure.words and failure.words.endswith(" last words") and len(failure.words) < 40_000
+    assert not failure.told
+
+
+@pytest.mark.parametrize(("kind", "told"), [(RunFailed, True), (UserError, True), (ValueError, False)])
+def test_error_made_for_users_counts_although_another_followed_from_it(kind: type[Exception], told: bool) -> None:
+    try:
+        try:
+            raise kind("its words", "")
+        finally:
+            raise OSError("while closing")
+    except OSError as error:
+        failure = Failure.of(error)
+    assert failure.told == told and "its words" in failure.words
+    assert ("while closing" in failure.words) != told
+
+
+def test_launch_works_where_the_temporary_folder_is_too_long_for_sockets(tmp_path: Path) -> None:
+    deep = tmp_path / ("long" * 25)
+    deep.mkdir()
+    command = [sys.executable, "-m", "tests.launch.failing", str(tmp_path), "exits"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(TMPDIR=str(deep)), capture_output=True, text=True)
+    assert "worker 1 ended with exit code 7" in done.stdout, done.stderr
+    assert list(deep.iterdir()) == []
+
+
 def test_server_that_fails_ends_the_workers(tmp_path: Path) -> None:
     roles = [Role("server", 1, entry("server_fails"), ["cpu"]), workers("server_fails")]
     message = failure("server_fails", tmp_path, roles=roles)
@@ -201,7 +235,7 @@ def test_interrupt_in_the_same_process_ends_all_and_says_so(tmp_path: Path) -> N
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(Interrupted, match="interrupted"):
+    with pytest.raises(Interrupted, match="got SIGINT"):
         launch([workers("works_for_long")], at_work(tmp_path), tmp_path / "logs", Meeting())
     thread.join()
     assert len(everybody) == 4

@@ -1,0 +1,183 @@
+"""A process from the forkserver: its output goes to one log, and a private pipe tells its parent how it ended.
+
+No file is read back: what a process returns or why it failed comes through a pipe that only the two of them hold.
+Errors are JSON. What is returned was pickled by the parent's own child.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import RunFailed, UserError
+
+MOST_TEXT = 30_000
+"""Characters of an error, which a pipe takes without a reader."""
+DONE = b""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a process failed, in its own words.
+
+    Attributes:
+        at: when, in nanoseconds of the clock that all processes of a host share.
+        words: a RunFailed's or UserError's message, else the traceback.
+        told: the words are made for users: the run cannot be, whoever else is there.
+    """
+
+    at: int
+    words: str
+    told: bool
+
+    def __str__(self) -> str:
+        return f"failed: {self.words}" if self.told else f"failed:\n{self.words}"
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """An exception just caught; an error made for users counts although another one followed from it."""
+        at, step = time.monotonic_ns(), error
+        while not isinstance(step, (RunFailed, UserError)):
+            if step.__cause__ is not None or step.__context__ is None:
+                return cls(at, _shortened("".join(traceback.format_exception(error)).rstrip()), False)
+            step = step.__context__
+        return cls(at, _shortened(str(step)), True)
+
+
+class Child:
+    """A started process, as its parent sees it.
+
+    Args:
+        enter: called in the process with ``arguments``; importable, as all of them are pickled.
+        environment: variables of the process.
+        log: an existing file, to which both of its streams go.
+        folder: where its temporary files go.
+    """
+
+    def __init__(
+        self,
+        enter: Callable[..., Any],
+        arguments: Sequence[Any],
+        environment: Mapping[str, str],
+        log: Path,
+        folder: Path,
+    ) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self.log = log
+        self.pipe, theirs = context.Pipe()
+        self.hung_up = False
+        self.returned = False
+        self.value: Any = None
+        self.failure: Failure | None = None
+        self.process = context.Process(
+            target=_main, args=(theirs, enter, tuple(arguments), dict(environment), str(log), str(folder))
+        )
+        self.process.start()
+        theirs.close()
+
+    @property
+    def exitcode(self) -> int | None:
+        """As of :class:`multiprocessing.Process`: None while it runs, negative for a signal."""
+        return self.process.exitcode
+
+    @property
+    def well(self) -> bool:
+        """It has ended and done its work."""
+        return self.exitcode == 0 and self.returned
+
+    def signs(self) -> list[Any]:
+        """What becomes ready when there is something to look at."""
+        return [self.process.sentinel] if self.hung_up else [self.process.sentinel, self.pipe]
+
+    def look(self) -> None:
+        """Take what it has sent."""
+        while not self.hung_up and self.pipe.poll():
+            try:
+                head = self.pipe.recv_bytes()
+                if head == DONE:
+                    self.value, self.returned = self.pipe.recv(), True
+                else:
+                    self.failure = Failure(**json.loads(head))
+            except (EOFError, OSError):
+                self.hung_up = True
+
+    def dismiss(self) -> None:
+        """Let it end: nobody needs it any more."""
+        if not self.hung_up:
+            self.hung_up = True
+            self.pipe.close()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it is still there."""
+        if self.process.is_alive() and self.process.pid is not None:
+            try:
+                os.kill(self.process.pid, number)
+            except ProcessLookupError:
+                pass
+
+
+def end(children: Sequence[Child], patience_s: float) -> None:
+    """End them all: by SIGTERM, and by SIGKILL those that are still there after a while."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for child in children:
+            child.signal(number)
+        until = time.monotonic() + patience_s
+        for child in children:
+            child.process.join(max(0.0, until - time.monotonic()))
+    for child in children:
+        child.dismiss()
+
+
+def _main(
+    pipe: Any, enter: Callable[..., Any], arguments: tuple[Any, ...], environment: dict[str, str], log: str, folder: str
+) -> None:
+    """In the started process."""
+    os.environ.update(environment, TMPDIR=folder)
+    tempfile.tempdir = folder
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable(all_threads=True)
+    try:
+        value = bytes(ForkingPickler.dumps(_returned(enter, arguments)))
+        pipe.send_bytes(DONE)
+        pipe.send_bytes(value)
+    except KeyboardInterrupt:  # of a terminal, which sends it to all processes: the parent tells
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        pipe.send_bytes(json.dumps(asdict(Failure.of(error))).encode())
+        sys.exit(1)
+    try:
+        pipe.recv_bytes()  # all end together: a peer may still be reading what this one has sent
+    except (EOFError, OSError, KeyboardInterrupt):
+        pass
+
+
+def _returned(enter: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    try:
+        return enter(*arguments)
+    except SystemExit as error:
+        if error.code:
+            raise
+        return None
+
+
+def _shortened(text: str) -> str:
+    """Both ends of a text that is too long for the pipe."""
+    if len(text) <= MOST_TEXT:
+        return text
+    return f"{text[: MOST_TEXT // 3]}\n... ({len(text)} characters)\n{text[-MOST_TEXT // 2 :]}"

@@ -1,0 +1,45 @@
+"""Shows on the screen what a process writes into its log."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+LOOK_EVERY_S = 0.1
+
+
+class Shown:
+    """A log's whole lines on the screen, as they come, from now until :meth:`end`."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log.open(errors="replace")
+        self.rest = ""
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._follow, daemon=True, name="screen")
+        self.thread.start()
+
+    def end(self) -> None:
+        """Show what is left."""
+        self.ended.set()
+        self.thread.join()
+        self.log.close()
+
+    def _follow(self) -> None:
+        try:
+            while not self.ended.wait(LOOK_EVERY_S):
+                self._show()
+            self._show()
+            self._write(self.rest)
+        except (OSError, ValueError):  # nobody looks any more: the screen is closed
+            return
+
+    def _show(self) -> None:
+        text = self.rest + self.log.read()
+        lines, newline, self.rest = text.rpartition("\n")
+        self._write(lines + newline)
+
+    def _write(self, text: str) -> None:
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
