@@ -84,7 +84,13 @@ def trained(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """The whole loop; what it came to."""
     with taking_part(in_run(seat, RUN), payload) as run:
         validation = fit(run)
-        return {"parameters": parameters(run), "validation": validation, "steps": run.step}
+        by_place = torch.channels_last
+        last = {
+            n
+            for n, p in run.model.named_parameters()
+            if p.dim() == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=by_place)
+        }
+        return {"parameters": parameters(run), "validation": validation, "steps": run.step, "channels_last": last}
 
 
 def failing(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:

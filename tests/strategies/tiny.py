@@ -100,3 +100,20 @@ class Flat(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.linear(inputs.flatten(1))
+
+
+class Layered(nn.Module):
+    """Convolutions, which channels_last lays out otherwise, and weights that lie transposed or with gaps in memory whatever
+    the format; no batch norm, so that workers together are one process on the whole batch."""
+
+    def __init__(self, num_classes: int, image_size: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 6, 3, 2, padding=1), nn.Tanh()
+        )
+        self.classifier = nn.Linear(6 * (image_size // 2) ** 2, num_classes)
+        self.classifier.weight = nn.Parameter(self.classifier.weight.detach().t().contiguous().t())
+        self.gains = nn.Parameter(torch.ones(num_classes, 6)[:, ::3])
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(inputs).flatten(1)) * self.gains.prod(1)

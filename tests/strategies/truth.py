@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import f1_score
 from torch import nn
 
-from tests.strategies.tiny import images
+from tests.strategies.tiny import Layered, images
 from trainer.models.lenet import LeNet
 
 Parameters = dict[str, torch.Tensor]
@@ -58,9 +58,12 @@ def replicas(config: dict[str, Any], workers: int) -> list[list[dict[str, np.nda
 
 
 def start(config: dict[str, Any]) -> tuple[nn.Module, Parameters]:
-    """LeNet drawn from the seed, in float64."""
+    """The model drawn from the seed, contiguous and in float64 whatever the run's precision and memory format."""
     torch.manual_seed(config["seed"])
-    model = LeNet(num_classes=config["data"]["num_classes"], image_size=8).double()
+    kind = Layered if config["model"]["_target_"].endswith("Layered") else LeNet
+    model = kind(num_classes=config["data"]["num_classes"], image_size=8).double()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous()
     return model, dict(model.named_parameters())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -42,7 +42,7 @@ class GroupMember(OwnUpdater):
         with self.naming_the_missing("the equal start"), torch.no_grad():
             if self.config["init"] == "broadcast":
                 for tensor in (*model.parameters(), *model.buffers()):
-                    dist.broadcast(tensor, 0)
+                    _exchanged(tensor, lambda whole: dist.broadcast(whole, 0))
             else:
                 self._check_equal_start(model)
         self.updater = make_updater(model)
@@ -80,9 +80,9 @@ class GroupMember(OwnUpdater):
         with self.naming_the_missing("the agreement on buffers"), torch.no_grad():
             for buffer in self.model.buffers():
                 if self.config["buffers"] == "rank0" or not buffer.is_floating_point():
-                    dist.broadcast(buffer, 0)
+                    _exchanged(buffer, lambda whole: dist.broadcast(whole, 0))
                 else:
-                    dist.all_reduce(buffer)
+                    _exchanged(buffer, dist.all_reduce)
                     buffer /= self.seat.size
 
     def leave(self) -> None:
@@ -120,6 +120,17 @@ class GroupMember(OwnUpdater):
             return f"worker {self.seat.rank}: {meeting} failed: {said}"
         who = ", ".join(self.seat.names(missing))
         return f"{who} did not arrive at {meeting} within {self.config['timeout_s']:g} s (strategy.timeout_s): {said}"
+
+
+def _exchanged(tensor: torch.Tensor, exchange: Callable[[torch.Tensor], Any]) -> None:
+    """Change a tensor by a collective that takes contiguous memory, whatever the tensor's own memory format.
+
+    Gloo goes by the address and the number of elements: of a strided tensor it would write over what lies between.
+    """
+    whole = tensor.contiguous()
+    exchange(whole)
+    if whole.data_ptr() != tensor.data_ptr():
+        tensor.copy_(whole)
 
 
 def _is_about_peers(error: Exception) -> bool:

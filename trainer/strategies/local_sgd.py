@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.utils import parameters_to_vector
 
 from trainer.strategies.base import MakeUpdater, Seat
 from trainer.strategies.group import GroupMember
@@ -44,16 +43,17 @@ class LocalSgd(GroupMember):
         """Replace my parameters by the mean over workers, weighted by samples since the last average."""
         with self.naming_the_missing("the average of the parameters"):
             if self.seat.even:
-                mine, share = parameters_to_vector(self.parameters), 1.0 / self.seat.size
+                share = 1.0 / self.seat.size
             else:
                 everybody = torch.tensor([float(self.samples)], dtype=torch.float64, device=self.seat.device)
                 dist.all_reduce(everybody)
-                mine, share = parameters_to_vector(self.parameters), self.samples / everybody.item()
-            mine = mine * share
+                share = self.samples / everybody.item()
+            # In logical order: in memory the elements of channels_last weights lie otherwise, and `view` refuses them.
+            mine = torch.cat([p.reshape(-1) for p in self.parameters]).mul_(share)
             dist.all_reduce(mine)
         parts = mine.split([p.numel() for p in self.parameters])
         for parameter, part in zip(self.parameters, parts, strict=True):
-            parameter.copy_(part.view_as(parameter))
+            parameter.copy_(part.view(parameter.shape))
         self.samples = 0
 
     def state(self) -> dict[str, Any]:
