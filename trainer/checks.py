@@ -29,6 +29,7 @@ class Checked:
         merge: batches per update.
         objection: why a run would be refused, where only its plan is asked for.
         files: what mode=predict looks at, in the order of its rows, relative to predict.input.
+        samples: images or about how many rows there are in these files.
     """
 
     config: dict[str, Any]
@@ -42,6 +43,7 @@ class Checked:
     merge: int
     objection: str = ""
     files: tuple[str, ...] = ()
+    samples: int = 0
 
     @property
     def leased(self) -> bool:
@@ -103,7 +105,7 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
     check_data(checked)
     check_optimization(checked)
     if config["mode"] != "train":
-        checked.files = looked_at(config, source, facts)
+        checked.files, checked.samples = looked_at(config, source, facts)
         return checked
     try:
         check_batch_fits(checked)

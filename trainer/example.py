@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainer import confidential
+from trainer.build import locate
 from trainer.data.feed import Placement
 from trainer.data.inputs import Inputs
 from trainer.report import replace_file
@@ -19,16 +20,20 @@ ALONE = "inputs"
 """The name in the file of inputs that have none."""
 
 
-def keep(run_dir: Path, model: Mapping[str, Any], precision: str, place: Placement, inputs: Inputs) -> None:
+def keep(
+    run_dir: Path, model: Mapping[str, Any], precision: str, place: Placement, inputs: Inputs,
+    rows: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Write ``model.json`` and ``example.npz``.
 
     Args:
         model: the ``model`` node of the config.
         place: what the batches went through on their way to the model.
         inputs: one sample or several, as the data source gives them.
+        rows: node of what reads rows of text, where the data source has such.
     """
     mean, std = (None if t is None else t.flatten().tolist() for t in (place.mean, place.std))
-    spec = {"model": confidential.hide(model), "mean": mean, "std": std, "fp64": precision == "fp64"}
+    spec = {"model": confidential.hide(model), "mean": mean, "std": std, "fp64": precision == "fp64", "rows": rows}
     by_name = inputs if isinstance(inputs, dict) else {ALONE: inputs}
     arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in by_name.items()}
     np.savez_compressed(run_dir / SAMPLE, **arrays)
@@ -36,7 +41,9 @@ def keep(run_dir: Path, model: Mapping[str, Any], precision: str, place: Placeme
 
 
 def sample(run_dir: Path) -> Any:
-    """The kept inputs as arrays: one, or several by name."""
+    """What the logged model takes: the kept inputs as arrays, one or several by name; or a row of text."""
+    if (rows := json.loads((run_dir / SPEC).read_text())["rows"]) is not None:
+        return [locate(rows["_target_"]).example]
     with np.load(run_dir / SAMPLE) as kept:
         by_name = {name: kept[name] for name in kept.files}
     return by_name[ALONE] if set(by_name) == {ALONE} else by_name

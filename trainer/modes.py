@@ -7,13 +7,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer import schema
+from trainer.build import call_target
 from trainer.data.base import DataSource, Facts
 from trainer.data.listing import EXTENSIONS, images_in
 from trainer.errors import UserError
 from trainer.strategies.declared import EVALUATORS
+
+if TYPE_CHECKING:
+    from trainer.data.rows import RowReader
 
 CLASSES = "classes.json"
 """Names of a run's classes, in the order of the labels."""
@@ -30,7 +34,7 @@ def check_mode(config: dict[str, Any]) -> None:
         if value is not None and mode not in modes:
             raise UserError(f"{path}={value}", f"mode={mode} does not take it", f"mode={modes[0]} (or ~{path}={value})" if path != "weights" else "mode=eval")  # fmt: skip
         if value is None and mode in modes and path != "predict.output":
-            what = "the file of weights, or the folder of the run that made it" if path == "weights" else "a folder of images"  # fmt: skip
+            what = "the file of weights, or the folder of the run that made it" if path == "weights" else "a folder of images, or a file of rows"  # fmt: skip
             raise UserError(f"mode={mode}", f"needs {path}, {what}", f"{path}=PATH")
     if mode == "train":
         return
@@ -101,18 +105,18 @@ def _of_the_run(config: Mapping[str, Any]) -> Facts | None:
 
 
 def run_of(weights: Path) -> Path | None:
-    """The folder of the run that left these weights, if it has named its classes."""
-    return next((folder for folder in weights.parents[:2] if (folder / CLASSES).is_file()), None)
+    """The folder of the run that left these weights."""
+    return next((folder for folder in weights.parents[:2] if (folder / "plan.json").is_file()), None)
 
 
 def class_names_of(weights: Path) -> list[str] | None:
     """The classes' names in the run that left these weights; None where none says."""
-    folder = run_of(weights)
-    return None if folder is None else list(json.loads((folder / CLASSES).read_text()))
+    file = (run_of(weights) or Path()) / CLASSES
+    return list(json.loads(file.read_text())) if run_of(weights) is not None and file.is_file() else None
 
 
-def looked_at(config: dict[str, Any], source: DataSource, facts: Facts) -> tuple[str, ...]:
-    """The images that mode=predict looks at; of mode=eval, none.
+def looked_at(config: dict[str, Any], source: DataSource, facts: Facts) -> tuple[tuple[str, ...], int]:
+    """The images, or the files of rows, that mode=predict looks at, and about how many samples they are; of mode=eval, none.
 
     Raises:
         UserError: there are none, or no validation samples.
@@ -120,19 +124,74 @@ def looked_at(config: dict[str, Any], source: DataSource, facts: Facts) -> tuple
     if config["mode"] == "eval":
         if not facts.val_samples:
             raise UserError("mode=eval", f"{facts.source} has no validation samples")
-        return ()
-    if facts.task != "classification" or not source.sees_pictures:
+        return (), 0
+    reader = source.row_reader()
+    if reader is None and (facts.task != "classification" or not source.sees_pictures):
         raise UserError("mode=predict", f"{facts.source} does not say how a picture becomes an input", "mode=eval")
+    found = _images(config) if reader is None else _rows(config, reader)
+    _check_output(config)
+    return found
+
+
+def _images(config: dict[str, Any]) -> tuple[tuple[str, ...], int]:
+    """The images of the folder, relative to it, and how many there are."""
     folder = Path(config["predict"]["input"])
     if not folder.is_dir():
         raise UserError(f"predict.input={folder}", "there is no such folder", "predict.input=FOLDER")
     if not (files := images_in(folder)):
         raise UserError(f"predict.input={folder}", f"there is no image in it ({', '.join(EXTENSIONS)})", "predict.input=FOLDER")  # fmt: skip
+    config["predict"]["input"] = os.path.abspath(folder)
+    return tuple(files), len(files)
+
+
+def _rows(config: dict[str, Any], node: dict[str, Any]) -> tuple[tuple[str, ...], int]:
+    """The files of rows, relative to the folder that they are all in, which takes the place of predict.input, and about
+    how many rows they have.
+
+    Raises:
+        UserError: there is none, one does not begin with rows, or the run that left the weights read rows otherwise.
+    """
+    from trainer.data.criteo_files import Block, find, pieces
+
+    reader: RowReader = call_target(node, "data")
+    run = run_of(Path(config["weights"]))
+    _check_same_reading(run, node)
+    files, rows = find(config["predict"]["input"], "predict.input"), 0.0
+    for path in files:
+        _, text = next(pieces(Block(path, 0, 0, None), "predict.input"), (0, b""))
+        rows += text.count(b"\n") * max(1.0, path.stat().st_size / max(1, len(text)))
+        if reader.labelled(text) is None:
+            raise UserError(f"predict.input={path}", f"has no row in its first MiB ({reader.format})")
+    common = os.path.commonpath([path.parent for path in files])
+    config["predict"]["input"] = common
+    return tuple(os.path.relpath(path, common) for path in files), round(rows)
+
+
+def _check_same_reading(run: Path | None, node: dict[str, Any]) -> None:
+    """Rows become inputs as they did for the run that left the weights.
+
+    Raises:
+        UserError: a key is another one: the model would see other ids.
+    """
+    try:
+        theirs = json.loads((run / "model.json").read_text())["rows"] if run is not None else None
+    except (OSError, ValueError, KeyError):
+        return
+    for key, value in node.items():
+        if theirs is not None and key in theirs and theirs[key] != value:
+            told = "null" if theirs[key] is None else theirs[key]
+            raise UserError(f"data.{key}={'null' if value is None else value}", f"the run that left the weights had data.{key}={told}", f"data.{key}={told}")  # fmt: skip
+
+
+def _check_output(config: dict[str, Any]) -> None:
+    """The table can be written.
+
+    Raises:
+        UserError: its folder is not there, or it is a folder itself.
+    """
     output = config["predict"]["output"]
     if output is not None and not Path(output).absolute().parent.is_dir():
         raise UserError(f"predict.output={output}", f"there is no folder {Path(output).parent}", "predict.output=FILE")
     if output is not None and Path(output).is_dir():
         raise UserError(f"predict.output={output}", "is a folder", f"predict.output={Path(output) / 'predictions.csv'}")
-    config["predict"]["input"] = os.path.abspath(folder)
     config["predict"]["output"] = output and os.path.abspath(output)
-    return tuple(files)

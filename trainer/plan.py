@@ -113,7 +113,8 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
     """
     config, facts, workers = checked.config, checked.facts, checked.workers
     launch, data = config["launch"], config["data"]
-    chosen, why = choose(config, checked.device, model, machine, checked.nproc, facts.slow or bool(checked.files))
+    pictures = bool(checked.files) and checked.source.row_reader() is None
+    chosen, why = choose(config, checked.device, model, machine, checked.nproc, facts.slow or pictures)
     if checked.auto_strategy:
         why["strategy"] = checked.auto_strategy
     epochs, steps_per_epoch, total = _length(checked) if config["mode"] == "train" else _looks(checked)
@@ -181,7 +182,7 @@ def _length(checked: Checked) -> tuple[int, int, int]:
 def _looks(checked: Checked) -> tuple[int, int, int]:
     """The same where nothing is trained: one pass, its batches of each worker."""
     config = checked.config
-    samples = len(checked.files) or checked.facts.val_samples
+    samples = checked.samples or checked.facts.val_samples
     batches = ceil(ceil(samples / checked.workers) / config["data"]["batch_size"])
     if config["mode"] == "eval":
         batches = min(batches, config["limit_val_batches"] or batches)

@@ -1,21 +1,22 @@
-"""mode=predict: one worker's part of looking at the images of a folder, and the table of what they show."""
+"""mode=predict: one worker's part of looking at the images of a folder, and the table of what they show; or at rows."""
 
 from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainer import weights
+from trainer import row_prediction, weights
 from trainer.build import call_target
-from trainer.data.base import DataSource, Facts
+from trainer.data.base import DataSource, Facts, Splits
 from trainer.data.feed import Placement
 from trainer.data.pictures import Preprocessing
+from trainer.data.rows import RowReader
 from trainer.errors import first_line
 from trainer.modes import class_names_of
 from trainer.report import Report
@@ -68,6 +69,8 @@ def predict(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
             weights.load(Path(config["weights"]), model)
             strategy.place(model.eval(), Updaters(config, plan, plan["chosen"]["precision"]))
             source: DataSource = call_target(config["data"], "data")
+            if (reader := source.row_reader()) is not None:
+                return _look_at_rows(reader, model, seat, payload, strategy, report)
             facts = Facts(**plan["facts"])
             preprocessing = source.preprocessing(facts)
             folder = Path(config["predict"]["input"])
@@ -86,6 +89,25 @@ def predict(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
             return {**_told(report, len(files), unreadable), "unreadable": unreadable[:MOST_NAMED]}
         finally:
             report.close()
+
+
+def _look_at_rows(
+    node: Mapping[str, Any], model: torch.nn.Module, seat: Seat, payload: dict[str, Any], strategy: Strategy, report: Report
+) -> dict[str, Any]:  # fmt: skip
+    """The same for rows of text: each worker's share, and the first worker's table."""
+    config, plan, names = payload["config"], payload["plan"], payload["files"]
+    device, precision = torch.device(seat.device), plan["chosen"]["precision"]
+    reader: RowReader = call_target(node, "data")
+    place = Placement(Splits(None, None), device, torch.float64 if precision == "fp64" else torch.float32, False)  # type: ignore[arg-type]
+    context = arithmetic(precision, device)
+    looking = row_prediction.Looking(model, reader, place, context, plan["batch_size"], seat, strategy, report)
+    results = looking.results([Path(config["predict"]["input"]) / name for name in names])
+    if seat.rank:
+        for _ in results:
+            pass
+        return report.outcome()
+    output = Path(config["predict"]["output"] or Path(payload["run_dir"]) / "predictions.csv")
+    return row_prediction.told(report, *row_prediction.write(output, results, names, reader))
 
 
 def _shares(files: int, seat: Seat) -> list[tuple[int, list[int]]]:

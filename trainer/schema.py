@@ -687,9 +687,9 @@ class TrackingConfig:
 
 @dataclass
 class PredictConfig:
-    """predict: which images mode=predict looks at, and where it writes what they show."""
+    """predict: which images or rows mode=predict looks at, and where it writes what they show."""
 
-    input: Optional[str] = key(None, "folder of images, looked through with all folders in it")
+    input: Optional[str] = key(None, "folder of images, with all folders in it; of rows a file, folder or pattern")
     output: Optional[str] = key(None, "CSV file of the guesses (null: predictions.csv in the run's folder)")
 
 
@@ -750,7 +750,7 @@ class Config:
     launch: Any = key("???", "group: how many processes, and where")
     execution: Any = key("???", "group: arithmetic and rhythm")
     tracking: Any = key("???", "group: where metrics go")
-    predict: Any = key("???", "group: which images mode=predict looks at")
+    predict: Any = key("???", "group: which images or rows mode=predict looks at")
 
 
 GROUPS: dict[str, tuple[type, ...]] = {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from trainer.tracking.client import Tracker
 
-LOOKED = {"eval": "evaluated {} samples", "predict": "looked at {} files"}
+LOOKED = {"eval": "evaluated {} samples", "predict": "looked at {} files", "rows": "looked at {} rows"}
 LEFT = {
     "train": ("curves.png", "servers.png", "confusion.png", "mistakes.png", "model.safetensors"),
     "eval": ("confusion.png", "mistakes.png", "per_class.csv"),
@@ -205,7 +205,7 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
         whose = " of worker 0" if ready.plan.leased else ""  # each worker takes its own, as many as it gets work for
         out.print(f"\n[bold green]done[/] {result.steps} updates{whose}, {result.samples} samples in {result.seconds:.1f} s. {shown}{best}")  # fmt: skip
     else:
-        done = LOOKED[result.mode].format(result.samples)
+        done = LOOKED["rows" if "predict/rows" in result.metrics else result.mode].format(result.samples)
         out.print(f"\n[bold green]done[/] {done} in {result.seconds:.1f} s. {shown}")
     if result.stand_in:
         out.print(f"[bold red]ATTENTION: {result.stand_in}[/]")

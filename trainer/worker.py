@@ -91,6 +91,7 @@ def keep_model(run: Training, payload: dict[str, Any], run_dir: Path) -> None:
         payload["plan"]["chosen"]["precision"],
         run.feed.place,
         inputs,
+        call_target(config["data"], "data").row_reader(),
     )
 
 

@@ -192,7 +192,7 @@ def test_click_rows_are_evaluated_with_their_own_metrics(tmp_path: Path) -> None
     result = package.run([*clicks, "mode=eval", f"weights={tmp_path}/run", f"hydra.run.dir={tmp_path}/eval"])
     assert result.metrics == {k: v for k, v in trained.metrics.items() if k.startswith("val/")}
     assert "val/auc" in result.metrics
-    with pytest.raises(UserError, match=r"mode=predict: .*does not say how a picture becomes an input"):
+    with pytest.raises(UserError, match=r"predict\.input=.*: is a folder without files"):
         package.run([*clicks, "mode=predict", f"weights={tmp_path}/run", f"predict.input={tmp_path}"])
     with pytest.raises(UserError, match=r"model\.table_size=null: mode=eval holds the model whole"):
         package.run([*clicks[:4], "mode=eval", f"weights={tmp_path}/run", "data.hash_size=null", "model.table_size=null"])  # fmt: skip

@@ -133,6 +133,11 @@ class DataSource(ABC):
         """How a picture becomes an input in validation; may import what it needs."""
         raise NotImplementedError(f"{type(self).__name__} sees no pictures")
 
+    def row_reader(self) -> dict[str, Any] | None:
+        """Of rows of text from elsewhere a node whose ``_target_`` is a ``trainer.data.rows.RowReader``, for mode=predict and
+        for the logged model; None: this source reads no rows. Its other keys are keys of ``data``."""
+        return None
+
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         """Once per run, before the workers start: download or draw. Returns the facts as they are afterwards."""
         return facts

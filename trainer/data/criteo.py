@@ -46,7 +46,13 @@ class Criteo(DataSource):
 
     def fingerprint(self, facts: Facts) -> str:
         """Of the files' names, sizes and times, by which their conversion is found again."""
-        return self._conversion().folder().name[-36:]
+        try:
+            return self._conversion().folder().name[-36:]
+        except UserError:  # mode=predict looks at other files, and these need not be there
+            return super().fingerprint(facts)
+
+    def row_reader(self) -> dict[str, Any]:
+        return {"_target_": "trainer.data.criteo_rows.CriteoRows", "hash_size": self.config["hash_size"]}
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         """Convert the text into arrays; without cache, the validation rows alone.

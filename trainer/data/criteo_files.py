@@ -79,24 +79,27 @@ def blocks_of(files: list[Path], size: int) -> list[Block]:
     return found
 
 
-def pieces(block: Block) -> Iterator[tuple[int, bytes]]:
+def pieces(block: Block, key: str = "data.path") -> Iterator[tuple[int, bytes]]:
     """The block's lines in pieces of about a MiB: the first byte's place in the (unpacked) file, and whole lines.
+
+    Args:
+        key: that names the file, for messages.
 
     Raises:
         UserError: the file is broken, or has no lines.
     """
     try:
         with _opened(block.path) as file:
-            yield from _lines(file, block)
+            yield from _lines(file, block, key)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"data.path={block.path}", f"cannot be read: {error}") from error
+        raise UserError(f"{key}={block.path}", f"cannot be read: {error}") from error
 
 
 def _opened(path: Path) -> IO[bytes]:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
-def _lines(file: IO[bytes], block: Block) -> Iterator[tuple[int, bytes]]:
+def _lines(file: IO[bytes], block: Block, key: str) -> Iterator[tuple[int, bytes]]:
     place = block.start
     if block.start:  # a line that begins before the block is the one's before it
         file.seek(block.start - 1)
@@ -114,7 +117,7 @@ def _lines(file: IO[bytes], block: Block) -> Iterator[tuple[int, bytes]]:
         if not got:
             return
         if len(rest) > LONGEST_LINE:
-            raise UserError(f"data.path={block.path}", f"has no end of line within {LONGEST_LINE >> 20} MiB: it is no text file")  # fmt: skip
+            raise UserError(f"{key}={block.path}", f"has no end of line within {LONGEST_LINE >> 20} MiB: it is no text file")  # fmt: skip
 
 
 def _cut(text: bytes, place: int, end: int | None, last: bool) -> int:

@@ -42,21 +42,25 @@ class Parsed:
     lines: int = 0
 
 
-def parse(block: bytes, hash_size: int | None) -> Parsed:
+def parse(block: bytes, hash_size: int | None, label: str = "checked") -> Parsed:
     """The rows of whole lines, each ended by a newline (and perhaps a carriage return before it).
 
     Args:
         block: any bytes; empty, or with a newline at the end.
         hash_size: ids are below it; None: below 2^63.
+        label: ``checked``: the first field, 0 or 1; ``ignored``: the first field, anything; ``absent``: rows have none.
+            Of the last two the labels are 0.
     """
+    before = 0 if label == "absent" else 1
+    columns = FIELDS - 1 + before
     text = np.frombuffer(block + bytes(WORD), dtype=np.uint8)
     separators = np.flatnonzero((text[: len(block)] == TAB) | (text[: len(block)] == NEWLINE))
     last = np.flatnonzero(text[separators] == NEWLINE)
     fields = np.diff(last, prepend=-1)
     lines = len(last)
-    whole = fields == FIELDS
+    whole = fields == columns
     ends = (
-        separators.reshape(-1, FIELDS) if whole.all() else separators[last[whole][:, None] + np.arange(1 - FIELDS, 1)]
+        separators.reshape(-1, columns) if whole.all() else separators[last[whole][:, None] + np.arange(1 - columns, 1)]
     )
     first = np.concatenate([[0], separators[last[:-1]] + 1])[whole] if lines else np.zeros(0, dtype=np.int64)
     starts = np.concatenate([first[:, None], ends[:, :-1] + 1], axis=1)
@@ -64,20 +68,30 @@ def parse(block: bytes, hash_size: int | None) -> Parsed:
     lengths[:, -1] -= (lengths[:, -1] > 0) & (text[ends[:, -1] - 1] == RETURN)
     words = np.ndarray(len(block) + 1, dtype="<u8", buffer=text, strides=(1,))[starts]
 
-    label = text[starts[:, 0]]
-    labelled = (lengths[:, 0] == 1) & ((label == ZERO) | (label == ONE))
-    numbers, numeric = integers(text, starts[:, 1 : 1 + DENSE], lengths[:, 1 : 1 + DENSE], words[:, 1 : 1 + DENSE])
-    dense = np.where(lengths[:, 1 : 1 + DENSE] == 0, 0.0, (numbers - LEAST) / SPAN).astype(np.float32)
+    labels, labelled = _labels(text, starts[:, 0], lengths[:, 0], label == "checked")
+    place = slice(before, before + DENSE)
+    numbers, numeric = integers(text, starts[:, place], lengths[:, place], words[:, place])
+    dense = np.where(lengths[:, place] == 0, 0.0, (numbers - LEAST) / SPAN).astype(np.float32)
     good = labelled & numeric.all(1)
     kept = slice(None) if good.all() else good
-    tokens = slice(1 + DENSE, FIELDS)
+    tokens = slice(before + DENSE, columns)
     sparse = hashed(block, starts[kept, tokens], lengths[kept, tokens], words[kept, tokens], hash_size)
-    bad = _reasons(fields, np.flatnonzero(whole), labelled, numeric)
-    return Parsed((label - ZERO)[kept], dense[kept], sparse, first[kept], bad, lines)
+    bad = _reasons(fields, columns, np.flatnonzero(whole), labelled, numeric)
+    return Parsed(labels[kept], dense[kept], sparse, first[kept], bad, lines)
 
 
-def _reasons(fields: np.ndarray, whole: np.ndarray, labelled: np.ndarray, numeric: np.ndarray) -> list[tuple[int, str]]:
-    found = [(int(n), f"{fields[n]} fields instead of {FIELDS}") for n in np.flatnonzero(fields != FIELDS)]
+def _labels(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, checked: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) labels, and which of them are 0 or 1; where nobody looks at them, zeros."""
+    if not checked:
+        return np.zeros(len(starts), np.uint8), np.ones(len(starts), bool)
+    label = text[starts]
+    return label - ZERO, (lengths == 1) & ((label == ZERO) | (label == ONE))
+
+
+def _reasons(
+    fields: np.ndarray, columns: int, whole: np.ndarray, labelled: np.ndarray, numeric: np.ndarray
+) -> list[tuple[int, str]]:
+    found = [(int(n), f"{fields[n]} fields instead of {columns}") for n in np.flatnonzero(fields != columns)]
     found += [(int(whole[n]), "the label is not 0 or 1") for n in np.flatnonzero(~labelled)]
     for n in np.flatnonzero(labelled & ~numeric.all(1)):
         found.append((int(whole[n]), f"integer feature {int(np.argmin(numeric[n])) + 1} is not an integer"))

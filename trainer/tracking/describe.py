@@ -18,7 +18,7 @@ from trainer.confidential import hide, values
 from trainer.plan import Plan
 
 NOTE = "mlflow.note.content"
-DOING = {"train": "training", "eval": "evaluation of saved weights", "predict": "predictions for a folder of images"}
+DOING = {"train": "training", "eval": "evaluation of saved weights", "predict": "predictions"}
 ARTIFACTS = (
     "config.yaml",
     "plan.json",

@@ -21,7 +21,7 @@ from trainer.data.pictures import Preprocessing
 
 
 class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
-    """Inputs (N, ...) as in training, before normalisation, to scores (N, C); logits (N,) of a binary task."""
+    """Inputs (N, ...) as in training, before normalisation, to scores (N, C); rows of text (N,) to probabilities (N,)."""
 
     def load_context(self, context: Any) -> None:
         """Build the module from ``model.json`` and fill it from ``model.safetensors``."""
@@ -38,9 +38,15 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
         self.module = module.eval()
         mean, std = (None if spec[k] is None else tuple(spec[k]) for k in ("mean", "std"))
         self.place = Placement(Preprocessing(_unused, mean, std), cpu, dtype, channels_last=False)
+        self.reader: Any = None if spec.get("rows") is None else call_target(spec["rows"], "data")
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
-        """Scores as an array, for an array of inputs or a dict of such by name; without hints, which MLflow takes for a schema."""
+        """Scores as an array, for an array of inputs or a dict of such by name; without hints, which MLflow takes for a schema.
+
+        Where the data are rows of text: probabilities, for a list of rows or a DataFrame with them in its one column.
+        """
+        if self.reader is not None:
+            return self.probabilities(_texts(model_input))
         if isinstance(model_input, dict):
             inputs: Any = {name: torch.from_numpy(np.array(value)) for name, value in model_input.items()}
         else:
@@ -48,6 +54,39 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
         with torch.inference_mode():
             placed, _ = self.place(inputs, torch.zeros(0))
             return self.module(placed).numpy()
+
+    def probabilities(self, rows: list[bytes]) -> Any:
+        """(N,) of the label 1, for rows all of which have their label, or none.
+
+        Raises:
+            ValueError: rows are wrong; the first one's number, from 0, and why.
+        """
+        for number, row in enumerate(rows):
+            if b"\n" in row:
+                raise ValueError(f"row {number} holds the end of a line; a row is {self.reader.format}")
+        text = b"".join(row + b"\n" for row in rows)
+        read = self.reader.read(text, bool(self.reader.labelled(text)))
+        if read.bad:
+            number, why = read.bad[0]
+            raise ValueError(f"row {number}: {why}; a row is {self.reader.format}")
+        inputs: Any = {name: torch.from_numpy(array) for name, array in read.inputs.items()}
+        with torch.inference_mode():
+            placed, _ = self.place(inputs, torch.zeros(0))
+            return self.module(placed).double().sigmoid().numpy()
+
+
+def _texts(given: Any) -> list[bytes]:
+    """Rows from a list, an array or a Series of them, or from a DataFrame's one column.
+
+    Raises:
+        ValueError: a DataFrame has several columns.
+    """
+    columns = getattr(given, "columns", None)
+    if columns is not None and len(columns) != 1:
+        raise ValueError(f"a DataFrame of rows has one column, the whole row as text, and not {len(columns)}")
+    rows = given if columns is None else given.iloc[:, 0]
+    texts = [row if isinstance(row, bytes) else str(row).encode("utf-8", "surrogateescape") for row in list(rows)]
+    return [text.rstrip(b"\r\n") for text in texts]
 
 
 def _unused(content: bytes) -> Any:
