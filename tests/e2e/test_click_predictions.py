@@ -108,10 +108,12 @@ def test_every_row_has_its_probability_in_the_order_of_the_rows(
     trained: Path, page: dict[str, Any], workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["mode=predict", f"weights={trained}/run", f"predict.input={trained}/in", f"launch.nproc={workers}"]
-    result = package.run([*CLICKS, OFF, *arguments, f"hydra.run.dir={tmp_path}/run", f"predict.output={tmp_path}/p.csv"])
+    result = package.run(
+        [*CLICKS, OFF, *arguments, f"hydra.run.dir={tmp_path}/run", f"predict.output={tmp_path}/p.csv"]
+    )
     found = list(csv.reader((tmp_path / "p.csv").open(newline="")))
     assert found[0] == ["file", "row", "probability", "error"]
-    files = {"a.tsv": (trained / "in" / "a.tsv").read_bytes().splitlines(), "b.gz": gzip.open(trained / "in" / "b.gz").read()[:-1].split(b"\n")}  # fmt: skip
+    files = {"a.tsv": (trained / "in" / "a.tsv").read_bytes().splitlines(), "b.gz": gzip.decompress((trained / "in" / "b.gz").read_bytes())[:-1].split(b"\n")}  # fmt: skip
     assert [tuple(line[:2]) for line in found[1:]] == [(n, str(i + 1)) for n, rows in files.items() for i in range(len(rows))]  # fmt: skip
     wrong = {(n, int(i)): why for n, i, p, why in found[1:] if not p}
     assert wrong == {
@@ -159,7 +161,9 @@ def test_the_logged_model_takes_rows_and_says_the_same(trained: Path, page: dict
     np.testing.assert_allclose(found["bytes"], of(rows), rtol=2e-5)
     for given in ("list", "frame", "bare"):
         np.testing.assert_allclose(found[given], of(utf8), rtol=2e-5)
-    assert found["error"].startswith("row 2: 1 fields instead of 40; a row is a label or none, 13 integers and 26 tokens")
+    assert found["error"].startswith(
+        "row 2: 1 fields instead of 40; a row is a label or none, 13 integers and 26 tokens"
+    )
     assert len(found["example"]) == 1
     assert read(trained / "run" / "model.json")["rows"]["hash_size"] == 1000
 
