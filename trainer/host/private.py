@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
+import stat
 import tempfile
 from pathlib import Path
 
 LONGEST_TEMPORARY = 60
 """Bytes of a folder in which Unix sockets can still be made in folders below: their paths have 108 at most."""
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def scratch(prefix: str) -> Path:
@@ -24,7 +27,44 @@ def temporary_root() -> str:
     return usual
 
 
+def is_own(folder: Path) -> bool:
+    """Whether this is a folder (and no link) of this user's, where no other user can write."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & OTHERS_WRITE
+
+
+def is_private(folder: Path) -> bool:
+    """Whether this is a folder (and no link) that no other user can even enter."""
+    return is_own(folder) and not folder.lstat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+
+
 def start_empty(path: Path) -> None:
     """Make a file anew under its name. What was there goes; a link's target is left alone."""
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+
+
+def write(path: Path, text: str) -> None:
+    """Put a file for this user alone there (mode 0600), whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    number = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(number, "w") as file:
+        file.write(text)
+    os.replace(part, path)
+
+
+def read(path: Path) -> str:
+    """A file's text; no link is followed.
+
+    Raises:
+        OSError: it is not there, a link, or no file of this user's.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    with open(number) as file:
+        found = os.fstat(number)
+        if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+            raise PermissionError(f"{path} is no file of this user's")
+        return file.read()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import pickle
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer.confidential import text, values
 from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.host import private
+from trainer.launch.handover import Handover, handover
 
 
 def present() -> bool:
@@ -28,14 +31,29 @@ def join(parse: Callable[[], argparse.Namespace]) -> int:
 
     rank = int(os.environ["RANK"])
     store: Any = dist.PrefixStore("trainer", _store())
+    try:
+        way = handover(store)
+    except UserError as error:
+        if int(os.environ["LOCAL_RANK"]):
+            return error.exit_code  # once for each host is enough
+        raise
     if rank:
-        return _follow(store, rank)
+        return _follow(way, store, rank)
+    try:
+        _lead(way, store, parse())
+    except (UserError, RunFailed, Interrupted) as error:
+        way.stop(str(error))
+        raise
+    way.stop("")
+    return 0
+
+
+def _lead(way: Handover, store: Any, args: argparse.Namespace) -> None:
+    """Rank 0: the parent, and a worker."""
     from trainer import compose, service
     from trainer.launch.here import teed
 
-    args = parse()
     if args.multirun or args.cfg or args.info:
-        store.set("payload", pickle.dumps("--multirun, --cfg and --info run without torchrun"))
         raise UserError("torchrun", "runs one job; sweeps and --cfg start without it", "python -m trainer ...")
     size, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     topology = [f"launch.nproc={local}", f"launch.nnodes={size // local}", "launch.ips=null", "launch.workers=null"]
@@ -43,19 +61,14 @@ def join(parse: Callable[[], argparse.Namespace]) -> int:
     def start(plan: Any, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         if set(plan.roles) != {"worker"}:
             raise RunFailed(f"torchrun starts workers alone; strategy={plan.strategy} has {', '.join(plan.roles)}")
-        store.set("payload", pickle.dumps(payload))
-        with (run_dir / "workerlog.0").open("w") as log, teed(log):
-            return _work(store, payload, rank)
+        handed = way.give(payload)
+        log = run_dir / "workerlog.0"
+        private.start_empty(log)
+        with log.open("a") as file, teed(file):
+            return _work(store, handed, 0)
 
-    try:
-        with compose.hydra_app(args.config_dir) as app:
-            service.run_one(app, [*args.overrides, *topology], args.config_name or "config", start, compose.flags(args))
-    except (UserError, RunFailed, Interrupted) as error:
-        store.set("payload", pickle.dumps(str(error)))
-        raise
-    else:
-        store.set("payload", pickle.dumps(""))
-    return 0
+    with compose.hydra_app(args.config_dir) as app:
+        service.run_one(app, [*args.overrides, *topology], args.config_name or "config", start, compose.flags(args))
 
 
 def _store() -> Any:
@@ -73,16 +86,17 @@ def _store() -> Any:
     )
 
 
-def _follow(store: Any, rank: int) -> int:
+def _follow(way: Handover, store: Any, rank: int) -> int:
     """Any other rank: wait for the finished config; a text instead says that there is nothing to do."""
-    payload = pickle.loads(store.get("payload"))
+    payload = way.take()
     if isinstance(payload, str):
         return UserError.exit_code if payload else 0
     log = Path(payload["run_dir"]) / f"workerlog.{rank}"
     log.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
+    private.start_empty(log)
+    with log.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _work(store, payload, rank)
     return 0
@@ -98,5 +112,15 @@ def _work(store: Any, payload: dict[str, Any], rank: int) -> dict[str, Any]:
     device = f"cuda:{local}" if payload["plan"]["device"] == "cuda" else "cpu"
     world, here = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     entry = locate(payload["plan"]["entries"]["worker"])
-    outcome: dict[str, Any] = record(entry)(Seat("worker", rank, world, local, here, device, store), payload)  # type: ignore[assignment]
+
+    def work(seat: Seat) -> dict[str, Any]:
+        try:
+            return entry(seat, payload)  # type: ignore[no-any-return]
+        except (RunFailed, UserError, Interrupted):
+            raise
+        except Exception:  # torchrun shows it and keeps it in a file: without what the config hides
+            told = text(traceback.format_exc(), values(payload["config"]))
+            raise RunFailed(f"worker {rank} failed:\n{told}") from None
+
+    outcome: dict[str, Any] = record(work)(Seat("worker", rank, world, local, here, device, store))  # type: ignore[assignment]
     return outcome

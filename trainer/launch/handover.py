@@ -1,0 +1,157 @@
+"""How torchrun's rank 0 hands the finished config to the other ranks, so that no stranger can hand them another one.
+
+torchrun's store listens on every interface, without a password: nothing that comes from it is believed. On one host the
+config is a file in the folder that torchrun's agent makes for its ranks alone. Over several hosts it is a message in the
+store, encrypted and authenticated with ``TRAINER_RUN_SECRET``, which torchrun passes on to its ranks. It is JSON always.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import RunFailed, UserError
+from trainer.host import private
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+SECRET = "TRAINER_RUN_SECRET"
+LEAST_SECRET = 32
+PATIENCE_S = 3600.0
+POLL_S = 0.1
+NAME = "handover.json"
+
+
+class Handover(ABC):
+    """One message from rank 0 to the others: a payload, or why there is none."""
+
+    def give(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Hand it over; returns it as the others get it.
+
+        Raises:
+            RunFailed: it holds what JSON cannot carry.
+        """
+        try:
+            text = json.dumps({"payload": payload})
+        except TypeError as error:
+            raise RunFailed(f"under torchrun the config travels as JSON: {error}") from error
+        self.write(text)
+        return json.loads(text)["payload"]  # type: ignore[no-any-return]
+
+    def stop(self, why: str) -> None:
+        """There is nothing to do for the others: why, or nothing if all is well."""
+        self.write(json.dumps({"stop": why}))
+
+    def take(self) -> dict[str, Any] | str:
+        """Wait for it: the payload, or the text.
+
+        Raises:
+            RunFailed: none came, or one that is not rank 0's.
+        """
+        message = json.loads(self.read())
+        return message["payload"] if "payload" in message else str(message["stop"])
+
+    @abstractmethod
+    def write(self, text: str) -> None:
+        """Leave the message."""
+
+    @abstractmethod
+    def read(self) -> str:
+        """Wait for the message."""
+
+
+class InFolder(Handover):
+    """A file in a folder that nobody else can enter."""
+
+    def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
+        self.path = folder / NAME
+        self.patience_s = patience_s
+
+    def write(self, text: str) -> None:
+        private.write(self.path, text)  # what is said last stays when the run is over: no config
+
+    def read(self) -> str:
+        until = time.monotonic() + self.patience_s
+        while not self.path.exists():  # torchrun ends this process when rank 0 dies
+            if time.monotonic() > until:
+                raise RunFailed(f"rank 0 handed nothing over within {self.patience_s:g} s")
+            time.sleep(POLL_S)
+        return private.read(self.path)
+
+
+class Sealed(Handover):
+    """A message in a store that anybody can write to, for those who know the secret.
+
+    Args:
+        run: what the message is for; one that was sealed for another run is not believed.
+    """
+
+    KEY = "handover"
+
+    def __init__(self, store: Store, secret: str, run: str) -> None:
+        from cryptography.fernet import Fernet  # AES-128-CBC and HMAC-SHA256; mlflow needs the package anyway
+
+        self.store = store
+        self.run = run
+        self.box = Fernet(base64.urlsafe_b64encode(hashlib.sha256(secret.encode()).digest()))
+        self.written = False
+
+    def write(self, text: str) -> None:
+        if not self.written:
+            self.store.set(self.KEY, self.box.encrypt(json.dumps([self.run, text]).encode()).decode())
+        self.written = True
+
+    def read(self) -> str:
+        from cryptography.fernet import InvalidToken
+
+        try:
+            run, text = json.loads(self.box.decrypt(self.store.get(self.KEY)))
+        except InvalidToken:
+            raise RunFailed(
+                f"the config in torchrun's store is not from rank 0 of this run: somebody else writes there, or {SECRET} "
+                "differs between the hosts. Nothing of it was used."
+            ) from None
+        if run != self.run:
+            raise RunFailed(f"the config in torchrun's store is of another run ({run}): {SECRET} was used twice")
+        return str(text)
+
+
+def handover(store: Store, environment: Mapping[str, str] = os.environ) -> Handover:
+    """The way from rank 0 to the others of this run.
+
+    Raises:
+        UserError: the ranks share neither a private folder nor a secret.
+    """
+    size, here = int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
+    if secret := environment.get(SECRET, ""):
+        if len(secret) < LEAST_SECRET:
+            raise UserError(SECRET, f"is shorter than {LEAST_SECRET} characters and could be guessed", f"{SECRET}=$(openssl rand -hex 32) on all hosts")  # fmt: skip
+        run = (environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
+        return Sealed(store, secret, " ".join([*run, str(size)]))
+    if size == here and (folder := agents_folder(environment)):
+        return InFolder(folder)
+    where = "over several hosts" if size > here else "without a log folder of torchrun's own"
+    raise UserError(
+        SECRET, f"is not set; {where} the ranks know rank 0 by a secret, because anybody can write to torchrun's store",
+        f"export {SECRET}=..., the same on all hosts, such as openssl rand -hex 32 gives",
+    )  # fmt: skip
+
+
+def agents_folder(environment: Mapping[str, str]) -> Path | None:
+    """The folder of this attempt that torchrun's agent has made for its ranks, if it is for this user alone.
+
+    Each rank is told of a file for its errors, ``RUN/attempt_N/RANK/error.json``; RUN is new, with mode 0700.
+    """
+    told = environment.get("TORCHELASTIC_ERROR_FILE", "")
+    if not told:
+        return None
+    attempt = Path(told).absolute().parents[1]
+    return attempt if private.is_private(attempt.parent) and private.is_own(attempt) else None
