@@ -110,7 +110,7 @@ class Lines:
 
     def training(
         self, epoch: int, batch: int, step: int, metrics: dict[str, float], samples: float, lr: float, feed: Any,
-        gauges: dict[str, float],
+        gauges: dict[str, float], rest: bool = False,
     ) -> None:  # fmt: skip
         self.samples += samples
         self.trained.append((epoch, batch, step, dict(metrics), lr))
@@ -214,21 +214,35 @@ def test_best_model_is_kept_while_it_is_settled() -> None:
     assert run.kept == [2]
 
 
-def test_lines_come_every_so_many_batches_and_at_the_epochs_end_with_all_samples_since_the_last() -> None:
-    run = training([[1], [2], [3], [3], [3], [3], [1]], log_every=5, epochs=2)
+def test_a_line_averages_the_last_batches_whatever_their_epoch() -> None:
+    run = training([[1], [2], [3], [3], [3], [3], [1]], log_every=5, epochs=3)
     fit(run)
     assert [(epoch, batch, step) for epoch, batch, step, _, _ in run.report.trained] == [
-        (0, 0, 1), (0, 5, 6), (0, 6, 7), (1, 0, 8), (1, 5, 13), (1, 6, 14),
+        (0, 0, 1), (0, 5, 6), (1, 3, 11), (2, 1, 16), (2, 6, 21),
     ]  # fmt: skip
-    hits = [m["acc1"] for _, _, _, m, _ in run.report.trained[:3]]
-    assert hits == [1.0, pytest.approx((1 + 1 + 1 + 1 + 1) / (2 + 3 + 3 + 3 + 3)), 1.0]
-    assert [lr for *_, lr in run.report.trained[:3]] == pytest.approx([0.1, 0.6, 0.7]), "of the update just done"
+    sizes = [1, 2, 3, 3, 3, 3, 1] * 3
+    hits = [m["acc1"] for _, _, _, m, _ in run.report.trained]
+    spans = [(0, 1), (1, 6), (6, 11), (11, 16), (16, 21)]
+    assert hits == pytest.approx([len(sizes[a:b]) / sum(sizes[a:b]) for a, b in spans]), "a hit in each batch"
+    assert [lr for *_, lr in run.report.trained[:3]] == pytest.approx([0.1, 0.6, 1.1]), "of the update just done"
+    assert run.report.samples == 2 * sum(sizes), "of both workers, each once"
+
+
+def test_what_is_left_at_the_end_is_averaged_with_the_line_before() -> None:
+    run = training([[1], [2], [3], [3]], log_every=3, epochs=2)
+    fit(run)
+    assert [(step, m["acc1"]) for _, _, step, m, _ in run.report.trained] == [
+        (1, 1.0), (4, pytest.approx(3 / 8)), (7, pytest.approx(3 / 6)), (8, pytest.approx(4 / 9)),
+    ]  # fmt: skip
+    assert run.report.samples == 2 * 18
 
 
 def test_merged_batches_are_counted_as_batches() -> None:
-    run = training([[1, 1], [1, 1], [1, 1], [1]], log_every=4)
+    run = training([[1, 1], [1, 1], [1, 1], [1]], log_every=4, epochs=2)
     fit(run)
-    assert [(batch, step) for _, batch, step, _, _ in run.report.trained] == [(1, 1), (5, 3), (6, 4)]
+    assert [(epoch, batch, step) for epoch, batch, step, _, _ in run.report.trained] == [
+        (0, 1, 1), (0, 5, 3), (1, 3, 6), (1, 6, 8),
+    ]  # fmt: skip
 
 
 def test_placeholder_batch_takes_part_and_counts_nothing() -> None:

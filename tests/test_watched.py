@@ -105,7 +105,7 @@ def test_an_early_stop_waits_for_its_patience_and_says_why() -> None:
     )
     falling = EarlyStop("val/loss", patience=1, min_delta=0.0)
     assert falling.why(1, {"val/loss": 1.0}) == ""
-    assert "val/loss has not fallen for 1 validations (best 1.00000 at update 1)" in falling.why(2, {"val/loss": 1.0})
+    assert "val/loss has not fallen for 1 validation (best 1.00000 at update 1)" in falling.why(2, {"val/loss": 1.0})
     assert "never was a number" in EarlyStop("val/loss", 1, 0.0).why(1, {"val/loss": math.nan})
 
 

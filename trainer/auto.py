@@ -8,6 +8,7 @@ from math import ceil
 from typing import Any
 
 from trainer.machine import Gpu
+from trainer.wording import counted
 
 BIG_MODEL = 1_000_000
 CORES_FED = 8
@@ -63,7 +64,7 @@ def choose(
     threads = execution["threads"]
     if threads is None:
         threads = max(1, machine.cores // workers_here)
-        why["threads"] = f"{machine.cores} cores / {workers_here} workers"
+        why["threads"] = f"{counted(machine.cores, 'core')} / {counted(workers_here, 'worker')}"
     num_workers = data["num_workers"]
     if num_workers in (None, "auto"):
         num_workers, why["num_workers"] = _reading(device, machine, workers_here, slow_data)
@@ -112,7 +113,7 @@ def _reading(device: str, machine: Machine, workers_here: int, slow_data: bool) 
         return 0, "batches are cut from memory"
     per_worker = machine.cores // workers_here
     if device == "cuda":
-        return max(1, min(8, per_worker - 1)), f"{per_worker} cores per worker, one for the training process"
+        return max(1, min(8, per_worker - 1)), f"{counted(per_worker, 'core')} per worker, one for the training process"
     return max(
         1, per_worker // CORES_FED
-    ), f"{per_worker} cores per worker, and one process decodes for {CORES_FED} that train"
+    ), f"{counted(per_worker, 'core')} per worker, and one process decodes for {CORES_FED} that train"

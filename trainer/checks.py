@@ -15,6 +15,7 @@ from trainer.modes import check_mode, evaluation_batch_size, facts_of, looked_at
 from trainer.strategies.base import Declaration
 from trainer.strategies.declared import AUTO
 from trainer.targets import check_arguments, check_target, parameters
+from trainer.wording import counted
 
 
 @dataclass
@@ -250,7 +251,7 @@ def count_workers(config: dict[str, Any], device: str, default: int | None = Non
     if workers is not None and workers % nnodes:
         raise UserError(f"launch.workers={workers}", f"cannot be spread evenly over {nnodes} hosts", f"launch.workers={max(nnodes, workers // nnodes * nnodes)}")  # fmt: skip
     if nproc is not None and workers is not None and nproc * nnodes != workers:
-        raise UserError(f"launch.nproc={nproc}", f"on {nnodes} host(s) disagrees with launch.workers={workers}", f"launch.nproc={workers // nnodes}")  # fmt: skip
+        raise UserError(f"launch.nproc={nproc}", f"on {counted(nnodes, 'host')} disagrees with launch.workers={workers}", f"launch.nproc={workers // nnodes}")  # fmt: skip
     if nproc is None:
         nproc = workers // nnodes if workers is not None else None
     if nproc is None:
@@ -333,7 +334,7 @@ def check_data(checked: Checked) -> None:
     check_order(config, facts)
     check_mixing(config)
     if config["data"]["num_classes"] != facts.classes:
-        raise UserError(f"data.num_classes={config['data']['num_classes']}", f"{facts.source} has {facts.classes} classes", f"data.num_classes={facts.classes}")  # fmt: skip
+        raise UserError(f"data.num_classes={config['data']['num_classes']}", f"{facts.source} has {counted(facts.classes, 'class')}", f"data.num_classes={facts.classes}")  # fmt: skip
     inputs = facts.shape if isinstance(facts.shape, dict) else ()
     for refusal in checked.declaration.refuse_inputs(inputs, facts.source):
         raise refusal
@@ -409,7 +410,7 @@ def check_batch_fits(checked: Checked) -> None:
         most = facts.train_samples // workers
         raise UserError(
             f"data.batch_size={size}",
-            f"with {workers} worker{'s' if workers > 1 else ''} a batch of {size * workers} does not fit the "
+            f"with {counted(workers, 'worker')} a batch of {size * workers} does not fit the "
             f"{facts.train_samples} training samples, and sampler.drop_last leaves out what is not full",
             f"data.batch_size={most} (or sampler.drop_last=false)",
         )

@@ -21,6 +21,7 @@ from trainer.confidential import hide, scrub, text, values
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.modes import CLASSES
 from trainer.plan import Plan, make_plan
+from trainer.wording import counted
 
 if TYPE_CHECKING:
     from trainer.tracking.client import Tracker
@@ -229,10 +230,10 @@ def _finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str
     replace_file(run_dir / "result.json", json.dumps(hide(asdict(result), ready.secrets), indent=1))
     scrub(Path(plan.run_dir), LOGS, ready.secrets)
     if result.status != "killed":
-        title = f"{plan.name}: {plan.strategy}, {plan.workers} worker(s)"
+        title = f"{plan.name}: {plan.strategy}, {counted(plan.workers, 'worker')}"
         if plan.mode == "train":
             curves.draw(run_dir, title)
-        curves.draw_servers(run_dir, f"{title}, {plan.roles.get('server', 0)} server(s)")
+        curves.draw_servers(run_dir, f"{title}, {counted(plan.roles.get('server', 0), 'server')}")
         _draw_findings(run_dir, ready, title)
     if tracker is not None:
         ended = {"done": "FINISHED", "failed": "FAILED", "killed": "KILLED"}[result.status]

@@ -52,6 +52,7 @@ class Training:
         plateau: the schedule goes by validations.
         step: updates done; validated: the last validation's update and metrics; stop: why to end early.
         examined: the sums of the last validation and, where this worker keeps the best model, of the best.
+        line: what the next line of training will average.
     """
 
     model: nn.Module
@@ -75,6 +76,29 @@ class Training:
     validated: tuple[int, dict[str, float]] = (-1, {})
     stop: str = ""
     examined: dict[str, torch.Tensor] = field(default_factory=dict)
+    line: Line = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.line = Line(self.task.meter())
+
+
+@dataclass
+class Line:
+    """What the next line of training will average: the batches since the last one, whatever their epochs.
+
+    Attributes:
+        batches: since the run's start; printed: how many of them lines have told of; due: at how many the next line comes.
+        lr: of the last update; number: of the last batch in its epoch.
+        before: the sums of the last line, over all workers.
+    """
+
+    meter: Sums
+    batches: int = 0
+    printed: int = 0
+    due: int = 1
+    lr: float = 0.0
+    number: int = -1
+    before: torch.Tensor | None = None
 
 
 def fit(run: Training) -> dict[str, float]:
@@ -82,12 +106,15 @@ def fit(run: Training) -> dict[str, float]:
     for epoch in range(run.rhythm.epochs):
         train_epoch(run, epoch)
         done = run.step >= run.rhythm.total_steps or (epoch + 1 == run.rhythm.epochs and not run.stop)
+        if done or run.stop:
+            log_rest(run, epoch)
         due = run.rhythm.val_every and (epoch + 1) % run.rhythm.val_every == 0
         if (due or done) and not run.stop:
             evaluate(run, epoch)
         if done:
             break
         if run.stop:
+            log_rest(run, epoch)
             run.report.stopped(run.stop)
             break
     run.strategy.settle()
@@ -99,8 +126,8 @@ def fit(run: Training) -> dict[str, float]:
 def train_epoch(run: Training, epoch: int) -> None:
     """The epoch's updates: each from one batch, or from several merged ones."""
     run.forward.train()
-    strategy, meter, profile = run.strategy, run.task.meter(), run.profile
-    batch_number, next_line, logged = -1, 0, True
+    strategy, line, profile = run.strategy, run.line, run.profile
+    line.number = -1
     for samples, batches in profile.each("data", run.feed.updates(epoch)):
         weight = strategy.weight(samples)
         for batch in profile.each("data", batches):
@@ -112,39 +139,53 @@ def train_epoch(run: Training, epoch: int) -> None:
                     loss, outputs = run.task.forward(run.forward, batch.inputs, batch.labels)
                 with profile("backward"):
                     strategy.backward(loss * (weight * batch.share) if weight * batch.share != 1.0 else loss)
-            meter.add(loss, outputs, batch.labels, batch.samples)
-            batch_number += 1
-        lr = strategy.lr
+            line.meter.add(loss, outputs, batch.labels, batch.samples)
+            line.number += 1
+            line.batches += 1
+        line.lr = strategy.lr
         with profile("optimizer"):
             strategy.update(samples)
         run.step += 1
         run.samples += samples
         run.report.progress(epoch, run.step)
-        logged = batch_number >= next_line
-        if logged:
-            next_line = (batch_number // run.rhythm.log_every + 1) * run.rhythm.log_every
-            log_training(run, epoch, batch_number, meter, lr)
+        if line.batches >= line.due:
+            line.due = line.batches + run.rhythm.log_every
+            log_training(run, epoch)
         profile.step()
         if run.rhythm.val_every_steps and run.step % run.rhythm.val_every_steps == 0:
             evaluate(run, epoch)
             run.forward.train()
         if run.step >= run.rhythm.total_steps or run.stop:
             break
-    if not logged:
-        log_training(run, epoch, batch_number, meter, lr)
 
 
-def log_training(run: Training, epoch: int, batch_number: int, meter: Sums, lr: float) -> None:
-    """One line and one point: the task's metrics over the samples since the last line, of all workers."""
-    sums = meter.sums()
+def log_rest(run: Training, epoch: int) -> None:
+    """At the end of the run, a line of the batches that are left. They are too few, so the line before is averaged with
+    them."""
+    if run.line.batches > run.line.printed:
+        log_training(run, epoch, rest=True)
+
+
+def log_training(run: Training, epoch: int, rest: bool = False) -> None:
+    """One line and one point: the task's metrics over the samples since the last line, of all workers.
+
+    Args:
+        rest: together with those of the last line.
+    """
+    line = run.line
+    sums = line.meter.sums()
     if run.lockstep:
         sums = run.strategy.total(sums)
-    metrics = run.task.summary(sums)
+    samples, together = sums[-1].item(), sums
+    if rest and line.before is not None:
+        together = sums + line.before.to(sums.device)
+    line.before, line.printed = sums, line.batches
+    metrics = run.task.summary(together)
     gauges = run.strategy.gauges() if run.report.run_dir else {}
-    run.report.training(epoch, batch_number, run.step, metrics, sums[-1].item(), lr, run.feed, gauges)
+    run.report.training(epoch, line.number, run.step, metrics, samples, line.lr, run.feed, gauges, rest)
     if metrics and not math.isfinite(metrics["loss"]):
         raise RunFailed(
-            f"The loss is {metrics['loss']} at update {run.step} (epoch {epoch}, batch {batch_number}). "
+            f"The loss is {metrics['loss']} at update {run.step} (epoch {epoch}, batch {line.number}). "
             f"A lower optimizer.lr, a warm-up (scheduler.warmup_epochs) or strategy.clip_norm=1.0 usually helps."
         )
 

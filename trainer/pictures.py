@@ -11,13 +11,26 @@ import numpy as np
 
 from trainer.curves import figure_of
 from trainer.findings import WHICH, Findings, path_of, read
+from trainer.lettering import DPI, Ruler, families, missing, one_line
 from trainer.tally import Mistake
 
 FILES = ("confusion.png", "per_class.csv", "mistakes.csv", "mistakes.png")
 MOST_NUMBERS = 20
 """Up to so many classes the confusion matrix shows its counts."""
 MOST_NAMES = 52
+NAME_INCHES = 1.8
+"""Room for a class's name beside the confusion matrix."""
 COLUMNS = 6
+CELL = 2.2
+"""Inches of a mistake's place on the page."""
+CAPTION = 8
+"""Points of a caption's letters."""
+LINE = 0.15
+"""Inches of a caption's line."""
+GAP, HEAD, FOOT = 0.1, 0.55, 0.45
+"""Inches between images, of the title's place and of the footnote's."""
+NAME_LINES = 3
+UNDRAWN = "No font of this machine has the letters of classes that are shown by number; per_class.csv has their names."
 
 
 def file_names(which: str) -> tuple[str, ...]:
@@ -49,10 +62,10 @@ def draw(run_dir: Path, names: Sequence[str], title: str) -> list[Path]:
         _write_mistakes(mistakes, found.examination.mistakes, called)
         made += [by_class, mistakes]
         if found.examination.confusion is not None:
-            _draw_confusion(confusion, found.examination.confusion, called, heading)
+            confusion_figure(found.examination.confusion, called, heading).savefig(confusion, dpi=DPI)
             made.append(confusion)
         if found.images is not None and len(found.images):
-            _draw_mistakes(page, found, called, heading)
+            mistakes_figure(found.examination.mistakes, found.images, called, heading).savefig(page, dpi=DPI)
             made.append(page)
     return made
 
@@ -86,41 +99,78 @@ def _guess(mistake: Mistake, names: Sequence[str]) -> str:
     return names[mistake.guess] if mistake.guess >= 0 else "(none)"
 
 
-def _draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str], title: str) -> None:
+def drawable(names: Sequence[str]) -> tuple[list[str], list[str], str]:
+    """The names as pictures show them, the fonts for them, and a footnote where a name is shown as its number."""
+    names = [one_line(name) for name in names]
+    fonts = families(names)
+    lacking = missing(names, fonts)
+    shown = [f"class {n}" if lacking.intersection(name) else name for n, name in enumerate(names)]
+    return shown, fonts, UNDRAWN if shown != names else ""
+
+
+def confusion_figure(matrix: np.ndarray, names: Sequence[str], title: str) -> Any:
     """Rows are labels, columns guesses; the colour is the share of the row."""
     shown = matrix if matrix[:, -1].any() else matrix[:, :-1]
-    columns = [*names, "(none)"][: shown.shape[1]]
+    names, fonts, footnote = drawable(names)
     size = min(16.0, 4.0 + 0.35 * len(names))
     figure = figure_of((size + 1.0, size), title)
+    figure.supxlabel(Ruler(CAPTION, fonts).wrap(footnote, size, 3), fontsize=CAPTION)
     axis = figure.subplots()
     image = axis.imshow(shown / np.maximum(shown.sum(1, keepdims=True), 1), cmap="Blues", vmin=0.0, vmax=1.0)
     figure.colorbar(image, ax=axis, label="share of the label's samples", shrink=0.8)
     axis.set_xlabel("guess")
     axis.set_ylabel("label")
     if len(names) <= MOST_NAMES:
-        axis.set_xticks(range(len(columns)), columns, rotation=90)
-        axis.set_yticks(range(len(names)), names)
+        ruler = Ruler(10, fonts)
+        called = [ruler.cut(name, NAME_INCHES) for name in [*names, "(none)"]]
+        style = {"parse_math": False, "fontfamily": fonts, "fontsize": 10}
+        axis.set_xticks(range(shown.shape[1]), called[: shown.shape[1]], rotation=90, **style)
+        axis.set_yticks(range(len(names)), called[: len(names)], **style)
     if len(names) <= MOST_NUMBERS:
+        digits = len(str(shown.max(initial=0)))
         for (row, column), count in np.ndenumerate(shown):
             if count:
                 dark = count > 0.5 * shown[row].sum()
-                axis.text(
-                    column, row, str(count), ha="center", va="center", fontsize=8, color="white" if dark else "black"
-                )
-    figure.savefig(path, dpi=110)
+                colour = "white" if dark else "black"
+                axis.text(column, row, str(count), ha="center", va="center", fontsize=min(8, 32 / digits), color=colour)
+    return figure
 
 
-def _draw_mistakes(path: Path, found: Findings, names: Sequence[str], title: str) -> None:
+def mistakes_figure(mistakes: Sequence[Mistake], images: np.ndarray, names: Sequence[str], title: str) -> Any:
     """Each image with its label, the guess, and the probability that the model gave the guess."""
-    assert found.images is not None
-    mistakes = found.examination.mistakes
-    rows = -(-len(mistakes) // COLUMNS)
-    figure = figure_of((2.2 * COLUMNS, 2.7 * rows + 0.5), f"{title}: the worst mistakes")
-    axes: list[Any] = list(figure.subplots(rows, COLUMNS).flat)
-    for axis in axes:
+    names, fonts, footnote = drawable(names)
+    rows, columns = -(-len(mistakes) // COLUMNS), min(COLUMNS, len(mistakes))
+    ruler = Ruler(CAPTION, fonts)
+    captions = [_caption(m, names, ruler) for m in mistakes]
+    caption = max(caption.count("\n") + 1 for caption in captions) * LINE + GAP
+    wide, tall = max(4.0, CELL * columns), (CELL + caption) * rows + HEAD + (FOOT if footnote else GAP)
+    heading = f"{title}: the worst {'mistakes' if len(mistakes) > 1 else 'mistake'}"
+    figure = figure_of((wide, tall), heading, arranged=False)
+    figure.text(0.5, GAP / tall, ruler.wrap(footnote, wide - 2 * GAP, 3), ha="center", va="bottom", fontsize=CAPTION)
+    left = (wide - CELL * columns) / 2
+    for number, (image, told) in enumerate(zip(images, captions, strict=False)):
+        row, column = divmod(number, COLUMNS)
+        x, y = left + column * CELL + GAP / 2, tall - HEAD - (row + 1) * (CELL + caption)
+        axis = figure.add_axes((x / wide, y / tall, (CELL - GAP) / wide, CELL / tall))
         axis.axis("off")
-    for axis, image, mistake in zip(axes, found.images, mistakes, strict=False):
+        axis.set_anchor("N")
         axis.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray" if image.shape[-1] == 1 else None)
-        guess = f"{_guess(mistake, names)} ({mistake.confidence:.0%})"
-        axis.set_title(f"sample {mistake.number}\nis {names[mistake.label]}\nguess {guess}", fontsize=8)
-    figure.savefig(path, dpi=110)
+        top = (y + CELL + GAP / 2) / tall
+        figure.text(
+            (x + (CELL - GAP) / 2) / wide,
+            top,
+            told,
+            ha="center",
+            va="bottom",
+            fontsize=CAPTION,
+            fontfamily=fonts,
+            parse_math=False,
+        )
+    return figure
+
+
+def _caption(mistake: Mistake, names: Sequence[str], ruler: Ruler) -> str:
+    """Three lines, or up to seven where the names are long."""
+    label = ruler.wrap(f"is {names[mistake.label]}", CELL - 2 * GAP, NAME_LINES)
+    guess = ruler.wrap(f"guess {_guess(mistake, names)} ({mistake.confidence:.0%})", CELL - 2 * GAP, NAME_LINES)
+    return f"sample {mistake.number}\n{label}\n{guess}"

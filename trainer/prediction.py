@@ -21,6 +21,7 @@ from trainer.errors import first_line
 from trainer.modes import class_names_of
 from trainer.report import Report
 from trainer.strategies.base import Seat, Strategy
+from trainer.wording import counted
 from trainer.worker import Updaters, arithmetic, build_model, membership, settings
 
 TOP = 5
@@ -221,6 +222,6 @@ def _told(report: Report, files: int, unreadable: list[str]) -> dict[str, Any]:
     """Lines on the screen, the numbers as metrics, and the outcome."""
     if unreadable:
         named = ", ".join(unreadable[:MOST_NAMED]) + (", ..." if len(unreadable) > MOST_NAMED else "")
-        print(f"{len(unreadable)} of {files} files could not be read: {named}", flush=True)
+        print(f"{len(unreadable)} of {counted(files, 'file')} could not be read: {named}", flush=True)
     report.counted({"predict/files": float(files), "predict/unreadable": float(len(unreadable))})
     return {**report.outcome(), "samples": files}

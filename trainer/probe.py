@@ -20,6 +20,7 @@ from trainer.models.rows import tables
 from trainer.optim.groups import check_patterns, grouped, optimizer_of, rates
 from trainer.optim.sparse import rule_of
 from trainer.strategies.base import Declaration
+from trainer.wording import counted
 
 IMAGE_DIMENSIONS = 3
 Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
@@ -184,7 +185,7 @@ def _check_classes(config: Mapping[str, Any], loss: nn.Module, facts: Facts, out
     if outputs.shape[1] < facts.classes:
         what = f"model.num_classes={given}" if given else _named(config)
         instead = f"model.num_classes={facts.classes}" if given else ""
-        raise UserError(what, f"makes {outputs.shape[1]} outputs for the {facts.classes} classes of {facts.source}", instead)  # fmt: skip
+        raise UserError(what, f"makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}", instead)  # fmt: skip
     try:
         value = loss(torch.zeros(2, outputs.shape[1]), torch.zeros(2, dtype=torch.long))
     except Exception as error:
@@ -194,7 +195,7 @@ def _check_classes(config: Mapping[str, Any], loss: nn.Module, facts: Facts, out
     if outputs.shape[1] == facts.classes:
         return ""
     advice = f" (model.num_classes={facts.classes} makes one for each)" if given else ""
-    return f"{_named(config)} makes {outputs.shape[1]} outputs for the {facts.classes} classes of {facts.source}: {outputs.shape[1] - facts.classes} of them have no samples{advice}"  # fmt: skip
+    return f"{_named(config)} makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}: {outputs.shape[1] - facts.classes} of them have no samples{advice}"  # fmt: skip
 
 
 def _check_binary(config: Mapping[str, Any], loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> None:

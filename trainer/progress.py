@@ -17,6 +17,7 @@ from rich.table import Table
 
 from trainer.confidential import text
 from trainer.plan import MOST_PROCESSES_SHOWN, Plan
+from trainer.wording import counted
 
 LOOK_EVERY_S = 0.25
 
@@ -57,37 +58,39 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
     hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 else ""
     yield "strategy", plan.strategy + (" (equal to one process on the global batch)" if plan.exact else "") + because("strategy")  # fmt: skip
-    yield "roles", ", ".join(f"{n} {role}{'s' if n > 1 else ''}" for role, n in plan.roles.items()) + hosts
+    yield "roles", ", ".join(counted(n, role) for role, n in plan.roles.items()) + hosts
     for process in plan.processes[:MOST_PROCESSES_SHOWN]:
         host = f"host {process.node}, " if plan.nnodes > 1 else ""
         yield f"  {process.role} {process.rank}", f"{host}{process.device}"
     if len(plan.processes) > MOST_PROCESSES_SHOWN:
-        yield "  ...", f"and {len(plan.processes) - MOST_PROCESSES_SHOWN} more processes"
+        yield "  ...", f"and {counted(len(plan.processes) - MOST_PROCESSES_SHOWN, 'more process')}"
     yield "meeting point", plan.endpoint
-    plural = "s" if plan.workers > 1 else ""
     merged = f" x {plan.merge} merged" if plan.merge > 1 else ""
     if plan.mode != "train":
         yield "mode", plan.mode
     yield (
         "batch size",
-        f"{plan.batch_size} per worker x {plan.workers} worker{plural}{merged} = {plan.global_batch_size} global",
+        f"{plan.batch_size} per worker x {counted(plan.workers, 'worker')}{merged} = {plan.global_batch_size} global",
     )
     if plan.mode == "train":
-        yield "updates", f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({plan.epochs} epochs)"
+        yield (
+            "updates",
+            f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({counted(plan.epochs, 'epoch')})",
+        )
     if plan.mode == "train" and plan.lr is not None:
-        scaled = f" = {plan.lr / plan.lr_factor:g} x {plan.lr_factor:g}, for {plan.update_batch} samples per update"
+        scaled = f" = {plan.lr / plan.lr_factor:g} x {plan.lr_factor:g}, for {counted(plan.update_batch, 'sample')} per update"
         yield "learning rate", f"{plan.lr:g}" + (scaled if plan.lr_factor != 1.0 else "")
     if plan.lockstep != plan.leased and "server" in plan.roles:
         yield "work", "leased in blocks; a lost worker's go to others" if plan.leased else "split beforehand"
     facts = plan.facts
-    yield "data", f"{facts['source']}: {facts['train_samples']} training and {facts['val_samples']} validation samples of {_shape(facts['shape'])}, {facts['classes']} classes"  # fmt: skip
+    yield "data", f"{facts['source']}: {facts['train_samples']} training and {counted(facts['val_samples'], 'validation sample')} of {_shape(facts['shape'])}, {counted(facts['classes'], 'class')}"  # fmt: skip
     if facts["val_shape"]:
         yield "  validated", f"on samples of {_shape(facts['val_shape'])}"
     if facts["cache"]:
         yield "cache", facts["cache"]
     if facts["left_out"]:
-        yield "left out", f"{len(facts['left_out'])} broken images: {', '.join(list(facts['left_out'])[:3])}"
-    yield "model", f"{plan.parameters:,} parameters"
+        yield "left out", f"{counted(len(facts['left_out']), 'broken image')}: {', '.join(list(facts['left_out'])[:3])}"
+    yield "model", counted(plan.parameters, "parameter", ",")
     for key, value in plan.chosen.items():
         yield key, str(value).lower() + because(key)
     yield "run folder", plan.run_dir

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from trainer.watched import AVERAGED, RAW, Best, falls
 
@@ -27,6 +27,20 @@ def replace_file(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(text)
     os.replace(part, path)
+
+
+class Window(NamedTuple):
+    """Where a line of training ended and the next one begins: the time without validations, updates, seconds waited
+    for data, samples."""
+
+    time: float
+    step: int
+    waited: float
+    samples: int
+
+    def later(self, seconds: float) -> Window:
+        """As if it had been so much later."""
+        return self._replace(time=self.time + seconds)
 
 
 class Report:
@@ -51,7 +65,7 @@ class Report:
         self.data_waited = 0.0
         self.started = time.perf_counter()
         self.elsewhere = 0.0
-        self._window = (self.started, 0, 0.0)
+        self._window = self._window_before = Window(self.started, 0, 0.0, 0)
         self._next_status = 0.0
         self._writing = threading.Lock()
         self._points = (run_dir / "metrics.jsonl").open("w", buffering=1) if run_dir else None
@@ -73,23 +87,25 @@ class Report:
         lr: float,
         feed: Waits,
         gauges: Mapping[str, float] | None = None,
+        rest: bool = False,
     ) -> None:
         """A line and a point of training: metrics since the last line, rate, share of the time waiting for data.
 
         Args:
             samples: since the last line, over all workers.
             gauges: values of the strategy's own.
+            rest: of too few batches, so that the line before is averaged with them.
         """
         self.samples += int(samples)
         now = time.perf_counter()
-        since, step_then, waited_then = self._window
-        seconds, updates = max(now - since, 1e-9), max(step - step_then, 1)
+        since = self._window_before if rest else self._window
+        seconds, updates = max(now - since.time, 1e-9), max(step - since.step, 1)
         perf = {
-            "perf/samples_per_s": samples / seconds,
+            "perf/samples_per_s": (self.samples - since.samples) / seconds,
             "perf/step_s": seconds / updates,
-            "perf/data_wait": (feed.waited - waited_then) / seconds,
+            "perf/data_wait": (feed.waited - since.waited) / seconds,
         }
-        self._window = (now, step, feed.waited)
+        self._window_before, self._window = self._window, Window(now, step, feed.waited, self.samples)
         self.data_waited = feed.waited
         self.metrics |= {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf}
         values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items())
@@ -144,8 +160,8 @@ class Report:
         start = time.perf_counter()
         yield
         spent = time.perf_counter() - start
-        since, *rest = self._window
-        self._window = (since + spent, *rest)  # type: ignore[assignment]
+        self._window = self._window.later(spent)
+        self._window_before = self._window_before.later(spent)
         self.elsewhere += spent
 
     def _point(self, epoch: int, step: int, metrics: Mapping[str, float], time_ms: int | None = None) -> None:

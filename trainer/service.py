@@ -16,6 +16,7 @@ from trainer import compose
 from trainer.confidential import hide, text, values
 from trainer.errors import Interrupted, RunFailed, UserError, first_line
 from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
+from trainer.wording import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from trainer.tracking.client import Tracker
 
-LOOKED = {"eval": "evaluated {} samples", "predict": "looked at {} files", "rows": "looked at {} rows"}
+LOOKED = {"eval": ("evaluated", "sample"), "predict": ("looked at", "file"), "rows": ("looked at", "row")}
 LEFT = {
     "train": ("curves.png", "servers.png", "confusion.png", "mistakes.png", "model.safetensors"),
     "eval": ("confusion.png", "mistakes.png", "per_class.csv"),
@@ -203,9 +204,10 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     best = f" (best {named} {result.best[watched]:.5f})" if watched in result.best else ""
     if result.mode == "train":
         whose = " of worker 0" if ready.plan.leased else ""  # each worker takes its own, as many as it gets work for
-        out.print(f"\n[bold green]done[/] {result.steps} updates{whose}, {result.samples} samples in {result.seconds:.1f} s. {shown}{best}")  # fmt: skip
+        out.print(f"\n[bold green]done[/] {counted(result.steps, 'update')}{whose}, {counted(result.samples, 'sample')} in {result.seconds:.1f} s. {shown}{best}")  # fmt: skip
     else:
-        done = LOOKED["rows" if "predict/rows" in result.metrics else result.mode].format(result.samples)
+        did, thing = LOOKED["rows" if "predict/rows" in result.metrics else result.mode]
+        done = f"{did} {counted(result.samples, thing)}"
         out.print(f"\n[bold green]done[/] {done} in {result.seconds:.1f} s. {shown}")
     if result.stand_in:
         out.print(f"[bold red]ATTENTION: {result.stand_in}[/]")

@@ -16,6 +16,8 @@ from trainer import machine
 from trainer.report import Report
 
 FIRST_S = 1.0
+LEAST_S = 0.1
+"""How busy processors were over less is chance."""
 MIB = 1 << 20
 
 
@@ -50,20 +52,21 @@ class Monitor(threading.Thread):
         if nodes > 1 and store is not None:  # a connection of its own: a worker may wait in its own for long
             self.store = dist.PrefixStore("system", store.clone())
         self.seen: dict[int, bytes] = {}
-        psutil.cpu_percent()  # the first call has nothing to compare with
 
     def run(self) -> None:
-        """Measure until the end, and once more then."""
-        pause = min(FIRST_S, self.every_s)
+        """Measure until the end, and once more then, where that says anything."""
+        psutil.cpu_percent()  # the first call of each thread has nothing to compare with, and answers 0
+        pause, began = min(FIRST_S, self.every_s), time.monotonic()
         while not self.done.wait(pause):
             self.look()
-            pause = self.every_s
+            pause, began = self.every_s, time.monotonic()
+        if time.monotonic() - began > LEAST_S:
+            self.look()
 
     def end(self) -> None:
         """Stop, with a last measurement."""
         self.done.set()
         self.join()
-        self.look()
 
     def look(self) -> None:
         """One measurement, and those of other hosts that have come since the last; none is worth a run.

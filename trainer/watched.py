@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from trainer.wording import counted
+
 if TYPE_CHECKING:
     from trainer.data.base import Facts
 
@@ -105,4 +107,4 @@ class EarlyStop:
         word = "fallen" if falls(metric) else "risen"
         by = f" by more than {self.best.min_delta:g}" if self.best.min_delta else ""
         so_far = "never was a number" if self.best.value is None else f"best {self.best.value:.5f} at update {self.best.step}"  # fmt: skip
-        return f"early stop at update {step}: {metric} has not {word}{by} for {self.waited} validations ({so_far})"
+        return f"early stop at update {step}: {metric} has not {word}{by} for {counted(self.waited, 'validation')} ({so_far})"

@@ -16,6 +16,7 @@ from typing import Any
 
 from trainer.confidential import hide, values
 from trainer.plan import Plan
+from trainer.wording import counted
 
 NOTE = "mlflow.note.content"
 DOING = {"train": "training", "eval": "evaluation of saved weights", "predict": "predictions"}
@@ -92,15 +93,15 @@ def note(plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None =
     """
     facts, chosen = plan.facts, plan.chosen
     hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 else ""
-    roles = ", ".join(f"{n} {role}{'s' if n > 1 else ''}" for role, n in plan.roles.items())
+    roles = ", ".join(counted(n, role) for role, n in plan.roles.items())
     lines = [
         f"## {plan.name}: {DOING[plan.mode]}",
         *(line for said in (facts["stand_in"], plan.concern) if said for line in (f"**ATTENTION: {said}**", "")),
         "",
         "| | |",
         "|---|---|",
-        f"| data | {facts['source']}: {facts['train_samples']} training and {facts['val_samples']} validation samples, {facts['classes']} classes |",
-        f"| model | {plan.parameters:,} parameters |",
+        f"| data | {facts['source']}: {facts['train_samples']} training and {counted(facts['val_samples'], 'validation sample')}, {counted(facts['classes'], 'class')} |",
+        f"| model | {counted(plan.parameters, 'parameter', ',')} |",
         *([f"| weights | `{plan.weights}` |"] if plan.weights else []),
         f"| how | {plan.strategy}, {roles}{hosts}, {plan.device}, {chosen['precision']} |",
         f"| size | {_size(plan)} |",
@@ -108,7 +109,7 @@ def note(plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None =
     if ended is None:
         lines += ["| result | (it runs) |"]
     else:
-        lines += [f"| result | {ended['status']} after {ended['seconds']:.1f} s, {ended['steps']} updates, {ended['samples']} samples |"]  # fmt: skip
+        lines += [f"| result | {ended['status']} after {ended['seconds']:.1f} s, {counted(ended['steps'], 'update')}, {counted(ended['samples'], 'sample')} |"]  # fmt: skip
         if ended["error"]:
             lines += ["", "```", ended["error"][:2000], "```"]
         if ended["ended"].startswith("early stop"):
@@ -126,8 +127,8 @@ def note(plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None =
 
 def _size(plan: Plan) -> str:
     if plan.mode != "train":
-        return f"{plan.batch_size} samples per worker and batch"
-    return f"{plan.total_steps} updates ({plan.epochs} epochs) of {plan.global_batch_size} samples"
+        return f"{counted(plan.batch_size, 'sample')} per worker and batch"
+    return f"{counted(plan.total_steps, 'update')} ({counted(plan.epochs, 'epoch')}) of {counted(plan.global_batch_size, 'sample')}"
 
 
 def run_name(config: Mapping[str, Any], plan: Plan) -> str:

@@ -22,6 +22,7 @@ from trainer.strategies.pserver.codec import Feedback, decode, encode
 from trainer.strategies.pserver.placing import DenseMap, RemoteTable, dense_of, layouts, unique
 from trainer.strategies.pserver.server import CREATES, WANTS_DENSE
 from trainer.strategies.pserver.wire import Kind, Message, Record, Verb, text
+from trainer.wording import counted
 
 ROWS_AT_ONCE = 1 << 16
 LEASE_LOOK_S = 0.02
@@ -543,7 +544,7 @@ class PserverWorker(Strategy):
         body = text({"folder": str(target)})
         self.client.wait([self.client.ask(s, Message(Verb.SAVE, records=[body])) for s in self.client.servers], patience_s=3600)  # fmt: skip
         snapshot.complete(target, self.seat.servers)
-        print(f"persistables of {self.seat.servers} server(s): {folder}", flush=True)
+        print(f"persistables of {counted(self.seat.servers, 'server')}: {folder}", flush=True)
 
     # --- the log, and the end --------------------------------------------------------------------------------------
 
