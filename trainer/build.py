@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer import schema
@@ -41,12 +43,46 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
         if (found := re.search(r"unexpected keyword argument '(\w+)'", str(error))) and found[1] in arguments:
             name = f"{key}.{found[1]}"
             raise UserError(name, f"{node['_target_']} takes no such argument (~{name} takes away what a recipe brings)") from error  # fmt: skip
+        said, wrong = first_line(error), blamed(lambda some: target(*args, **{**some, **kwargs}), arguments)
+        if wrong is not None:
+            raise UserError(f"{key}.{wrong}={arguments[wrong]}", f"{node['_target_']} does not take this value: {said}", _default(target, key, wrong)) from error  # fmt: skip
         given = ", ".join(f"{k}={v}" for k, v in arguments.items())
-        said = first_line(error)
         raise UserError(f"{key} ({node['_target_']})", f"called with {given or 'nothing'} it says: {said}") from error
     if kind is not None and not isinstance(made, kind):
         raise UserError(f"{key}._target_={node['_target_']}", f"gave a {type(made).__name__}, not a {kind.__module__.partition('.')[0]} {kind.__name__}")  # fmt: skip
     return made
+
+
+def blamed(call: Callable[[dict[str, Any]], Any], arguments: Mapping[str, Any]) -> str | None:
+    """Of the arguments with which a call fails, the one without which it works; None: none alone, or several would do.
+
+    Not tried where weights would be fetched each time.
+    """
+    if any(arguments.get(name) for name in ("weights", "pretrained", "checkpoint_path")):
+        return None
+    found = []
+    for name in arguments:
+        with contextlib.suppress(Exception):
+            call({k: v for k, v in arguments.items() if k != name})
+            found.append(name)
+    return found[0] if len(found) == 1 else None
+
+
+def _default(target: Any, key: str, name: str) -> str:
+    """How to give an argument the value that the target's own definition has for it; empty where none is seen.
+
+    Not of models, whose defaults are for other data.
+    """
+    if key == "model":
+        return ""
+    try:
+        default = inspect.signature(target).parameters[name].default
+    except (TypeError, ValueError, KeyError):
+        return ""
+    if not isinstance(default, (bool, int, float, tuple)):
+        return ""
+    shown = f"[{','.join(map(str, default))}]" if isinstance(default, tuple) else str(default).lower()
+    return f"{key}.{name}={shown}"
 
 
 def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -236,7 +236,8 @@ def count_workers(config: dict[str, Any], device: str, default: int | None = Non
     """Workers on each host; resolves launch.ips, launch.workers and launch.nproc into one another."""
     launch = config["launch"]
     if launch["ips"]:
-        hosts = hosts_of(launch)
+        if not (hosts := hosts_of(launch)):
+            raise UserError(f"launch.ips={launch['ips']}", "holds no address", "launch.ips=10.0.0.1,10.0.0.2")
         launch["nnodes"], launch["master_addr"] = len(hosts), hosts[0]
         here = [i for i, ip in enumerate(hosts) if machine.port_is_free(ip, 0)]
         if not here and not config["plan"]:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+LONGEST = 500
+"""Characters of what was typed that are said again."""
+
 
 def first_line(error: BaseException) -> str:
     """What an exception says, in one line; its type where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def visible(text: str) -> str:
+    """A text in one line that a terminal shows as it is: control characters and the like as Python writes them."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class UserError(Exception):
@@ -26,8 +34,9 @@ class UserError(Exception):
         self.instead = instead
 
     def __str__(self) -> str:
-        sentence = f"{self.what}: {self.why}".rstrip(".")
-        return f"{sentence}. Type instead: {self.instead}" if self.instead else f"{sentence}."
+        what = self.what if len(self.what) <= LONGEST else f"{self.what[:LONGEST]}..."
+        sentence = f"{what}: {self.why}".rstrip(".")
+        return visible(f"{sentence}. Type instead: {self.instead}" if self.instead else f"{sentence}.")
 
 
 class RunFailed(Exception):

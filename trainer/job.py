@@ -90,6 +90,13 @@ def get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Rea
     Raises:
         UserError: the job cannot run.
     """
+    try:
+        return _get_ready(config, typed, run_dir)
+    except OSError as error:  # whatever is read here, the config names
+        raise UserError(str(error.filename or "the config"), f"cannot be read: {error.strerror or error}") from error
+
+
+def _get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Ready:
     checked = check(config, typed)
     from trainer.probe import probe  # imports torch: only what has passed the light checks waits for that
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
+import operator
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from trainer import schema
+from trainer.errors import visible
 
 SYNONYMS = {
     "gpu": "cuda", "double": "fp64", "float64": "fp64", "float32": "fp32", "float": "fp32", "32": "fp32",
@@ -18,6 +22,11 @@ WORDS = {
     bool: "true or false", str: "text", int: "a whole number", float: "a number", list: "a list of numbers",
     dict: "a mapping such as {a:1}",
 }  # fmt: skip
+LIMITS = ("ge", "gt", "le", "lt")
+MOST = 10**12
+"""The limit of whole numbers that have no other: products of several still fit."""
+LONGEST_VALUE = 200
+MOST_BITS = 4000
 SHORT = {bool: "true|false", str: "text", int: "int", float: "float", list: "list", dict: "mapping"}
 
 
@@ -66,12 +75,38 @@ class Key:
             return f"must be one of {', '.join(self.choices)}" if len(self.choices) > 1 else alone
         if self.rule.get("texts"):
             several = value if isinstance(value, list) and value else [value]
-            return "" if all(isinstance(v, str) for v in several) else "must be a text or a list of texts"
+            if not all(isinstance(v, str) for v in several):
+                return "must be a text or a list of texts"
+            return next(filter(None, map(_wrong_text, several)), "")
         if self.rule.get("or_auto") and value == "auto":
             return ""
         if not self._has_type(value):
             return f"must be {self._words()}"
+        if isinstance(value, str):
+            return _wrong_text(value)
+        if self.numbers and isinstance(value, list):
+            return self._wrong_items(value)
         return self._out_of_range(value) if isinstance(value, (int, float)) else ""
+
+    @property
+    def numbers(self) -> bool:
+        """It is a list of numbers (of anything else: ``data.transforms``)."""
+        return self.kind is list and any(self.rule.get(name) is not None for name in LIMITS)
+
+    def _wrong_items(self, values: list[Any]) -> str:
+        """Why a list of numbers cannot be that one: how many there are, and each of them."""
+        length = self.rule.get("length")
+        if length is not None and len(values) != length:
+            return f"must be {length} numbers, not {len(values)}"
+        if not values:
+            return "must hold a number at least"
+        whole = all(isinstance(v, int) for v in self.default)
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+                return f"holds {spelled(value)}, and each item must be {'a whole number' if whole else 'a number'}"
+            if why := self._out_of_range(value):
+                return f"holds {spelled(value)}, and each item {why}"
+        return ""
 
     def instead(self, value: Any) -> str:
         """What to type instead of a refused value; empty when nothing can be proposed."""
@@ -79,9 +114,17 @@ class Key:
             return f"{self.path}={nearest(spelled(value).lower(), self.choices) or spelled(self.default)}"
         if self.default == "???":
             return ""
-        limit = self.rule.get("ge") if self.rule.get("ge") is not None else self.rule.get("le")
-        example = limit if self.default is None and limit is not None else self.default
-        return f"{self.path}={spelled(example)}"
+        return f"{self.path}={spelled(self._example(value))}"
+
+    def _example(self, value: Any) -> Any:
+        """A value that it takes, near to a refused one: the limit that was crossed where there is no default."""
+        if self.rule.get("example") is not None:
+            return self.rule["example"]
+        ge, le = self.rule.get("ge"), self.rule.get("le")
+        if self.default is not None or (self.optional and ge is None):
+            return self.default
+        too_large = le is not None and isinstance(value, (int, float)) and value > le
+        return le if too_large else ge if ge is not None else self.default
 
     def _words(self) -> str:
         if self.choices:
@@ -99,15 +142,19 @@ class Key:
         return isinstance(value, accepted)  # type: ignore[arg-type]
 
     def _out_of_range(self, value: float) -> str:
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             return "must be a finite number"
-        ge, gt, le = (self.rule.get(name) for name in ("ge", "gt", "le"))
-        if ge is not None and value < ge:
-            return f"must be at least {ge:g}{_units(self.unit, ge)}"
-        if gt is not None and value <= gt:
-            return f"must be greater than {gt:g}{_units(self.unit, gt)}"
-        if le is not None and value > le:
-            return f"must be at most {le:g}{_units(self.unit, le)}"
+        ge, gt, le, lt = (self.rule.get(name) for name in LIMITS)
+        if le is None and lt is None:
+            le = MOST if isinstance(value, int) else None
+        for limit, kept, words in (
+            (ge, operator.ge, "at least"),
+            (gt, operator.gt, "greater than"),
+            (le, operator.le, "at most"),
+            (lt, operator.lt, "less than"),
+        ):
+            if limit is not None and not kept(value, limit):
+                return f"must be {words} {_number(limit)}{_units(self.unit, limit)}"
         return ""
 
 
@@ -132,6 +179,15 @@ def sections() -> Iterator[Section]:
 
 def keys(declared: type, prefix: str = "", own: bool = False) -> Iterator[Key]:
     """Every key of a schema class, nested ones with their dotted path; ``own``: without what it only inherits."""
+    yield from _keys(declared, prefix, own)
+
+
+@functools.cache
+def _keys(declared: type, prefix: str, own: bool) -> tuple[Key, ...]:
+    return tuple(_walk(declared, prefix, own))
+
+
+def _walk(declared: type, prefix: str, own: bool) -> Iterator[Key]:
     hints = get_type_hints(declared)
     inherited = (
         {f.name: f for base in reversed(declared.__mro__[1:]) if is_dataclass(base) for f in fields(base)}
@@ -156,10 +212,18 @@ def find(path: str) -> Key | None:
 
 
 def spelled(value: Any) -> str:
-    """A value as one types it: ``null``, ``true``."""
+    """A value as one types it: ``null``, ``true``; in one line, and cut where it is longer than anybody reads."""
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(spelled(v) for v in value)}]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        return _cut(f"[{','.join(spelled(v) for v in value)}]")
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return "a number of more than a thousand digits"
+    return _cut(visible(str(value)))
+
+
+def _cut(written: str) -> str:
+    return written if len(written) <= LONGEST_VALUE else f"{written[:LONGEST_VALUE]}..."
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
@@ -187,6 +251,18 @@ def _kind(hint: Any) -> tuple[type | None, bool]:
         return _kind(args[0])[0], True
     origin = get_origin(hint) or hint
     return (origin if origin in SHORT else None), False
+
+
+def _wrong_text(value: str) -> str:
+    """No path, name or address is empty, or holds what no terminal shows."""
+    if not value.strip():
+        return "must not be empty"
+    control = next((c for c in value if unicodedata.category(c) == "Cc"), "")
+    return f"holds the control character {visible(control)}" if control else ""
+
+
+def _number(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def _units(unit: str, number: float) -> str:

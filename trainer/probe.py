@@ -12,12 +12,12 @@ from torch import nn
 
 from trainer import schema
 from trainer.auto import ModelFacts
-from trainer.build import call_target, locate
+from trainer.build import blamed, call_target, locate
 from trainer.data.base import Facts
 from trainer.errors import UserError, first_line
 from trainer.models.residual import NoResidualBlocks, last_norms
 from trainer.models.rows import tables
-from trainer.optim.groups import check_patterns, grouped, optimizer_of, rates
+from trainer.optim.groups import Groups, check_patterns, grouped, optimizer_of, rates
 from trainer.optim.sparse import rule_of
 from trainer.strategies.base import Declaration
 from trainer.wording import counted
@@ -84,7 +84,33 @@ def build_optimizer(node: Mapping[str, Any], model: nn.Module) -> torch.optim.Op
     found = rates(model, node)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) not in sparse and found[n].lr]
     stand_ins = [(n, torch.zeros((1,) * p.dim(), requires_grad=True)) for n, p in trained]
-    return optimizer_of(node, grouped(stand_ins, found))
+    groups = grouped(stand_ins, found)
+    optimizer = optimizer_of(node, groups)
+    if type(optimizer).__module__.startswith("torch."):  # of anybody else's nothing is known, such as what a step wants
+        _try_out(node, groups, optimizer)
+    return optimizer
+
+
+def _try_out(node: Mapping[str, Any], groups: Groups, optimizer: torch.optim.Optimizer) -> None:
+    """Two updates of the stand-ins: some arguments are looked at there for the first time.
+
+    Raises:
+        UserError: the updates fail; with the argument that is at fault, where it is one alone.
+    """
+
+    def update(tried: torch.optim.Optimizer) -> None:
+        for _ in range(2):
+            for parameter in (p for group in tried.param_groups for p in group["params"]):
+                parameter.grad = torch.zeros_like(parameter)
+            tried.step()
+
+    arguments = {k: v for k, v in node.items() if k != "_target_"}
+    try:
+        update(optimizer)
+    except Exception as error:
+        wrong = blamed(lambda some: update(optimizer_of({**some, "_target_": node["_target_"]}, groups)), arguments)
+        what = f"optimizer.{wrong}={arguments[wrong]}" if wrong else f"optimizer ({node['_target_']})"
+        raise UserError(what, f"an update with it fails: {first_line(error)}") from error
 
 
 def check_residual_blocks(config: Mapping[str, Any], model: nn.Module) -> None:
@@ -186,9 +212,14 @@ def _check_classes(config: Mapping[str, Any], loss: nn.Module, facts: Facts, out
         what = f"model.num_classes={given}" if given else _named(config)
         instead = f"model.num_classes={facts.classes}" if given else ""
         raise UserError(what, f"makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}", instead)  # fmt: skip
+    scores, labels = torch.zeros(2, outputs.shape[1]), torch.zeros(2, dtype=torch.long)
     try:
-        value = loss(torch.zeros(2, outputs.shape[1]), torch.zeros(2, dtype=torch.long))
+        value = loss(scores, labels)
     except Exception as error:
+        target, arguments = config["loss"]["_target_"], {k: v for k, v in config["loss"].items() if k != "_target_"}
+        wrong = blamed(lambda some: call_target({**some, "_target_": target}, "loss")(scores, labels), arguments)
+        if wrong:
+            raise UserError(f"loss.{wrong}={arguments[wrong]}", f"{target} does not take this value: {first_line(error)}") from error  # fmt: skip
         raise UserError(f"loss ({config['loss']['_target_']})", f"does not take outputs (N, {outputs.shape[1]}) and labels (N,): {first_line(error)}", "loss=cross_entropy") from error  # fmt: skip
     if value.dim():
         raise UserError(f"loss ({config['loss']['_target_']})", f"gives {tuple(value.shape)} values instead of one, the mean", "loss=cross_entropy")  # fmt: skip

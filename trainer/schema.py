@@ -14,16 +14,22 @@ def key(
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
+    lt: float | None = None,
     choices: tuple[Any, ...] = (),
     texts: bool = False,
     or_auto: bool = False,
+    length: int | None = None,
+    example: Any = None,
 ) -> Any:
     """Declare a config key: its default, one line of help, its unit, and the values it accepts.
 
-    ``texts``: a text or a list of texts; ``or_auto``: a whole number or the word auto. The annotation of both is Any.
+    Limits of a list hold for each of its items; ``length``: how many it has (None: one or more). ``texts``: a text or a
+    list of texts; ``or_auto``: a whole number or the word auto. The annotation of both is Any. ``example``: what is
+    proposed instead of a refused value (None: the default).
     """
     metadata = {
-        "help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "choices": choices, "texts": texts, "or_auto": or_auto,
+        "help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices, "texts": texts,
+        "or_auto": or_auto, "length": length, "example": example,
     }  # fmt: skip
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -33,6 +39,15 @@ def key(
 
 
 AUTO = ("auto", True, False)
+LONG = 2**63 - 1
+"""The largest number of 64 bits: what torch takes as a seed, and numpy as an id."""
+LONGEST_S = 1_000_000
+"""Eleven days: no wait is longer. In milliseconds it is a number of 32 bits, which ZeroMQ takes."""
+MOST_PROCESSES = 4096
+"""On a host."""
+MOST_HOSTS = 100_000
+WIDEST = 65_536
+"""Pixels of a side of an image."""
 
 
 # --- model, loss, optimizer, scheduler: open groups, further keys go to the constructor -----------------------------
@@ -50,9 +65,11 @@ class LeNetModel(ModelConfig):
     """model=lenet: two convolutions 5x5 and one linear layer."""
 
     _target_: str = key("trainer.models.lenet.LeNet", "class or function that returns a torch.nn.Module")
-    num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
-    in_channels: int = key(1, "channels of an image", "channels", ge=1)
-    image_size: int = key(28, "height and width of an image, a multiple of 4", "pixels", ge=4)
+    num_classes: Optional[int] = key(
+        "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
+    )
+    in_channels: int = key(1, "channels of an image", "channels", ge=1, le=1_000_000)
+    image_size: int = key(28, "height and width of an image, a multiple of 4", "pixels", ge=4, le=WIDEST)
 
 
 @dataclass
@@ -60,7 +77,9 @@ class ResNet18Model(ModelConfig):
     """model=resnet18: ResNet-18 of torchvision."""
 
     _target_: str = key("torchvision.models.resnet18", "class or function that returns a torch.nn.Module")
-    num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
+    num_classes: Optional[int] = key(
+        "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
+    )
     zero_init_residual: bool = key(False, "residual blocks start as identities: their last norms begin at zero")
 
 
@@ -76,7 +95,9 @@ class ConvnetModel(ModelConfig):
     """model=convnet: three convolutions 3x3 and two linear layers, for images of 32 pixels."""
 
     _target_: str = key("trainer.models.convnet.Convnet", "class or function that returns a torch.nn.Module")
-    num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
+    num_classes: Optional[int] = key(
+        "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
+    )
 
 
 @dataclass
@@ -87,7 +108,9 @@ class FinetuneModel(ModelConfig):
     name: str = key("resnet50", "its name in torchvision.models")
     weights: str = key("DEFAULT", "name of torchvision's weights, e.g. IMAGENET1K_V2, or a file of weights")
     freeze: str = key("none", "parts that stay as they are: none, or all but the head", choices=("none", "backbone"))
-    num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
+    num_classes: Optional[int] = key(
+        "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
+    )
 
 
 @dataclass
@@ -97,7 +120,9 @@ class TimmModel(ModelConfig):
     _target_: str = key("timm.create_model", "class or function that returns a torch.nn.Module")
     model_name: str = key("???", "its name in timm, e.g. convnext_tiny")
     pretrained: bool = key(False, "with timm's weights")
-    num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
+    num_classes: Optional[int] = key(
+        "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
+    )
 
 
 @dataclass
@@ -106,7 +131,9 @@ class TorchvisionModel(ModelConfig):
 
     _target_: str = key("trainer.models.classifiers.classifier", "class or function that returns a torch.nn.Module")
     name: str = key("???", "its name in torchvision.models, e.g. mobilenet_v3_small")
-    num_classes: Optional[int] = key("${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1)
+    num_classes: Optional[int] = key(
+        "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
+    )
     zero_init_residual: bool = key(False, "residual blocks start as identities: their last norms begin at zero")
 
 
@@ -116,10 +143,10 @@ class WideAndDeepModel(ModelConfig):
 
     _target_: str = key("trainer.models.wide_and_deep.WideAndDeep", "class or function that returns a torch.nn.Module")
     table_size: Optional[int] = key(1000001, "rows of the table that all slots share (null: any id, on servers)", "rows")  # fmt: skip
-    embedding_dim: int = key(10, "columns of the table", "columns", ge=1)
-    dense_features: int = key(13, "numbers of a sample", "features", ge=1)
-    sparse_slots: int = key(26, "ids of a sample", "slots", ge=1)
-    hidden: List[int] = key([400, 400, 400], "widths of the network's layers")
+    embedding_dim: int = key(10, "columns of the table", "columns", ge=1, le=1_000_000)
+    dense_features: int = key(13, "numbers of a sample", "features", ge=1, le=1_000_000)
+    sparse_slots: int = key(26, "ids of a sample", "slots", ge=1, le=1_000_000)
+    hidden: List[int] = key([400, 400, 400], "widths of the network's layers", "units", ge=1, le=1_000_000)
     init_scale: float = key(0.01, "fresh rows are uniform between this and its negative", ge=0)
 
 
@@ -198,7 +225,7 @@ class AdamOptimizer(OptimizerConfig):
 
     _target_: str = key("torch.optim.Adam", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
     lr: float = key(0.001, "learning rate that the scheduler multiplies", gt=0)
-    betas: List[float] = key([0.9, 0.999], "decay of the running means of gradient and squared gradient")
+    betas: List[float] = key([0.9, 0.999], "decay of the running means of gradient and squared gradient", ge=0, lt=1, length=2)  # fmt: skip
     eps: float = key(1e-8, "added to the denominator", ge=0)
 
 
@@ -232,7 +259,7 @@ class SchedulerConfig:
     """scheduler: a factor on optimizer.lr at every update."""
 
     _target_: str = key("trainer.optim.schedules.Constant", "class with factor(step) -> float")
-    warmup_epochs: float = key(0.0, "linear warm-up before the schedule", "epochs", ge=0)
+    warmup_epochs: float = key(0.0, "linear warm-up before the schedule", "epochs", ge=0, le=1e9)
     warmup_steps: Optional[int] = key(None, "linear warm-up, instead of warmup_epochs", "updates", ge=0)
     warmup_start: float = key(0.0, "factor at the first update of the warm-up", ge=0, le=1)
 
@@ -242,7 +269,7 @@ class StepSchedule(SchedulerConfig):
     """scheduler=step: drops by gamma every so many epochs."""
 
     _target_: str = key("trainer.optim.schedules.Step", "class with factor(step) -> float")
-    every_epochs: float = key(30.0, "epochs between two drops", "epochs", gt=0)
+    every_epochs: float = key(30.0, "epochs between two drops", "epochs", gt=0, le=1e9)
     gamma: float = key(0.1, "factor of each drop", gt=0, le=1)
 
 
@@ -251,7 +278,7 @@ class MultiStepSchedule(SchedulerConfig):
     """scheduler=multistep: drops by gamma at given epochs."""
 
     _target_: str = key("trainer.optim.schedules.MultiStep", "class with factor(step) -> float")
-    milestones: List[float] = key([30.0, 60.0, 90.0], "epochs of the drops, from the start of the run")
+    milestones: List[float] = key([30.0, 60.0, 90.0], "epochs of the drops, from the start of the run", gt=0, le=1e9)
     gamma: float = key(0.1, "factor of each drop", gt=0, le=1)
 
 
@@ -260,7 +287,7 @@ class PolynomialSchedule(SchedulerConfig):
     """scheduler=polynomial: a power of what is left of the run; power 1 is a straight line."""
 
     _target_: str = key("trainer.optim.schedules.Polynomial", "class with factor(step) -> float")
-    power: float = key(1.0, "power of the share of updates that are left", gt=0)
+    power: float = key(1.0, "power of the share of updates that are left", gt=0, le=1000)
     final: float = key(0.0, "factor at the last update", ge=0, le=1)
 
 
@@ -304,12 +331,16 @@ class DataConfig:
     """data: what is learnt from, and in which portions."""
 
     _target_: str = key("???", "class, a trainer.data.base.DataSource")
-    num_classes: Optional[int] = key(None, "number of classes (null: as many as the data have)", "classes", ge=1)
+    num_classes: Optional[int] = key(
+        None, "number of classes (null: as many as the data have)", "classes", ge=1, le=10_000_000
+    )
     batch_size: Optional[int] = key(None, "samples per worker and batch (null: from global_batch_size, else 32)", "samples", ge=1)  # fmt: skip
     global_batch_size: Optional[int] = key(None, "samples per update: batch_size * workers * gradient_merge.k_steps", "samples", ge=1)  # fmt: skip
     val_batch_size: Optional[int] = key(None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1)  # fmt: skip
-    num_workers: Optional[Any] = key("auto", "processes that read data, per worker (auto, null: from the cores)", "processes", ge=0, or_auto=True)  # fmt: skip
-    prefetch: Any = key("auto", "batches that each of these processes keeps ready", "batches", ge=1, or_auto=True)
+    num_workers: Optional[Any] = key("auto", "processes that read data, per worker (auto, null: from the cores)", "processes", ge=0, le=MOST_PROCESSES, or_auto=True)  # fmt: skip
+    prefetch: Any = key(
+        "auto", "batches that each of these processes keeps ready", "batches", ge=1, le=10_000, or_auto=True
+    )
     work: str = key("auto", "split beforehand, or leased in blocks while the epoch lasts (auto: where the strategy can)", choices=("auto", "static", "leased"))  # fmt: skip
     lease_batches: Optional[int] = key(None, "batches in a leased block (null: 8 blocks per worker and epoch, of at most 64)", "batches", ge=1)  # fmt: skip
     on_lost_worker: str = key("take_over", "leased work of a worker that died: others take it over, or it is dropped", choices=("take_over", "drop"))  # fmt: skip
@@ -322,9 +353,9 @@ class DigitsData(DataConfig):
     """data=digits: the 1,797 handwritten digits that scikit-learn ships, (1, 8, 8)."""
 
     _target_: str = key("trainer.data.digits.Digits", "class, a trainer.data.base.DataSource")
-    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1)
+    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
     val_fraction: float = key(0.2, "share held out for validation", gt=0, le=0.9)
-    split_seed: int = key(0, "seed of the split", ge=0)
+    split_seed: int = key(0, "seed of the split", ge=0, le=LONG)
 
 
 @dataclass
@@ -332,8 +363,8 @@ class RandomImagesData(DataConfig):
     """data=random_images: noise of (3, S, S) with random labels, for throughput."""
 
     _target_: str = key("trainer.data.random_images.RandomImages", "class, a trainer.data.base.DataSource")
-    num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1)
-    image_size: int = key(224, "height and width", "pixels", ge=1)
+    num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1, le=10_000_000)
+    image_size: int = key(224, "height and width", "pixels", ge=1, le=WIDEST)
     batches: int = key(100, "global batches per epoch, of batch_size * workers * gradient_merge.k_steps samples", "batches", ge=1)  # fmt: skip
     val_batches: int = key(5, "global batches per validation, of as many samples", "batches", ge=1)
 
@@ -344,11 +375,11 @@ class AugmentedData(DataConfig):
 
     flip: float = key(0.5, "probability of a horizontal flip", ge=0, le=1)
     augment: str = key("none", "policy of further changes", choices=("none", "randaugment", "trivialaugment", "autoaugment"))  # fmt: skip
-    randaugment_ops: int = key(2, "changes of an image by randaugment", "changes", ge=1)
+    randaugment_ops: int = key(2, "changes of an image by randaugment", "changes", ge=1, le=100)
     randaugment_magnitude: int = key(9, "strength of randaugment's changes, of 30", ge=0, le=30)
     erasing: float = key(0.0, "probability of an erased patch", ge=0, le=1)
-    mixup: float = key(0.0, "alpha of mixup within a worker's batch (0: none; usual: 0.2)", ge=0)
-    cutmix: float = key(0.0, "alpha of cutmix within a worker's batch (0: none; usual: 1.0)", ge=0)
+    mixup: float = key(0.0, "alpha of mixup within a worker's batch (0: none; usual: 0.2)", ge=0, le=1000)
+    cutmix: float = key(0.0, "alpha of cutmix within a worker's batch (0: none; usual: 1.0)", ge=0, le=1000)
     mix_probability: float = key(1.0, "probability of a batch to be mixed, where mixup or cutmix is on", ge=0, le=1)
 
 
@@ -356,9 +387,11 @@ class AugmentedData(DataConfig):
 class ImagesData(AugmentedData):
     """data: what all sets of image files can do. Training images are (3, S, S) uint8 until they are on the device."""
 
-    image_size: int = key(224, "height and width of a training image", "pixels", ge=16)
-    val_size: Optional[int] = key(None, "height and width of a validation image (null: image_size)", "pixels", ge=16)
-    val_resize: Optional[int] = key(None, "shorter side before the centre crop (null: 8/7 of val_size)", "pixels", ge=16)  # fmt: skip
+    image_size: int = key(224, "height and width of a training image", "pixels", ge=16, le=WIDEST)
+    val_size: Optional[int] = key(
+        None, "height and width of a validation image (null: image_size)", "pixels", ge=16, le=WIDEST
+    )
+    val_resize: Optional[int] = key(None, "shorter side before the centre crop (null: 8/7 of val_size)", "pixels", ge=16, le=WIDEST)  # fmt: skip
     min_scale: float = key(0.35, "least share of an image's area in a random crop", gt=0, le=1)
     min_ratio: float = key(0.75, "least width / height of a random crop; the greatest is its inverse", gt=0, le=1)
     transforms: List[Any] = key([], "further changes of training images: [{_target_: torchvision.transforms.v2.ColorJitter, hue: 0.1}]")  # fmt: skip
@@ -372,7 +405,7 @@ class ImagesData(AugmentedData):
 class FlowersData(ImagesData):
     """data=flowers102 and data=embedded_flowers: 102 classes of flowers, (3, S, S)."""
 
-    num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1)
+    num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1, le=10_000_000)
 
 
 @dataclass
@@ -390,8 +423,8 @@ class EmbeddedFlowersData(FlowersData):
     """data=embedded_flowers: procedurally drawn flowers, the same on every machine."""
 
     _target_: str = key("trainer.data.flowers.EmbeddedFlowers", "class, a trainer.data.base.DataSource")
-    draw_seed: int = key(0, "seed of the drawing", ge=0)
-    per_class: int = key(10, "images per class and split", "images", ge=1)
+    draw_seed: int = key(0, "seed of the drawing", ge=0, le=LONG)
+    per_class: int = key(10, "images per class and split", "images", ge=1, le=100_000)
 
 
 @dataclass
@@ -402,7 +435,7 @@ class ImageFolderData(ImagesData):
     root: str = key("???", "folder that holds train/CLASS/ and val/CLASS/ (or valid, test), or CLASS/")
     val: Optional[str] = key(None, "name of the validation folder in root (null: the first of val, valid, validation, test)")  # fmt: skip
     val_fraction: float = key(0.2, "share of each class held out, where there is no validation folder", gt=0, le=0.9)
-    split_seed: int = key(0, "seed of that split", ge=0)
+    split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
 
 
 @dataclass
@@ -413,15 +446,15 @@ class ShardsData(ImagesData):
     path: Any = key("???", "a tar file, a pattern such as DIR/train-{000..099}.tar, or a list of these", texts=True)
     val_path: Optional[Any] = key(None, "the same, for validation (null: val_fraction of the samples)", texts=True)
     val_fraction: float = key(0.1, "share of each class held out, where there is no val_path", gt=0, le=0.9)
-    split_seed: int = key(0, "seed of that split", ge=0)
+    split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
 
 
 @dataclass
 class ArraysData(AugmentedData):
     """data=cifar10 and data=mnist: small images in memory, augmented a whole batch at a time."""
 
-    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1)
-    pad_crop: int = key(0, "a window of the image's size in the image with a frame of so many zeros", "pixels", ge=0)
+    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
+    pad_crop: int = key(0, "a window of the image's size in the image with a frame of so many zeros", "pixels", ge=0, le=1024)  # fmt: skip
     root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds the set as torchvision lays it out")
     download: bool = key(True, "fetch the set when it is missing and its site can be reached")
     on_missing: str = key("embedded", "what to do when the set cannot be had", choices=("embedded", "error"))
@@ -432,7 +465,7 @@ class Cifar10Data(ArraysData):
     """data=cifar10: CIFAR-10, (3, 32, 32); where it cannot be had, small drawn flowers, said loudly."""
 
     _target_: str = key("trainer.data.cifar.Cifar10", "class, a trainer.data.base.DataSource")
-    pad_crop: int = key(4, "a window of the image's size in the image with a frame of so many zeros", "pixels", ge=0)
+    pad_crop: int = key(4, "a window of the image's size in the image with a frame of so many zeros", "pixels", ge=0, le=1024)  # fmt: skip
 
 
 @dataclass
@@ -448,7 +481,7 @@ class MnistJsonData(DataConfig):
     """data=mnist_json: MNIST as one JSON file, plain or .gz, of three parts [[images, labels], ...]."""
 
     _target_: str = key("trainer.data.mnist_json.MnistJson", "class, a trainer.data.base.DataSource")
-    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1)
+    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
     path: str = key("${oc.env:TRAINER_DATA,data}/mnist.json.gz", "the file")
     val_split: str = key("valid", "part that is used for validation", choices=("valid", "eval"))
 
@@ -457,12 +490,12 @@ class MnistJsonData(DataConfig):
 class CriteoRows(DataConfig):
     """data=criteo and data=synthetic_criteo: rows of a label, 13 integers and 26 tokens, any of which may be empty."""
 
-    num_classes: Optional[int] = key(2, "number of classes", "classes", ge=1)
-    hash_size: Optional[int] = key(1000001, "slot and token are hashed to ids below this (null: of 63 bits)", "ids", ge=2)  # fmt: skip
+    num_classes: Optional[int] = key(2, "number of classes", "classes", ge=1, le=10_000_000)
+    hash_size: Optional[int] = key(1000001, "slot and token are hashed to ids below this (null: of 63 bits)", "ids", ge=2, le=LONG)  # fmt: skip
     cache: bool = key(True, "convert the text once into arrays in the user's cache; false: read it anew in every epoch")
     cache_dir: Optional[str] = key(None, "folder of these arrays (null: in the user's cache, $TRAINER_CACHE)")
-    block_mib: int = key(16, "piece of a text file that a worker takes at a time, without cache", "MiB", ge=1)
-    chunk_rows: int = key(8192, "rows that are parsed at a time, without cache", "rows", ge=1)
+    block_mib: int = key(16, "piece of a text file that a worker takes at a time, without cache", "MiB", ge=1, le=1_000_000)  # fmt: skip
+    chunk_rows: int = key(8192, "rows that are parsed at a time, without cache", "rows", ge=1, le=100_000_000)
     max_bad_fraction: float = key(0.01, "share of rows that may be malformed; they are left out", ge=0, le=1)
 
 
@@ -481,9 +514,9 @@ class SyntheticCriteoData(CriteoRows):
     """data=synthetic_criteo: rows in Criteo's format drawn by a teacher whose AUC is known."""
 
     _target_: str = key("trainer.data.synthetic_criteo.SyntheticCriteo", "class, a trainer.data.base.DataSource")
-    train_rows: int = key(500000, "rows for training", "rows", ge=100)
-    val_rows: int = key(100000, "rows for validation", "rows", ge=100)
-    draw_seed: int = key(0, "seed of the teacher and of the rows", ge=0)
+    train_rows: int = key(500000, "rows for training", "rows", ge=100, le=10**11)
+    val_rows: int = key(100000, "rows for validation", "rows", ge=100, le=10**11)
+    draw_seed: int = key(0, "seed of the teacher and of the rows", ge=0, le=LONG)
 
 
 @dataclass
@@ -494,7 +527,7 @@ class SamplerConfig:
     drop_last: bool = key(True, "leave out the last batch when it is not full")
     pad: bool = key(True, "repeat samples so that all workers get batches of equal size; false: unequal, weighted")
     order: str = key("each_once", "each sample once, every class equally often, or some samples several times", choices=("each_once", "class_balanced", "repeated_augmentation"))  # fmt: skip
-    repeats: int = key(3, "uses of a sample side by side, with order=repeated_augmentation", "uses", ge=1)
+    repeats: int = key(3, "uses of a sample side by side, with order=repeated_augmentation", "uses", ge=1, le=1000)
 
 
 # --- strategy -------------------------------------------------------------------------------------------------------
@@ -523,7 +556,7 @@ class GroupStrategy(StrategyConfig):
     """strategy: what each one with a process group declares."""
 
     _target_: str = key("???", "class, a trainer.strategies.base.Declaration")
-    timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0)
+    timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0, le=LONGEST_S)
     init: str = key("broadcast", "equal start: broadcast rank 0's parameters, or draw them from the same seed everywhere", choices=("broadcast", "same_seed"))  # fmt: skip
     buffers: str = key("rank0", "batch-norm statistics after a step: rank 0's, or their average", choices=("rank0", "average"))  # fmt: skip
     sync_batch_norm: bool = key(False, "batch-norm statistics over the global batch")
@@ -533,7 +566,7 @@ class GroupStrategy(StrategyConfig):
 class PowerSgd:
     """strategy.powersgd: PowerSGD's compression of gradients, with error feedback."""
 
-    rank: int = key(1, "rank of the two factors that stand for a matrix of gradients", "columns", ge=1)
+    rank: int = key(1, "rank of the two factors that stand for a matrix of gradients", "columns", ge=1, le=1_000_000)  # fmt: skip
     start_step: int = key(10, "updates with whole gradients before compression begins", "updates", ge=2)
 
 
@@ -542,7 +575,7 @@ class CollectiveStrategy(GroupStrategy):
     """strategy=collective: DDP, gradients averaged over all workers at every update."""
 
     _target_: str = key("trainer.strategies.declared.Collective", "class, a trainer.strategies.base.Declaration")
-    bucket_cap_mb: float = key(25.0, "size of a gradient bucket that is reduced while backward goes on", "MiB", gt=0)
+    bucket_cap_mb: float = key(25.0, "size of a gradient bucket that is reduced while backward goes on", "MiB", gt=0, le=1_000_000)  # fmt: skip
     find_unused_parameters: bool = key(False, "the model has parameters that a step may not use")
     static_graph: bool = key(False, "every step uses the same parameters, which DDP learns from the first")
     gradient_as_bucket_view: bool = key(
@@ -574,19 +607,19 @@ class PserverStrategy(StrategyConfig):
     """strategy=pserver_*: what all parameter-server modes declare."""
 
     _target_: str = key("???", "class, a trainer.strategies.base.Declaration")
-    timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0)
+    timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0, le=LONGEST_S)
     transport: str = key("auto", "tcp: encrypted; auto: that, or Unix sockets where all processes are on one host", choices=("auto", "tcp"))  # fmt: skip
-    lost_after_s: float = key(10.0, "silence after which a worker counts as lost", "seconds", gt=0)
+    lost_after_s: float = key(10.0, "silence after which a worker counts as lost", "seconds", gt=0, le=LONGEST_S)
     split_method: str = key("round_robin", "servers of the parameters that stay whole: in turn, or by a hash of the name", choices=("round_robin", "hash_name"))  # fmt: skip
     slice_above: Optional[int] = key(8192, "larger parameters are cut evenly over all servers (null: none is)", "elements", ge=1)  # fmt: skip
     wire: str = key("full", "values on the wire: as they are, bf16, or int8 with error feedback", choices=("full", "bf16", "int8"))  # fmt: skip
     buffers: str = key("rank0", "batch-norm statistics: the first worker's, or their average", choices=("rank0", "average"))  # fmt: skip
     entry: Entry = key(Entry, "when an id becomes a row of a sparse table")
-    evict_after: Optional[int] = key(None, "rows untouched for so long are dropped at validations and at the end (null: never)", "steps or event time", ge=1)  # fmt: skip
+    evict_after: Optional[int] = key(None, "rows untouched for so long are dropped at validations and at the end (null: never)", "steps or event time", ge=1, le=LONG)  # fmt: skip
     evict_by: str = key("steps", "the age of rows: steps of the worker that has done most, or the data's own time (inputs['time'])", choices=("steps", "event_time"))  # fmt: skip
     load_from: Optional[str] = key(None, "folder of persistables that the servers start from")
     persistables: bool = key(True, "servers save tables, optimizer state and watermarks at the end")
-    export_limit: int = key(200000000, "larger tables are left out of model.safetensors", "values", ge=0)
+    export_limit: int = key(200000000, "larger tables are left out of model.safetensors", "values", ge=0, le=LONG)
 
 
 @dataclass
@@ -601,13 +634,13 @@ class PserverSyncStrategy(PserverStrategy):
 class StaleStrategy(PserverStrategy):
     """strategy=pserver_async and pserver_ssp: pushes are applied when they come."""
 
-    send_queue_size: int = key(4, "pushes under way per worker; then it waits", "pushes", ge=1)
-    thread_pool_size: int = key(1, "ZeroMQ's I/O threads per worker", "threads", ge=1)
+    send_queue_size: int = key(4, "pushes under way per worker; then it waits", "pushes", ge=1, le=1_000_000)
+    thread_pool_size: int = key(1, "ZeroMQ's I/O threads per worker", "threads", ge=1, le=1024)
     launch_barrier: bool = key(True, "all workers begin their first step together")
     delay_compensation: float = key(
         0.0, "lambda of DC-ASGD: gradients follow the parameters that moved meanwhile", ge=0
     )
-    staleness_power: float = key(0.0, "the learning rate is divided by (1 + staleness) to this power", ge=0)
+    staleness_power: float = key(0.0, "the learning rate is divided by (1 + staleness) to this power", ge=0, le=100)
 
 
 @dataclass
@@ -645,15 +678,15 @@ class PserverGeoStrategy(PserverStrategy):
 class LaunchConfig:
     """launch: how many processes, and where."""
 
-    nproc: Optional[int] = key(None, "workers on this host (null: one per GPU, else 1)", "processes", ge=1)
-    servers: Optional[int] = key(None, "parameter-server processes, for strategies that have them", "processes", ge=1)
+    nproc: Optional[int] = key(None, "workers on this host (null: one per GPU, else 1)", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
+    servers: Optional[int] = key(None, "parameter-server processes, for strategies that have them", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
     workers: Optional[int] = key(None, "workers in all, the other way to say nproc on one host", "processes", ge=1)
-    nnodes: int = key(1, "hosts", "hosts", ge=1)
+    nnodes: int = key(1, "hosts", "hosts", ge=1, le=MOST_HOSTS)
     node_rank: int = key(0, "which of the hosts this one is", ge=0)
     master_addr: str = key("127.0.0.1", "address of host 0 that the others can reach")
-    master_port: int = key(0, "port on host 0 where the processes meet (0: a free one, on one host)", ge=0, le=65535)
+    master_port: int = key(0, "port on host 0 where the processes meet (0: a free one, on one host)", ge=0, le=65535, example=29500)  # fmt: skip
     ips: Optional[str] = key(None, "the hosts' addresses, separated by commas, instead of nnodes and master_addr")
-    timeout_s: float = key(300.0, "longest wait for all hosts and processes to arrive", "seconds", gt=0)
+    timeout_s: float = key(300.0, "longest wait for all hosts and processes to arrive", "seconds", gt=0, le=LONGEST_S)
 
 
 @dataclass
@@ -663,7 +696,7 @@ class ExecutionConfig:
     channels_last: Any = key("auto", "images in memory as (N, H, W, C)", choices=AUTO)
     keep_memory: Any = key("auto", "keep freed memory in the process (glibc mallopt), for CPU training", choices=AUTO)
     deterministic: bool = key(False, "only deterministic kernels")
-    threads: Optional[int] = key(None, "CPU threads per worker (null: cores / workers)", "threads", ge=1)
+    threads: Optional[int] = key(None, "CPU threads per worker (null: cores / workers)", "threads", ge=1, le=MOST_PROCESSES)  # fmt: skip
     log_every: int = key(5, "batches that a printed and logged line averages, whatever their epochs", "batches", ge=1)
     val_every: int = key(1, "epochs between two validations (0: only after the last)", "epochs", ge=0)
     val_every_steps: Optional[int] = key(None, "updates between two validations, besides val_every", "updates", ge=1)
@@ -680,9 +713,9 @@ class TrackingConfig:
     experiment: Optional[str] = key(None, "MLflow experiment (null: the run's name)")
     run_name: Optional[str] = key(None, "MLflow run name (null: made of model, data, strategy and size)")
     tags: Dict[str, str] = key({}, "further tags of the MLflow run")
-    flush_timeout_s: float = key(60.0, "longest wait at the end for what is not sent yet, the model included", "seconds", ge=0)  # fmt: skip
+    flush_timeout_s: float = key(60.0, "longest wait at the end for what is not sent yet, the model included", "seconds", ge=0, le=LONGEST_S)  # fmt: skip
     log_model: bool = key(True, "the trained model becomes an MLflow model, for mlflow.pyfunc.load_model")
-    system_every_s: Optional[float] = key(10.0, "between two measurements of each host's load (null: none)", "seconds", gt=0)  # fmt: skip
+    system_every_s: Optional[float] = key(10.0, "between two measurements of each host's load (null: none)", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
 
 
 @dataclass
@@ -700,7 +733,7 @@ class EmaConfig:
     decay: Optional[float] = key(None, "share of the average that each update keeps, e.g. 0.999 (null: no average)", ge=0, le=1)  # fmt: skip
     warmup: bool = key(False, "the decay grows with the updates n, as 1 - (1 + n / gamma) ** -power")
     gamma: float = key(1.0, "of the warm-up: twice as much needs twice the updates", gt=0)
-    power: float = key(2 / 3, "of the warm-up: 2/3 for a million updates and more, 3/4 for fewer", gt=0)
+    power: float = key(2 / 3, "of the warm-up: 2/3 for a million updates and more, 3/4 for fewer", gt=0, le=1000)
 
 
 @dataclass
@@ -730,7 +763,7 @@ class Config:
     max_steps: Optional[int] = key(None, "end after so many updates, whatever epochs says", "updates", ge=1)
     limit_train_batches: Optional[int] = key(None, "use only so many batches of each epoch", "batches", ge=1)
     limit_val_batches: Optional[int] = key(None, "use only so many batches of each validation", "batches", ge=1)
-    seed: int = key(0, "seed of parameters, order of samples, augmentation", ge=0)
+    seed: int = key(0, "seed of parameters, order of samples, augmentation", ge=0, le=LONG)
     precision: str = key("auto", "arithmetic of the forward pass", choices=("auto", "fp64", "fp32", "bf16", "fp16"))
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda"))
     compile: bool = key(False, "compile the model (static graph) instead of running it eagerly")

@@ -62,6 +62,8 @@ def _malformed(vocabulary: Vocabulary, typed: str) -> UserError:
     closing = "".join({"[": "]", "{": "}"}[c] for c in reversed(value) if c in "[{")
     if value.count("[") + value.count("{") > value.count("]") + value.count("}"):
         return UserError(typed, "a bracket is not closed", typed + closing)
+    if value.lstrip("+-").isdigit():
+        return UserError(typed, "is a number of too many digits", f"{name}=1")
     return UserError(typed, "Hydra cannot read this value; text with special characters goes into quotes", f"""'{name}="{value}"'""")  # fmt: skip
 
 

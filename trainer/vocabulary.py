@@ -36,7 +36,7 @@ class Vocabulary:
 
         try:
             return OverridesParser.create().parse_overrides([typed])[0]
-        except HydraException:
+        except (HydraException, ValueError):  # of a number with more digits than Python reads
             return None
 
     def typed(self, path: str) -> str:
