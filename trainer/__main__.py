@@ -9,25 +9,39 @@ import sys
 import traceback
 from typing import NoReturn
 
+from trainer import arguments, confidential, streams
 from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.visible import one_line
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command line; returns the exit code (0 done, 1 failed, 2 wrong input, 130 interrupted)."""
-    argv = sys.argv[1:] if argv is None else argv
+    with streams.guarded():
+        confidential.HERE.learn(
+            confidential.of_environment(os.environ), confidential.of_command_line(argv or sys.argv[1:])
+        )
+        if argv is None:
+            arguments.cover()
+        return _answer(sys.argv[1:] if argv is None else argv)
+
+
+def _answer(argv: list[str]) -> int:
     try:
         return dispatch(argv)
     except (UserError, RunFailed, Interrupted) as error:
         if "debug=true" in argv:
             traceback.print_exc()
         word = {2: "error", 1: "failed", 130: "interrupted"}[error.exit_code]
-        print(f"{word}: {error}", file=sys.stderr)
+        print(f"{word}: {one_line(str(error)) if error.exit_code == UserError.exit_code else error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return Interrupted.exit_code
     except BrokenPipeError:  # the reader of our output has gone, as in `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception:  # a mistake of ours; here and not by the interpreter, which would show secrets
+        traceback.print_exc()
         return 1
 
 

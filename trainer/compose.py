@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import schema
+from trainer.confidential import HERE, hide, values
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,9 +62,62 @@ def hydra_app(config_dir: str | None = None) -> Iterator[Hydra]:
     GlobalHydra.instance().clear()
     register()
     try:
-        yield Hydra.create_main_hydra2("trainer", search_path)
+        app = Hydra.create_main_hydra2("trainer", search_path)
+        _learn_secrets(app)
+        yield app
     finally:
         GlobalHydra.set_state(outer)
+
+
+def _learn_secrets(app: Hydra) -> None:
+    """Every config that Hydra composes, for a job, a sweep or ``--cfg``, tells this process what it must not show."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    loader: Any = app.config_loader
+    load = loader.load_configuration
+
+    def learning(*args: Any, **kwargs: Any) -> Any:
+        config = load(*args, **kwargs)
+        job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        HERE.learn(values(OmegaConf.to_container(job, resolve=False)))
+        with contextlib.suppress(OmegaConfBaseException):
+            HERE.learn(values(OmegaConf.to_container(job, resolve=True)))
+        return config
+
+    loader.load_configuration = learning
+
+
+@contextlib.contextmanager
+def ours_to_write() -> Iterator[None]:
+    """Inside, the files of Hydra and of its sweepers (multirun.yaml, .hydra/) are written by :func:`write_config`."""
+    from hydra.core import utils
+    from omegaconf import OmegaConf
+
+    saved, written = OmegaConf.save, utils._save_config
+
+    def save(config: Any, f: Any, resolve: bool = False) -> None:
+        write_config(Path(f), config, resolve)
+
+    def write(config: Any, filename: str, output_dir: Path) -> None:
+        write_config(Path(output_dir) / filename, config)
+
+    OmegaConf.save, utils._save_config = staticmethod(save), write  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        OmegaConf.save, utils._save_config = staticmethod(saved), written  # type: ignore[assignment, method-assign]
+
+
+def write_config(path: Path, config: Any, resolve: bool = False) -> None:
+    """A config as YAML, without what this process knows to be secret, for its owner's eyes alone."""
+    from omegaconf import OmegaConf
+
+    from trainer.report import replace_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shown = hide(OmegaConf.to_container(config, resolve=resolve))
+    replace_file(path, OmegaConf.to_yaml(OmegaConf.create(shown)), private=True)
 
 
 def register() -> None:

@@ -1,94 +1,408 @@
-"""What is never written or shown: passwords, tokens and keys in a config, and who logs in with an address."""
+"""What is never written or shown: one collector of secret values, and one redactor of texts and configs.
+
+A value is secret because of where it stands: under a key that sounds so, in a mapping or list under such a key, in an
+address (user, password, query), in ``pwd=...``, in ``Authorization: ...``. There it is always hidden. Wherever else it
+stands it is hidden too, unless it is so short or so plain that it would be found in texts that have nothing to do with it.
+"""
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import functools
+import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
+
+from trainer.visible import visible
 
 HIDDEN = "(hidden)"
-ALWAYS = r"passw(?:or)?d|passphrase|pwd|secret|credentials?|api_?key|access_?key|private_?key"
-AT_THE_END = r"token|key|auth|authorization|signature"
-SECRET_KEY = re.compile(rf"(?:.*(?:^|[_.-])(?:{ALWAYS})(?:[_.-].*)?|(?:.*[_.-])?(?:{AT_THE_END}))$", re.IGNORECASE)
-LOGIN = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s'\"]+@")
-OVERRIDE = re.compile(r"(?<![\w./-])([+~]*[A-Za-z_][\w./@-]*)=('[^']*'|\"[^\"]*\"|[^,&\s\"'}\]]+)")
 LEAST = 3
 """Shorter values are not looked for in texts: they would be found everywhere."""
+LEAST_OF_WEAK = 5
+INSIDE_WORDS = 8
+"""Shorter values are looked for as words of their own."""
+
+ALWAYS = (
+    r"passw(?:or)?ds?|passphrases?|passcodes?|pwd|secrets?|credentials?|creds|api_?keys?|access_?keys?|private_?keys?|"
+    r"secret_?keys?|account_?keys?|connection_?strings?|webhooks?|session_?ids?|jwts?"
+)
+"""Keys with these words in them mean nothing else."""
+AT_THE_END = r"token|key|auth|authorization|signature|sig|sas|pass|pat|bearer|cookies?|otp"
+SEVERAL = r"(?:(?:api|auth|access|hub|hf|bearer|refresh|bot|user|id)_)?tokens"
+"""Keys that end in these mean a secret if their value is a text or holds texts."""
+OPEN = (
+    r"(?:pad|cls|class|mask|eos|bos|unk|sep|start|end|stop|image|special|next)_token|"
+    r"(?:sort|cache|foreign|primary|dict|image|label|input|output|target|metric|state|data|batch|monitor|num)_key"
+)
+"""And these do not, though they end so: they name tokens of a text, and entries of a mapping."""
+STRONG_KEY = re.compile(rf"(?:.*(?:^|[_.-])(?:{ALWAYS})\d*(?:[_.-].*)?)$")
+WEAK_KEY = re.compile(rf"(?!(?:.*[_.-])?(?:{OPEN})$)(?:(?:.*[_.-])?(?:{AT_THE_END})|{SEVERAL})\d*$")
+PLAIN = re.compile(r"[A-Z]?[a-z]*(?:[_./-][a-z]+)*\d?")
+"""A word or two, as ``image`` or ``val/acc1``: nothing that protects anything."""
+WORDS = (
+    "", "none", "null", "true", "false", "auto", "default", "yes", "no", "on", "off", "ok", "env", "value", "name", "path",
+    "text", "option", "folder", "file", "another",
+)  # fmt: skip
+NOT_SECRET_VARIABLES = ("PWD", "OLDPWD")
+
+HEADER = re.compile(r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie2?|x-[\w-]*(?:key|token|auth|secret|signature))(\s*:\s*)([^\r\n'\"]+?)(?=[\]}]*(?:['\"\r\n]|$))")  # fmt: skip
+SCHEME_OF_LOGIN = re.compile(r"(?i)\b(bearer|basic|negotiate)(\s+)([A-Za-z0-9._~+/=-]{6,})")
+URI = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]*://)([^\s'\"<>`]+)")
+WHOLE_URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)(.+)", re.DOTALL)
+NAMED = re.compile(r"(?<![\w./-])([+~]*)([A-Za-z_][\w./@-]*)([\"']?)=(?=\S)|(?<![\w./-])([\"'])([A-Za-z_][\w./@ -]*)\4\s*:\s*(?=\S)")  # fmt: skip
+LINE = re.compile(r"(?m)^(\s*(?:- )?)([A-Za-z_][\w.-]*)(:[ \t]+)(\S[^\n]*)$")
+INSIDE = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(:\s*)([^\s,:{}\[\]'\"][^,{}\[\]\n]*)")
+BARE = re.compile(r"[^\s,&;\"'`{}\[\]()<>]+(?:,[^\s,&;=\"'`{}\[\]()<>]+(?![\w./-]*=))*")
+QUOTED = re.compile(r"'(?:\\.|''|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"")
+FROM_ELSEWHERE = re.compile(r"\$\{[\w.:]+\}")
+"""Where a value is taken from, as ``${oc.env:HF_TOKEN}``: tells nothing."""
+VARIABLE = re.compile(r"\$\{oc\.env:\s*['\"]?(\w+)['\"]?\s*(?:,\s*([^}]*))?\}")
+OPTIONS_OF_ADDRESSES = (
+    "timeout", "connect_timeout", "sslmode", "charset", "mode", "cache", "driver", "application_name", "format",
+    "version", "v", "page", "encoding", "region", "uri",
+)  # fmt: skip
 
 
 def sounds_secret(key: str) -> bool:
     """Whether a key (the last part of a path) is called as one whose value is nobody's business."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(key)).lower()
-    return SECRET_KEY.match(words) is not None
+    return _strong(key) or WEAK_KEY.match(_words(key)) is not None
+
+
+def _strong(key: str) -> bool:
+    return STRONG_KEY.match(_words(key)) is not None
+
+
+def _words(key: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(key)).lower().replace(" ", "_")
 
 
 def is_secret(key: str, value: Any) -> bool:
-    """Whether the value of that key is to be hidden: texts, and numbers of keys that can be nothing else."""
-    if value is None or value == "" or isinstance(value, (bool, Mapping)):
+    """Whether the value of that key is to be hidden: texts and what holds them, and numbers of keys that can be nothing else."""
+    if value is None or isinstance(value, bool) or (isinstance(value, str) and _from_elsewhere(value)):
         return False
-    if isinstance(value, str):
-        return sounds_secret(key)
-    return sounds_secret(key) and re.search(ALWAYS, str(key), re.IGNORECASE) is not None
+    if isinstance(value, (str, Mapping, list, tuple)):
+        return bool(value) and sounds_secret(key)
+    return _strong(key)
+
+
+def _from_elsewhere(value: str) -> bool:
+    return not value or value == HIDDEN or FROM_ELSEWHERE.fullmatch(value) is not None
+
+
+# -- the collector ---------------------------------------------------------------------------------------------------
 
 
 def values(node: Any) -> set[str]:
-    """All secret values of a config, as texts."""
-    return set(_values(node))
+    """All secret values of a config (or of one text), as texts; those among them that can be looked for in any text."""
+    return {value for value, strong in _found(node) if _telling(value, strong)}
 
 
-def _values(node: Any) -> Iterator[str]:
+def of_command_line(argv: Iterable[str]) -> set[str]:
+    """The secret values of what was typed, whether or not it can be read."""
+    found = set()
+    for word in argv:
+        key, equals, value = word.lstrip("+~-").partition("=")
+        name = re.split(r"[./@]", key)[-1]
+        if equals and sounds_secret(name):
+            strong = _strong(name)
+            found |= {piece for piece in _pieces(value) if _telling(piece, strong)}
+        found |= values(word) | {v for v in _variables(name, value) if _telling(v, True)}
+    return found
+
+
+def of_environment(variables: Mapping[str, str]) -> set[str]:
+    """The secret values among the variables of the environment."""
+    return values({k: v for k, v in variables.items() if k not in NOT_SECRET_VARIABLES})
+
+
+def _pieces(value: str) -> Iterator[str]:
+    """A value as it was typed, and as it is meant: without quotes and brackets, one by one, less the keys of mappings."""
+    yield value
+    yield from (quoted[0][1:-1].replace("\\", "") for quoted in QUOTED.finditer(value))
+    yield value.strip("'\"").replace("\\", "")
+    if value[:1] in ("{", "[") or "," in value:
+        for piece in re.split(r"[,{}\[\]]", value):
+            yield re.sub(r"^\s*['\"]?[\w.-]+['\"]?\s*:\s*", "", piece).strip(" '\"")
+
+
+def _telling(value: str, strong: bool) -> bool:
+    """Whether a value can be looked for in any text: it is not found where nobody means it."""
+    if value.lower() in WORDS or value == HIDDEN or _from_elsewhere(value):
+        return False
+    if strong:
+        return len(value) >= LEAST
+    return len(value) >= LEAST_OF_WEAK and (len(value) >= 12 or PLAIN.fullmatch(value) is None)
+
+
+def _found(node: Any) -> Iterator[tuple[str, bool]]:
+    """Secret values, and whether the key says so beyond doubt."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             if is_secret(str(key), value):
-                yield from (str(v) for v in (value if isinstance(value, list) else [value]))
-            else:
-                yield from _values(value)
-    elif isinstance(node, (list, tuple)):
+                yield from ((leaf, _strong(str(key))) for leaf in _leaves(value))
+            if isinstance(value, str):
+                yield from ((v, True) for v in _variables(str(key), value))
+            yield from _found(value)
+    elif isinstance(node, (list, tuple, set)):
         for value in node:
-            yield from _values(value)
+            yield from _found(value)
     elif isinstance(node, str):
-        for login in LOGIN.finditer(node):
-            _, _, password = login[0].rpartition("://")[2].removesuffix("@").partition(":")
-            if password:
-                yield password
+        for part in _parts(node):
+            yield from part.values
+
+
+def _leaves(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        for value in node.values():
+            yield from _leaves(value)
+    elif isinstance(node, (list, tuple, set)):
+        for value in node:
+            yield from _leaves(value)
+    elif node is not None and not isinstance(node, bool):
+        yield str(node)
+        yield str(node).strip()
+
+
+def _variables(key: str, value: str) -> Iterator[str]:
+    """What ``${oc.env:NAME,default}`` stands for where the key or the variable sounds secret."""
+    for name, default in VARIABLE.findall(value):
+        if sounds_secret(key) or sounds_secret(name):
+            yield from (v for v in (os.environ.get(name, ""), default.strip(" '\"")) if v)
+
+
+# -- where secrets stand in a text -----------------------------------------------------------------------------------
+
+
+class _Part:
+    """From where to where a text is hidden, and the values in there."""
+
+    def __init__(self, start: int, end: int, *found: tuple[str, bool]) -> None:
+        self.start, self.end, self.values = start, end, [v for v in found if v[0]]
+
+
+def _parts(text: str) -> Iterator[_Part]:
+    """The secret parts of a text; they may overlap."""
+    whole = WHOLE_URI.match(text)
+    for uri in (*([whole] if whole else []), *URI.finditer(text)):
+        yield from _of_uri(uri)
+    for found in HEADER.finditer(text):
+        login = found[3].strip()
+        yield _Part(found.start(3), found.end(3), (login, True), (login.rpartition(" ")[2], True))
+    for found in SCHEME_OF_LOGIN.finditer(text):
+        yield _Part(found.start(3), found.end(3), (found[3], False))
+    for found in NAMED.finditer(text):
+        name = re.split(r"[./@]", found[2] or found[5])[-1]
+        if sounds_secret(name):
+            yield from _of_named(text, found, name)
+    for found in (*LINE.finditer(text), *(f for f in INSIDE.finditer(text) if _in_braces(text, f.end(1)))):
+        value = found[4].strip().strip("'\"")
+        if is_secret(found[2], value) and (_strong(found[2]) or not value.isnumeric()) and value.lower() not in WORDS:
+            yield _Part(found.start(4), found.end(4), (value, _strong(found[2])))
+
+
+def _in_braces(text: str, place: int) -> bool:
+    return text.count("{", 0, place) > text.count("}", 0, place)
+
+
+def _of_named(text: str, found: re.Match[str], name: str) -> Iterator[_Part]:
+    """``name=value`` and ``"name": value``: what stands there up to where it ends."""
+    start, strong = found.end(), _strong(name)
+    before = text[found.start() - 1] if found.start() else ""
+    if text.startswith(HIDDEN, start):
+        return
+    if found[2] is not None and not text[: found.start()].strip():  # the whole text is an override, or a field of one
+        end = len(text) if "\n" not in text and not re.search(r"[\s;&][\w.]+=", text[start:]) else _end(text, start)
+    elif found[2] is not None and before in ("'", '"') and before in text[start:]:
+        end = text.index(before, start + 1 if text[start] == before else start)
+    else:
+        end = _end(text, start)
+    value = text[start:end]
+    bare = value.strip("'\"")
+    if bare.lower().rstrip(".") in WORDS or text.startswith("$(", start) or _from_elsewhere(bare) or end <= start:
+        return
+    if not strong and re.fullmatch(r"[\d.,e\s\[\]-]+", bare):
+        return
+    yield _Part(start, end, *((v, strong) for v in dict.fromkeys(_pieces(value))))
+
+
+def _end(text: str, start: int) -> int:
+    """Where a value that begins there ends: its closing quote or bracket, or what cannot be of it."""
+    if quoted := QUOTED.match(text, start):
+        return quoted.end()
+    if text[start] in "{[":
+        depth = 0
+        for place in range(start, len(text)):
+            depth += (text[place] in "{[") - (text[place] in "}]")
+            if depth == 0:
+                return place + 1
+        return len(text)
+    bare = BARE.match(text, start)
+    return bare.end() if bare else start
+
+
+def _of_uri(found: re.Match[str]) -> Iterator[_Part]:
+    """User and password, and the values of the query."""
+    start, rest = found.start(2), found[2]
+    address, mark, query = rest.partition("?")
+    if "@" in query and "@" not in address and "/" not in address and ":" in address:  # a password with ? in it
+        address, mark, query = rest, "", ""
+    login = _login(address)
+    if login and login != HIDDEN:
+        user, colon, password = login.partition(":")
+        known = [(password, True), (unquote(password), True)] if colon else []
+        if not colon or re.search(r"\d", user) or len(user) >= 12:
+            known += [(user, False), (unquote(user), False)]
+        pair = base64.b64encode(unquote(login).encode("utf-8", "surrogateescape")).decode()
+        yield _Part(start, start + len(login), *known, (pair, True))
+    place = start + len(address) + len(mark)
+    for field in re.split(r"([&;#])", query):
+        name, equals, value = field.partition("=")
+        kept = name.lower() in OPTIONS_OF_ADDRESSES or value.lower() in WORDS or re.fullmatch(r"\d{1,4}", value)
+        if value and not value.startswith(HIDDEN) and (_strong(name) or not kept) and not _from_elsewhere(value):
+            strong = sounds_secret(name)
+            begin = place + len(name) + len(equals)
+            yield _Part(begin, place + len(field), (value, strong), (unquote_plus(value), strong))
+        place += len(field)
+
+
+def _login(address: str) -> str:
+    """What stands before the host's @; a password may hold a slash."""
+    if address.startswith("/") or "@" not in address:
+        return ""
+    first = address.partition("/")[0]
+    if "@" not in first and (":" not in first or re.fullmatch(r"[\w.-]*:\d*|\[[\da-fA-F:]+\](?::\d+)?", first)):
+        return ""  # host, or host:port, and an @ in the path
+    if ":" in address.partition("@")[0]:
+        return address.rpartition("@")[0]
+    return first.rpartition("@")[0]
+
+
+# -- the redactor ----------------------------------------------------------------------------------------------------
+
+
+class Known:
+    """The secret values that this process knows of, hidden in everything that it prints, writes and sends."""
+
+    def __init__(self) -> None:
+        self.values: frozenset[str] = frozenset()
+
+    def learn(self, *found: Iterable[str]) -> None:
+        """Know these as well."""
+        self.values = self.values.union(*found)
+
+    @contextlib.contextmanager
+    def for_now(self) -> Iterator[None]:
+        """Forget at the end what was learnt inside."""
+        before = self.values
+        try:
+            yield
+        finally:
+            self.values = before
+
+
+HERE = Known()
+"""Of this process. Its streams are its own as well, and a print somewhere in it has nobody to ask for them."""
 
 
 def hide(node: Any, known: Iterable[str] = ()) -> Any:
     """The same with every secret value hidden, and those that are known wherever else they stand.
 
     Args:
-        known: from :func:`values` of the whole config.
+        known: from :func:`values` of the whole config; what this process knows is hidden as well.
     """
-    known = sorted(known, key=len, reverse=True)
+    return _hide(node, frozenset(known) | HERE.values)
+
+
+def _hide(node: Any, known: frozenset[str]) -> Any:
     if isinstance(node, Mapping):
-        return {k: HIDDEN if is_secret(str(k), v) else hide(v, known) for k, v in node.items()}
+        return {k: _cover(v) if is_secret(str(k), v) else _hide(v, known) for k, v in node.items()}
     if isinstance(node, (list, tuple)):
-        return [hide(value, known) for value in node]
+        return [_hide(value, known) for value in node]
     return text(node, known) if isinstance(node, str) else node
+
+
+def _cover(node: Any) -> Any:
+    """Every leaf hidden; a mapping keeps its keys, which say what was there."""
+    if isinstance(node, Mapping):
+        return {k: _cover(v) for k, v in node.items()}
+    if isinstance(node, (list, tuple)):
+        return [_cover(value) for value in node]
+    return node if node is None or isinstance(node, bool) or (isinstance(node, str) and _from_elsewhere(node)) else HIDDEN  # fmt: skip
 
 
 def text(line: str, known: Iterable[str] = ()) -> str:
     """A text without the known values, without logins of addresses, and without ``password=...`` of any kind."""
-    for value in known:
-        if len(value) >= LEAST:
-            line = line.replace(value, HIDDEN)
-    line = LOGIN.sub(rf"\1{HIDDEN}@", line)
-    return OVERRIDE.sub(lambda found: f"{found[1]}={HIDDEN}" if _named(found) else found[0], line)
+    return starred(line, lambda hidden: HIDDEN, frozenset(known) | HERE.values)
 
 
-def _named(found: re.Match[str]) -> bool:
-    name = re.split(r"[./]", found[1].lstrip("+~"))[-1]
-    return found[2] not in ("null", HIDDEN) and is_secret(name, found[2])
+def starred(line: str, instead: Callable[[str], str], known: Iterable[str] | None = None) -> str:
+    """A text with something else in place of every secret part."""
+    pattern = _pattern(HERE.values if known is None else frozenset(known))
+    if pattern:
+        line = pattern.sub(lambda found: instead(found[0]), line)
+    shown, done = [], 0
+    for start, end in _spans(line):
+        shown += [line[done:start], instead(line[start:end])]
+        done = end
+    return "".join([*shown, line[done:]])
+
+
+def _spans(line: str) -> list[tuple[int, int]]:
+    """The secret parts, in order, those that overlap as one."""
+    apart: list[tuple[int, int]] = []
+    for start, end in sorted((part.start, part.end) for part in _parts(line)):
+        if apart and start < apart[-1][1]:
+            before = apart.pop()
+            start, end = before[0], max(before[1], end)
+        apart.append((start, end))
+    return apart
+
+
+def command(overrides: Iterable[str], known: Iterable[str] = ()) -> str:
+    """Overrides as one types them into a shell, without what is secret."""
+    known, safe = frozenset(known), "hidden__here"
+    hidden = (text(override, known).replace(HIDDEN, safe) for override in overrides)
+    return " ".join(shlex.quote(override).replace(safe, HIDDEN) for override in hidden)
+
+
+@functools.lru_cache(maxsize=64)
+def _pattern(known: frozenset[str]) -> re.Pattern[str] | None:
+    """Finds each value as it is, and as JSON, YAML, a shell, Hydra, an address or CSV spell it."""
+    found = {spelling for value in known for spelling in spellings(value)}
+    if not found:
+        return None
+    return re.compile("|".join(_bounded(value) for value in sorted(found, key=lambda v: (-len(v), v))))
+
+
+def _bounded(value: str) -> str:
+    whole = re.escape(value)
+    return whole if len(value) >= INSIDE_WORDS else rf"(?<!\w){whole}(?!\w)"
+
+
+def spellings(value: str) -> set[str]:
+    """How a value may stand in a text."""
+    if len(value) < LEAST:
+        return set()
+    clean = value.encode("utf-8", "replace").decode()
+    lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= INSIDE_WORDS]
+    return {
+        value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], visible(value),
+        quote(clean), quote(clean, safe=""), quote_plus(clean), value.replace("'", "''"), value.replace("'", "'\"'\"'"),
+        value.replace("'", "\\'"), value.replace('"', '""'), value.replace('"', '\\"'), *lines,
+    }  # fmt: skip
 
 
 def scrub(folder: Path, patterns: Iterable[str], known: Iterable[str]) -> None:
-    """Hide the known values in files that others wrote, such as a worker's log with an error of a user's own class."""
-    known = [value for value in known if len(value) >= LEAST]
-    for path in (path for pattern in patterns for path in folder.glob(pattern) if known):
-        before = path.read_bytes()
-        after = before
-        for value in sorted(known, key=len, reverse=True):
-            after = after.replace(value.encode(), HIDDEN.encode())
+    """Hide the known values in files that others wrote, such as what a library in another language put into a log."""
+    pattern = _pattern(frozenset(known))
+    for path in (path for glob in patterns for path in folder.glob(glob) if pattern and path.is_file()):
+        before = path.read_bytes().decode("utf-8", "surrogateescape")
+        after = pattern.sub(HIDDEN, before) if pattern else before
         if after != before:
-            path.write_bytes(after)
+            path.write_bytes(after.encode("utf-8", "surrogateescape"))

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer import confidential
 from trainer.build import locate
 from trainer.data.feed import Placement
 from trainer.data.inputs import Inputs
-from trainer.report import replace_file
+from trainer.report import leave
 
 SPEC, SAMPLE = "model.json", "example.npz"
 ALONE = "inputs"
@@ -33,11 +32,11 @@ def keep(
         rows: node of what reads rows of text, where the data source has such.
     """
     mean, std = (None if t is None else t.flatten().tolist() for t in (place.mean, place.std))
-    spec = {"model": confidential.hide(model), "mean": mean, "std": std, "fp64": precision == "fp64", "rows": rows}
+    spec = {"model": dict(model), "mean": mean, "std": std, "fp64": precision == "fp64", "rows": rows}
     by_name = inputs if isinstance(inputs, dict) else {ALONE: inputs}
     arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in by_name.items()}
     np.savez_compressed(run_dir / SAMPLE, **arrays)
-    replace_file(run_dir / SPEC, json.dumps(spec, indent=1))
+    leave(run_dir / SPEC, spec, private=True)
 
 
 def sample(run_dir: Path) -> Any:

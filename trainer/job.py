@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer import machine
+from trainer import confidential, machine
 from trainer.auto import Machine, ModelFacts
 from trainer.build import for_saved_weights
 from trainer.checks import Checked, check, hosts_of, leaves
@@ -80,8 +80,8 @@ class Ready:
 
     @property
     def secrets(self) -> set[str]:
-        """What of the config nobody else should see."""
-        return values(self.checked.config)
+        """What nobody else should see: of the config, and what else this process knows."""
+        return values(self.checked.config) | confidential.HERE.values
 
 
 def get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Ready:
@@ -90,6 +90,7 @@ def get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Rea
     Raises:
         UserError: the job cannot run.
     """
+    confidential.HERE.learn(values(config))
     try:
         return _get_ready(config, typed, run_dir)
     except OSError as error:  # whatever is read here, the config names
@@ -137,7 +138,7 @@ def execute(
         RunFailed, Interrupted: after everything has been recorded.
     """
     from trainer import progress
-    from trainer.report import replace_file
+    from trainer.report import leave
     from trainer.tracking.describe import describe
 
     began = time.monotonic()
@@ -153,14 +154,17 @@ def execute(
             plan = prepare_data(ready)
             result.chosen, result.why = plan.chosen, plan.why
             result.data_source, result.stand_in = plan.facts["source"], plan.facts["stand_in"]
-            replace_file(mine / "plan.json", json.dumps(hide(plan.as_dict(), ready.secrets), indent=1))
+            leave(mine / "plan.json", plan.as_dict(), private=True)
             progress.show_plan(plan)
             if config["mode"] == "train":
                 _leave_names(mine, ready)
             if tracker is not None:
                 tracker.open(run_dir, describe(config, plan, overrides, parent, _digest(ready)))
                 tracked = True
-            payload = {"config": config, "plan": plan.as_dict(), "run_dir": str(run_dir), "files": ready.checked.files}
+            payload = {
+                "config": config, "plan": plan.as_dict(), "run_dir": str(run_dir), "files": ready.checked.files,
+                "secrets": sorted(ready.secrets),
+            }  # fmt: skip
             with progress.bar(run_dir, plan.total_steps):
                 outcome = start(plan, payload, run_dir)
         result = replace(result, status="done", **outcome)
@@ -208,6 +212,7 @@ def _leave_config(run_dir: Path, config: dict[str, Any]) -> None:
     import yaml
 
     from trainer import pictures
+    from trainer.report import replace_file
 
     run_dir.mkdir(parents=True, exist_ok=True)
     for stale in ("metrics.jsonl", "result.json", "status.json", "tracking.json", "curves.png", "servers.png"):
@@ -216,13 +221,14 @@ def _leave_config(run_dir: Path, config: dict[str, Any]) -> None:
         for stale_one in run_dir.glob(pattern):
             stale_one.unlink()
     pictures.clear(run_dir)
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(hide(config, values(config)), sort_keys=False))
+    shown = yaml.safe_dump(hide(config, values(config)), sort_keys=False)
+    replace_file(run_dir / "config.yaml", shown, private=True)
 
 
 def _finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker | None) -> None:
     """result.json, status.json, pictures, and the end of the MLflow run; nothing here may hide how the run ended."""
     from trainer import curves, progress
-    from trainer.report import replace_file
+    from trainer.report import leave
     from trainer.tracking.describe import NOTE, note
     from trainer.tracking.recorder import LOGS
 
@@ -233,8 +239,8 @@ def _finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str
         status |= {"step": result.steps, "percent": 100.0, "eta_s": 0.0, "metrics": result.metrics}
     elif not result.metrics:
         result.metrics, result.steps = status.get("metrics", {}), status["step"]
-    replace_file(run_dir / "status.json", json.dumps(status, indent=1))
-    replace_file(run_dir / "result.json", json.dumps(hide(asdict(result), ready.secrets), indent=1))
+    leave(run_dir / "status.json", status)
+    leave(run_dir / "result.json", asdict(result))
     scrub(Path(plan.run_dir), LOGS, ready.secrets)
     if result.status != "killed":
         title = f"{plan.name}: {plan.strategy}, {counted(plan.workers, 'worker')}"
@@ -253,7 +259,7 @@ def _finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str
         tags[NOTE] = note(plan, overrides, asdict(result))
         answer = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)
         result.run_id = answer["run_id"]
-        replace_file(run_dir / "result.json", json.dumps(hide(asdict(result), ready.secrets), indent=1))
+        leave(run_dir / "result.json", asdict(result))
         if answer["error"] or answer["unsent"]:
             progress.console().print(
                 f"MLflow: not everything is sent ({answer['error']}; {answer['unsent']} lines of metrics.jsonl are left). Later: "
@@ -264,6 +270,7 @@ def _finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str
 def _leave_names(run_dir: Path, ready: Ready) -> None:
     """The classes' names, by which mode=predict calls them where the data are not at hand."""
     from trainer import progress
+    from trainer.report import replace_file
 
     checked = ready.checked
     try:
@@ -272,7 +279,7 @@ def _leave_names(run_dir: Path, ready: Ready) -> None:
         progress.console().print(f"the classes have no names: {type(error).__name__}: {error}")
         return
     if names:
-        (run_dir / CLASSES).write_text(json.dumps(names, indent=1))
+        replace_file(run_dir / CLASSES, json.dumps(names, indent=1))
 
 
 def _digest(ready: Ready) -> str:

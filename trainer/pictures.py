@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trainer import csv_files
 from trainer.curves import figure_of
 from trainer.findings import WHICH, Findings, path_of, read
 from trainer.lettering import DPI, Ruler, families, missing, one_line
@@ -73,13 +73,12 @@ def draw(run_dir: Path, names: Sequence[str], title: str) -> list[Path]:
 def _write_classes(path: Path, found: Findings, names: Sequence[str]) -> None:
     """A line for each class: samples, hits, guesses, accuracy (recall), precision, F1; empty where there is no sample."""
     examination = found.examination
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["class", "name", "samples", "hits", "guesses", "accuracy", "precision", "f1"])
-        counts = zip(examination.labels.tolist(), examination.hits.tolist(), examination.guesses.tolist(), strict=True)
-        for number, (samples, hits, guesses) in enumerate(counts):
-            shares = _share(hits, samples), _share(hits, guesses), _share(2 * hits, samples + guesses)
-            table.writerow([number, names[number], samples, hits, guesses, *shares])
+    rows: list[list[Any]] = [["class", "name", "samples", "hits", "guesses", "accuracy", "precision", "f1"]]
+    counts = zip(examination.labels.tolist(), examination.hits.tolist(), examination.guesses.tolist(), strict=True)
+    for number, (samples, hits, guesses) in enumerate(counts):
+        shares = _share(hits, samples), _share(hits, guesses), _share(2 * hits, samples + guesses)
+        rows.append([number, names[number], samples, hits, guesses, *shares])
+    csv_files.write(path, rows)
 
 
 def _share(part: int, whole: int) -> str:
@@ -88,11 +87,9 @@ def _share(part: int, whole: int) -> str:
 
 def _write_mistakes(path: Path, mistakes: Sequence[Mistake], names: Sequence[str]) -> None:
     """A line for each of the worst mistakes, the greatest loss first."""
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["sample", "label", "guess", "confidence", "loss"])
-        for m in mistakes:
-            table.writerow([m.number, names[m.label], _guess(m, names), f"{m.confidence:.6f}", f"{m.loss:.6f}"])
+    header = ["sample", "label", "guess", "confidence", "loss"]
+    rows = [[m.number, names[m.label], _guess(m, names), f"{m.confidence:.6f}", f"{m.loss:.6f}"] for m in mistakes]
+    csv_files.write(path, [header, *rows])
 
 
 def _guess(mistake: Mistake, names: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainer import row_prediction, weights
+from trainer import csv_files, row_prediction, weights
 from trainer.build import call_target
 from trainer.data.base import DataSource, Facts, Splits
 from trainer.data.feed import Placement
@@ -184,18 +183,18 @@ def write(output: Path, blocks: Iterator[torch.Tensor], pictures: Pictures, name
     part = output.with_name(f".{output.name}.{os.getpid()}")
     unreadable, number = [], 0
     try:
-        with part.open("w", newline="") as file:
-            table = csv.writer(file)
+        with part.open("w", encoding="utf-8", newline="") as file:
+            table = csv_files.Table(file)
             header = [column for k in range(1, TOP + 1) for column in (f"class{k}", f"probability{k}")]
-            table.writerow(["file", *header, "error"])
+            table.row(["file", *header, "error"])
             for rows in blocks:
                 for row in rows.tolist():
                     path = pictures.files[number]
                     if row[0]:
-                        table.writerow([path, *_columns(row, names), ""])
+                        table.row([path, *_columns(row, names), ""])
                     else:
                         unreadable.append(path)
-                        table.writerow([path, *[""] * (2 * TOP), why_unreadable(pictures, number)])
+                        table.row([path, *[""] * (2 * TOP), why_unreadable(pictures, number)])
                     number += 1
         os.replace(part, output)
     finally:

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from trainer.confidential import text
+from trainer import streams
 from trainer.plan import MOST_PROCESSES_SHOWN, Plan
+from trainer.terminal import Screen
 from trainer.wording import counted
 
 LOOK_EVERY_S = 0.25
 
 
-def console() -> Console:
+def console() -> Screen:
     """The terminal; when piped, plain lines wide enough not to be cut."""
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=False)
+    return Screen()
 
 
 def show_plan(plan: Plan) -> None:
@@ -43,11 +43,11 @@ def show_plan(plan: Plan) -> None:
         environment.add_row(key, value)
     out.print(environment)
     if plan.objection:
-        out.print(f"[bold red]ATTENTION: this run would be refused: {plan.objection}[/]")
+        out.print(f"ATTENTION: this run would be refused: {plan.objection}", style="bold red")
     if plan.concern:
-        out.print(f"[bold red]ATTENTION: {plan.concern}[/]")
+        out.print(f"ATTENTION: {plan.concern}", style="bold red")
     if plan.facts["stand_in"]:
-        out.print(f"[bold red]ATTENTION: {plan.facts['stand_in']}[/]")
+        out.print(f"ATTENTION: {plan.facts['stand_in']}", style="bold red")
 
 
 def rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -100,7 +100,7 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     else:
         yield "batches", f"{plan.total_steps} of each worker"
         yield "weights", plan.weights
-    yield "tracking", text(plan.tracking) or "none (the run folder only)"
+    yield "tracking", plan.tracking or "none (the run folder only)"
 
 
 def _shape(shape: Any) -> str:
@@ -116,11 +116,11 @@ def bar(run_dir: Path, total_steps: int) -> Iterator[None]:
         yield
         return
     columns = (
-        TextColumn("{task.fields[where]}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), TextColumn("{task.fields[metrics]}"),
+        _column("{task.fields[where]}"), BarColumn(), MofNCompleteColumn(), _column("{task.fields[rate]}"),
+        TimeElapsedColumn(), _column("ETA"), TimeRemainingColumn(), _column("{task.fields[metrics]}"),
     )  # fmt: skip
     done = threading.Event()
-    with Progress(*columns, console=Console(file=sys.stdout), transient=True) as progress:
+    with Progress(*columns, console=console(), transient=True) as progress, streams.guarded():
         task = progress.add_task("", total=total_steps, where="starting", rate="", metrics="")
 
         def follow() -> None:
@@ -135,6 +135,11 @@ def bar(run_dir: Path, total_steps: int) -> Iterator[None]:
         finally:
             done.set()
             thread.join()
+
+
+def _column(form: str) -> TextColumn:
+    """A column of text; what it shows is no markup."""
+    return TextColumn(form, markup=False)
 
 
 def _fields(status: dict[str, Any]) -> dict[str, str]:
@@ -168,8 +173,8 @@ def preparing() -> Iterator[Any]:
 
         yield line
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=Console(file=sys.stdout), transient=True) as progress:
+    columns = (_column("{task.description}"), BarColumn(), MofNCompleteColumn(), _column("ETA"), TimeRemainingColumn())
+    with Progress(*columns, console=console(), transient=True) as progress, streams.guarded():
         tasks: dict[str, Any] = {}
 
         def update(what: str, done: int, total: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer import csv_files
 from trainer.data.criteo_files import Block, pieces
 from trainer.data.feed import Placement
 from trainer.data.rows import RowReader
@@ -118,14 +118,14 @@ def write(
     rows, wrong = 0, 0
     named: list[str] = []
     try:
-        with part.open("w", newline="", errors="surrogateescape") as file:
-            table = csv.writer(file)
-            table.writerow(HEADER)
+        with part.open("w", encoding="utf-8", newline="") as file:
+            table = csv_files.Table(file)
+            table.row(HEADER)
             for chunk, values in results:
                 reasons = {} if values[:, 0].all() else dict(reader.read(chunk.text, chunk.labelled).bad)
                 for number, (good, probability) in enumerate(values.tolist()):
                     line, why = chunk.line + number, "" if good else reasons[number]
-                    table.writerow([names[chunk.file], line, f"{probability:.8g}" if good else "", why])
+                    table.row([names[chunk.file], line, f"{probability:.8g}" if good else "", why])
                     if why and len(named) < MOST_NAMED:
                         named.append(f"{names[chunk.file]}:{line}: {why}")
                     wrong += bool(why)

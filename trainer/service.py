@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import itertools
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer import compose
-from trainer.confidential import hide, text, values
+from trainer import compose, csv_files, streams
+from trainer.confidential import HERE, command, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError, first_line
 from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
 from trainer.wording import counted
@@ -40,7 +38,8 @@ def run(overrides: Sequence[str]) -> Result:
     """See ``trainer.run``."""
     if any(o in ("-m", "--multirun") for o in overrides):
         raise UserError("-m", "a sweep is for the command line", "python -m trainer -m ...")
-    with compose.hydra_app() as app:
+    with streams.guarded(), compose.hydra_app() as app:
+        HERE.learn(of_environment(os.environ), of_command_line(overrides))
         return run_one(app, list(overrides), "config")
 
 
@@ -92,7 +91,7 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
         def job(config: DictConfig) -> None:
             hydra = HydraConfig.get()
             mine, number = list(hydra.overrides.task), len(results)
-            where, shown = str(hydra.runtime.output_dir), text(" ".join(mine), values(plain(config)))
+            where, shown = str(hydra.runtime.output_dir), command(mine)
             print(f"\n--- job {number}" + (f" of {len(jobs)}" if jobs else "") + f": {shown}", flush=True)
             results.append((shown, _one_of_sweep(config, mine, flags, where, tracker, sweep_dir)))
 
@@ -101,7 +100,8 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
         status = "KILLED"
         try:
             there = f"hydra.sweep.dir='{sweep_dir}'"  # its default holds the time, which Hydra would look up again
-            app.multirun(config_name, job, [*overrides, there, "hydra.mode=MULTIRUN"])
+            with compose.ours_to_write():
+                app.multirun(config_name, job, [*overrides, there, "hydra.mode=MULTIRUN"])
             status = "FINISHED" if all(r.status == "done" for _, r in results) else "FAILED"
         finally:
             show_sweep(results, sweep_dir)
@@ -148,14 +148,14 @@ def _check_point(app: Hydra, master: DictConfig, overrides: list[str]) -> Ready:
             config = app.config_loader.load_sweep_config(master, overrides)
         return get_ready(plain(config), typed_keys(overrides), str(_folder(master, "hydra.sweep.dir")))
     except UserError as error:
-        raise UserError(f"job {' '.join(overrides)}: {error.what}", error.why, error.instead) from error
+        raise UserError(f"job {command(overrides)}: {error.what}", error.why, error.instead) from error
 
 
 def _sweep_run(point: Ready, overrides: list[str], flags: Sequence[str]) -> dict[str, Any]:
     from trainer.tracking.describe import describe
 
     run = describe(point.checked.config, point.plan, [*flags, "-m", *overrides], None, "")
-    swept = text(" ".join(o for o in overrides if not o.startswith("hydra")), point.secrets)
+    swept = command(o for o in overrides if not o.startswith("hydra"))
     return {**run, "run_name": f"sweep {swept}"[:200], "params": {}, "dataset": None, "artifacts": ["sweep.csv"]}
 
 
@@ -182,8 +182,7 @@ def show_sweep(results: list[tuple[str, Result]], sweep_dir: Path) -> None:
         table.add_row(*rows[-1])
     console().print(table)
     sweep_dir.mkdir(parents=True, exist_ok=True)
-    with (sweep_dir / "sweep.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([columns, *rows])
+    csv_files.write(sweep_dir / "sweep.csv", [columns, *rows], private=True)
     print(f"jobs are in {_short(sweep_dir)}/0, 1, ...; the table in {_short(sweep_dir)}/sweep.csv", flush=True)
 
 
@@ -195,6 +194,8 @@ def _left(folder: Path, mode: str) -> list[str]:
 
 def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     """The last lines: the result, where it is, how to look at it, and the command that repeats it."""
+    from rich.text import Text
+
     from trainer.progress import console
 
     out = console()
@@ -204,24 +205,24 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     best = f" (best {named} {result.best[watched]:.5f})" if watched in result.best else ""
     if result.mode == "train":
         whose = " of worker 0" if ready.plan.leased else ""  # each worker takes its own, as many as it gets work for
-        out.print(f"\n[bold green]done[/] {counted(result.steps, 'update')}{whose}, {counted(result.samples, 'sample')} in {result.seconds:.1f} s. {shown}{best}")  # fmt: skip
+        done = f"{counted(result.steps, 'update')}{whose}, {counted(result.samples, 'sample')} in {result.seconds:.1f} s. {shown}{best}"
     else:
         did, thing = LOOKED["rows" if "predict/rows" in result.metrics else result.mode]
-        done = f"{did} {counted(result.samples, thing)}"
-        out.print(f"\n[bold green]done[/] {done} in {result.seconds:.1f} s. {shown}")
+        done = f"{did} {counted(result.samples, thing)} in {result.seconds:.1f} s. {shown}"
+    out.print(Text.assemble(("\ndone", "bold green"), f" {done}"))
     if result.stand_in:
-        out.print(f"[bold red]ATTENTION: {result.stand_in}[/]")
+        out.print(f"ATTENTION: {result.stand_in}", style="bold red")
     if result.ended.startswith("early stop"):
-        out.print(f"[bold yellow]{result.ended}[/]")
+        out.print(result.ended, style="bold yellow")
     out.print(f"results   {_short(Path(result.run_dir))}  ({', '.join(_left(Path(result.run_dir), result.mode))})")
     if output := ready.checked.config["predict"]["output"]:
         out.print(f"guesses   {_short(Path(output))}", soft_wrap=True)
     if ready.plan.tracking and result.run_id is not None:
-        uri = text(ready.plan.tracking)
+        uri = ready.plan.tracking
         default = f"sqlite:///{Path.cwd() / 'mlflow.db'}"
         ui = "mlflow ui" if uri == default else f"mlflow ui --backend-store-uri {uri}" if "://" in uri and not uri.startswith("http") else uri  # fmt: skip
         out.print(f"look      {ui}   (experiment {ready.plan.name}, run {result.run_id})", soft_wrap=True)
-    out.print(f"repeat    python -m trainer {text(shlex.join(overrides), ready.secrets)}", soft_wrap=True)
+    out.print(f"repeat    python -m trainer {command(overrides)}", soft_wrap=True)
 
 
 def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
@@ -307,16 +308,13 @@ def _leave_hydra_files(config: DictConfig, run_dir: Path) -> None:
     if subdir is None:
         return
     folder = run_dir / subdir
-    folder.mkdir(exist_ok=True)
     parts = {
         "config": job,
         "hydra": OmegaConf.create({"hydra": config.hydra}),
         "overrides": config.hydra.overrides.task,
     }
-    known = values(plain(job))
     for name, part in parts.items():
-        shown = OmegaConf.create(hide(OmegaConf.to_container(part, resolve=False), known))
-        (folder / f"{name}.yaml").write_text(OmegaConf.to_yaml(shown))
+        compose.write_config(folder / f"{name}.yaml", part)
 
 
 def _short(path: Path) -> str:

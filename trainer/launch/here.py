@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from trainer import streams
 from trainer.build import locate
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.plan import Plan
@@ -24,7 +25,7 @@ def in_place(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, An
         RunFailed: the training broke; with its traceback.
     """
     seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, dist.HashStore())
-    with (run_dir / "workerlog.0").open("w") as log, teed(log):
+    with streams.log(run_dir / "workerlog.0") as log, teed(log):
         try:
             outcome: dict[str, Any] = locate(plan.entries["worker"])(seat, payload)
             return outcome
@@ -55,9 +56,12 @@ class _Tee:
 
 @contextlib.contextmanager
 def teed(log: Any) -> Iterator[None]:
-    streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Tee(sys.stdout, log), _Tee(sys.stderr, log)  # type: ignore[assignment]
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (streams.Guard(_Tee(stream, log)) for stream in before)
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = streams
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        sys.stdout, sys.stderr = before

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from trainer import streams
 from trainer.errors import Interrupted, RunFailed, first_line
 from trainer.host import private
 from trainer.launch.hosts import Meeting, meet
@@ -203,6 +204,7 @@ def _enter(
     # A child of a forkserver would start reading processes from a forkserver of its own, and these, being no children
     # of this process, would not notice its death.
     multiprocessing.set_start_method("fork", force=True)
+    streams.confide(payload)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     store = dist.TCPStore(*address, is_master=False, timeout=_seconds(300))
     seat = Seat(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer import streams
 from trainer.confidential import text, values
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import private
@@ -62,9 +63,7 @@ def _lead(way: Handover, store: Any, args: argparse.Namespace) -> None:
         if set(plan.roles) != {"worker"}:
             raise RunFailed(f"torchrun starts workers alone; strategy={plan.strategy} has {', '.join(plan.roles)}")
         handed = way.give(payload)
-        log = run_dir / "workerlog.0"
-        private.start_empty(log)
-        with log.open("a") as file, teed(file):
+        with streams.log(run_dir / "workerlog.0") as log, teed(log):
             return _work(store, handed, 0)
 
     with compose.hydra_app(args.config_dir) as app:
@@ -98,6 +97,7 @@ def _follow(way: Handover, store: Any, rank: int) -> int:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    streams.confide(payload)
     _work(store, payload, rank)
     return 0
 

@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import platform
 import re
-import shlex
 import subprocess
 import time
 import uuid
@@ -14,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.confidential import hide, values
+from trainer.confidential import HERE, command, hide, values
 from trainer.plan import Plan
 from trainer.wording import counted
 
@@ -46,7 +45,7 @@ def describe(
     Args:
         digest: of the data, from its source.
     """
-    tracking, secrets = config["tracking"], values(config)
+    tracking, secrets = config["tracking"], values(config) | HERE.values
     told = {
         "experiment": tracking["experiment"] or plan.name,
         "run_name": tracking["run_name"] or run_name(config, plan),
@@ -121,7 +120,7 @@ def note(plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None =
             lines += [f"| {k} | {v:.5f} | {f'{best[k]:.5f}' if k in best else ''} |" for k, v in shown.items()]
         for who in ended["lost_workers"].values():
             lines += ["", f"lost on the way: {who}"]
-    repeat = f"python -m trainer {shlex.join(overrides)}"
+    repeat = f"python -m trainer {command(overrides)}"
     return "\n".join([*lines, "", "Repeat it:", "", "```", repeat, "```", "", f"Files: `{plan.run_dir}`"])
 
 
@@ -149,7 +148,7 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
         "trainer.precision": str(plan.chosen["precision"]),
         "trainer.data_source": plan.facts["source"],
         "trainer.stand_in": plan.facts["stand_in"] or "no",
-        "trainer.overrides": " ".join(overrides)[:5000],
+        "trainer.overrides": command(overrides)[:5000],
         "trainer.run_dir": plan.run_dir,
         "trainer.python": platform.python_version(),
         **git(),

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer import confidential
 from trainer.errors import first_line
-from trainer.report import replace_file
+from trainer.report import leave
 
 BATCH = 1000
 EVERY_S = 1.0
@@ -161,9 +161,7 @@ class Follower:
             "sent_bytes": self.sent, "doubtful_bytes": self.doubt, "asked": self.asked,
         }  # fmt: skip
         if self.run_dir.is_dir():
-            replace_file(
-                self.run_dir / "tracking.json", json.dumps(confidential.hide({**state, "run": self.run}), indent=1)
-            )
+            leave(self.run_dir / "tracking.json", {**state, "run": self.run}, private=True)
 
     def finish(self, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
         """Send the rest, the artifacts and the end of the run, within the time."""
@@ -255,7 +253,8 @@ def _said(error: Exception) -> str:
 def tell(message: dict[str, Any]) -> None:
     """An answer to the parent, which may be gone."""
     with contextlib.suppress(OSError):
-        print(json.dumps(message), file=sys.__stdout__, flush=True)
+        said = {k: confidential.text(v) for k, v in message.items() if k in ("warning", "error")}
+        print(json.dumps({**message, **said}), file=sys.__stdout__, flush=True)
 
 
 def follow(parent: int) -> None:
@@ -289,6 +288,7 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
         if parent is not None and parent.run_id is None:
             parent.try_once()
         secrets = message.pop("secrets")
+        confidential.HERE.learn(secrets)
         follower = Follower(
             Path(message["open"]), message, children_of=parent.run_id if parent else None, secrets=secrets
         )
@@ -304,7 +304,7 @@ def _mark_killed(follower: Follower) -> None:
     status_file = follower.run_dir / "status.json"
     try:
         status = json.loads(status_file.read_text())
-        replace_file(status_file, json.dumps({**status, "state": "killed"}, indent=1))
+        leave(status_file, {**status, "state": "killed"})
     except (OSError, ValueError):
         pass
     confidential.scrub(follower.run_dir, LOGS, follower.secrets)
@@ -350,6 +350,6 @@ if __name__ == "__main__":
         sys.exit(resend(Path(sys.argv[2])))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (migrations and deprecations; errors go to the parent as answers)
+    sys.stderr = open(os.devnull, "w", errors="replace")  # noqa: SIM115 (migrations and deprecations; errors go to the parent as answers)
     sys.stdout = sys.stderr  # MLflow says there where to look at a run; answers go to the true one
     follow(int(sys.argv[1]))

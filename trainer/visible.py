@@ -1,0 +1,49 @@
+"""Text of others as it may be shown: control characters spelled out, and cells that a spreadsheet takes for text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
+"""C0 without tab and newline, DEL, C1."""
+DIRECTION = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+SEPARATORS = "\u2028\u2029"
+UNSEEN = re.compile(f"[{CONTROL}{DIRECTION}{SEPARATORS}\ufeff\ud800-\udfff]")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula, or skips on its way to one."""
+NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|nan)", re.ASCII)
+RAW_BYTE = range(0xDC80, 0xDD00)
+"""Where Python keeps the bytes of a file name that is no UTF-8."""
+
+
+def visible(text: str) -> str:
+    r"""The text with every character that moves a cursor or turns the reading direction spelled out, as ``\x1b``.
+
+    Tabs and newlines stay; a newline of Windows becomes one.
+    """
+    return UNSEEN.sub(lambda found: spelled(found[0]), text.replace("\r\n", "\n"))
+
+
+def one_line(text: str) -> str:
+    r"""As :func:`visible`, with tabs and newlines spelled out too: ``\n``."""
+    return UNSEEN.sub(lambda found: spelled(found[0]), text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def spelled(character: str) -> str:
+    r"""``\x1b``, ``\u202e``; a byte of a name that is no UTF-8 as that byte, ``\xff``."""
+    number = ord(character)
+    if number in RAW_BYTE:
+        number -= 0xDC00
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+def cell(value: Any) -> Any:
+    r"""A cell of a CSV file: a text that a spreadsheet would compute gets an apostrophe before it; a number stays one.
+
+    A text stays on its line: newlines and control characters are spelled out.
+    """
+    if not isinstance(value, str):
+        return value
+    quoted = value.startswith(FORMULA) and NUMBER.fullmatch(value) is None
+    return ("'" if quoted else "") + one_line(value)
