@@ -13,7 +13,7 @@ import pytest
 # one of 300. Set before torch is imported, here and in every process that the tests start; results are the same.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-PRELOAD = ["trainer.launch.local", "trainer.worker", "sklearn.datasets", "torch._dynamo", "tests.strategies.entries"]
+PRELOAD = ["trainer.launch.local", "trainer.worker", "torch._dynamo", "tests.strategies.entries"]
 
 
 @pytest.fixture(autouse=True, scope="module")

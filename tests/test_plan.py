@@ -204,6 +204,20 @@ def test_random_images_are_so_many_updates_however_many_batches_these_merge() ->
         assert plan.global_batch_size == plan.batch_size * merge
 
 
+def test_auto_takes_one_thread_where_a_batch_is_too_little_work_for_two() -> None:
+    host = Machine(8, AMX, ())
+    lenet = ModelFacts(
+        11_350, convolutional=True, work=11_350 * 64
+    )  # on digits: 0.2 million multiply-adds, 0.7 at most
+    assert choose(CONFIG, "cpu", lenet, host, 1, False, 32)[0]["threads"] == 1
+    assert choose(CONFIG, "cpu", lenet, host, 1, False, 512)[0]["threads"] == 8
+    assert choose(CONFIG, "cpu", SMALL, host, 1, False, 32)[0]["threads"] == 8, "not known how much work"
+    given = {**CONFIG, "execution": {**CONFIG["execution"], "threads": 5}}
+    assert choose(given, "cpu", lenet, host, 1, False, 32)[0]["threads"] == 5
+    plan = planned(DIGITS)
+    assert plan.chosen["threads"] == 1 and "little work" in plan.why["threads"]
+
+
 def test_auto_threads_share_the_cores() -> None:
     for workers, threads, shared in ((1, 8, "1 worker"), (3, 2, "3 workers"), (16, 1, "16 workers")):
         chosen, why = choose(CONFIG, "cpu", BIG, Machine(8, AMX, ()), workers, False)

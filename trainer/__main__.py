@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import NoReturn
 
-from trainer import arguments, confidential, streams
+from trainer import arguments, confidential, interpreter, streams
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.visible import one_line
 
@@ -43,6 +43,16 @@ def _answer(argv: list[str]) -> int:
     except Exception:  # a mistake of ours; here and not by the interpreter, which would show secrets
         traceback.print_exc()
         return 1
+
+
+def command() -> NoReturn:
+    """``python -m trainer`` and ``trainer``: a process of its own."""
+    interpreter.begin()
+    try:
+        code = main()
+    except SystemExit as end:  # argparse, after --version
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    interpreter.leave(code)
 
 
 def dispatch(argv: list[str]) -> int:
@@ -146,4 +156,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -11,6 +11,8 @@ from trainer.machine import Gpu
 from trainer.wording import counted
 
 BIG_MODEL = 1_000_000
+ONE_CORE_WORK = 1 << 25
+"""Multiply-adds of a batch's forward pass up to which several threads wait for each other longer than they save."""
 CORES_FED = 8
 """Cores that train on a CPU, which one reading process feeds."""
 READY, LEAST_READY = 4, 2
@@ -23,11 +25,13 @@ class ModelFacts:
 
     Attributes:
         concern: what is odd about it on these data, though it can run; empty as a rule.
+        work: multiply-adds of one sample's forward pass, at most; 0: not known.
     """
 
     parameters: int
     convolutional: bool
     concern: str = ""
+    work: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,9 @@ class Machine:
 
 
 def choose(
-    config: Mapping[str, Any], device: str, model: ModelFacts, machine: Machine, workers_here: int, slow_data: bool
-) -> tuple[dict[str, Any], dict[str, str]]:
+    config: Mapping[str, Any], device: str, model: ModelFacts, machine: Machine, workers_here: int, slow_data: bool,
+    batch_size: int = 0,
+) -> tuple[dict[str, Any], dict[str, str]]:  # fmt: skip
     """Values for precision, channels_last, keep_memory, threads, reading and pin_memory; and why, where chosen."""
     why: dict[str, str] = {}
     execution, data = config["execution"], config["data"]
@@ -65,6 +70,8 @@ def choose(
     if threads is None:
         threads = max(1, machine.cores // workers_here)
         why["threads"] = f"{counted(machine.cores, 'core')} / {counted(workers_here, 'worker')}"
+        if device == "cpu" and threads > 1 and 0 < model.work * batch_size <= ONE_CORE_WORK:
+            threads, why["threads"] = 1, "a batch is so little work that threads would wait for each other"
     num_workers = data["num_workers"]
     if num_workers in (None, "auto"):
         num_workers, why["num_workers"] = _reading(device, machine, workers_here, slow_data)

@@ -114,7 +114,8 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
     config, facts, workers = checked.config, checked.facts, checked.workers
     launch, data = config["launch"], config["data"]
     pictures = bool(checked.files) and checked.source.row_reader() is None
-    chosen, why = choose(config, checked.device, model, machine, checked.nproc, facts.slow or pictures)
+    slow = facts.slow or pictures
+    chosen, why = choose(config, checked.device, model, machine, checked.nproc, slow, data["batch_size"])
     if checked.auto_strategy:
         why["strategy"] = checked.auto_strategy
     epochs, steps_per_epoch, total = _length(checked) if config["mode"] == "train" else _looks(checked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -55,11 +56,20 @@ def probe(config: Mapping[str, Any], facts: Facts | None = None, declaration: De
         loss = call_target(config["loss"], "loss", kind=nn.Module)
         call_target(config["scheduler"], "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
         concern = "" if facts is None else check_outputs(config, model, loss, facts)
+    parameters = sum(p.numel() for p in model.parameters())
     return ModelFacts(
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameters,
         convolutional=any(isinstance(m, nn.Conv2d) for m in model.modules()),
         concern=concern,
+        work=0 if facts is None else parameters * _positions(facts.shape),
     )
+
+
+def _positions(shape: Shape) -> int:
+    """How often a parameter is used for one sample, at most: for each pixel of an image, else for each number."""
+    if isinstance(shape, dict):
+        return max(math.prod(size) for size in shape.values())
+    return math.prod(shape[1:] if len(shape) == IMAGE_DIMENSIONS else shape)
 
 
 def before_start(what: str, node: Mapping[str, Any]) -> None:

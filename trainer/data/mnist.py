@@ -12,6 +12,7 @@ import numpy as np
 
 from trainer.data.array_images import ArraySource
 from trainer.data.base import Facts, Progress
+from trainer.data.digits import read_digits
 from trainer.data.fetched import Site, absent, fetch
 from trainer.data.kept_arrays import Pair
 from trainer.errors import UserError
@@ -89,13 +90,12 @@ class Mnist(ArraySource):
 def enlarged_digits() -> tuple[Pair, Pair]:
     """scikit-learn's 8x8 digits on (1, 28, 28) uint8: 1,437 for training and 360 for validation."""
     import torch
-    from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    small = torch.from_numpy(bunch.images)[:, None] * (255 / 16)
+    drawn, shown = read_digits()
+    small = torch.from_numpy(drawn)[:, None] * (255 / 16)
     large = torch.nn.functional.interpolate(small, (20, 20), mode="bicubic").clamp(0, 255).round().to(torch.uint8)
     images = torch.nn.functional.pad(large, (4, 4, 4, 4)).numpy()  # a digit of 20 pixels in a frame, as in MNIST
-    labels = bunch.target.astype(np.int64)
+    labels = shown
     order = np.random.default_rng(0).permutation(SAMPLES)
     train, val = order[HELD_OUT:], order[:HELD_OUT]
     return (images[train], labels[train]), (images[val], labels[val])

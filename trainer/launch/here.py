@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainer import streams
+from trainer import interpreter, streams
 from trainer.build import locate
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.plan import Plan
@@ -25,7 +25,7 @@ def in_place(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, An
         RunFailed: the training broke; with its traceback.
     """
     seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, dist.HashStore())
-    with streams.log(run_dir / "workerlog.0") as log, teed(log):
+    with streams.log(run_dir / "workerlog.0") as log, teed(log), interpreter.at_work():
         try:
             outcome: dict[str, Any] = locate(plan.entries["worker"])(seat, payload)
             return outcome
