@@ -45,8 +45,8 @@ class Tracker:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             answer = json.loads(line)
-            if "warning" in answer:
-                self.say(f"MLflow: {answer['warning']}")
+            if said := answer.get("warning") or answer.get("told"):
+                self.say(f"MLflow: {said}")
             else:
                 self.answers.put(answer)
         self.answers.put({"gone": True})

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
-import importlib.util
 import json
+import os
 import shutil
 import sys
-import sysconfig
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from trainer import example
+from trainer.tracking.own_code import PACKAGE, own_modules, place, stage, third_parties
 
-PACKAGE = Path(__file__).resolve().parents[1]
 SERVED = Path(__file__).with_name("served.py")
 NAME = "model"
 REQUIREMENTS = ("torch", "torchvision", "safetensors", "numpy", "pillow", "mlflow")
@@ -26,8 +28,10 @@ def can_be_packed(run_dir: Path) -> bool:
     return all((run_dir / name).is_file() for name in (example.SPEC, example.SAMPLE, "model.safetensors"))
 
 
-def pack(run_dir: Path) -> Path:
-    """The model in a new folder outside the run's, in MLflow's layout; it is loaded and called once to see that it works.
+def pack(run_dir: Path) -> tuple[Path, list[str]]:
+    """The model in a new folder outside the run's, in MLflow's layout, and the user's own modules that it takes along.
+
+    It is called once to see that it works; with modules of the user's own, once more as it will be loaded elsewhere.
 
     Raises:
         Exception: whatever building, loading or calling the model raises.
@@ -37,50 +41,83 @@ def pack(run_dir: Path) -> Path:
 
     folder = Path(tempfile.mkdtemp(prefix=DIRECTORY)) / NAME
     spec, inputs = run_dir / example.SPEC, example.sample(run_dir)
+    artifacts = {"spec": str(spec), "weights": str(run_dir / "model.safetensors")}
     target = json.loads(spec.read_text())["model"]["_target_"]
-    arguments: dict[str, Any] = {
-        "python_model": str(SERVED),
-        "artifacts": {"spec": str(spec), "weights": str(run_dir / "model.safetensors")},
-        "code_paths": [str(PACKAGE), *_own_code(target)],
-        "pip_requirements": list(_requirements(target)),
-    }
     try:
-        trial = folder.with_name("trial")
-        mlflow.pyfunc.save_model(str(trial), **arguments)
-        outputs = mlflow.pyfunc.load_model(str(trial)).predict(inputs)
-        signature = infer_signature(inputs, outputs)
-        shutil.rmtree(trial)
-        mlflow.pyfunc.save_model(str(folder), signature=signature, input_example=inputs, **arguments)
+        outputs, modules = _called(artifacts, inputs, target)
+        mlflow.pyfunc.save_model(
+            str(folder),
+            python_model=str(SERVED),
+            artifacts=artifacts,
+            code_paths=stage(folder.with_name("code"), modules),
+            pip_requirements=list(_requirements(target, modules)),
+            signature=infer_signature(inputs, outputs),
+            input_example=inputs,
+        )
+        if modules:
+            with _alone(modules):
+                mlflow.pyfunc.load_model(str(folder)).predict(inputs)
     except BaseException:
         shutil.rmtree(folder.parent, ignore_errors=True)
         raise
     for cache in folder.rglob("__pycache__"):
         shutil.rmtree(cache, ignore_errors=True)
-    return folder
+    return folder, [str(place(name, file)) for name, file in modules.items()]
 
 
-def _requirements(target: str) -> Any:
-    """What is installed of what the model needs, and of what its class or function is in."""
+def _called(artifacts: dict[str, str], inputs: Any, target: str) -> tuple[Any, dict[str, Path]]:
+    """What the model gives for the inputs, and the user's own modules that it took."""
+    from trainer.tracking.served import Served
+
+    before = set(sys.modules)
+    served = Served()
+    served.load_context(SimpleNamespace(artifacts=artifacts))
+    outputs = served.predict(None, inputs)  # type: ignore[no-untyped-call]
+    late = _LATE.setdefault(target, set())
+    late |= set(sys.modules) - before
+    return outputs, own_modules(target, late)
+
+
+_LATE: dict[str, set[str]] = {}
+"""By target, what was imported when it was built first in this process; the next job of a sweep imports it no more."""
+
+
+@contextlib.contextmanager
+def _alone(modules: dict[str, Path]) -> Iterator[None]:
+    """Inside, these modules are not known, and not to be found where they came from: the packed ones must do."""
+    roots = {str(_root(name, file)) for name, file in modules.items()}
+    known = {name: sys.modules.pop(name) for name in list(sys.modules) if _below(name, modules)}
+    path = sys.path[:]
+    sys.path[:] = [entry for entry in path if os.path.realpath(entry or ".") not in roots]
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if _below(name, modules)]:
+            del sys.modules[name]
+        sys.modules.update(known)
+        sys.path[:] = path
+
+
+def _below(name: str, modules: dict[str, Path]) -> bool:
+    return name.partition(".")[0] in {known.partition(".")[0] for known in modules}
+
+
+def _root(name: str, file: Path) -> Path:
+    """The folder that was searched for the module."""
+    return file.parents[len(place(name, file).parts) - 1]
+
+
+def _requirements(target: str, modules: dict[str, Path]) -> Iterator[str]:
+    """What is installed of what the model needs, of what its class or function is in, and of what its modules import."""
     top = target.replace(":", ".").partition(".")[0]
-    own = top == PACKAGE.name or _own_code(target)
-    theirs = () if own else importlib.metadata.packages_distributions().get(top, ())
+    wanted = third_parties(modules.values()) if modules else {top} - {PACKAGE.name}
+    of = importlib.metadata.packages_distributions() if wanted else {}
+    theirs = (package for name in sorted(wanted) for package in of.get(name, ()))
     for package in dict.fromkeys((*REQUIREMENTS, *theirs)):
         try:
             yield f"{package}=={importlib.metadata.version(package).partition('+')[0]}"
         except importlib.metadata.PackageNotFoundError:
             continue
-
-
-def _own_code(target: str) -> list[str]:
-    """The file or folder of the user's package that the model's class is in; nothing for what is installed."""
-    top = target.replace(":", ".").partition(".")[0]
-    spec = importlib.util.find_spec(top)
-    if top == PACKAGE.name or spec is None or spec.origin is None or top in sys.stdlib_module_names:
-        return []
-    origin = Path(spec.origin).resolve()
-    if any(origin.is_relative_to(Path(sysconfig.get_path(kind)).resolve()) for kind in ("purelib", "platlib")):
-        return []
-    return [str(origin.parent if origin.name == "__init__.py" else origin)]
 
 
 def send(client: Any, run_id: str, folder: Path) -> None:

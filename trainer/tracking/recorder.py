@@ -201,7 +201,9 @@ class Follower:
             return
         try:
             if self.packed is None:
-                self.packed = model.pack(self.run_dir)
+                self.packed, taken = model.pack(self.run_dir)
+                if taken:
+                    tell({"told": f"the logged model takes along your {', '.join(taken)}"})
         except Exception as error:  # what a user's own model raises where it is loaded by MLflow
             tell({"warning": f"the model was not logged: {type(error).__name__}: {_said(error)}"})
             self.logged = True

@@ -1,0 +1,94 @@
+"""The user's own modules that a model is made of: those that it really imports, and nothing else of their folder."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+PACKAGE = Path(__file__).resolve().parents[1]
+INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
+
+
+def own_modules(target: str, new: Iterable[str] = ()) -> dict[str, Path]:
+    """By name, the source files of the imported modules that a target needs, less what is installed.
+
+    Args:
+        target: ``package.module.name``; its module has been imported.
+        new: names of modules that were imported while the model was built and called: what it imports in ways that its
+            source does not show.
+    """
+    found: dict[str, Path] = {}
+    parts = target.replace(":", ".").split(".")
+    names = [".".join(parts[:end]) for end in range(1, len(parts) + 1)] + list(new)
+    while names:
+        name = names.pop()
+        file = _source(sys.modules.get(name))
+        if name not in found and file is not None:
+            found[name] = file
+            names += _imported_by(name, file)
+    return dict(sorted(found.items()))
+
+
+def _source(module: ModuleType | None) -> Path | None:
+    """The module's file, if it is Python source of the user's own."""
+    if module is None or module.__name__ == "__main__" or not getattr(module, "__file__", None):
+        return None
+    file = Path(str(module.__file__))
+    inside = [PACKAGE, *(Path(sysconfig.get_path(kind)).resolve() for kind in INSTALLED)]
+    real = file.resolve()
+    if file.suffix != ".py" or real.suffix != ".py" or not real.is_file():
+        return None
+    return None if any(folder in (*real.parents, *file.parents) for folder in inside) else real
+
+
+def _imported_by(name: str, file: Path) -> Iterator[str]:
+    """Names of modules that a source file imports, and the packages above them; some may be names of other things."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            bases = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            base = ".".join(filter(None, (above, node.module)))
+            bases = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for base in bases:
+            parts = base.split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def third_parties(modules: Iterable[Path]) -> set[str]:
+    """Names of the packages that these files import, wherever they are from."""
+    found = (name.partition(".")[0] for file in modules for name in _imported_by("", file))
+    return {name for name in found if name and name not in sys.stdlib_module_names}
+
+
+def stage(folder: Path, modules: dict[str, Path]) -> list[str]:
+    """Copy this package's sources and the modules into a folder; returns what MLflow should take along from there.
+
+    Files ``*.py`` alone: no links, nothing hidden, no data.
+    """
+    for file in sorted(PACKAGE.rglob("*.py")):
+        below = file.relative_to(PACKAGE)
+        if not file.is_symlink() and file.is_file() and not any(part.startswith(".") for part in below.parts):
+            _copy(file, folder / PACKAGE.name / below)
+    for name, file in modules.items():
+        _copy(file, folder / place(name, file))
+    return sorted(str(path) for path in folder.iterdir())
+
+
+def place(name: str, file: Path) -> Path:
+    """Where a module's file lies below the folder that is searched for modules."""
+    parts = Path(*name.split("."))
+    return parts / "__init__.py" if file.name == "__init__.py" else parts.with_suffix(".py")
+
+
+def _copy(file: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, to)
