@@ -11,6 +11,7 @@ import pytest
 from tests.pictures import cifar, image_folder, needs
 from trainer import job, machine, progress, service
 from trainer.auto import Machine, ModelFacts, choose
+from trainer.batches import batch_size
 from trainer.compose import compose, hydra_app
 from trainer.errors import UserError
 from trainer.machine import Gpu
@@ -121,6 +122,32 @@ def test_gradient_merge(k: int, steps: int) -> None:
 def test_gradient_merge_in_the_global_batch() -> None:
     plan = planned(DIGITS, "strategy.gradient_merge.k_steps=2", "launch.nproc=2", "data.global_batch_size=64")
     assert (plan.batch_size, plan.global_batch_size) == (16, 64)
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_updates_of_an_epoch_follow_from_the_global_batch_alone(drop: bool) -> None:
+    updates = TRAIN // 32 if drop else ceil(TRAIN / 32)
+    for workers, merge in ((1, 1), (2, 1), (4, 1), (3, 1), (1, 2), (2, 3), (7, 4)):
+        plan = planned(DIGITS, f"launch.nproc={workers}", "data.global_batch_size=32", f"strategy.gradient_merge.k_steps={merge}", f"sampler.drop_last={str(drop).lower()}")  # fmt: skip
+        assert (plan.global_batch_size, plan.steps_per_epoch, plan.total_steps) == (32, updates, 12 * updates)
+        assert plan.batch_size == ceil(32 / workers / merge)
+        shown = dict(progress.rows(plan))["batch size"]
+        assert shown.endswith("= 32 global") == (32 % (workers * merge) == 0)
+        assert shown.startswith("32 global, shared out: at most ") == (32 % (workers * merge) > 0)
+
+
+def test_batch_size_on_the_command_line_goes_before_a_recipes_global_batch(tmp_path: Path) -> None:
+    config = {"data": {"batch_size": 8, "global_batch_size": 64}}
+    assert batch_size(config["data"], 4, 1, {"data.batch_size"}) == 8
+    assert config["data"]["global_batch_size"] is None
+
+
+def test_leased_work_takes_only_global_batches_that_divide() -> None:
+    leased = ("+recipe=wide_and_deep", "launch.workers=2", "data.batch_size=null")
+    assert planned(*leased, "data.global_batch_size=512").batch_size == 256
+    with pytest.raises(UserError, match=r"multiple of 2 workers, and work that is leased in blocks.*data\.work=static"):
+        planned(*leased, "data.global_batch_size=511")
+    assert planned(*leased, "data.global_batch_size=511", "data.work=static").global_batch_size == 511
 
 
 def test_max_steps_goes_beyond_epochs_or_ends_before() -> None:

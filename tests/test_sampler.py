@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import chain
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+from trainer.data.sampler import (
+    DistributedBatchSampler,
+    EvaluationSampler,
+    EverybodysBatches,
+    GlobalBatchSampler,
+    RepeatedAugmentation,
+    TrainingSampler,
+)
 
 SHAPES = {
     "num_samples": st.integers(1, 150),
@@ -31,7 +39,7 @@ def workers(world_size: int, epoch: int, **arguments: Any) -> list[DistributedBa
     return samplers
 
 
-def counted(sampler: DistributedBatchSampler) -> list[list[int]]:
+def counted(sampler: TrainingSampler) -> list[list[int]]:
     """The sampler's batches without placeholders."""
     return [batch[:size] for batch, size in zip(sampler, sampler.sizes(), strict=True)]
 
@@ -144,3 +152,91 @@ def test_a_worker_needs_no_other_to_know_its_share(num_samples: int, batch_size:
     shared = [DistributedBatchSampler(num_samples, batch_size, r, world_size, pad=False) for r in range(world_size)]
     for number, batch in enumerate(alone):
         assert sorted(batch) == sorted(chain.from_iterable(counted(s)[number] for s in shared))
+
+
+GLOBAL = {
+    "num_samples": st.integers(1, 150),
+    "global_batch_size": st.integers(1, 40),
+    "merge": st.integers(1, 5),
+    "world_size": st.integers(1, 8),
+    "drop_last": st.booleans(),
+    "epoch": st.integers(0, 3),
+}
+
+
+def sharing(world_size: int, epoch: int, **arguments: Any) -> list[GlobalBatchSampler]:
+    samplers = [GlobalBatchSampler(rank=rank, world_size=world_size, **arguments) for rank in range(world_size)]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    return samplers
+
+
+@given(**GLOBAL)
+def test_updates_follow_from_the_data_and_the_global_batch_alone(
+    num_samples: int, global_batch_size: int, merge: int, world_size: int, drop_last: bool, epoch: int
+) -> None:
+    assume(global_batch_size >= merge * world_size)
+    order = the_epochs_order(num_samples, 0, epoch, True)
+    truth = [order[i : i + global_batch_size] for i in range(0, num_samples, global_batch_size)]
+    if drop_last and len(truth[-1]) < global_batch_size:
+        truth.pop()
+    everybody = sharing(
+        world_size,
+        epoch,
+        num_samples=num_samples,
+        global_batch_size=global_batch_size,
+        merge=merge,
+        drop_last=drop_last,
+    )
+    assert {len(sampler) for sampler in everybody} == {len(everybody[0])}
+    assert ceil(len(everybody[0]) / merge) == len(truth), "updates of the epoch"
+    batches = [counted(sampler) for sampler in everybody]
+    most = ceil(ceil(global_batch_size / merge) / world_size)
+    for number, samples in enumerate(truth):
+        shares = [batches[rank][number * merge : (number + 1) * merge] for rank in range(world_size)]
+        assert sorted(chain.from_iterable(chain.from_iterable(shares))) == sorted(samples), "each sample once"
+        each = [sum(map(len, share)) for share in shares]
+        assert max(each) - min(each) <= 1
+        assert max(map(len, chain.from_iterable(shares))) <= most, "data.batch_size of the plan"
+        assert len(shares[0]) == (merge if len(samples) == global_batch_size else ceil(len(samples) * merge / global_batch_size))  # fmt: skip
+    for sampler in everybody:
+        assert [len(batch) for batch in sampler] == [max(1, size) for size in sampler.sizes()], "placeholders"
+    even = all(len(samples) % world_size == 0 for samples in truth)
+    assert everybody[0].even(merge) == even
+    for limit in (1, merge + 1):
+        got = [sum(s.sizes()[:limit][i : i + merge]) for s in everybody for i in range(0, limit, merge)]
+        by_worker = [got[i :: ceil(limit / merge)] for i in range(ceil(limit / merge))]
+        assert everybody[0].even(merge, limit) == all(len(set(sizes)) == 1 for sizes in by_worker)
+
+
+@given(**{**GLOBAL, "global_batch_size": st.integers(1, 6)})
+def test_global_batches_that_divide_are_those_of_batches_per_worker(
+    num_samples: int, global_batch_size: int, merge: int, world_size: int, drop_last: bool, epoch: int
+) -> None:
+    """The same samples in the same places: whoever set the one may set the other."""
+    size = global_batch_size * merge * world_size
+    whole = num_samples // size * size
+    assume(whole)
+    everybody = sharing(world_size, epoch, num_samples=whole, global_batch_size=size, merge=merge, drop_last=drop_last)
+    others = workers(world_size, epoch, num_samples=whole, batch_size=global_batch_size, drop_last=drop_last)
+    assert [list(sampler) for sampler in everybody] == [list(sampler) for sampler in others]
+
+
+@given(**GLOBAL)
+def test_who_reads_for_everybody_reads_what_each_would_have_read(
+    num_samples: int, global_batch_size: int, merge: int, world_size: int, drop_last: bool, epoch: int
+) -> None:
+    assume(global_batch_size >= merge * world_size)
+    order = RepeatedAugmentation(num_samples, 3)
+    everybody = sharing(
+        world_size, epoch, num_samples=num_samples, global_batch_size=global_batch_size, merge=merge, drop_last=drop_last,
+        order=order,
+    )  # fmt: skip
+    reads = [batch.tolist() for batch in EverybodysBatches(everybody[0]).arrays()]
+    assert [reads[rank::world_size] for rank in range(world_size)] == [list(sampler) for sampler in everybody]
+    assert len(reads) == len(EverybodysBatches(everybody[0]))
+
+
+def test_a_global_batch_without_a_sample_for_each_is_refused() -> None:
+    with pytest.raises(ValueError, match="5 samples cannot be shared out over 6 batches"):
+        GlobalBatchSampler(10, 5, merge=2, world_size=3)

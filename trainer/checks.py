@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainer import keys, machine, schema, watched
+from trainer.batches import batch_size, check_batch_fits, check_padding
 from trainer.build import call_target, locate
 from trainer.data.base import DataSource, Facts
 from trainer.errors import UserError
@@ -54,7 +55,8 @@ class Checked:
     @property
     def update_batch(self) -> int:
         """Samples behind one update: the global batch, or where each worker's gradient is applied alone, its own."""
-        return int(self.config["data"]["batch_size"] * self.merge * (1 if self.declaration.alone else self.workers))
+        alone = self.config["data"]["batch_size"] * self.merge
+        return int(alone) if self.declaration.alone else self.global_batch_size
 
     @property
     def lr_factor(self) -> float:
@@ -66,7 +68,9 @@ class Checked:
     @property
     def global_batch_size(self) -> int:
         """Samples per update over all workers."""
-        return int(self.config["data"]["batch_size"] * self.workers * self.merge)
+        data = self.config["data"]
+        given = data["global_batch_size"] if self.config["mode"] == "train" else None
+        return int(given or data["batch_size"] * self.workers * self.merge)
 
 
 def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
@@ -96,11 +100,14 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
     check_compiler(config, device)
     merge = config["strategy"]["gradient_merge"]["k_steps"]
     if config["mode"] == "train":
-        config["data"]["batch_size"] = batch_size(config["data"], workers, merge, typed)
+        leased = declaration.leases and config["data"]["work"] != "static"
+        config["data"]["batch_size"] = batch_size(config["data"], workers, merge, typed, leased)
+        check_padding(config, typed)
     else:
         config["data"]["batch_size"] = evaluation_batch_size(config["data"], workers)
     source: DataSource = call_target(config["data"], "data", kind=DataSource)
-    facts = facts_of(config, source, config["data"]["batch_size"] * workers * merge)
+    together = config["data"]["global_batch_size"] if config["mode"] == "train" else None
+    facts = facts_of(config, source, together or config["data"]["batch_size"] * workers * merge)
     take_classes(config, facts)
     checked = Checked(config, declaration, source, facts, auto_strategy, workers, nproc, device, merge)
     check_data(checked)
@@ -109,7 +116,7 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
         checked.files, checked.samples = looked_at(config, source, facts)
         return checked
     try:
-        check_batch_fits(checked)
+        check_batch_fits(config, facts.train_samples, workers)
     except UserError as error:
         if not config["plan"]:
             raise
@@ -304,24 +311,6 @@ def check_compiler(config: Mapping[str, Any], device: str) -> None:
         raise UserError("compile=true", "there is no C++ compiler on this machine (g++ or clang++)", "compile=false")
 
 
-def batch_size(data: dict[str, Any], workers: int, merge: int, typed: set[str]) -> int:
-    """Samples per worker and batch, from batch_size or global_batch_size; what was typed goes before the recipe."""
-    mine, together, portions = data["batch_size"], data["global_batch_size"], workers * merge
-    if together is None:
-        return int(mine if mine is not None else 32)
-    if mine is not None and "data.batch_size" in typed and "data.global_batch_size" not in typed:
-        data["global_batch_size"] = mine * portions
-        return int(mine)
-    spread = f"{workers} worker{'s' if workers > 1 else ''}" + (f" x {merge} merged batches" if merge > 1 else "")
-    if together % portions:
-        nearest = max(portions, round(together / portions) * portions)
-        raise UserError(f"data.global_batch_size={together}", f"is not a multiple of {spread}", f"data.global_batch_size={nearest}")  # fmt: skip
-    share = together // portions
-    if mine is not None and mine != share and ("data.batch_size" in typed) == ("data.global_batch_size" in typed):
-        raise UserError(f"data.global_batch_size={together}", f"disagrees with data.batch_size={mine}, which over {spread} makes {mine * portions}", f"data.batch_size={share} (or one of the two alone)")  # fmt: skip
-    return int(share)
-
-
 def take_classes(config: dict[str, Any], facts: Facts) -> None:
     """Where nobody says how many classes there are, the data do."""
     for node in (config["data"], config["model"]):
@@ -401,17 +390,3 @@ def watching(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         watches = node != "scheduler" or watched.is_plateau(config[node])
         if watches and config[node].get("metric") is not None:
             yield f"{node}.metric", str(config[node]["metric"]), "val/loss"
-
-
-def check_batch_fits(checked: Checked) -> None:
-    """One batch of all workers fits the training data. Not asked of a plan, which only says so."""
-    config, facts = checked.config, checked.facts
-    size, workers = config["data"]["batch_size"], checked.workers
-    if config["sampler"]["drop_last"] and size * workers > facts.train_samples:
-        most = facts.train_samples // workers
-        raise UserError(
-            f"data.batch_size={size}",
-            f"with {counted(workers, 'worker')} a batch of {size * workers} does not fit the "
-            f"{facts.train_samples} training samples, and sampler.drop_last leaves out what is not full",
-            f"data.batch_size={most} (or sampler.drop_last=false)",
-        )

@@ -379,7 +379,7 @@ def _terms(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     typed |= {
         key: config[key] for key in ("mode", "seed", "epochs", "max_steps", "limit_train_batches", "limit_val_batches")
     }
-    planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "device": plan.device}  # fmt: skip
+    planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "data.global_batch_size": plan.global_batch_size, "device": plan.device}  # fmt: skip
     found = {
         "training samples": plan.facts["train_samples"],
         "batches": plan.total_steps,

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.auto import Machine, ModelFacts, choose
 from trainer.checks import Checked
-from trainer.data.sampler import DistributedBatchSampler
+from trainer.data.sampler import DistributedBatchSampler, training_sampler
 from trainer.errors import UserError
 from trainer.watched import best_metric
 
@@ -41,7 +41,7 @@ class Plan:
 
     Attributes:
         weights: the file that is evaluated or predicts; empty in training.
-        batch_size: samples per worker and batch; merge: batches per update; global_batch_size: samples per update.
+        batch_size: samples per worker and batch, at most; merge: batches per update; global_batch_size: samples per update.
         steps_per_epoch, total_steps: updates.
         val_batch_size: samples per worker and evaluation batch.
         facts: of the data, as a dict.
@@ -165,14 +165,14 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
 def _length(checked: Checked) -> tuple[int, int, int]:
     """Epochs, updates of an epoch, and of the whole training."""
     config, samples, workers = checked.config, checked.facts.train_samples, checked.workers
-    size, sampler = config["data"]["batch_size"], config["sampler"]
-    batches = count_batches(samples, size, workers, sampler, checked.leased)
+    size = config["data"]["batch_size"]
+    batches = count_batches(config, samples, size, workers, checked.leased)
     batches = min(batches, config["limit_train_batches"] or batches)
     steps_per_epoch = ceil(batches / checked.merge)
     total = config["max_steps"] or config["epochs"] * steps_per_epoch
     epochs = ceil(total / steps_per_epoch) if steps_per_epoch else config["epochs"]
     if checked.leased and config["max_steps"] and steps_per_epoch:  # an epoch's last round may be uneven
-        together = count_batches(samples, size, 1, sampler, True)
+        together = count_batches(config, samples, size, 1, True)
         together = min(together, (config["limit_train_batches"] or together) * workers)
         epochs = ceil(total * workers / ceil(together / checked.merge))
     if not steps_per_epoch and not checked.objection:
@@ -190,13 +190,12 @@ def _looks(checked: Checked) -> tuple[int, int, int]:
     return 1, batches, batches
 
 
-def count_batches(samples: int, batch_size: int, workers: int, sampler: Mapping[str, Any], leased: bool) -> int:
+def count_batches(config: Mapping[str, Any], samples: int, batch_size: int, workers: int, leased: bool) -> int:
     """Batches per worker and epoch; where work is leased, on average, rounded up."""
     if leased:
-        return ceil(
-            len(DistributedBatchSampler(samples, batch_size, drop_last=sampler["drop_last"], pad=False)) / workers
-        )
-    return len(DistributedBatchSampler(samples, batch_size, 0, workers, 0, False, sampler["drop_last"], sampler["pad"]))
+        drop_last = config["sampler"]["drop_last"]
+        return ceil(len(DistributedBatchSampler(samples, batch_size, drop_last=drop_last, pad=False)) / workers)
+    return len(training_sampler(config, samples, batch_size, 0, workers))
 
 
 def _processes(roles: Mapping[str, int], nnodes: int, device: str) -> list[Process]:

@@ -68,10 +68,9 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     merged = f" x {plan.merge} merged" if plan.merge > 1 else ""
     if plan.mode != "train":
         yield "mode", plan.mode
-    yield (
-        "batch size",
-        f"{plan.batch_size} per worker x {counted(plan.workers, 'worker')}{merged} = {plan.global_batch_size} global",
-    )
+    portions = f"{plan.batch_size} per worker x {counted(plan.workers, 'worker')}{merged}"
+    even = plan.batch_size * plan.workers * plan.merge == plan.global_batch_size
+    yield "batch size", f"{portions} = {plan.global_batch_size} global" if even else f"{plan.global_batch_size} global, shared out: at most {portions}"  # fmt: skip
     if plan.mode == "train":
         yield (
             "updates",

@@ -334,8 +334,8 @@ class DataConfig:
     num_classes: Optional[int] = key(
         None, "number of classes (null: as many as the data have)", "classes", ge=1, le=10_000_000
     )
-    batch_size: Optional[int] = key(None, "samples per worker and batch (null: from global_batch_size, else 32)", "samples", ge=1)  # fmt: skip
-    global_batch_size: Optional[int] = key(None, "samples per update: batch_size * workers * gradient_merge.k_steps", "samples", ge=1)  # fmt: skip
+    batch_size: Optional[int] = key(None, "samples per worker and batch (null: from global_batch_size, else 32); more workers make larger and fewer updates", "samples", ge=1)  # fmt: skip
+    global_batch_size: Optional[int] = key(None, "samples per update, whatever the workers and gradient_merge.k_steps: shared out each once, unevenly if need be", "samples", ge=1)  # fmt: skip
     val_batch_size: Optional[int] = key(None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1)  # fmt: skip
     num_workers: Optional[Any] = key("auto", "processes that read data, per worker (auto, null: from the cores)", "processes", ge=0, le=MOST_PROCESSES, or_auto=True)  # fmt: skip
     prefetch: Any = key(
@@ -524,8 +524,12 @@ class SamplerConfig:
     """sampler: which worker sees which sample when."""
 
     shuffle: bool = key(True, "a new order each epoch, from (seed, epoch)")
-    drop_last: bool = key(True, "leave out the last batch when it is not full")
-    pad: bool = key(True, "repeat samples so that all workers get batches of equal size; false: unequal, weighted")
+    drop_last: bool = key(
+        True, "leave out the epoch's last batch (with data.global_batch_size: update) when it is not full"
+    )
+    pad: bool = key(
+        True, "with data.batch_size: repeat samples so that all workers get equally many; false: unequal, weighted"
+    )
     order: str = key("each_once", "each sample once, every class equally often, or some samples several times", choices=("each_once", "class_balanced", "repeated_augmentation"))  # fmt: skip
     repeats: int = key(3, "uses of a sample side by side, with order=repeated_augmentation", "uses", ge=1, le=1000)
 

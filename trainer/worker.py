@@ -27,6 +27,7 @@ from trainer.data.sampler import (
     EvaluationSampler,
     Order,
     RepeatedAugmentation,
+    training_sampler,
 )
 from trainer.data.work import MapWork, StreamWork
 from trainer.errors import RunFailed
@@ -138,7 +139,8 @@ def membership(seat: Seat, payload: dict[str, Any]) -> Iterator[Strategy]:
 
 def take_seat(seat: Seat, config: dict[str, Any], plan: dict[str, Any]) -> None:
     """What a worker's place has to do with the run's size."""
-    seat.even = config["sampler"]["pad"]
+    sampler = training_sampler(config, plan["facts"]["train_samples"], plan["batch_size"], seat.rank, seat.size)
+    seat.even = sampler.even(plan["merge"], config["limit_train_batches"])
     seat.servers = plan["roles"].get("server", 0)
 
 
@@ -154,14 +156,11 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
     facts = Facts(**plan["facts"])
     splits = source.open(facts)
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    sampler, order = config["sampler"], make_order(config, facts, splits)
+    order = make_order(config, facts, splits)
     _seed(config["seed"] + 1 + seat.rank)
     feed = Feed(
         splits,
-        DistributedBatchSampler(
-            facts.train_samples, plan["batch_size"], seat.rank, seat.size, config["seed"],
-            sampler["shuffle"], sampler["drop_last"], sampler["pad"], order,
-        ),
+        training_sampler(config, facts.train_samples, plan["batch_size"], seat.rank, seat.size, order),
         EvaluationSampler(facts.val_samples, plan["val_batch_size"], seat.rank, seat.size),
         Placement(splits, device, dtype, channels_last),
         merge=plan["merge"],

@@ -226,8 +226,16 @@ SIZES = [
     digits("launch.nnodes=2 launch.node_rank=2", "launch.node_rank=2", "below 2", instead="launch.node_rank=0"),
     digits("launch.ips=10.255.255.1,10.255.255.2", "launch.ips=10.255.255.1,10.255.255.2", "this host"),
     digits(
-        "launch.nproc=3 data.global_batch_size=32", "data.global_batch_size=32", "3 workers",
-        instead="data.global_batch_size=33",
+        "launch.nproc=3 data.global_batch_size=2", "data.global_batch_size=2", "3 workers",
+        instead="data.global_batch_size=3",
+    ),
+    digits(
+        "data.global_batch_size=2000", "data.global_batch_size=2000", "1438 training samples", "drop_last",
+        instead="data.global_batch_size=1438",
+    ),
+    digits(
+        "data.global_batch_size=32 sampler.pad=true", "sampler.pad=true", "each sample is shared out once",
+        instead="sampler.pad=false",
     ),
     digits(
         "data.batch_size=8 data.global_batch_size=32", "data.global_batch_size=32", "data.batch_size=8",

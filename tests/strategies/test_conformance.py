@@ -21,6 +21,8 @@ from trainer.compose import folder
 from trainer.strategies import declared
 from trainer.strategies.base import Declaration
 
+SHARED = ("data.global_batch_size=15", "data.train_samples=47", "sampler.drop_last=false", "data.work=static")
+"""Nothing divides: workers get 7 and 8 of 15, and in the last update 1 and none of 2."""
 UNEQUAL = ("sampler.pad=false", "sampler.drop_last=false")
 SIZES = {
     "single": [1], "collective": [2, 4], "local_sgd": [2, 4], "toy_server": [1, 2, 4], "pserver_sync": [1, 2, 4],
@@ -31,7 +33,10 @@ EXACT = {
     "clipped": ("strategy.clip_norm=2",),
     "merged": ("strategy.gradient_merge.k_steps=2",),
     "merged_sum": ("strategy.gradient_merge.k_steps=2", "strategy.gradient_merge.avg=false"),
-    "padded": ("sampler.drop_last=false", "data.train_samples=37"),
+    "padded": ("sampler.drop_last=false", "data.train_samples=37", "data.global_batch_size=null", "data.batch_size=4"),
+    "shared": (*SHARED, "strategy.clip_norm=2"),
+    "shared_merged": (*SHARED, "strategy.gradient_merge.k_steps=3"),
+    "shared_merged_sum": (*SHARED, "strategy.gradient_merge.k_steps=3", "strategy.gradient_merge.avg=false"),
     "unequal": (*UNEQUAL, "data.train_samples=37", "strategy.clip_norm=2"),
     "nobody_left": (*UNEQUAL, "data.train_samples=33"),
     "unequal_merged": (*UNEQUAL, "data.train_samples=41", "strategy.gradient_merge.k_steps=2"),
@@ -43,6 +48,7 @@ LINEAR = {
     **{name: EXACT[name] for name in ("plain", "merged", "merged_sum", "padded")},
     "unequal": (*UNEQUAL, "data.train_samples=37", "optimizer.momentum=0"),
     "nobody_left": (*UNEQUAL, "data.train_samples=33", "optimizer.momentum=0"),
+    "shared_merged": (*SHARED, "strategy.gradient_merge.k_steps=3", "optimizer.momentum=0"),
 }
 """What local SGD with k_steps=1 does exactly: weighted averages go together with momentum where weights stay equal."""
 LAYOUTS = {

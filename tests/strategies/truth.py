@@ -71,6 +71,9 @@ def updates(config: dict[str, Any], workers: int) -> Iterator[list[np.ndarray]]:
     """For every update of the run its global batches, as indices of samples."""
     samples, sampler, merge = config["data"]["train_samples"], config["sampler"], config["strategy"]["gradient_merge"]
     together = config["data"]["batch_size"] * workers
+    if config["data"]["global_batch_size"] is not None:
+        yield from whole_updates(config)
+        return
     step = epoch = 0
     while True:
         order = np.random.default_rng((config["seed"], epoch)).permutation(samples)
@@ -84,6 +87,26 @@ def updates(config: dict[str, Any], workers: int) -> Iterator[list[np.ndarray]]:
             if step == config["max_steps"]:
                 return
             yield batches[first : first + merge["k_steps"]]
+            step += 1
+        epoch += 1
+
+
+def whole_updates(config: dict[str, Any]) -> Iterator[list[np.ndarray]]:
+    """The same where the global batch is given: consecutive pieces of the epoch's order, of which only the size counts."""
+    samples, size, k = config["data"]["train_samples"], config["data"]["global_batch_size"], config["strategy"]["gradient_merge"]["k_steps"]  # fmt: skip
+    step = epoch = 0
+    while True:
+        order = np.random.default_rng((config["seed"], epoch)).permutation(samples)
+        batches: list[np.ndarray] = []
+        for first in range(0, samples, size):
+            update = order[first : first + size]
+            if len(update) == size or not config["sampler"]["drop_last"]:
+                batches += np.array_split(update, math.ceil(len(update) * k / size))
+        batches = batches[: config["limit_train_batches"]]
+        for first in range(0, len(batches), k):
+            if step == config["max_steps"]:
+                return
+            yield batches[first : first + k]
             step += 1
         epoch += 1
 

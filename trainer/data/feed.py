@@ -18,7 +18,7 @@ from trainer.data.inputs import Inputs, each
 from trainer.data.mixing import Mixing
 from trainer.data.pictures import Preprocessing
 from trainer.data.randomness import own_randomness
-from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler, EverybodysBatches
+from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
 from trainer.data.work import MapWork, StreamWork
 from trainer.lifeline import end_with
 
@@ -87,9 +87,7 @@ class Seeded(Dataset[Any]):
 class _Addresses:
     """A sampler's batches as (epoch, indices); limited to so many batches."""
 
-    def __init__(
-        self, sampler: DistributedBatchSampler | EvaluationSampler | EverybodysBatches, limit: int | None
-    ) -> None:
+    def __init__(self, sampler: TrainingSampler | EvaluationSampler | EverybodysBatches, limit: int | None) -> None:
         self.sampler = sampler
         self.limit = limit
 
@@ -260,7 +258,7 @@ class Feed:
     def __init__(
         self,
         splits: Splits,
-        train: DistributedBatchSampler,
+        train: TrainingSampler,
         val: EvaluationSampler,
         place: Placement,
         *,

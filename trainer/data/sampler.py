@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -69,10 +72,78 @@ class RepeatedAugmentation(Order):
         return copies.reshape(-1)[: self.num_samples]
 
 
-class DistributedBatchSampler:
-    """Batches of indices for one worker; over all workers together they are the global batches of one process.
+class TrainingSampler(ABC):
+    """Batches of indices for one worker: its shares of the batches of all workers, which follow from the data alone.
 
-    Update ``s`` of all ``world_size`` workers together is ``order[s * world_size * batch_size:][:world_size *
+    Args:
+        num_samples: samples in the data set.
+        rank, world_size: this worker among all.
+        shuffle: a new order each epoch, from (seed, epoch).
+        order: of the epoch's samples; None: each once, by ``seed`` and ``shuffle``.
+    """
+
+    def __init__(
+        self, num_samples: int, rank: int, world_size: int, seed: int, shuffle: bool, order: Order | None
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not one of {world_size} workers")
+        self.num_samples = num_samples
+        self.rank = rank
+        self.world_size = world_size
+        self.whole = order or Order(num_samples, seed, shuffle)
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next."""
+        self.epoch = epoch
+
+    def order(self) -> np.ndarray:
+        """The epoch's order of all samples."""
+        return self.whole(self.epoch)
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Batches per epoch, the same for all workers."""
+
+    @abstractmethod
+    def cuts(self) -> Iterator[tuple[int, int, int]]:
+        """For each batch of all workers: from where to where it lies in the epoch's order, and the worker that gets its first
+        sample; the next worker gets the next one, and so on in turn."""
+
+    def size(self, start: int, stop: int, first: int, rank: int) -> int:
+        """A worker's samples that count in the batch with that cut."""
+        return max(0, -(-(stop - start - (rank - first) % self.world_size) // self.world_size))
+
+    def sizes(self) -> list[int]:
+        """Samples that count in each of this worker's batches."""
+        return [self.size(*cut, self.rank) for cut in self.cuts()]
+
+    def arrays(self) -> Iterator[np.ndarray]:
+        """The batches' indices as arrays."""
+        return (share for shares in self.everybodys([self.rank]) for share in shares)
+
+    def everybodys(self, ranks: Sequence[int]) -> Iterator[list[np.ndarray]]:
+        """For each batch its shares of these workers: at least one sample each, which counts zero where there is none."""
+        order = self.order()
+        for start, stop, first in self.cuts():
+            together = order[start:stop]
+            shares = [together[(rank - first) % self.world_size :: self.world_size] for rank in ranks]
+            yield [share if len(share) else together[:1] for share in shares]
+
+    def even(self, merge: int, limit: int | None = None) -> bool:
+        """Whether all workers get equally many samples in every update of ``merge`` batches, of at most ``limit`` batches."""
+        cuts = list(self.cuts())[:limit]
+        sizes = [sum(stop - start for start, stop, _ in cuts[i : i + merge]) for i in range(0, len(cuts), merge)]
+        return not any(size % self.world_size for size in sizes)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (batch.tolist() for batch in self.arrays())
+
+
+class DistributedBatchSampler(TrainingSampler):
+    """Batches of ``batch_size`` samples for each worker (``data.batch_size``), as many as there are.
+
+    Batch ``s`` of all ``world_size`` workers together is ``order[s * world_size * batch_size:][:world_size *
     batch_size]`` of the epoch's order, so that N workers see what one worker with an N times larger batch sees.
 
     Args:
@@ -98,61 +169,84 @@ class DistributedBatchSampler:
         pad: bool = True,
         order: Order | None = None,
     ) -> None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is not one of {world_size} workers")
-        self.num_samples = num_samples
+        super().__init__(num_samples, rank, world_size, seed, shuffle, order)
         self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
         self.drop_last = drop_last
-        self.pad = pad
-        self.whole = order or Order(num_samples, seed, shuffle)
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
-        self.epoch = epoch
+        self.missing = -num_samples % world_size if pad else 0
 
     def order(self) -> np.ndarray:
         """The epoch's order of all samples, padded where that is asked for."""
-        order = self.whole(self.epoch)
-        missing = -self.num_samples % self.world_size if self.pad else 0
-        return np.concatenate([order, np.resize(order, missing)]) if missing else order
+        order = super().order()
+        return np.concatenate([order, np.resize(order, self.missing)]) if self.missing else order
 
     def __len__(self) -> int:
-        """Batches per epoch, the same for all workers."""
-        samples = self.num_samples + (-self.num_samples % self.world_size if self.pad else 0)
-        whole, rest = divmod(samples, self.world_size * self.batch_size)
+        whole, rest = divmod(self.num_samples + self.missing, self.world_size * self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
-    def sizes(self) -> list[int]:
-        """Samples that count in each of this worker's batches."""
-        samples = self.num_samples + (-self.num_samples % self.world_size if self.pad else 0)
-        sizes = []
-        for batch in range(len(self)):
-            left = min(samples - batch * self.world_size * self.batch_size, self.world_size * self.batch_size)
-            sizes.append(max(0, -(-(left - self.rank) // self.world_size)))
-        return sizes
+    def cuts(self) -> Iterator[tuple[int, int, int]]:
+        samples, together = self.num_samples + self.missing, self.world_size * self.batch_size
+        return ((i * together, min((i + 1) * together, samples), 0) for i in range(len(self)))
 
-    def arrays(self) -> Iterator[np.ndarray]:
-        """The batches' indices as arrays."""
-        order, together = self.order(), self.world_size * self.batch_size
-        for batch in range(len(self)):
-            yield self.share(order[batch * together : (batch + 1) * together], self.rank)
 
-    def share(self, together: np.ndarray, rank: int) -> np.ndarray:
-        """A worker's part of what all workers get; at least one sample, which then counts zero."""
-        mine = together[rank :: self.world_size]
-        return mine if len(mine) else together[:1]
+class GlobalBatchSampler(TrainingSampler):
+    """Updates of ``global_batch_size`` samples (``data.global_batch_size``), the same ones for any number of workers.
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return (batch.tolist() for batch in self.arrays())
+    Update ``i`` is ``order[i * global_batch_size:][:global_batch_size]``, each sample once, cut into ``merge`` batches that
+    differ by one sample at most. Sample ``j`` of an update goes to worker ``j % world_size``. The epoch's last update has what
+    is left, in as many batches as that fills.
+
+    Args:
+        num_samples: samples in the data set.
+        global_batch_size: samples per update, over all workers and merged batches; at least one for each.
+        merge: batches per update.
+        rank, world_size: this worker among all.
+        shuffle: a new order each epoch, from (seed, epoch).
+        drop_last: leave out the last update when it is not full.
+        order: of the epoch's samples; None: each once, by ``seed`` and ``shuffle``.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        global_batch_size: int,
+        merge: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        order: Order | None = None,
+    ) -> None:
+        super().__init__(num_samples, rank, world_size, seed, shuffle, order)
+        if global_batch_size < merge * world_size:
+            raise ValueError(f"{global_batch_size} samples cannot be shared out over {merge * world_size} batches")
+        self.global_batch_size = global_batch_size
+        self.merge = merge
+        self.drop_last = drop_last
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.num_samples, self.global_batch_size)
+        return whole * self.merge + (0 if self.drop_last else self._batches(rest))
+
+    def _batches(self, samples: int) -> int:
+        """Batches of an update of so many samples."""
+        return -(-samples * self.merge // self.global_batch_size)
+
+    def cuts(self) -> Iterator[tuple[int, int, int]]:
+        for start in range(0, self.num_samples, self.global_batch_size):
+            samples = min(self.global_batch_size, self.num_samples - start)
+            if self.drop_last and samples < self.global_batch_size:
+                return
+            batches = self._batches(samples)
+            bounds = [samples * i // batches for i in range(batches + 1)]
+            for begin, end in pairwise(bounds):
+                yield start + begin, start + end, begin % self.world_size
 
 
 class EverybodysBatches:
     """The batches of all workers in turn, for a worker that reads them all."""
 
-    def __init__(self, sampler: DistributedBatchSampler) -> None:
+    def __init__(self, sampler: TrainingSampler) -> None:
         self.sampler = sampler
 
     @property
@@ -165,10 +259,25 @@ class EverybodysBatches:
 
     def arrays(self) -> Iterator[np.ndarray]:
         """The batches' addresses as arrays: batch 0 of each worker, batch 1 of each, ..."""
-        order, together = self.sampler.order(), self.sampler.world_size * self.sampler.batch_size
-        for batch in range(len(self.sampler)):
-            for rank in range(self.sampler.world_size):
-                yield self.sampler.share(order[batch * together : (batch + 1) * together], rank)
+        return (share for shares in self.sampler.everybodys(range(self.sampler.world_size)) for share in shares)
+
+
+def training_sampler(
+    config: Mapping[str, Any], samples: int, batch_size: int, rank: int, workers: int, order: Order | None = None
+) -> TrainingSampler:
+    """What a run's config asks for: updates of ``data.global_batch_size`` samples where that is set, else batches per worker.
+
+    Args:
+        batch_size: samples per worker and batch, for the latter.
+    """
+    sampler, together = config["sampler"], config["data"]["global_batch_size"]
+    shuffle, drop_last = sampler["shuffle"], sampler["drop_last"]
+    if together is None or config["mode"] != "train":
+        return DistributedBatchSampler(
+            samples, batch_size, rank, workers, config["seed"], shuffle, drop_last, sampler["pad"], order
+        )
+    merge = config["strategy"]["gradient_merge"]["k_steps"]
+    return GlobalBatchSampler(samples, together, merge, rank, workers, config["seed"], shuffle, drop_last, order)
 
 
 class EvaluationSampler:

@@ -1,0 +1,58 @@
+"""How many samples an update has, from ``data.batch_size`` or ``data.global_batch_size``, and whether the data are enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.errors import UserError
+from trainer.wording import counted
+
+
+def batch_size(data: dict[str, Any], workers: int, merge: int, typed: set[str], leased: bool = False) -> int:
+    """Samples per worker and batch, from batch_size or global_batch_size; what was typed goes before the recipe.
+
+    A global batch is shared out unevenly where it must be, and this is the most that a worker gets at a time.
+    """
+    mine, together, portions = data["batch_size"], data["global_batch_size"], workers * merge
+    if together is None:
+        return int(mine if mine is not None else 32)
+    if mine is not None and "data.batch_size" in typed and "data.global_batch_size" not in typed:
+        data["global_batch_size"] = None
+        return int(mine)
+    what = f"data.global_batch_size={together}"
+    spread = f"{counted(workers, 'worker')}" + (f" x {merge} merged batches" if merge > 1 else "")
+    if together < portions:
+        raise UserError(what, f"has not one sample for each of {spread}", f"data.global_batch_size={portions}")
+    if leased and together % portions:
+        nearest = max(portions, round(together / portions) * portions)
+        why = f"is not a multiple of {spread}, and work that is leased in blocks comes in batches of one size"
+        raise UserError(what, why, f"data.global_batch_size={nearest} (or data.work=static)")
+    share = -(-together // portions)
+    if mine is not None and mine != share and ("data.batch_size" in typed) == ("data.global_batch_size" in typed):
+        raise UserError(what, f"disagrees with data.batch_size={mine}, which over {spread} makes {mine * portions}", f"data.batch_size={share} (or one of the two alone)")  # fmt: skip
+    return int(share)
+
+
+def check_padding(config: dict[str, Any], typed: set[str]) -> None:
+    """A global batch holds each sample once: nothing is repeated so that workers get equally many."""
+    if config["data"]["global_batch_size"] is None:
+        return
+    if config["sampler"]["pad"] and "sampler.pad" in typed:
+        why = "with data.global_batch_size each sample is shared out once, unevenly if need be, and none is repeated"
+        raise UserError("sampler.pad=true", why, "sampler.pad=false (or data.batch_size in place of data.global_batch_size)")  # fmt: skip
+    config["sampler"]["pad"] = False
+
+
+def check_batch_fits(config: Mapping[str, Any], samples: int, workers: int) -> None:
+    """One batch of all workers fits the training data. Not asked of a plan, which only says so."""
+    size, together = config["data"]["batch_size"], config["data"]["global_batch_size"]
+    if not config["sampler"]["drop_last"] or (together or size * workers) <= samples:
+        return
+    left_out = f"does not fit the {samples} training samples, and sampler.drop_last leaves out what is not full"
+    if together is not None:
+        raise UserError(f"data.global_batch_size={together}", left_out, f"data.global_batch_size={samples} (or sampler.drop_last=false)")  # fmt: skip
+    why = f"with {counted(workers, 'worker')} a batch of {size * workers} {left_out}"
+    raise UserError(
+        f"data.batch_size={size}", why, f"data.batch_size={samples // workers} (or sampler.drop_last=false)"
+    )
