@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trainer import keys, machine, schema, watched
@@ -113,7 +113,9 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
     check_data(checked)
     check_optimization(checked)
     if config["mode"] != "train":
-        checked.files, checked.samples = looked_at(config, source, facts)
+        looked = looked_at(config, source, facts)
+        checked.files, checked.samples = looked.files, looked.samples
+        checked.facts = replace(facts, attention=looked.attention)
         return checked
     try:
         check_batch_fits(config, facts.train_samples, workers)

@@ -16,6 +16,12 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def why(error: BaseException) -> str:
+    """What went wrong, as the rest of a sentence: one line without a full stop; of the system's errors their own words."""
+    told = error.strerror if isinstance(error, OSError) else None
+    return (told or first_line(error)).rstrip(". ")
+
+
 class UserError(Exception):
     """A mistake in what was asked for; nothing was started. Exit code 2, no traceback.
 

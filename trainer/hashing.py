@@ -17,4 +17,4 @@ def mixed(values: np.ndarray) -> np.ndarray:
 
 def hash_of(text: str) -> int:
     """64 bits of a text; Python's own ``hash`` of a string is another one in each process."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import schema
 from trainer.build import call_target
 from trainer.data.base import DataSource, Facts
-from trainer.data.listing import EXTENSIONS, images_in
-from trainer.errors import UserError
+from trainer.data.listing import EXTENSIONS, images_in, is_image
+from trainer.data.representation import some
+from trainer.errors import UserError, why
 from trainer.strategies.declared import EVALUATORS
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _of_the_run(config: Mapping[str, Any]) -> Facts | None:
     try:
         target = yaml.safe_load((folder / "config.yaml").read_text())["data"]["_target_"]
         facts = Facts(**json.loads((folder / "plan.json").read_text())["facts"])
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
         return None
     return facts if target == config["data"]["_target_"] else None
 
@@ -111,12 +112,39 @@ def run_of(weights: Path) -> Path | None:
 
 def class_names_of(weights: Path) -> list[str] | None:
     """The classes' names in the run that left these weights; None where none says."""
-    file = (run_of(weights) or Path()) / CLASSES
-    return list(json.loads(file.read_text())) if run_of(weights) is not None and file.is_file() else None
+    folder = run_of(weights)
+    if folder is None or not (folder / CLASSES).is_file():
+        return None
+    try:
+        names = json.loads((folder / CLASSES).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _no_classes(folder, why(error)) from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _no_classes(folder, "it is no list of texts")
+    return names
 
 
-def looked_at(config: dict[str, Any], source: DataSource, facts: Facts) -> tuple[tuple[str, ...], int]:
-    """The images, or the files of rows, that mode=predict looks at, and about how many samples they are; of mode=eval, none.
+def _no_classes(folder: Path, reason: str) -> UserError:
+    return UserError(f"weights={folder}", f"{folder / CLASSES} does not hold the names of the classes: {reason}", "the folder of another run, or weights=FILE elsewhere")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """What mode=predict looks at; of mode=eval, none.
+
+    Attributes:
+        files: images or files of rows, relative to predict.input.
+        samples: about how many there are in them.
+        attention: what is odd about them, for the plan.
+    """
+
+    files: tuple[str, ...]
+    samples: int
+    attention: str = ""
+
+
+def looked_at(config: dict[str, Any], source: DataSource, facts: Facts) -> LookedAt:
+    """The images, or the files of rows, that are looked at.
 
     Raises:
         UserError: there are none, or no validation samples.
@@ -124,7 +152,7 @@ def looked_at(config: dict[str, Any], source: DataSource, facts: Facts) -> tuple
     if config["mode"] == "eval":
         if not facts.val_samples:
             raise UserError("mode=eval", f"{facts.source} has no validation samples")
-        return (), 0
+        return LookedAt((), 0, facts.attention)
     reader = source.row_reader()
     if reader is None and (facts.task != "classification" or not source.sees_pictures):
         raise UserError("mode=predict", f"{facts.source} does not say how a picture becomes an input", "mode=eval")
@@ -133,18 +161,24 @@ def looked_at(config: dict[str, Any], source: DataSource, facts: Facts) -> tuple
     return found
 
 
-def _images(config: dict[str, Any]) -> tuple[tuple[str, ...], int]:
-    """The images of the folder, relative to it, and how many there are."""
-    folder = Path(config["predict"]["input"])
-    if not folder.is_dir():
-        raise UserError(f"predict.input={folder}", "there is no such folder", "predict.input=FOLDER")
-    if not (files := images_in(folder)):
+def _images(config: dict[str, Any]) -> LookedAt:
+    """The images of the folder, or the one image that is given."""
+    class_names_of(Path(config["weights"]))  # asked for again when the table is written
+    folder, again = Path(config["predict"]["input"]), list[str]()
+    if folder.is_file() and is_image(folder.name):
+        files, folder = [folder.name], folder.absolute().parent
+    elif folder.is_dir():
+        files, again = images_in(folder)
+    else:
+        there = "is neither a folder nor an image" if folder.exists() else "there is no such folder"
+        raise UserError(f"predict.input={folder}", there, "predict.input=FOLDER")
+    if not files:
         raise UserError(f"predict.input={folder}", f"there is no image in it ({', '.join(EXTENSIONS)})", "predict.input=FOLDER")  # fmt: skip
     config["predict"]["input"] = os.path.abspath(folder)
-    return tuple(files), len(files)
+    return LookedAt(tuple(files), len(files), f"these links are not followed: {some(again)}" if again else "")
 
 
-def _rows(config: dict[str, Any], node: dict[str, Any]) -> tuple[tuple[str, ...], int]:
+def _rows(config: dict[str, Any], node: dict[str, Any]) -> LookedAt:
     """The files of rows, relative to the folder that they are all in, which takes the place of predict.input, and about
     how many rows they have.
 
@@ -164,7 +198,7 @@ def _rows(config: dict[str, Any], node: dict[str, Any]) -> tuple[tuple[str, ...]
             raise UserError(f"predict.input={path}", f"has no row in its first MiB ({reader.format})")
     common = os.path.commonpath([path.parent for path in files])
     config["predict"]["input"] = common
-    return tuple(os.path.relpath(path, common) for path in files), round(rows)
+    return LookedAt(tuple(os.path.relpath(path, common) for path in files), round(rows))
 
 
 def _check_same_reading(run: Path | None, node: dict[str, Any]) -> None:

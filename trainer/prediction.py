@@ -14,9 +14,10 @@ from trainer import csv_files, row_prediction, weights
 from trainer.build import call_target
 from trainer.data.base import DataSource, Facts, Splits
 from trainer.data.feed import Placement
+from trainer.data.files import printable
 from trainer.data.pictures import Preprocessing
 from trainer.data.rows import RowReader
-from trainer.errors import first_line
+from trainer.errors import why
 from trainer.modes import class_names_of
 from trainer.report import Report
 from trainer.strategies.base import Seat, Strategy
@@ -189,7 +190,7 @@ def write(output: Path, blocks: Iterator[torch.Tensor], pictures: Pictures, name
             table.row(["file", *header, "error"])
             for rows in blocks:
                 for row in rows.tolist():
-                    path = pictures.files[number]
+                    path = printable(pictures.files[number])
                     if row[0]:
                         table.row([path, *_columns(row, names), ""])
                     else:
@@ -213,7 +214,7 @@ def why_unreadable(pictures: Pictures, number: int) -> str:
     try:
         pictures.preprocessing.read(pictures.folder / pictures.files[number])
     except Exception as error:
-        return first_line(error)
+        return why(error)
     return "could not be read at first"
 
 

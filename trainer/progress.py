@@ -46,6 +46,8 @@ def show_plan(plan: Plan) -> None:
         out.print(f"ATTENTION: this run would be refused: {plan.objection}", style="bold red")
     if plan.concern:
         out.print(f"ATTENTION: {plan.concern}", style="bold red")
+    if plan.facts["attention"]:
+        out.print(f"ATTENTION: {plan.facts['attention']}", style="bold red")
     if plan.facts["stand_in"]:
         out.print(f"ATTENTION: {plan.facts['stand_in']}", style="bold red")
 

@@ -349,7 +349,15 @@ class DataConfig:
 
 
 @dataclass
-class DigitsData(DataConfig):
+class PicturesData(DataConfig):
+    """data: what may come from outside as pictures, of which mode=predict looks at any."""
+
+    max_pixels: int = key(150_000_000, "greatest width x height of an image; a larger one counts as broken", "pixels", ge=1)  # fmt: skip
+    max_file_mib: int = key(256, "greatest size of a file that is read whole, and of a packed one when unpacked", "MiB", ge=1)  # fmt: skip
+
+
+@dataclass
+class DigitsData(PicturesData):
     """data=digits: the 1,797 handwritten digits that scikit-learn ships, (1, 8, 8)."""
 
     _target_: str = key("trainer.data.digits.Digits", "class, a trainer.data.base.DataSource")
@@ -370,7 +378,7 @@ class RandomImagesData(DataConfig):
 
 
 @dataclass
-class AugmentedData(DataConfig):
+class AugmentedData(PicturesData):
     """data: what all sets of images can do to their training images."""
 
     flip: float = key(0.5, "probability of a horizontal flip", ge=0, le=1)
@@ -796,7 +804,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
         WideAndDeepModel,
     ),
     "data": (
-        DataConfig, DigitsData, RandomImagesData, AugmentedData, ImagesData, FlowersData, Flowers102Data,
+        DataConfig, DigitsData, RandomImagesData, PicturesData, AugmentedData, ImagesData, FlowersData, Flowers102Data,
         EmbeddedFlowersData, ImageFolderData, ShardsData, ArraysData, Cifar10Data, MnistData, MnistJsonData, CriteoRows,
         CriteoData, SyntheticCriteoData,
     ),

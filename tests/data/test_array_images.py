@@ -21,8 +21,12 @@ from trainer import schema
 from trainer.data.augmented_arrays import shifted
 from trainer.data.base import DataSource, Facts, Splits
 from trainer.data.cifar import Cifar10
+from trainer.data.digits import Digits
+from trainer.data.feed import Feed, Placement
 from trainer.data.mnist import Mnist
 from trainer.data.mnist_json import MnistJson
+from trainer.data.random_images import RandomImages
+from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.errors import UserError
 
 
@@ -244,6 +248,42 @@ def test_json_file_is_read_as_by_the_json_module(tmp_path: Path, val_split: str)
     for mine, (images, labels) in ((splits.train, parts[0]), (splits.val, parts[1 if val_split == "valid" else 2])):
         images_mine, labels_mine = mine.batch(np.arange(len(mine)))
         assert torch.equal(images_mine.flatten(1), torch.tensor(images)) and labels_mine.tolist() == labels
+
+
+def test_numbers_of_the_json_file_reach_the_model_as_they_are(tmp_path: Path) -> None:
+    """In [-1, 1] as the reference's file has them: no mean is taken off, nothing is divided."""
+    images = np.linspace(-1, 1, 6 * 784).reshape(6, 784)
+    parts = [[images.tolist(), [0, 1, 2, 3, 4, 5]], [images[:2].tolist(), [0, 1]], [[], []]]
+    (tmp_path / "m.json").write_text(json.dumps(parts))
+    source = json_source(tmp_path / "m.json")
+    splits = source.open(source.prepare(source.facts(1), silent))
+    feed = Feed(splits, DistributedBatchSampler(6, 6, shuffle=False), EvaluationSampler(2, 2), Placement(splits, torch.device("cpu"), torch.float32, False))  # fmt: skip
+    ((_, batches),) = feed.updates(0)
+    (batch,) = batches
+    assert torch.equal(batch.inputs.flatten(1), torch.from_numpy(images).float())
+    ((_, seen),) = feed.evaluation(0, 1)
+    assert torch.equal(seen.inputs.flatten(1), torch.from_numpy(images[:2]).float())
+
+
+def test_images_of_bytes_are_divided_and_normalised_and_floats_are_not_divided(tmp_path: Path) -> None:
+    """Of each array source, what the model gets is what its page says, computed here from the files' own numbers."""
+    cpu = torch.device("cpu")
+    for kind, source, make in MADE.values():
+        one = source(**config(kind, root=str(make(tmp_path / source.__name__)), flip=0.0, pad_crop=0))
+        splits = opened(one)[1]
+        raw = splits.val.inputs.double().numpy() / 255
+        mean, std = (np.array(v).reshape(-1, 1, 1) for v in (one.mean, one.std))
+        mine = Placement(splits, cpu, torch.float64, False)(splits.val.inputs, splits.val.labels)[0].numpy()
+        assert np.allclose(mine, (raw - mean) / std, atol=1e-12)
+    digits = Digits(**config(schema.DigitsData))
+    splits = digits.open(digits.facts(1))
+    assert splits.train.inputs.max() == 1.0 and splits.train.inputs.min() == 0.0
+    mine = Placement(splits, cpu, torch.float64, False)(splits.train.inputs, splits.train.labels)[0]
+    assert abs(float(mine.mean())) < 0.01 and abs(float(mine.std()) - 1) < 0.01, (
+        "normalised by its own mean and deviation"
+    )
+    noise = RandomImages(**config(schema.RandomImagesData, image_size=8))
+    assert noise.open(noise.facts(1)).mean is None
 
 
 def test_json_file_is_streamed(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainer.data.base import DataSource, Facts, Progress, Splits, digest_of
 from trainer.data.kept_arrays import Pair, digest, keep, mapped
+from trainer.data.limits import Limits
 from trainer.data.once import known, made_once, place_of
 from trainer.data.pictures import Centre, Preprocessing
 from trainer.errors import UserError
@@ -81,7 +82,8 @@ class ArraySource(DataSource):
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
         channels, _, side = facts.shape
-        return Preprocessing(Centre(side, side, channels), self.mean, self.std)  # type: ignore[arg-type]
+        limits = Limits.of(self.config)
+        return Preprocessing(Centre(side, side, channels, limits), self.mean, self.std, limits)  # type: ignore[arg-type]
 
     def open(self, facts: Facts) -> Splits:
         import torch

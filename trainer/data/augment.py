@@ -19,6 +19,9 @@ from trainer.data.transforms import Transforms
 ERASED, ERASED_RATIO = (0.02, 1 / 3), (0.3, 3.3)
 """Share of the area and aspect ratio of an erased patch, as in the paper and in torchvision."""
 
+LONGEST = 20
+"""Times the shorter side: what is longer is cut before it is resized."""
+
 FIRST, FLIP, ERASE, POLICY = slice(0, NUMBERS), NUMBERS, NUMBERS + 1, NUMBERS + 2
 PATCH = slice(NUMBERS + 3, 2 * NUMBERS + 3)
 TRANSFORMS = 2 * NUMBERS + 3
@@ -119,7 +122,11 @@ class TrainView:
 
 @dataclass
 class CentreView:
-    """For validation: the shorter side to ``resize``, then the centre (C, size, size)."""
+    """For validation: the shorter side to ``resize``, then the centre (C, size, size).
+
+    Of an image that is more than ``LONGEST`` times as long as wide, what lies further out is cut off before: a strip of
+    1 x 60,000 pixels would become one of 12 GB.
+    """
 
     resize: int
     size: int
@@ -130,8 +137,10 @@ class CentreView:
 
     def one(self, image: torch.Tensor) -> torch.Tensor:
         """(C, size, size) of one image (C, H, W) uint8."""
-        height, width = image.shape[-2:]
-        short = min(height, width)
+        short = min(image.shape[-2:])
+        height, width = (min(side, LONGEST * short) for side in image.shape[-2:])
+        if image.shape[-2:] != (height, width):
+            image = v2.functional.center_crop(image, [height, width])
         larger = resized(image, height * self.resize // short, width * self.resize // short)
         return v2.functional.center_crop(larger, [self.size, self.size])  # type: ignore[no-any-return]
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.schema import DataConfig
+from trainer.schema import PicturesData
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -42,6 +42,7 @@ class Facts:
         cache: what is kept in memory, in a few words for the plan; cached: that this is so (None: not decided yet).
         left_out: name -> reason of samples that are broken and do not count.
         val_shape: of one validation input, where it is another.
+        attention: what is odd about the data and no reason to refuse them, in a sentence or two; shown with the plan.
     """
 
     source: str
@@ -60,9 +61,10 @@ class Facts:
     cached: bool | None = False
     left_out: dict[str, str] = field(default_factory=dict)
     val_shape: tuple[int, ...] | None = None
+    attention: str = ""
 
 
-READING = {f.name for f in fields(DataConfig)}
+READING = {f.name for f in fields(PicturesData)}
 """Keys that say how data are read, not which."""
 
 

@@ -16,6 +16,7 @@ from trainer.data.decode import decode
 from trainer.data.header import BadImage, size_of
 from trainer.data.listing import Listing
 from trainer.data.once import known, made_once
+from trainer.errors import why
 
 PIXELS, SIZES = "pixels.bin", "sizes.npy"
 AT_A_TIME = 256
@@ -42,7 +43,7 @@ class Decoded:
 def verified(listing: Listing, tell: Tell) -> dict[str, str]:
     """Decode every image and keep none: name -> reason of those that are broken."""
     bad: dict[str, str] = {}
-    _each(listing, np.arange(len(listing)), lambda number: decode(listing.read(number)), bad, tell)
+    _each(listing, np.arange(len(listing)), lambda number: decode(listing.read(number), listing.limits), bad, tell)
     return bad
 
 
@@ -65,7 +66,7 @@ def _write(listing: Listing, folder: Path, tell: Tell) -> dict[str, dict[str, st
     sizes = np.zeros((len(listing), 2), np.int64)
 
     def measure(number: int) -> None:
-        sizes[number] = size_of(listing.read(number))
+        sizes[number] = size_of(listing.read(number), listing.limits)
 
     _each(listing, np.arange(len(listing)), measure, bad, lambda done, total: None)
     starts = np.concatenate([[0], np.cumsum(sizes.prod(1) * 3)])
@@ -74,7 +75,7 @@ def _write(listing: Listing, folder: Path, tell: Tell) -> dict[str, dict[str, st
     pixels = np.memmap(folder / PIXELS, np.uint8, "r+")
 
     def fill(number: int) -> None:
-        image = decode(listing.read(number))
+        image = decode(listing.read(number), listing.limits)
         if tuple(image.shape[-2:]) != tuple(sizes[number]):
             raise BadImage(f"its header says {tuple(sizes[number])}, but it has {tuple(image.shape[-2:])} pixels")
         pixels[starts[number] : starts[number + 1]] = image.permute(1, 2, 0).reshape(-1).numpy()
@@ -94,7 +95,7 @@ def _each(
         try:
             work(number)
         except (BadImage, OSError) as error:
-            return number, str(error)
+            return number, why(error)
         return number, ""
 
     with ThreadPoolExecutor(machine.cores()) as threads:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.base import DataSource, Facts, Splits
+from trainer.data.limits import Limits
 from trainer.data.pictures import Centre, Preprocessing
 
 SAMPLES = 1797
@@ -37,7 +38,8 @@ class Digits(DataSource):
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
         """Light strokes on dark ground, 8 x 8 points."""
-        return Preprocessing(Centre(8, 8, channels=1), MEAN, STD)
+        limits = Limits.of(self.config)
+        return Preprocessing(Centre(8, 8, channels=1, limits=limits), MEAN, STD, limits)
 
 
 def read_digits() -> tuple[Any, Any]:

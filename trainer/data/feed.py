@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +17,9 @@ from trainer.data.inputs import Inputs, each
 from trainer.data.mixing import Mixing
 from trainer.data.pictures import Preprocessing
 from trainer.data.randomness import own_randomness
+from trainer.data.reading import Told, as_it_is, from_processes, reading_process
 from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
 from trainer.data.work import MapWork, StreamWork
-from trainer.lifeline import end_with
 
 Scatter = Callable[[list[tuple[Inputs, torch.Tensor]] | None], tuple[Inputs, torch.Tensor]]
 """The first worker gives everybody's batches by rank, the others None; each gets its own."""
@@ -152,19 +151,19 @@ class _Reader:
         self.loader: DataLoader[Any] | None = None
         if num_workers:
             self.loader = DataLoader(
-                self.dataset,
+                Told(self.dataset),
                 batch_sampler=addresses,  # type: ignore[arg-type]
                 num_workers=num_workers,
                 prefetch_factor=prefetch,
-                collate_fn=_as_it_is,
+                collate_fn=as_it_is,
                 pin_memory=pin_memory,
                 persistent_workers=True,
-                worker_init_fn=_reading_process,
+                worker_init_fn=reading_process,
             )
 
     def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
         if self.loader is not None:
-            yield from self.loader
+            yield from from_processes(self.loader)
             return
         for address in self.addresses:
             inputs, labels = self.dataset.__getitems__(address)
@@ -225,14 +224,6 @@ class BlockReader:
     def close(self) -> None:
         """End the reading processes."""
         self.reader.close()
-
-
-def _reading_process(number: int) -> None:
-    end_with(os.getppid())
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 class Feed:

@@ -11,6 +11,7 @@ from trainer.data.drawn_flowers import CLASSES, VERSION, class_names, draw, is_d
 from trainer.data.drawn_flowers import folder as drawn_folder
 from trainer.data.fetched import Site, absent, fetch
 from trainer.data.images import ImageSource
+from trainer.data.limits import Limits
 from trainer.data.listing import Listing, class_folders, folder_of_classes
 from trainer.errors import UserError, first_line
 
@@ -42,7 +43,8 @@ class EmbeddedFlowers(ImageSource):
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
         root = drawn_folder(**self._drawing())
         classes = class_folders(root / "train")
-        return folder_of_classes(root / "train", classes), folder_of_classes(root / "val", classes)
+        limits = Limits.of(self.config)
+        return folder_of_classes(root / "train", classes, limits), folder_of_classes(root / "val", classes, limits)
 
     def _drawing(self) -> dict[str, int]:
         return {"seed": self.config.get("draw_seed", 0), "per_class": self.config.get("per_class", 10)}
@@ -134,7 +136,7 @@ class Flowers102(EmbeddedFlowers):
     def _listed(self, numbers: np.ndarray, labels: np.ndarray) -> Listing:
         """Images are numbered from 1, and so are their classes."""
         paths = [str(self._folder() / "jpg" / f"image_{number:05d}.jpg") for number in numbers.tolist()]
-        return Listing.of_files(paths, labels[numbers - 1] - 1)
+        return Listing.of_files(paths, labels[numbers - 1] - 1, Limits.of(self.config))
 
     def _folder(self) -> Path:
         return Path(self.config["root"]) / "flowers-102"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from trainer.data.base import Facts
+from trainer.data.files import printable
 from trainer.data.images import ImageSource, no_such_folder
+from trainer.data.limits import Limits
 from trainer.data.listing import EXTENSIONS, Listing, class_folders, folder_of_classes
+from trainer.data.representation import attention, refuse_untrained, some
 from trainer.errors import UserError
 
 VALIDATION = ("val", "valid", "validation", "test")
@@ -22,9 +26,15 @@ class ImageFolder(ImageSource):
         classes = self._classes()
         train, val = self._found()
         for split, listing in (("training", train), ("validation", val)):
+            if listing.missing and self.config["on_bad"] == "error":
+                raise UserError(f"data.root={root}", f"{len(listing.missing)} {split} images are links that lead nowhere: {some(list(listing.missing))}", "data.on_bad=skip, or repair them")  # fmt: skip
             if not len(listing):
                 raise UserError(f"data.root={root}", f"holds no {split} images ({', '.join(EXTENSIONS)})")
-        facts = Facts(f"images in {root}", "folder", len(train), len(val), self.shape(), len(classes), slow=True)
+        source = f"images in {printable(str(root))}"
+        facts = Facts(source, "folder", len(train), len(val), self.shape(), len(classes), slow=True)
+        names = self.class_names(facts)
+        refuse_untrained(f"data.root={printable(str(root))}", train, val, names, folders=True)
+        facts = replace(facts, attention=attention(train, val, names))
         return self.sized(facts, (train, val))
 
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
@@ -64,12 +74,13 @@ class ImageFolder(ImageSource):
 
     def _found(self) -> tuple[Listing, Listing]:
         classes = self._classes()
-        train = folder_of_classes(self._train_folder(), classes)
+        limits = Limits.of(self.config)
+        train = folder_of_classes(self._train_folder(), classes, limits)
         folder = self._val_folder()
         if folder is not None:
-            return train, folder_of_classes(folder, classes)
+            return train, folder_of_classes(folder, classes, limits)
         return train.split(self.config["val_fraction"], self.config["split_seed"])
 
     def class_names(self, facts: Facts) -> list[str]:
         """The classes' names, which are their folders'."""
-        return self._classes()
+        return [printable(name) for name in self._classes()]

@@ -15,7 +15,7 @@ from trainer.data.decoded import Decoded
 from trainer.data.draws import Draw
 from trainer.data.header import BadImage
 from trainer.data.listing import Listing
-from trainer.errors import RunFailed
+from trainer.errors import RunFailed, why
 
 View = Callable[[Iterator[torch.Tensor], np.ndarray, Draw, np.ndarray], torch.Tensor]
 """(images (3, H, W), their sizes (N, 2), (seed, epoch), addresses (N,)) -> (N, 3, S, S) uint8."""
@@ -54,10 +54,10 @@ class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
                 self._decoded = Decoded(self.cache)
             return self._decoded(int(self.listing.number[number]))
         try:
-            return decode(self.listing.read(number))
+            return decode(self.listing.read(number), self.listing.limits)
         except (BadImage, OSError) as error:
             raise RunFailed(
-                f"{self.listing.names[number]} cannot be read: {error}. data.verify=true finds all such images before "
+                f"{self.listing.names[number]} cannot be read: {why(error)}. data.verify=true finds all such images before "
                 "the training, and data.on_bad=skip leaves them out."
             ) from error
 

@@ -15,9 +15,11 @@ import numpy as np
 from trainer import machine
 from trainer.data.base import DataSource, Facts, Progress, Splits, digest_of
 from trainer.data.header import BadImage, size_of
+from trainer.data.limits import Limits
 from trainer.data.listing import Listing
 from trainer.data.once import cache_root
 from trainer.data.pictures import Centre, Preprocessing
+from trainer.data.representation import some
 from trainer.errors import UserError
 from trainer.hashing import hash_of
 
@@ -28,7 +30,6 @@ MEASURED = 48
 """Images whose headers are read to estimate the decoded size of all."""
 SHARE_OF_MEMORY, SHARE_OF_DISK = 0.25, 0.5
 """What ``data.cache=auto`` may take of the memory and of the disk space that are free."""
-MOST_NAMED = 5
 
 
 class ImageSource(DataSource):
@@ -88,10 +89,14 @@ class ImageSource(DataSource):
         if self.config["on_bad"] == "error":
             raise UserError(f"data ({facts.source})", said, "data.on_bad=skip, or repair them")
         print(f"ATTENTION: {said}. They are left out (data.on_bad=skip).", flush=True)
-        left = [len(listing.without(set(bad))) for listing in self.listings(facts)]
-        if not all(left):
+        train, val = self.listings(facts)
+        left = [listing.without(set(bad)) for listing in (train, val)]
+        if not all(len(listing) for listing in left):
             raise UserError(f"data ({facts.source})", f"no image is left: {said}")
-        return replace(facts, left_out=bad, train_samples=left[0], val_samples=left[1])
+        if lost := sorted(set(train.labels.tolist()) - set(left[0].labels.tolist())):
+            names = self.class_names(facts) or [str(label) for label in range(facts.classes)]
+            raise UserError(f"data ({facts.source})", f"no training image is left of {some([names[n] for n in lost])}: {said}", "put whole images into these classes, or remove them")  # fmt: skip
+        return replace(facts, left_out=bad, train_samples=len(left[0]), val_samples=len(left[1]))
 
     def open(self, facts: Facts) -> Splits:
         from trainer.data.augment import Augmentation, CentreView, TrainView
@@ -111,7 +116,8 @@ class ImageSource(DataSource):
     sees_pictures = True
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
-        return Preprocessing(Centre(*self._centre()), MEAN, STD)
+        limits = Limits.of(self.config)
+        return Preprocessing(Centre(*self._centre(), limits=limits), MEAN, STD, limits)
 
     def fingerprint(self, facts: Facts) -> str:
         """Of the names and sizes of the files, and of the labels."""
@@ -154,14 +160,8 @@ def decoded_bytes(listing: Listing) -> int:
     for number in np.unique(np.linspace(0, len(listing) - 1, min(MEASURED, len(listing))).astype(int)).tolist():
         content = listing.read(number)
         with suppress(BadImage):  # broken images are looked for elsewhere
-            sizes.append(3 * math.prod(size_of(content)))
+            sizes.append(3 * math.prod(size_of(content, listing.limits)))
     return int(np.mean(sizes) * len(listing)) if sizes else 0
-
-
-def some(said: list[str]) -> str:
-    """The first few, and how many more there are."""
-    more = [f"and {len(said) - MOST_NAMED} more"] if len(said) > MOST_NAMED else []
-    return "; ".join([*said[:MOST_NAMED], *more])
 
 
 def no_such_folder(key: str, folder: Any, what: str) -> UserError:

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.data.files import printable, read_regular
+from trainer.data.limits import DEFAULTS, Limits
+from trainer.data.walk import Walk, leads_back, once_each
+
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif", ".avif")
 
 
@@ -23,6 +27,10 @@ class Listing:
         labels: (N,) int64.
         names: (N,) a short name of each image, for messages.
         number: (N,) its number in the whole listing, from which some may have been left out.
+        limits: of one image.
+        passed_over: names that are not listed although they look like images, and why.
+        missing: links to images that are not there.
+        linked: some of the files may have other names as well.
     """
 
     files: list[str]
@@ -31,13 +39,17 @@ class Listing:
     labels: np.ndarray
     names: list[str]
     number: np.ndarray
+    limits: Limits = DEFAULTS
+    passed_over: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    linked: bool = False
 
     @staticmethod
-    def of_files(paths: list[str], labels: np.ndarray) -> Listing:
+    def of_files(paths: list[str], labels: np.ndarray, limits: Limits = DEFAULTS) -> Listing:
         """One image per file."""
         spans = np.tile(np.array([0, -1], np.int64), (len(paths), 1))
         everything = np.arange(len(paths))
-        return Listing(paths, everything, spans, labels, paths, everything)
+        return Listing(paths, everything, spans, labels, [printable(path) for path in paths], everything, limits)
 
     def __len__(self) -> int:
         return len(self.file)
@@ -46,14 +58,10 @@ class Listing:
         """The encoded image.
 
         Raises:
-            OSError: the file is gone.
+            OSError: the file is gone, or no regular file any more, or larger than the limit.
         """
         start, length = self.spans[number].tolist()
-        with open(self.files[self.file[number]], "rb") as source:
-            if length < 0:
-                return source.read()
-            source.seek(start)
-            return source.read(length)
+        return read_regular(self.files[self.file[number]], self.limits, start, length)
 
     def without(self, names: set[str]) -> Listing:
         """The rest, when these are left out."""
@@ -72,52 +80,65 @@ class Listing:
 
     def _only(self, chosen: np.ndarray) -> Listing:
         names = [name for name, keep in zip(self.names, chosen, strict=True) if keep]
-        return Listing(
-            self.files, self.file[chosen], self.spans[chosen], self.labels[chosen], names, self.number[chosen]
-        )
+        return replace(
+            self, file=self.file[chosen], spans=self.spans[chosen], labels=self.labels[chosen], names=names,
+            number=self.number[chosen],
+        )  # fmt: skip
 
     def digest(self) -> str:
         """24 hexadecimal digits of what is listed and of the files' sizes and times."""
         hashed = hashlib.blake2b(digest_size=12)
         for path in self.files:
             about = os.stat(path)
-            hashed.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\n".encode())
+            hashed.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
         for array in (self.file, self.spans, self.labels):
             hashed.update(np.ascontiguousarray(array).tobytes())
         return hashed.hexdigest()
 
 
-def images_in(folder: Path) -> list[str]:
-    """Paths of all images in a folder and the folders in it, relative to it, with slashes, sorted.
+def is_image(path: str) -> bool:
+    """By its name."""
+    return path.lower().endswith(EXTENSIONS)
 
-    Links to folders are not followed: they may lead back.
+
+def images_in(folder: Path) -> tuple[list[str], list[str]]:
+    """Paths of all images in a folder and the folders in it, relative to it, sorted; and links that are not followed.
+
+    Links to folders are followed, each folder once. What is no regular file is listed: its row says so.
     """
-    found = []
-    for place, _, names in os.walk(folder):
-        wanted = [Path(place, name) for name in names if name.lower().endswith(EXTENSIONS)]
-        found += [path.relative_to(folder).as_posix() for path in wanted]
-    return sorted(found)
+    walk = Walk().through([str(folder)])
+    paths = [os.path.relpath(entry.path, folder) for entry in walk.entries if is_image(entry.path)]
+    return sorted(paths), walk.again
 
 
 def class_folders(root: Path) -> list[str]:
-    """Names of the folders in a folder, sorted, which are its classes; hidden ones do not count."""
-    return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    """Names of the folders in a folder, sorted, which are its classes; hidden ones and links back do not count."""
+    found = (entry for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in found if not (entry.is_symlink() and leads_back(entry.path)))
 
 
-def folder_of_classes(root: Path, classes: list[str]) -> Listing:
-    """The images below ``root/<class>/``, sorted by path; the label is the class's place in the list."""
-    paths: list[str] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        mine = sorted(
-            os.path.join(folder, file)
-            for folder, _, files in os.walk(root / name, followlinks=True)
-            for file in files
-            if file.lower().endswith(EXTENSIONS)
-        )
-        paths += mine
-        labels += [label] * len(mine)
-    return Listing.of_files(paths, np.array(labels, np.int64))
+def folder_of_classes(root: Path, classes: list[str], limits: Limits = DEFAULTS) -> Listing:
+    """The images below ``root/<class>/``, sorted by path; the label is the class's place in the list.
+
+    Only regular files count, each once: what else has an image's name is in ``passed_over``.
+    """
+    walk = Walk().through([os.path.join(root, name) for name in classes])
+    found, passed, missing = once_each([entry for entry in walk.entries if is_image(entry.path)])
+    found.sort(key=lambda entry: (entry.root, entry.path))
+    listing = Listing.of_files(
+        [entry.path for entry in found], np.array([entry.root for entry in found], np.int64), limits
+    )
+    linked = any(entry.linked or (entry.about and entry.about.st_nlink > 1) for entry in found)
+    over = (*_no_classes(root), *walk.again, *passed)
+    return replace(listing, passed_over=over, missing=tuple(missing), linked=linked)
+
+
+def _no_classes(root: Path) -> list[str]:
+    """Links in the place of class folders that lead back or nowhere."""
+    links = sorted(entry.path for entry in os.scandir(root) if entry.is_symlink())
+    nowhere = [f"{printable(link)} leads nowhere" for link in links if not os.path.exists(link)]
+    back = [link for link in links if os.path.isdir(link) and leads_back(link)]
+    return [*nowhere, *(f"{printable(link)} leads back to a folder that it lies in" for link in back)]
 
 
 def held_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:

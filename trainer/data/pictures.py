@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from trainer.data.files import read_regular
+from trainer.data.limits import DEFAULTS, Limits
 
 
 @dataclass(frozen=True)
@@ -16,11 +18,13 @@ class Preprocessing:
     Attributes:
         transform: from a file's bytes to a tensor (C, H, W), of uint8 as a rule.
         mean, std: as in ``Splits``.
+        limits: of one file.
     """
 
     transform: Callable[[bytes], Any]
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    limits: Limits = DEFAULTS
 
     def read(self, path: Path) -> Any:
         """The file as an input.
@@ -28,7 +32,7 @@ class Preprocessing:
         Raises:
             Exception: whatever a decoder says of a file that is broken or no image.
         """
-        return self.transform(path.read_bytes())
+        return self.transform(read_regular(path, self.limits))
 
 
 @dataclass(frozen=True)
@@ -37,25 +41,18 @@ class Centre:
 
     Attributes:
         channels: 3, or 1: grey.
+        limits: of one image.
     """
 
     resize: int
     size: int
     channels: int = 3
+    limits: Limits = DEFAULTS
 
     def __call__(self, content: bytes) -> Any:
         """The centre of an encoded image."""
         from trainer.data.augment import CentreView
-        from trainer.data.decode import decode
+        from trainer.data.decode import decode, decode_grey
 
-        return CentreView(self.resize, self.size).one(decode(content) if self.channels == 3 else _grey(content))
-
-
-def _grey(content: bytes) -> Any:
-    """An image (1, H, W) uint8; grey ones exactly as they are."""
-    import numpy as np
-    import torch
-    from PIL import Image, ImageOps
-
-    with Image.open(io.BytesIO(content)) as image:
-        return torch.from_numpy(np.array(ImageOps.exif_transpose(image).convert("L")))[None]
+        image = (decode if self.channels == 3 else decode_grey)(content, self.limits)
+        return CentreView(self.resize, self.size).one(image)

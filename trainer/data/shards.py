@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from trainer.data.base import Facts, Progress
-from trainer.data.images import ImageSource, some
+from trainer.data.images import ImageSource
 from trainer.data.listing import EXTENSIONS, Listing
 from trainer.data.once import known, made_once, place_of
+from trainer.data.representation import some
 from trainer.errors import UserError
 
 MOST = 2**31

@@ -1,0 +1,74 @@
+"""Opening files from outside: regular ones alone, never waiting, never more than a limit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import IO
+
+from trainer.data.limits import DEFAULTS, Limits
+
+KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def kind_of(mode: int) -> str:
+    """What a file is by ``st_mode``, e.g. ``a FIFO``; empty for a regular file."""
+    return "" if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "a special file")
+
+
+def open_regular(path: str | Path) -> IO[bytes]:
+    """The file, for reading. A FIFO or a device in its place is refused and not waited for.
+
+    Raises:
+        OSError: the file is not there, may not be read, or is not a regular file; ``strerror`` tells which.
+    """
+    _refuse_special(path, os.stat(path).st_mode)  # before it is opened: opening a device may do something
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _refuse_special(path, os.fstat(number).st_mode)
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def read_regular(path: str | Path, limits: Limits = DEFAULTS, start: int = 0, length: int = -1) -> bytes:
+    """The file's bytes, or ``length`` of them from ``start`` on.
+
+    Raises:
+        OSError: as ``open_regular``; or it is larger than the limit, or ends too soon.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size if length < 0 else length
+        if size > limits.file_bytes:
+            raise too_large(path, f"has {size:,} bytes", limits)
+        file.seek(start)
+        content = file.read(limits.file_bytes + 1 if length < 0 else length)
+    if len(content) > limits.file_bytes:
+        raise too_large(path, "grows while it is read", limits)
+    if length >= 0 and len(content) < length:
+        raise OSError(errno.EIO, f"ends {length - len(content):,} bytes too soon", str(path))
+    return content
+
+
+def too_large(path: str | Path, what: str, limits: Limits) -> OSError:
+    """The refusal of a file beyond ``data.max_file_mib``."""
+    return OSError(errno.EFBIG, f"{what}, more than data.max_file_mib={limits.file_mib}", str(path))
+
+
+def printable(name: str) -> str:
+    r"""A file's name as text that can be written anywhere: bytes that are not UTF-8 become ``\xff``."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _refuse_special(path: str | Path, mode: int) -> None:
+    if kind := kind_of(mode):
+        raise OSError(errno.EINVAL, f"is {kind} and not a regular file", str(path))

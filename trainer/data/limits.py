@@ -1,0 +1,35 @@
+"""How much of one file from outside is taken in: a small file that claims to be huge is refused by name, not read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one file may be at most. The defaults are those of the keys.
+
+    Attributes:
+        pixels: width x height of an image (``data.max_pixels``).
+        file_mib: size of a file that is read whole, and of a packed one when it is unpacked (``data.max_file_mib``).
+    """
+
+    pixels: int = 150_000_000
+    file_mib: int = 256
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> Limits:
+        """From the ``data`` node; sources of the user's own need not have the keys."""
+        return Limits(config.get("max_pixels", Limits.pixels), config.get("max_file_mib", Limits.file_mib))
+
+    @property
+    def file_bytes(self) -> int:
+        """``file_mib`` in bytes."""
+        return self.file_mib * MIB
+
+
+DEFAULTS = Limits()

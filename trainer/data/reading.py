@@ -1,0 +1,68 @@
+"""Reading processes: what they read comes as it is, and what they have to say comes in one sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from trainer.errors import RunFailed, UserError, why
+from trainer.lifeline import end_with
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a reading process says instead of a batch; an exception would arrive wrapped in its traceback."""
+
+    sentence: str
+
+
+class Told(Dataset[Any]):
+    """A data set in a reading process: what it raises for people comes out as a ``Refusal``.
+
+    Args:
+        dataset: with ``__getitems__``.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, address: Any) -> Any:
+        try:
+            return self.dataset.__getitems__(address)
+        except (RunFailed, UserError) as error:
+            return Refusal(str(error))
+
+
+def from_processes(loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a ``DataLoader`` of a ``Told``.
+
+    Raises:
+        RunFailed: a reading process cannot read a file, or has died.
+    """
+    batches = iter(loader)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker (pid"):
+                raise
+            raise RunFailed(f"a reading process has died: {why(error)} (fewer: data.num_workers=1)") from error
+        if isinstance(batch, Refusal):
+            raise RunFailed(batch.sentence)
+        yield batch
+
+
+def reading_process(number: int) -> None:
+    """At a reading process's start: it ends with the process that started it."""
+    end_with(os.getppid())
+
+
+def as_it_is(batch: Any) -> Any:
+    """Instead of a collation: a batch is read as a whole."""
+    return batch

@@ -1,0 +1,66 @@
+"""Which classes have images in which split, and which images are in both: what is refused and what is only said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainer.data.files import printable
+from trainer.data.listing import Listing
+from trainer.errors import UserError
+
+MOST_NAMED = 5
+
+
+def some(said: Sequence[str]) -> str:
+    """The first few, and how many more there are."""
+    more = [f"and {len(said) - MOST_NAMED} more"] if len(said) > MOST_NAMED else []
+    return "; ".join([*said[:MOST_NAMED], *more])
+
+
+def without(listing: Listing, names: Sequence[str]) -> list[str]:
+    """The classes that have no image in a split."""
+    return [names[n] for n in np.flatnonzero(np.bincount(listing.labels, minlength=len(names)) == 0).tolist()]
+
+
+def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[str], folders: bool) -> None:
+    """Every class of the validation images has training images; of class folders, every class.
+
+    Raises:
+        UserError: some have none.
+    """
+    untrained = without(train, names)
+    if not folders:
+        absent = set(without(val, names))
+        untrained = [name for name in untrained if name not in absent]
+    if not untrained:
+        return
+    why = f" ({some(train.passed_over)})" if train.passed_over else ""
+    if folders:
+        raise UserError(what, f"{len(untrained)} of {len(names)} classes have no training images: {some(untrained)}{why}", "put images into these folders, or remove them")  # fmt: skip
+    raise UserError(what, f"{len(untrained)} classes are in the validation images and not in the training images: {some(untrained)}")  # fmt: skip
+
+
+def attention(train: Listing, val: Listing, names: Sequence[str]) -> str:
+    """What is odd and no reason to refuse the images; empty where nothing is."""
+    said = []
+    if passed := [*train.passed_over, *(name for name in val.passed_over if name not in train.passed_over)]:
+        said.append(f"{len(passed)} name{'s are' if len(passed) > 1 else ' is'} passed over: {some(passed)}")
+    if missing := [*train.missing, *val.missing]:
+        said.append(f"{len(missing)} images are links that lead nowhere: {some(missing)}")
+    if unseen := without(val, names):
+        said.append(f"{len(unseen)} of {len(names)} classes have no validation images: {some(unseen)}")
+    if both := in_both(train, val):
+        said.append(f"{len(both)} of {len(val)} validation images are training images as well: {some(both)}")
+    return ". ".join(said)
+
+
+def in_both(train: Listing, val: Listing) -> list[str]:
+    """Validation images that are training images by another name, as links make them."""
+    if not (train.linked or val.linked):
+        return []
+    known = {(about.st_dev, about.st_ino): path for path, about in ((p, os.stat(p)) for p in train.files)}
+    found = ((path, known.get((about.st_dev, about.st_ino))) for path, about in ((p, os.stat(p)) for p in val.files))
+    return [f"{printable(path)} is {printable(first)}" for path, first in found if first]

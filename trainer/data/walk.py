@@ -1,0 +1,134 @@
+"""What lies below folders: every folder once, however many links lead to it, so that a loop of links ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from trainer.data.files import kind_of, printable
+from trainer.errors import UserError, why
+
+Identity = tuple[int, int]
+"""Device and inode: what a file is, whatever it is called."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name that is no folder.
+
+    Attributes:
+        root: number of the folder below which it was found.
+        path: as reached from there.
+        about: of what it leads to; None where it leads nowhere.
+        linked: it was reached by a link.
+    """
+
+    root: int
+    path: str
+    about: os.stat_result | None
+    linked: bool = False
+
+    @property
+    def broken(self) -> str:
+        """Why it is no file that can be read; empty when it is one."""
+        if self.about is None:
+            return "is a link that leads nowhere"
+        kind = kind_of(self.about.st_mode)
+        return f"is {kind}" if kind else ""
+
+
+@dataclass
+class Walk:
+    """Goes through folders and the folders in them, real ones first, then links to others.
+
+    Attributes:
+        entries: what is in them, in no order.
+        again: links to folders that are read already, or that lead back, and why; they are not followed.
+    """
+
+    entries: list[Entry] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
+    _folders: dict[Identity, str] = field(default_factory=dict)
+
+    def through(self, roots: Sequence[str]) -> Walk:
+        """Go through these; those that are not there have nothing in them.
+
+        Raises:
+            UserError: a folder may not be read.
+        """
+        links = [(number, root) for number, root in enumerate(roots) if os.path.islink(root)]
+        for number, root in enumerate(roots):
+            if os.path.isdir(root) and not os.path.islink(root):
+                links += self._below(number, root)
+        while links:
+            links = [more for number, link in links for more in self._linked(number, link)]
+        return self
+
+    def _linked(self, number: int, link: str) -> Iterator[tuple[int, str]]:
+        """What a link leads to; further links in it."""
+        try:
+            about = os.stat(link)
+        except OSError:  # nowhere, or in a circle of links
+            self.entries.append(Entry(number, link, None, True))
+            return
+        if kind_of(about.st_mode) != "a folder":
+            self.entries.append(Entry(number, link, about, True))
+        elif leads_back(link):
+            self.again.append(f"{printable(link)} leads back to a folder that it lies in")
+        elif known := self._folders.get(_identity(about)):
+            self.again.append(f"{printable(link)} leads to {printable(known)}, which is read already")
+        else:
+            yield from self._below(number, link, True)
+
+    def _below(self, number: int, root: str, linked: bool = False) -> list[tuple[int, str]]:
+        """All of a folder but what links lead to; returns the links."""
+        links, waiting = [], [root]
+        while waiting:
+            folder = waiting.pop()
+            try:
+                about = os.stat(folder)
+                if (known := self._folders.setdefault(_identity(about), folder)) != folder:
+                    self.again.append(f"{printable(folder)} is {printable(known)} by another name")
+                    continue
+                with os.scandir(folder) as found:
+                    entries = sorted(found, key=lambda entry: entry.name)
+                for entry in entries:
+                    if entry.is_symlink():
+                        links.append((number, entry.path))
+                    elif entry.is_dir():
+                        waiting.append(entry.path)
+                    else:
+                        self.entries.append(Entry(number, entry.path, entry.stat(), linked))
+            except OSError as error:
+                raise UserError(printable(folder), f"cannot be read: {why(error)}") from error
+        return links
+
+
+def leads_back(link: str) -> bool:
+    """A link to a folder that it lies in itself, directly or not."""
+    target = os.path.realpath(link)
+    return os.path.commonpath([target, os.path.realpath(os.path.dirname(link) or ".")]) == target
+
+
+def _identity(about: os.stat_result) -> Identity:
+    return about.st_dev, about.st_ino
+
+
+def once_each(entries: Sequence[Entry]) -> tuple[list[Entry], list[str], list[str]]:
+    """Regular files, each once under its first name; what is passed over, and why; and links that lead nowhere.
+
+    A file's own name comes before links to it, because ``Walk`` finds it first.
+    """
+    known: dict[Identity, str] = {}
+    kept, passed, missing = [], [], []
+    for entry in entries:
+        if entry.about is None:
+            missing.append(printable(entry.path))
+        elif entry.broken:
+            passed.append(f"{printable(entry.path)} {entry.broken}")
+        elif (first := known.setdefault(_identity(entry.about), entry.path)) != entry.path:
+            passed.append(f"{printable(entry.path)} is {printable(first)} by another name")
+        else:
+            kept.append(entry)
+    return kept, passed, missing
