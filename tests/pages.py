@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.runs import ROOT
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NAMED = re.compile(r"\A# ([\w./-]+\.(?:py|yaml))\b")
+NAMED = re.compile(r"\A(?:# @package _global_\n)?# ([\w./-]+\.(?:py|yaml))\b")
 
 
 def blocks(page: str, language: str = "python") -> list[str]:
@@ -18,7 +18,7 @@ def blocks(page: str, language: str = "python") -> list[str]:
 
 
 def write_files(page: str, folder: Path) -> list[str]:
-    """Every block whose first line names a file, written under that name; returns the names."""
+    """Every block that begins with a file's name (after Hydra's ``@package``), written under it; returns the names."""
     names = []
     for code in (*blocks(page, "yaml"), *blocks(page, "python")):
         if named := NAMED.match(code):

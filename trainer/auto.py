@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
@@ -26,12 +26,14 @@ class ModelFacts:
     Attributes:
         concern: what is odd about it on these data, though it can run; empty as a rule.
         work: multiply-adds of one sample's forward pass, at most; 0: not known.
+        lower: of the user's own metrics whose class says so, whether less is better.
     """
 
     parameters: int
     convolutional: bool
     concern: str = ""
     work: int = 0
+    lower: dict[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -129,7 +130,8 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
 def check_keys(config: Mapping[str, Any]) -> None:
     """Unknown keys, missing keys, missing values, and values that a key does not take."""
     root = {k.path: k for k in keys.keys(schema.Config)}
-    present = {**config, **{p: v for p, v in leaves(config, "") if p.partition(".")[0] not in (*schema.GROUPS, p)}}
+    free = (*schema.GROUPS, "metrics")  # what is in these is checked elsewhere
+    present = {**config, **{p: v for p, v in leaves(config, "") if p.partition(".")[0] not in (*free, p)}}
     nodes = {path.partition(".")[0] for path in root} - set(root)
     for name, value in present.items():
         if name not in root and (name not in nodes or not isinstance(value, Mapping)):
@@ -210,15 +212,22 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
         check_target(str(target), f"{group}._target_")
         if group in schema.CONSTRUCTED:
             check_arguments(config[group], group, typed)
-    check_transforms(config["data"].get("transforms") or [])
+    check_nodes("data.transforms", config["data"].get("transforms") or [], "data.transforms=[{_target_:torchvision.transforms.v2.ColorJitter,hue:0.1}]")  # fmt: skip
+    check_nodes("callbacks", config["callbacks"], "callbacks=[{_target_:my_package.MyCallback}]")
+    check_nodes("metrics", config["metrics"], "metrics={f1w:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:10}}")  # fmt: skip
 
 
-def check_transforms(nodes: Any) -> None:
-    """Each of ``data.transforms`` is a target that exists, and takes the keys beside it, as far as its source tells."""
-    for place, node in enumerate(nodes):
-        path = f"data.transforms[{place}]"
+def check_nodes(key: str, nodes: Any, example: str) -> None:
+    """Each node of a list, or of a mapping by name, is a target that exists, and takes the keys beside it, as far as its
+    source tells.
+
+    Args:
+        example: of the whole key, to type instead.
+    """
+    by_path = {f"{key}.{name}": node for name, node in nodes.items()} if isinstance(nodes, Mapping) else {f"{key}[{n}]": node for n, node in enumerate(nodes)}  # fmt: skip
+    for path, node in by_path.items():
         if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
-            raise UserError(f"{path}={keys.spelled(node)}", "must be a mapping with a _target_", "data.transforms=[{_target_:torchvision.transforms.v2.ColorJitter,hue:0.1}]")  # fmt: skip
+            raise UserError(f"{path}={keys.spelled(node)}", "must be a mapping with a _target_", example)
         target = node["_target_"]
         check_target(target, f"{path}._target_")
         taken = parameters(target)
@@ -370,13 +379,14 @@ def check_optimization(checked: Checked) -> None:
     for pattern, factor in (node.get("lr_factors") or {}).items():
         if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0 <= factor < math.inf:
             raise UserError(f"optimizer.lr_factors={{{pattern}: {keys.spelled(factor)}}}", "a factor is a number, at least 0 (which freezes)", f"optimizer.lr_factors={{{pattern}: 1}}")  # fmt: skip
-    averaged, known = config["ema"]["decay"] is not None, watched.names(checked.facts, True)
+    check_metric_names(config, checked.facts)
+    averaged, known = config["ema"]["decay"] is not None, watched.names(checked.facts, True, config["metrics"])
     for path, metric, default in watching(config):
         if metric in known and not averaged and metric.startswith(watched.AVERAGED):
             raise UserError(f"{path}={metric}", "no average of the weights is kept (ema.decay=null)", f"{path}={metric} ema.decay=0.999")  # fmt: skip
         if metric not in known:
             near = keys.nearest(metric if "/" in metric else watched.RAW + metric, known) or default
-            there = ", ".join(watched.names(checked.facts, averaged))
+            there = ", ".join(watched.names(checked.facts, averaged, config["metrics"]))
             raise UserError(f"{path}={metric}", f"a validation here measures {there}", f"{path}={near}")
         if (
             path != "best.metric"
@@ -384,6 +394,15 @@ def check_optimization(checked: Checked) -> None:
             and not config["execution"]["val_every_steps"]
         ):
             raise UserError(f"{path}={metric}", "it goes by validations, and execution.val_every=0 has one alone, at the end", "execution.val_every=1")  # fmt: skip
+
+
+def check_metric_names(config: Mapping[str, Any], facts: Facts) -> None:
+    """The user's own metrics have names of their own, which MLflow takes as well."""
+    for name in config["metrics"]:
+        if not re.fullmatch(r"[A-Za-z][\w-]*", str(name)):
+            raise UserError(f"metrics.{name}", "a name is a letter, then letters, digits, _ and -", f"metrics.{re.sub(r'[^A-Za-z0-9_-]', '_', f'm{name}')}={{...}}")  # fmt: skip
+        if name in watched.measured(facts):
+            raise UserError(f"metrics.{name}", "is measured anyway, as val/" + name, f"metrics.my_{name}={{...}}")
 
 
 def watching(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

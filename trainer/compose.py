@@ -125,11 +125,20 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
-    store.store(name="schema", node=schema.Config, provider="trainer")
+    store.store(name="schema", node=_root(), provider="trainer")
     for group, classes in schema.GROUPS.items():
         for declared in classes:
             node = _open(declared) if group in schema.OPEN_GROUPS else declared
             store.store(group="schema", name=declared.__name__, node=node, provider="trainer")
+
+
+def _root() -> Any:
+    """The root's schema; ``metrics={name: ...}`` and ``metrics.name.key=...`` need no plus."""
+    from omegaconf import OmegaConf
+
+    root = OmegaConf.structured(schema.Config)
+    OmegaConf.set_struct(root.metrics, False)
+    return root
 
 
 def _open(declared: type) -> Any:

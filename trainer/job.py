@@ -40,7 +40,7 @@ class Result:
         status: ``done``, ``failed``, ``killed`` or ``planned``.
         run_dir: its folder; run_id: of MLflow, or None.
         metrics, best: last and best values by name; best_step: the update after which checkpoints/best.safetensors is.
-        ended: why it ended: ``all updates done``, or an early stop and its reason.
+        ended: why it ended: ``all updates done``, or an early stop or a callback's request and its reason.
         steps, samples, seconds: updates (where work is leased: of worker 0), training samples over all workers, from start to end.
         chosen, why: what ``auto`` picked and the reasons.
         data_source: what was really trained on.
@@ -252,7 +252,7 @@ def _finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str
         ended = {"done": "FINISHED", "failed": "FAILED", "killed": "KILLED"}[result.status]
         patience = KILLED_FLUSH_S if result.status == "killed" else ready.checked.config["tracking"]["flush_timeout_s"]
         tags = {"trainer.error": result.error[:4000]} if result.error else {}
-        if result.ended.startswith("early stop"):
+        if result.ended.startswith(("early stop", "stopped by a callback")):
             tags["trainer.ended"] = result.ended
         if result.lost_workers:
             tags["trainer.lost_workers"] = "; ".join(result.lost_workers.values())[:4000]
@@ -377,7 +377,17 @@ def _terms(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     groups = ("model", "loss", "optimizer", "scheduler", "strategy", "sampler")
     typed = {key: value for group in groups for key, value in leaves(config[group], f"{group}.")}
     typed |= {
-        key: config[key] for key in ("mode", "seed", "epochs", "max_steps", "limit_train_batches", "limit_val_batches")
+        key: config[key]
+        for key in (
+            "callbacks",
+            "metrics",
+            "mode",
+            "seed",
+            "epochs",
+            "max_steps",
+            "limit_train_batches",
+            "limit_val_batches",
+        )
     }
     planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "data.global_batch_size": plan.global_batch_size, "device": plan.device}  # fmt: skip
     found = {
@@ -390,5 +400,6 @@ def _terms(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
 
 def _modules(config: dict[str, Any]) -> list[str]:
     """What the forkserver should import once for all workers."""
-    targets = [str(config[group].get("_target_", "")) for group in ("model", "data", "loss", "optimizer")]
+    nodes = [*(config[group] for group in ("model", "data", "loss", "optimizer")), *config["callbacks"], *config["metrics"].values()]  # fmt: skip
+    targets = [str(node.get("_target_", "")) for node in nodes]
     return ["trainer.worker", *{target.rsplit(".", 1)[0] for target in targets if "." in target}]

@@ -19,7 +19,7 @@ SYNONYMS = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "16": "fp16", "yes": "true", "no": "false",
 }  # fmt: skip
 WORDS = {
-    bool: "true or false", str: "text", int: "a whole number", float: "a number", list: "a list of numbers",
+    bool: "true or false", str: "text", int: "a whole number", float: "a number", list: "a list",
     dict: "a mapping such as {a:1}",
 }  # fmt: skip
 LIMITS = ("ge", "gt", "le", "lt")

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.callbacks import Callbacks
 from trainer.data.feed import Feed
 from trainer.errors import RunFailed
 from trainer.metrics import Sums, Task
 from trainer.models.sitting_out import counting
 from trainer.optim.averaged import AveragedWeights
+from trainer.own_metrics import OwnMetrics
 from trainer.profiling import Unprofiled
 from trainer.report import Report
 from trainer.strategies.base import Strategy
@@ -49,6 +51,7 @@ class Training:
         run_dir: where the first worker reports to, should it not be the one that began; None: nobody takes over.
         ema: the moving average of the weights; mean: workers' averages differ and their mean counts.
         early_stop: says when to end before the last epoch.
+        callbacks: the user's; own: the user's metrics.
         plateau: the schedule goes by validations.
         step: updates done; validated: the last validation's update and metrics; stop: why to end early.
         examined: the sums of the last validation and, where this worker keeps the best model, of the best.
@@ -70,7 +73,10 @@ class Training:
     ema: AveragedWeights | None = None
     mean: bool = False
     early_stop: EarlyStop | None = None
+    callbacks: Callbacks | None = None
+    own: OwnMetrics = field(default_factory=lambda: OwnMetrics({}))
     plateau: bool = False
+    epoch: int = 0
     step: int = 0
     samples: int = 0
     validated: tuple[int, dict[str, float]] = (-1, {})
@@ -103,14 +109,28 @@ class Line:
 
 def fit(run: Training) -> dict[str, float]:
     """Train to the end; returns the last validation's metrics."""
+    if not run.callbacks:
+        return _fit(run)
+    run.callbacks.train_start(run.strategy.lr)
+    try:
+        metrics = _fit(run)
+        run.callbacks.train_end(run.epoch, run.step, run.validated[1], run.report.ended)
+        return metrics
+    except Exception as error:
+        run.callbacks.exception(run.epoch, run.step, error)
+        raise
+
+
+def _fit(run: Training) -> dict[str, float]:
     for epoch in range(run.rhythm.epochs):
+        run.epoch = epoch
         train_epoch(run, epoch)
         done = run.step >= run.rhythm.total_steps or (epoch + 1 == run.rhythm.epochs and not run.stop)
         if done or run.stop:
             log_rest(run, epoch)
         due = run.rhythm.val_every and (epoch + 1) % run.rhythm.val_every == 0
-        if (due or done) and not run.stop:
-            evaluate(run, epoch)
+        if (due or done or run.stop) and (run.lockstep or not run.stop):
+            evaluate(run, epoch)  # workers without a common step are stopped by a validation alone
         if done:
             break
         if run.stop:
@@ -128,6 +148,7 @@ def train_epoch(run: Training, epoch: int) -> None:
     run.forward.train()
     strategy, line, profile = run.strategy, run.line, run.profile
     line.number = -1
+    told = run.callbacks if run.callbacks and run.callbacks.after_update else None
     for samples, batches in profile.each("data", run.feed.updates(epoch)):
         weight = strategy.weight(samples)
         for batch in profile.each("data", batches):
@@ -151,6 +172,10 @@ def train_epoch(run: Training, epoch: int) -> None:
         if line.batches >= line.due:
             line.due = line.batches + run.rhythm.log_every
             log_training(run, epoch)
+        if told:
+            told.update_end(epoch, run.step, line.lr, samples, loss)
+            if not run.model.training:
+                run.forward.train()
         profile.step()
         if run.rhythm.val_every_steps and run.step % run.rhythm.val_every_steps == 0:
             evaluate(run, epoch)
@@ -174,7 +199,11 @@ def log_training(run: Training, epoch: int, rest: bool = False) -> None:
     """
     line = run.line
     sums = line.meter.sums()
-    if run.lockstep:
+    if run.lockstep and run.callbacks:  # one meeting for both
+        asked = run.callbacks.asked().to(sums.device)
+        sums, asked = run.strategy.total(torch.cat([sums, asked])).split([len(sums), len(asked)])
+        run.stop = run.stop or run.callbacks.why(asked, run.step, run.strategy.total)
+    elif run.lockstep:
         sums = run.strategy.total(sums)
     samples, together = sums[-1].item(), sums
     if rest and line.before is not None:
@@ -201,32 +230,40 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
         return run.validated[1]
     run.model.eval()
     with run.report.evaluating(), run.profile("evaluation"):
-        sums, index = _examined(run, run.strategy.settle)
-        metrics = run.task.validation(sums)
+        sums, index, own = _examined(run, run.strategy.settle)
+        metrics = {**run.task.validation(sums), **own}
         values = {f"{RAW}{name}": value for name, value in metrics.items()}
         averages = averaged(run, run.ema) if run.ema is not None else None
         if averages is not None:
-            values |= {f"{AVERAGED}{name}": value for name, value in run.task.validation(averages).items()}
+            measured = {**run.task.validation(averages[0]), **averages[1]}
+            values |= {f"{AVERAGED}{name}": value for name, value in measured.items()}
         if run.run_dir is not None and index == 0:
             run.report.take_over(run.run_dir)
         run.examined["last"] = sums
-        if run.report.validation(epoch, run.step, values):
+        improved = run.report.validation(epoch, run.step, values)
+        if improved:
             of_average = run.report.watched.metric.startswith(AVERAGED)
-            run.examined["best"] = averages if averages is not None and of_average else sums
+            run.examined["best"] = averages[0] if averages is not None and of_average else sums
             with run.ema.in_place() if run.ema is not None and of_average else nullcontext():
                 run.keep_best()
         decide(run, values)
+        if run.callbacks:
+            run.callbacks.validation_end(epoch, run.step, values, improved)
+            asked = run.strategy.total(run.callbacks.asked())
+            run.stop = run.stop or run.callbacks.why(asked, run.step, run.strategy.total)
     run.validated = run.step, metrics
     run.model.train()
     return metrics
 
 
-def averaged(run: Training, ema: AveragedWeights) -> torch.Tensor:
-    """The task's sums for the averaged weights, which all workers agree on; the model has its own again afterwards."""
+def averaged(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[str, float]]:
+    """The task's sums and the user's metrics for the averaged weights, which all workers agree on; the model has its own
+    again afterwards."""
     ema.follow(run.step)
     ema.agree(run.strategy, run.mean)
     with ema.in_place():
-        return _examined(run)[0]
+        sums, _, own = _examined(run)
+        return sums, own
 
 
 def decide(run: Training, values: Mapping[str, float]) -> None:
@@ -240,24 +277,27 @@ def decide(run: Training, values: Mapping[str, float]) -> None:
     if run.plateau:
         run.strategy.observe(run.step, values)
     if run.early_stop is not None:
-        run.stop = run.early_stop.why(run.step, values)
+        run.stop = run.early_stop.why(run.step, values) or run.stop
 
 
-def _examined(run: Training, settle: Callable[[], None] = lambda: None) -> tuple[torch.Tensor, int]:
-    """The task's sums over the validation samples, and this worker's number among those who took part."""
+def _examined(run: Training, settle: Callable[[], None] = lambda: None) -> tuple[torch.Tensor, int, dict[str, float]]:
+    """The task's sums over the validation samples, this worker's number among those who took part, the user's metrics."""
     while True:  # again when somebody was lost meanwhile, whose samples are left behind
         settle()
         index, taking_part = run.strategy.members()
         sums = run.strategy.total(_evaluated(run, index, taking_part))
+        parts = run.own.gathered(run.strategy.total, index, taking_part)
         if run.strategy.members()[1] == taking_part:
-            return sums, index
+            return sums, index, run.own.values(parts)
 
 
 def _evaluated(run: Training, index: int, count: int) -> torch.Tensor:
     """The task's sums over this worker's share of the validation samples."""
     exam = run.task.exam(index, count)
+    run.own.reset()
     for numbers, batch in run.feed.evaluation(index, count):
         with run.arithmetic():
             loss, outputs = run.task.forward(run.model, batch.inputs, batch.labels)
         exam.add(loss, outputs, batch.labels, batch.samples, numbers)
+        run.own.add(outputs, batch.labels)
     return exam.sums()

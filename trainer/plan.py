@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Plan:
         lr: optimizer.lr as it is used, scaled to the batch where that is asked for; None: the optimizer has no such key.
         lr_factor: what it is scaled by; update_batch: for how many samples per update.
         best: the validation metric that marks the best model.
+        lower: of the user's own metrics whose class says so, whether less is better.
         same_everywhere: after every update all workers hold the same state.
         endpoint: where the processes meet.
         environment: of worker 0.
@@ -94,6 +95,7 @@ class Plan:
     environment: dict[str, str]
     objection: str = ""
     concern: str = ""
+    lower: dict[str, bool] = field(default_factory=dict)
 
     @property
     def workers(self) -> int:
@@ -159,6 +161,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         environment=_environment(launch, workers, checked.nproc),
         objection=checked.objection,
         concern=model.concern,
+        lower=model.lower,
     )
 
 

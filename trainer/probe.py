@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,9 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer import schema
+from trainer import keys, schema
 from trainer.auto import ModelFacts
 from trainer.build import blamed, call_target, locate
+from trainer.callbacks import HOOKS
 from trainer.data.base import Facts
 from trainer.errors import UserError, first_line
 from trainer.models.residual import NoResidualBlocks, last_norms
@@ -21,6 +23,7 @@ from trainer.models.rows import tables
 from trainer.optim.groups import Groups, check_patterns, grouped, optimizer_of, rates
 from trainer.optim.sparse import rule_of
 from trainer.strategies.base import Declaration
+from trainer.watched import AVERAGED, RAW
 from trainer.wording import counted
 
 IMAGE_DIMENSIONS = 3
@@ -56,12 +59,15 @@ def probe(config: Mapping[str, Any], facts: Facts | None = None, declaration: De
         loss = call_target(config["loss"], "loss", kind=nn.Module)
         call_target(config["scheduler"], "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
         concern = "" if facts is None else check_outputs(config, model, loss, facts)
+        check_callbacks(config["callbacks"])
+        lower = {} if facts is None or not config["metrics"] else try_metrics(config, model, facts)
     parameters = sum(p.numel() for p in model.parameters())
     return ModelFacts(
         parameters=parameters,
         convolutional=any(isinstance(m, nn.Conv2d) for m in model.modules()),
         concern=concern,
         work=0 if facts is None else parameters * _positions(facts.shape),
+        lower=lower,
     )
 
 
@@ -70,6 +76,45 @@ def _positions(shape: Shape) -> int:
     if isinstance(shape, dict):
         return max(math.prod(size) for size in shape.values())
     return math.prod(shape[1:] if len(shape) == IMAGE_DIMENSIONS else shape)
+
+
+def check_callbacks(nodes: Any) -> None:
+    """Each callback can be called with its keys and has methods that are called. None is made: that may do something.
+
+    Raises:
+        UserError: one cannot, or has none of them, or one that never would be called.
+    """
+    for number, node in enumerate(nodes):
+        target, key = locate(node["_target_"], f"callbacks[{number}]._target_"), f"callbacks[{number}]"
+        what = f"{key} ({node['_target_']})"
+        try:
+            inspect.signature(target).bind(**{k: v for k, v in node.items() if k != "_target_"})
+        except TypeError as error:
+            raise UserError(what, f"cannot be called so: {first_line(error)}") from error
+        except ValueError:  # made in C
+            pass
+        if not isinstance(target, type):
+            continue
+        mine = [name for name in dir(target) if name.startswith("on_") and callable(getattr(target, name))]
+        if strange := next((name for name in mine if name not in HOOKS), None):
+            near = keys.nearest(strange, HOOKS, 0.5)
+            raise UserError(what, f"{strange} would never be called; there are {', '.join(HOOKS)}", near)
+        if not mine:
+            raise UserError(what, f"has none of {', '.join(HOOKS)}")
+
+
+def try_metrics(config: Mapping[str, Any], model: nn.Module, facts: Facts) -> dict[str, bool]:
+    """The user's metrics take the task's outputs; of those that say so, by their names, whether less is better.
+
+    Raises:
+        UserError: one cannot be used.
+    """
+    from trainer.own_metrics import try_out
+
+    outputs = _forward(model, facts, facts.val_shape or facts.shape, train=False)
+    classes = outputs.shape[1] if isinstance(outputs, torch.Tensor) and outputs.dim() == 2 else facts.classes
+    found = {name: try_out(name, node, classes, facts.task == "binary") for name, node in config["metrics"].items()}
+    return {prefix + name: not higher for name, higher in found.items() if higher is not None for prefix in (RAW, AVERAGED)}  # fmt: skip
 
 
 def before_start(what: str, node: Mapping[str, Any]) -> None:

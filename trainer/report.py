@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from trainer import confidential
-from trainer.watched import AVERAGED, RAW, Best, falls
+from trainer.watched import AVERAGED, NOBODY, RAW, Best, falls
 
 STATUS_EVERY_S = 0.5
+ALL_DONE = "all updates done"
+"""How a run ends that neither an early stop nor a callback ends."""
 
 
 class Waits(Protocol):
@@ -63,11 +65,14 @@ class Report:
         run_dir: the run's folder; None: lines only (every rank but 0).
         total_steps: updates of the whole run.
         watched: validation metric whose best value marks the best model, e.g. ``val/acc1``.
+        lower: of a user's own metrics, whether less is better.
     """
 
-    def __init__(self, run_dir: Path | None, total_steps: int, watched: str = "val/acc1") -> None:
+    def __init__(
+        self, run_dir: Path | None, total_steps: int, watched: str = "val/acc1", lower: Mapping[str, bool] = NOBODY
+    ) -> None:
         self.run_dir = run_dir
-        self.watched = Best(watched)
+        self.watched = Best(watched, lower=lower)
         self.ended = ""
         self.total_steps = total_steps
         self.metrics: dict[str, float] = {}
@@ -135,7 +140,7 @@ class Report:
         improved = self.watched.improved(step, values.get(self.watched.metric))
         self.metrics |= values
         for name, value in values.items():
-            better = min if falls(name) else max
+            better = min if falls(name, self.watched.lower) else max
             self.best[name] = better(value, self.best.get(name, value))
         for prefix, words in ((RAW, "validation"), (AVERAGED, "validation of the averaged weights")):
             told = ", ".join(f"{k.removeprefix(prefix)}: {v:.5f}" for k, v in values.items() if k.startswith(prefix))
@@ -209,7 +214,7 @@ class Report:
             "metrics": self.metrics,
             "best": self.best,
             "best_step": self.watched.step,
-            "ended": self.ended or "all updates done",
+            "ended": self.ended or ALL_DONE,
             "steps": self.step,
             "samples": self.samples,
             "seconds": round(seconds, 3),

@@ -785,6 +785,8 @@ class Config:
     ema: EmaConfig = key(EmaConfig, "a moving average of the weights, evaluated and saved beside the model")
     best: BestConfig = key(BestConfig, "which model checkpoints/best.safetensors is")
     early_stop: EarlyStopConfig = key(EarlyStopConfig, "end when a validation metric has stopped getting better")
+    callbacks: List[Any] = key([], "called at the start, after updates, validations and at the end: [{_target_: my_package.MyCallback}]")  # fmt: skip
+    metrics: Dict[str, Any] = key({}, "further metrics of validations, by name: {f1w: {_target_: torchmetrics.classification.MulticlassF1Score}}")  # fmt: skip
     model: Any = key("???", "group: what is trained")
     data: Any = key("???", "group: what is learnt from")
     sampler: Any = key("???", "group: which worker sees which sample when")

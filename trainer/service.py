@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from trainer.tracking.client import Tracker
 
+EARLY = ("early stop", "stopped by a callback")
+"""How the reason begins why a run ended before its last epoch."""
 LOOKED = {"eval": ("evaluated", "sample"), "predict": ("looked at", "file"), "rows": ("looked at", "row")}
 LEFT = {
     "train": ("curves.png", "servers.png", "confusion.png", "mistakes.png", "model.safetensors"),
@@ -212,7 +214,7 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     out.print(Text.assemble(("\ndone", "bold green"), f" {done}"))
     if result.stand_in:
         out.print(f"ATTENTION: {result.stand_in}", style="bold red")
-    if result.ended.startswith("early stop"):
+    if result.ended.startswith(EARLY):
         out.print(result.ended, style="bold yellow")
     out.print(f"results   {_short(Path(result.run_dir))}  ({', '.join(_left(Path(result.run_dir), result.mode))})")
     if output := ready.checked.config["predict"]["output"]:

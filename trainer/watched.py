@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.wording import counted
@@ -19,13 +19,19 @@ FALLING = ("loss", "mae", "mse")
 """Endings of metrics of which less is better (of rmse, too)."""
 PLATEAU = "trainer.optim.schedules.Plateau"
 """The schedule that goes by validations."""
+NOBODY: Mapping[str, bool] = {}
+"""No metric of a user's that says whether less is better."""
 RAW, AVERAGED = "val/", "val_ema/"
 """Where a validation's metrics begin: of the model itself, and of the moving average of its weights."""
 
 
-def falls(metric: str) -> bool:
-    """Whether less is better."""
-    return metric.endswith(FALLING)
+def falls(metric: str, lower: Mapping[str, bool] = NOBODY) -> bool:
+    """Whether less is better.
+
+    Args:
+        lower: of the user's own metrics whose class says so, whether less is better; of others the name tells.
+    """
+    return lower.get(metric, metric.endswith(FALLING))
 
 
 def best_of(classes: int) -> int:
@@ -38,11 +44,16 @@ def classification(classes: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("loss", "acc1", f"acc{best_of(classes)}", "f1")))
 
 
-def names(facts: Facts, averaged: bool) -> list[str]:
-    """The metrics that a validation will have; ``averaged``: those of the averaged weights, too."""
-    measured = BINARY if facts.task == "binary" else classification(facts.classes)
-    own = [*measured, *(f"{name}_share" for name in facts.ceiling)]
-    return [prefix + name for prefix in ((RAW, AVERAGED) if averaged else (RAW,)) for name in own]
+def measured(facts: Facts) -> list[str]:
+    """What is measured of any run on these data."""
+    of_task = BINARY if facts.task == "binary" else classification(facts.classes)
+    return [*of_task, *(f"{name}_share" for name in facts.ceiling)]
+
+
+def names(facts: Facts, averaged: bool, own: Collection[str] = ()) -> list[str]:
+    """The metrics that a validation will have; ``averaged``: those of the averaged weights, too; ``own``: the user's."""
+    everything = [*measured(facts), *own]
+    return [prefix + name for prefix in ((RAW, AVERAGED) if averaged else (RAW,)) for name in everything]
 
 
 def is_plateau(scheduler: Mapping[str, Any]) -> bool:
@@ -59,12 +70,13 @@ class Best:
     """The best value so far of a metric.
 
     Args:
-        metric: e.g. ``val/loss``; its name tells whether less is better.
+        metric: e.g. ``val/loss``.
         min_delta: a value counts as better only when it is better by more than this.
+        lower: see ``falls``.
     """
 
-    def __init__(self, metric: str, min_delta: float = 0.0) -> None:
-        self.metric, self.min_delta = metric, min_delta
+    def __init__(self, metric: str, min_delta: float = 0.0, lower: Mapping[str, bool] = NOBODY) -> None:
+        self.metric, self.min_delta, self.lower = metric, min_delta, lower
         self.value: float | None = None
         self.step = 0
 
@@ -72,7 +84,8 @@ class Best:
         """Take a new value; whether it is the best so far. None (not measured) and what is no number never are."""
         if value is None or math.isnan(value):
             return False
-        gain = 0.0 if self.value is None else (self.value - value if falls(self.metric) else value - self.value)
+        down = falls(self.metric, self.lower)
+        gain = 0.0 if self.value is None else (self.value - value if down else value - self.value)
         if self.value is not None and not gain > self.min_delta:
             return False
         self.value, self.step = value, step
@@ -94,8 +107,8 @@ class EarlyStop:
         patience: validations in a row without a better value after which it stops.
     """
 
-    def __init__(self, metric: str, patience: int, min_delta: float) -> None:
-        self.best = Best(metric, min_delta)
+    def __init__(self, metric: str, patience: int, min_delta: float, lower: Mapping[str, bool] = NOBODY) -> None:
+        self.best = Best(metric, min_delta, lower)
         self.patience, self.waited = patience, 0
 
     def why(self, step: int, metrics: Mapping[str, float]) -> str:
@@ -104,7 +117,7 @@ class EarlyStop:
         self.waited = 0 if self.best.improved(step, metrics.get(metric)) else self.waited + 1
         if self.waited < self.patience:
             return ""
-        word = "fallen" if falls(metric) else "risen"
+        word = "fallen" if falls(metric, self.best.lower) else "risen"
         by = f" by more than {self.best.min_delta:g}" if self.best.min_delta else ""
         so_far = "never was a number" if self.best.value is None else f"best {self.best.value:.5f} at update {self.best.step}"  # fmt: skip
         return f"early stop at update {step}: {metric} has not {word}{by} for {counted(self.waited, 'validation')} ({so_far})"

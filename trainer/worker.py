@@ -18,6 +18,7 @@ from torch import nn
 from trainer import example, findings
 from trainer.binary import Binary
 from trainer.build import call_target, for_saved_weights, locate
+from trainer.callbacks import made
 from trainer.data.base import Facts, Splits
 from trainer.data.feed import BlockReader, Feed, Placement
 from trainer.data.mixing import Mixing
@@ -41,6 +42,7 @@ from trainer.optim.groups import Rate, freeze, grouped, optimizer_of, rates
 from trainer.optim.schedules import Plateau
 from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
 from trainer.optim.updater import Updater
+from trainer.own_metrics import OwnMetrics
 from trainer.profiling import Profiled
 from trainer.report import Report
 from trainer.strategies.base import Seat, Strategy
@@ -103,7 +105,7 @@ def at_work(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
     take_seat(seat, config, plan)
     with settings(config, plan, seat), membership(seat, payload) as strategy:
         best = best_metric(config, plan["facts"]["task"])
-        report = Report(run_dir if seat.rank == 0 else None, plan["total_steps"], best)
+        report = Report(run_dir if seat.rank == 0 else None, plan["total_steps"], best, plan["lower"])
         try:
             run = build(config, plan, seat, strategy, report)
             run.run_dir = run_dir
@@ -200,7 +202,9 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
         keep_best=keep_best,
         ema=averaged_weights(model, config["ema"]),
         mean=not plan["same_everywhere"],
-        early_stop=early_stop(config["early_stop"]),
+        early_stop=early_stop(config["early_stop"], plan["lower"]),
+        callbacks=made(config["callbacks"], seat.rank, seat.size, Path(plan["run_dir"]), plan["total_steps"], model),
+        own=OwnMetrics(config["metrics"], device),
         plateau=is_plateau(config["scheduler"]),
     )  # fmt: skip
 
@@ -212,9 +216,9 @@ def profiled(config: dict[str, Any], plan: dict[str, Any], seat: Seat, run_dir: 
     return Profiled(seat.rank, run_dir, after, updates, plan["total_steps"], cuda)
 
 
-def early_stop(node: dict[str, Any]) -> EarlyStop | None:
+def early_stop(node: dict[str, Any], lower: dict[str, bool]) -> EarlyStop | None:
     """From the ``early_stop`` node; None where it watches nothing."""
-    return EarlyStop(node["metric"], node["patience"], node["min_delta"]) if node["metric"] else None
+    return EarlyStop(node["metric"], node["patience"], node["min_delta"], lower) if node["metric"] else None
 
 
 def leased_work(
@@ -337,6 +341,8 @@ def make_updater(config: dict[str, Any], plan: dict[str, Any], module: nn.Module
     schedule = call_target(
         config["scheduler"], "scheduler", total_steps=plan["total_steps"], steps_per_epoch=plan["steps_per_epoch"]
     )
+    if isinstance(schedule, Plateau):
+        schedule.best.lower = plan["lower"]
     return Updater(
         optimizer,
         schedule.factor,

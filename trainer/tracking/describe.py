@@ -111,7 +111,7 @@ def note(plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None =
         lines += [f"| result | {ended['status']} after {ended['seconds']:.1f} s, {counted(ended['steps'], 'update')}, {counted(ended['samples'], 'sample')} |"]  # fmt: skip
         if ended["error"]:
             lines += ["", "```", ended["error"][:2000], "```"]
-        if ended["ended"].startswith("early stop"):
+        if ended["ended"].startswith(("early stop", "stopped by a callback")):
             lines += ["", ended["ended"]]
         shown = {k: v for k, v in ended["metrics"].items() if k.startswith(("val/", "val_ema/", "predict/"))}
         best = ended["best"]
