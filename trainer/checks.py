@@ -13,6 +13,7 @@ from trainer.batches import batch_size, check_batch_fits, check_padding
 from trainer.build import call_target, locate
 from trainer.data.base import DataSource, Facts
 from trainer.errors import UserError
+from trainer.host.cache import check_code
 from trainer.modes import check_mode, evaluation_batch_size, facts_of, looked_at
 from trainer.strategies.base import Declaration
 from trainer.strategies.declared import AUTO
@@ -317,9 +318,11 @@ def check_port(config: Mapping[str, Any]) -> None:
 
 
 def check_compiler(config: Mapping[str, Any], device: str) -> None:
-    """torch.compile needs a C++ compiler for the CPU."""
+    """torch.compile needs a C++ compiler for the CPU, and a cache that nobody else can put code into."""
     if config["compile"] and device == "cpu" and machine.cpp_compiler() is None:
         raise UserError("compile=true", "there is no C++ compiler on this machine (g++ or clang++)", "compile=false")
+    if config["compile"]:
+        check_code()
 
 
 def take_classes(config: dict[str, Any], facts: Facts) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from trainer import confidential
+from trainer.host.private import start_empty
 from trainer.watched import AVERAGED, NOBODY, RAW, Best, falls
 
 STATUS_EVERY_S = 0.5
@@ -86,7 +87,9 @@ class Report:
         self._window = self._window_before = Window(self.started, 0, 0.0, 0)
         self._next_status = 0.0
         self._writing = threading.Lock()
-        self._points = (run_dir / "metrics.jsonl").open("w", buffering=1) if run_dir else None
+        if run_dir:
+            start_empty(run_dir / "metrics.jsonl")
+        self._points = (run_dir / "metrics.jsonl").open("a", buffering=1) if run_dir else None
 
     def progress(self, epoch: int, step: int) -> None:
         """After every update: where the run is."""

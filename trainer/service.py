@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainer import compose, csv_files, streams
 from trainer.confidential import HERE, command, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError, first_line
+from trainer.host.links import check_run_folder, check_sweep_folder
 from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
 from trainer.wording import counted
 
@@ -55,6 +56,7 @@ def run_one(
     """
     config = compose.compose(app, overrides, config_name)
     run_dir = _folder(config, "hydra.run.dir")
+    check_run_folder(run_dir)
     ready = get_ready(plain(config), typed_keys(overrides), str(run_dir))
     if ready.checked.config["plan"]:
         from trainer.progress import show_plan
@@ -79,6 +81,7 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
 
     master = compose.compose(app, overrides, config_name, multirun=True)
     sweep_dir = _folder(master, "hydra.sweep.dir")
+    check_sweep_folder(sweep_dir)
     jobs = expand(master)
     points = [_check_point(app, master, job) for job in jobs]
     if points and points[0].checked.config["plan"]:

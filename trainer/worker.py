@@ -19,6 +19,7 @@ from trainer import example, findings
 from trainer.binary import Binary
 from trainer.build import call_target, for_saved_weights, locate
 from trainer.callbacks import made
+from trainer.compiling import own_code
 from trainer.data.base import Facts, Splits
 from trainer.data.feed import BlockReader, Feed, Placement
 from trainer.data.mixing import Mixing
@@ -376,7 +377,8 @@ def settings(config: dict[str, Any], plan: dict[str, Any], seat: Seat) -> Iterat
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with own_code() if config["compile"] else nullcontext():
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
@@ -399,6 +401,7 @@ def save(model: nn.Module, path: Path) -> None:
     from safetensors.torch import save_model
 
     part = path.with_name(f".{path.name}")
+    part.unlink(missing_ok=True)  # nothing is written through a link
     save_model(model, str(part), metadata={"format": "pt"})
     os.replace(part, path)
 

@@ -12,11 +12,9 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock
-
 from trainer.data.flower_species import CLASSES, VERSION, species
 from trainer.data.flower_worker import SPLITS, Job
-from trainer.data.once import MARKER, beside, cache_root
+from trainer.data.once import MARKER, beside, cache_root, known, locked
 
 __all__ = ["CLASSES", "VERSION", "class_names", "draw", "folder", "is_drawn"]
 
@@ -32,7 +30,7 @@ def folder(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = C
 
 def is_drawn(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> bool:
     """Whether the whole set is there. Reads one small file; a set from which pictures were deleted still counts."""
-    return (folder(seed, per_class, size, classes) / MARKER).is_file()
+    return known(folder(seed, per_class, size, classes)) is not None
 
 
 def class_names() -> list[str]:
@@ -55,22 +53,16 @@ def draw(
     `on_progress(done, total)` counts pictures, from the calling thread; it is not called when the set is there already
     or another process has drawn it while this one waited.
 
-    Raises ValueError for an argument out of range, OSError with the path when the cache cannot be written, and
-    RuntimeError when a drawing process dies of something else. In each case the set stays absent.
+    Raises ValueError for an argument out of range, UserError when the cache cannot be written or another user can write
+    there, OSError with the path when it is full, and RuntimeError when a drawing process dies of something else. In each case the set stays absent.
     """
     _check(seed, per_class, size, classes, processes)
     target = folder(seed, per_class, size, classes)
     if is_drawn(seed, per_class, size, classes):
         return target
-    with _naming(target.parent):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(target.parent / f"{target.name}.lock")
-        lock.acquire()
-    try:
+    with _naming(target.parent), locked(target):
         if not is_drawn(seed, per_class, size, classes):
             _draw_in_place(target, seed, per_class, size, classes, processes, on_progress)
-    finally:
-        lock.release()
     return target
 
 

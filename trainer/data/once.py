@@ -12,16 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainer.host import cache
+from trainer.host.cache import cache_root
+
+__all__ = ["MARKER", "beside", "cache_root", "known", "locked", "made_once", "place_of"]
+
 MARKER = "complete.json"
-
-
-def cache_root() -> Path:
-    """The trainer's own folder, absolute: $TRAINER_CACHE, else $XDG_CACHE_HOME/trainer, else ~/.cache/trainer."""
-    if own := os.environ.get("TRAINER_CACHE"):
-        return Path(own).expanduser().absolute()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser().absolute() / "trainer"
-    return Path.home() / ".cache" / "trainer"
 
 
 def place_of(kind: str, files: Iterable[Path]) -> Path:
@@ -48,7 +44,13 @@ def beside(target: Path) -> Iterator[Path]:
 
 
 def known(target: Path) -> dict[str, Any] | None:
-    """What was noted of a folder when it was made; None when it is not there."""
+    """What was noted of a folder when it was made; None when it is not there.
+
+    Raises:
+        UserError: it is there, and another user could have put it there.
+    """
+    if (target / MARKER).exists():
+        cache.check_data(target)
     try:
         return json.loads((target / MARKER).read_text())  # type: ignore[no-any-return]
     except (OSError, ValueError):
@@ -60,14 +62,38 @@ def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str,
 
     Args:
         make: creates and fills a folder, and returns what is to be noted (JSON).
-    """
-    from filelock import FileLock
 
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(target.with_name(f"{target.name}.lock")):
+    Raises:
+        UserError: another user could put something there, or this one can only read there and it has not been made.
+    """
+    found = known(target)
+    if found is not None:
+        return found
+    with locked(target):
         found = known(target)
         if found is None:
             with beside(target) as part:
                 found = make(part)
                 (part / MARKER).write_text(json.dumps(found))
     return found
+
+
+@contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """No other process makes that folder meanwhile; the folders above are made.
+
+    Raises:
+        UserError: another user could put something there, or this one can only read there.
+    """
+    from filelock import FileLock
+
+    cache.make(target.parent)
+    lock = FileLock(target.with_name(f"{target.name}.lock"))
+    try:
+        lock.acquire()
+    except PermissionError as error:
+        raise cache.read_only(target.parent) from error
+    try:
+        yield
+    finally:
+        lock.release()

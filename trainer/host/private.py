@@ -47,10 +47,10 @@ def start_empty(path: Path) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
 
 
-def write(path: Path, text: str) -> None:
-    """Put a file for this user alone there (mode 0600), whole or not at all."""
+def write(path: Path, text: str, mode: int = 0o600) -> None:
+    """Put a file there, for this user alone unless another mode is given, whole or not at all; a link is replaced."""
     part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    number = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    number = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with open(number, "w") as file:
         file.write(text)
     os.replace(part, path)

@@ -1,0 +1,52 @@
+"""Where torch.compile keeps what it has compiled: a cache for this user alone, not the common temporary folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trainer.host import cache, private
+
+
+@contextmanager
+def own_code() -> Iterator[None]:
+    """Meanwhile compiled code is kept in, and loaded from, folders that no other user can write.
+
+    torch's own choice is ``torchinductor_USER`` in the common temporary folder, which anybody can make first. It is set
+    when torch._dynamo is imported; precompiled headers go there whatever the variable says.
+
+    Raises:
+        UserError: another user could put code into the cache.
+    """
+    folder = cache.check_code()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    scratch = private.scratch("trainer-")
+    changed = {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TMPDIR": str(scratch),
+    }
+    before, before_tempdir = {name: os.environ.get(name) for name in changed}, tempfile.tempdir
+    os.environ.update(changed)
+    tempfile.tempdir = str(scratch)
+    try:
+        _place_headers(str(folder / "precompiled_headers"))
+        yield
+    finally:
+        tempfile.tempdir = before_tempdir
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _place_headers(folder: str) -> None:
+    """torch names their place once, when this module of its is imported (2.15)."""
+    import torch._inductor.codecache as codecache
+
+    codecache._HEADER_DIR = folder
+    codecache._HEADER_LOCK_DIR = os.path.join(folder, "locks")

@@ -1,0 +1,118 @@
+"""The user's cache: where it is, and that no other user can put something there that would be used.
+
+Data are read from folders that belong to this user, or to root, and that nobody else can write. Compiled code, which is
+loaded and run, asks the same of every folder above.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from trainer.errors import UserError
+
+ROOT = 0
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+COMPILED = "compiled"
+
+
+def cache_root() -> Path:
+    """The trainer's own folder, absolute: $TRAINER_CACHE, else $XDG_CACHE_HOME/trainer, else ~/.cache/trainer."""
+    if own := os.environ.get("TRAINER_CACHE"):
+        return Path(own).expanduser().absolute()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser().absolute() / "trainer"
+    return Path.home() / ".cache" / "trainer"
+
+
+def check_data(folder: Path) -> None:
+    """A folder of the cache can be used: it, the cache's own folder, and those between.
+
+    Raises:
+        UserError: another user could have put something there.
+    """
+    root = cache_root()
+    inside = folder.is_relative_to(root)
+    above = [one for one in folder.parents if one.is_relative_to(root)] if inside else [folder.parent]
+    _check([*reversed(above), folder], "prepared data")
+
+
+def make(folder: Path) -> None:
+    """A folder of the cache, for this user alone where it is new.
+
+    Raises:
+        UserError: another user could put something there, or this one cannot write there.
+    """
+    check_data(folder)
+    missing = [above for above in (folder, *folder.parents) if not above.exists()]
+    try:
+        for new in reversed(missing):
+            new.mkdir(mode=0o700, exist_ok=True)
+    except PermissionError as error:
+        raise read_only(folder) from error
+
+
+def read_only(folder: Path) -> UserError:
+    """The refusal where nothing can be made."""
+    return UserError(f"the cache {folder}", "cannot be written by this user, and does not hold what is asked for", "TRAINER_CACHE=FOLDER of your own")  # fmt: skip
+
+
+def check_code() -> Path:
+    """Where compiled code is kept; nothing is made.
+
+    Raises:
+        UserError: another user could put code there.
+    """
+    folder = cache_root() / COMPILED
+    real = folder.resolve()
+    _check([*reversed(real.parents), real], "compiled code", every=True)
+    return folder
+
+
+def _check(folders: Iterable[Path], what: str, every: bool = False) -> None:
+    """From the top down; below a folder that nobody else can enter, nothing needs to be looked at."""
+    for folder in folders:
+        try:
+            found = folder.stat()
+        except (FileNotFoundError, NotADirectoryError):  # said where it is made
+            return
+        except PermissionError as error:
+            raise UserError(f"the cache {folder}", "cannot be entered by this user", "TRAINER_CACHE=FOLDER of your own") from error  # fmt: skip
+        mine = found.st_uid == os.geteuid()
+        mode = stat.S_IMODE(found.st_mode)
+        if not mine and found.st_uid != ROOT:
+            raise UserError(f"the cache {folder}", f"belongs to another user ({_name(found.st_uid)}), who could put {what} of theirs there", "TRAINER_CACHE=FOLDER of your own")  # fmt: skip
+        if _others_write(found) and not mode & stat.S_ISVTX:
+            instead = f"chmod go-w {folder}" if mine else "TRAINER_CACHE=FOLDER of your own"
+            raise UserError(f"the cache {folder}", f"can be written by other users (mode {mode:04o}), who could put {what} of theirs there", instead)  # fmt: skip
+        if mine and not mode & OTHERS and not every:
+            return
+
+
+def _others_write(found: os.stat_result) -> bool:
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and not _group_of_mine_alone(found.st_gid)
+
+
+def _group_of_mine_alone(number: int) -> bool:
+    """A user-private group, as many systems make one for each user: its umask lets the group write."""
+    import grp
+    import pwd
+
+    try:
+        group, me = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return group.gr_gid == me.pw_gid and group.gr_name == me.pw_name and set(group.gr_mem) <= {me.pw_name}
+
+
+def _name(user: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)

@@ -1,0 +1,59 @@
+"""Links inside a run's folder: what is written there would land where they lead, so a folder that has some is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.errors import UserError
+
+WRITTEN = (
+    "*.json", "*.jsonl", "*.yaml", "*.png", "*.csv", "*.npz", "*.gz", "*.safetensors", "workerlog.*", "serverlog.*",
+    "checkpoints", "host.*", ".hydra",
+)  # fmt: skip
+"""What a run or a sweep leaves: a link of another name is the user's own business."""
+
+
+def check_run_folder(folder: Path, key: str = "hydra.run.dir") -> None:
+    """A folder that is there already can be written into.
+
+    Raises:
+        UserError: it has links under names that a run writes.
+    """
+    for link in _links(folder):
+        raise UserError(
+            f"{key}={folder}",
+            f"has a link, {link.relative_to(folder)} -> {os.readlink(link)}, and a run does not write through links",
+            f"rm {link}, or {key}=ANOTHER",
+        )
+
+
+def check_sweep_folder(folder: Path) -> None:
+    """The same for a sweep: its folder and those of its jobs, ``0``, ``1``, ...
+
+    Raises:
+        UserError: as above.
+    """
+    for one in [folder, *(job for job in _entries(folder) if job.name.isdecimal())]:
+        if one.is_symlink() and one != folder:
+            raise UserError(f"hydra.sweep.dir={folder}", f"has a link, {one.name} -> {os.readlink(one)}, and a run does not write through links", f"rm {one}, or hydra.sweep.dir=ANOTHER")  # fmt: skip
+        check_run_folder(one, "hydra.sweep.dir")
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    for path in _entries(folder):
+        if not any(path.match(pattern) for pattern in WRITTEN):
+            continue
+        if path.is_symlink():
+            yield path
+        elif path.is_dir():
+            for above, folders, files in os.walk(path):  # which enters no link
+                yield from (one for name in [*folders, *files] if (one := Path(above, name)).is_symlink())
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:  # it is not there yet, or no folder: said where it is made
+        return []
