@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +78,8 @@ class Ready:
     checked: Checked
     model: ModelFacts
     plan: Plan
+    imported: list[str] = field(default_factory=list)
+    """Packages that checking it has imported: its processes need most of them."""
 
     @property
     def secrets(self) -> set[str]:
@@ -98,7 +101,9 @@ def get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Rea
 
 
 def _get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Ready:
+    before = frozenset(sys.modules)
     checked = check(config, typed)
+    from trainer.launch.preload import imported_since
     from trainer.probe import probe  # imports torch: only what has passed the light checks waits for that
 
     if checked.config["mode"] != "train":
@@ -106,7 +111,8 @@ def _get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Re
     model = probe(checked.config, checked.facts, checked.declaration)
     if checked.config["mode"] != "train":
         _check_weights(checked.config, Path(run_dir))
-    return Ready(checked, model, make_plan(checked, model, this_machine(), run_dir))
+    plan = make_plan(checked, model, this_machine(), run_dir)
+    return Ready(checked, model, plan, imported_since(before))
 
 
 def _check_weights(config: dict[str, Any], run_dir: Path) -> None:
@@ -163,7 +169,7 @@ def execute(
                 tracked = True
             payload = {
                 "config": config, "plan": plan.as_dict(), "run_dir": str(run_dir), "files": ready.checked.files,
-                "secrets": sorted(ready.secrets),
+                "secrets": sorted(ready.secrets), "imported": ready.imported,
             }  # fmt: skip
             with progress.bar(run_dir, plan.total_steps):
                 outcome = start(plan, payload, run_dir)
@@ -342,6 +348,7 @@ def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, 
         return in_place(plan, payload, run_dir)
     from trainer.launch.hosts import Meeting
     from trainer.launch.local import Role, launch
+    from trainer.launch.preload import modules_of
 
     launch_config = payload["config"]["launch"]
     roles = []
@@ -361,7 +368,9 @@ def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, 
         addresses=hosts_of(launch_config),
         terms=_terms(plan, payload["config"]),
     )
-    results = launch(roles, payload, run_dir, meeting, preload=_modules(payload["config"]))
+    entries = [plan.strategy_worker, *plan.entries.values()]
+    preload = [*modules_of(payload["config"], entries), *payload.pop("imported", ())]
+    results = launch(roles, payload, run_dir, meeting, preload)
     outcome = results["worker"][min(results["worker"])]
     lost = {str(rank): why.splitlines()[0] for rank, why in results.get("lost", {}).items()}
     return {**outcome, **({"lost_workers": lost} if lost else {})}
@@ -396,10 +405,3 @@ def _terms(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
         "precision": plan.chosen["precision"],
     }
     return {**typed, **planned, **found}
-
-
-def _modules(config: dict[str, Any]) -> list[str]:
-    """What the forkserver should import once for all workers."""
-    nodes = [*(config[group] for group in ("model", "data", "loss", "optimizer")), *config["callbacks"], *config["metrics"].values()]  # fmt: skip
-    targets = [str(node.get("_target_", "")) for node in nodes]
-    return ["trainer.worker", *{target.rsplit(".", 1)[0] for target in targets if "." in target}]

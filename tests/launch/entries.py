@@ -159,3 +159,11 @@ def works_for_long(seat: Seat, payload: dict[str, Any]) -> None:
         wait_for((folder / "seen").exists, 60, "the parent has seen everybody")
         raise ValueError("enough")
     time.sleep(LONG_S)
+
+
+def imported(seat: Seat, names: list[str]) -> dict[str, list[str]]:
+    """Which of the modules are there before anything is done, and the forkserver's variables that are left."""
+    return {
+        "imported": [name for name in names if name in sys.modules],
+        "variable": [name for name in os.environ if name == "TRAINER_PRELOAD"],
+    }

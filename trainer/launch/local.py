@@ -26,6 +26,7 @@ from trainer import streams
 from trainer.errors import Interrupted, RunFailed, first_line
 from trainer.host import private
 from trainer.launch.hosts import Meeting, meet
+from trainer.launch.preload import start_forkserver
 from trainer.launch.processes import Child, end
 from trainer.launch.screen import Shown
 from trainer.lifeline import end_with
@@ -96,8 +97,8 @@ def launch(
             All others are ended.
         Interrupted: SIGINT or SIGTERM came; all processes are ended.
     """
-    multiprocessing.set_forkserver_preload(["trainer.launch.local", *preload])
     _place_sockets()
+    start_forkserver(preload)
     scratch = private.scratch("trainer-")
     members: list[Member] = []
     shown: list[Shown] = []

@@ -1,0 +1,76 @@
+"""What all processes of a run need is imported once, by the forkserver that they come from, before it serves."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+VARIABLE = "TRAINER_PRELOAD"
+"""Names for the forkserver, which takes them out of its environment."""
+LEFT_OUT = ("hydra", "omegaconf", "antlr4", "mlflow", "rich", "pygments", "matplotlib", "__main__", "__mp_main__")
+"""What the parent alone needs."""
+ALWAYS = ("trainer.launch.local", "torch._dynamo")
+"""The first optimizer of a process imports torch._dynamo, which takes longer than an epoch of a small model."""
+DEPTH = 2
+
+
+def imported_since(before: Collection[str]) -> list[str]:
+    """Names of the packages, and of what is directly in them, that this process has imported meanwhile."""
+    new = [name for name in list(sys.modules) if name not in before and name.count(".") < DEPTH]
+    known = {*sys.stdlib_module_names, *LEFT_OUT}
+    return [name for name in new if name.partition(".")[0] not in known]
+
+
+def modules_of(config: Mapping[str, Any], entries: Iterable[str]) -> list[str]:
+    """The modules of what the config names, and of where the processes enter."""
+    groups = ("model", "data", "loss", "optimizer", "scheduler")
+    nodes = [*(config[group] for group in groups), *config["callbacks"], *config["metrics"].values()]
+    named = [*entries, *(str(node.get("_target_", "")) for node in nodes)]
+    return [module for name in named if (module := name.replace(":", ".").rpartition(".")[0])]
+
+
+def start_forkserver(names: Iterable[str]) -> None:
+    """Start this process's forkserver with these modules; one that runs already stays as it is."""
+    multiprocessing.set_forkserver_preload([__name__])
+    os.environ[VARIABLE] = json.dumps({"path": sys.path, "names": list(dict.fromkeys([*ALWAYS, *names]))})
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.environ.pop(VARIABLE, None)  # two launches of one process, in threads, may both have put it there
+
+
+def _import(path: list[str], names: list[str]) -> None:
+    """In the forkserver: import what can be imported; the rest fails where it is needed.
+
+    Torch keeps to one thread meanwhile: a pool of OpenMP's would be broken in every process forked from here.
+    """
+    sys.path[:] = path
+    gc.disable()
+    import torch
+
+    torch.set_num_threads(1)
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    gc.freeze()  # shared by all processes: a collection would copy it into each
+    gc.enable()
+    atexit.register(_leave, os.getpid())
+
+
+def _leave(forkserver: int) -> None:
+    """The forkserver ends without taking apart what it has imported, of which some would complain aloud."""
+    if os.getpid() == forkserver:
+        os._exit(0)
+
+
+if VARIABLE in os.environ:
+    _import(**json.loads(os.environ.pop(VARIABLE)))
