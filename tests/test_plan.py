@@ -17,6 +17,7 @@ from trainer.errors import UserError
 from trainer.machine import Gpu
 from trainer.plan import Plan
 from trainer.tracking.describe import note
+from trainer.wording import counted
 
 DIGITS = "+recipe=digits_lenet"
 TRAIN = 1438  # of 1,797 digits a fifth is held out
@@ -202,8 +203,8 @@ def gpu_of(major: int, minor: int) -> Machine:
         ("cpu", BIG, Machine(2, AMX, ()), "bf16", True, "this CPU has amx_bf16"),
         ("cpu", BIG, Machine(2, frozenset({"avx512_bf16"}), ()), "bf16", True, "this CPU has avx512_bf16"),
         ("cpu", BIG, Machine(2, frozenset({"avx2"}), ()), "fp32", False, "no bf16 instructions"),
-        ("cpu", SMALL, Machine(2, AMX, ()), "fp32", False, "too small"),
-        ("cpu", ModelFacts(25_000_000, convolutional=False), Machine(2, AMX, ()), "fp32", False, "too small"),
+        ("cpu", SMALL, Machine(2, AMX, ()), "fp32", False, "below 1,000,000"),
+        ("cpu", ModelFacts(25_000_000, convolutional=False), Machine(2, AMX, ()), "fp32", False, "this model has none"),
         ("cuda", BIG, gpu_of(9, 0), "bf16", True, "compute capability 9.0"),
         ("cuda", BIG, gpu_of(8, 0), "bf16", True, "compute capability 8.0"),
         ("cuda", BIG, gpu_of(7, 0), "fp16", True, "compute capability 7.0"),
@@ -259,7 +260,8 @@ def test_auto_threads_share_the_cores() -> None:
 def test_auto_reading_processes(device: str, slow: bool, cores: int, workers: int, readers: int) -> None:
     chosen, why = choose(CONFIG, device, BIG, Machine(cores, frozenset(), ()), workers, slow)
     assert chosen["num_workers"] == readers
-    assert (f"{cores // workers} cores per worker" if readers else "cut from memory") in why["num_workers"]
+    share = f"{counted(cores // workers, 'core')} per worker" if cores >= workers else "fewer cores than workers"
+    assert (share if readers else "cut from memory") in why["num_workers"]
     null = {**CONFIG, "data": {**CONFIG["data"], "num_workers": None}}
     assert choose(null, device, BIG, Machine(cores, frozenset(), ()), workers, slow) == (chosen, why)
 
@@ -324,10 +326,10 @@ def test_plan_of_a_cluster_too_large_for_the_data_is_shown_and_says_so(tmp_path,
 
     monkeypatch.chdir(tmp_path)
     argv = ["+recipe=digits_lenet", "launch.nnodes=16", "launch.nproc=8", "data.batch_size=32"]
-    assert main([*argv, "plan=true"]) == 0
+    assert main([*argv, "plan=true"]) == 2
     shown = capsys.readouterr().out
     assert "128 workers" in shown and "4096 global" in shown and "16 hosts" in shown
-    assert "this run would be refused: data.batch_size=32" in shown
+    assert "this run would be refused:\n  - data.batch_size=32" in shown
     assert main(argv) == 2
     assert not list(tmp_path.iterdir())
 

@@ -40,6 +40,11 @@ def _answer(argv: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a disk that is full, a folder that is gone
+        if "debug=true" in argv:
+            traceback.print_exc()
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
     except Exception:  # a mistake of ours; here and not by the interpreter, which would show secrets
         traceback.print_exc()
         return 1
@@ -80,9 +85,8 @@ def dispatch(argv: list[str]) -> int:
             return 0
         if args.multirun:
             results = service.sweep(app, args.overrides, config_name, compose.flags(args))
-            return 0 if all(r.status in ("done", "planned") for r in results) else 1
-        service.run_one(app, args.overrides, config_name, flags=compose.flags(args))
-        return 0
+            return max(map(service.exit_code, results), default=0)
+        return service.exit_code(service.run_one(app, args.overrides, config_name, flags=compose.flags(args)))
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -38,9 +38,9 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the choices depend on: cores of the host, flags of its CPU, its GPUs, the operating system's libc."""
+    """What the choices depend on: cores of each host (None: it is not here, and nobody has said), flags of its CPU, its GPUs."""
 
-    cores: int
+    cores: int | None
     cpu_flags: frozenset[str]
     gpus: tuple[Gpu, ...]
 
@@ -70,15 +70,20 @@ def choose(
         )
     threads = execution["threads"]
     if threads is None:
-        threads = max(1, machine.cores // workers_here)
-        why["threads"] = f"{counted(machine.cores, 'core')} / {counted(workers_here, 'worker')}"
-        if device == "cpu" and threads > 1 and 0 < model.work * batch_size <= ONE_CORE_WORK:
+        if machine.cores is None:
+            threads, why["threads"] = "auto", f"cores of each host / {counted(workers_here, 'worker')}"
+        else:
+            threads = max(1, machine.cores // workers_here)
+            why["threads"] = f"{counted(machine.cores, 'core')} / {counted(workers_here, 'worker')}"
+        if device == "cpu" and threads != 1 and 0 < model.work * batch_size <= ONE_CORE_WORK:
             threads, why["threads"] = 1, "a batch is so little work that threads would wait for each other"
     num_workers = data["num_workers"]
     if num_workers in (None, "auto"):
         num_workers, why["num_workers"] = _reading(device, machine, workers_here, slow_data)
     prefetch = data["prefetch"]
-    if not num_workers:
+    if num_workers == "auto":
+        why |= {"prefetch": "from num_workers"} if prefetch == "auto" else {}
+    elif not num_workers:
         prefetch, why["prefetch"] = 0, "no process reads ahead (data.num_workers)"
     elif prefetch == "auto":
         prefetch = max(LEAST_READY, ceil(READY / num_workers))
@@ -112,17 +117,20 @@ def _precision(device: str, model: ModelFacts, machine: Machine) -> tuple[str, s
     fast = sorted(machine.cpu_flags & {"amx_bf16", "avx512_bf16"})
     if not fast:
         return "fp32", "this CPU has no bf16 instructions (AMX or AVX512-BF16)"
-    if not model.convolutional or model.parameters < BIG_MODEL:
-        return "fp32", "the model is too small for bf16 to pay on a CPU"
+    if not model.convolutional:
+        return "fp32", "on a CPU bf16 pays for convolutions, and this model has none"
+    if model.parameters < BIG_MODEL:
+        return "fp32", f"with {model.parameters:,} parameters, below {BIG_MODEL:,}, bf16 does not pay on a CPU"
     return "bf16", f"this CPU has {', '.join(fast)}: 2-3x for convolutions"
 
 
-def _reading(device: str, machine: Machine, workers_here: int, slow_data: bool) -> tuple[int, str]:
+def _reading(device: str, machine: Machine, workers_here: int, slow_data: bool) -> tuple[int | str, str]:
     if not slow_data:
         return 0, "batches are cut from memory"
+    if machine.cores is None:
+        return "auto", "from the cores of each host"
     per_worker = machine.cores // workers_here
+    share = f"{counted(per_worker, 'core')} per worker" if per_worker else "fewer cores than workers"
     if device == "cuda":
-        return max(1, min(8, per_worker - 1)), f"{counted(per_worker, 'core')} per worker, one for the training process"
-    return max(
-        1, per_worker // CORES_FED
-    ), f"{counted(per_worker, 'core')} per worker, and one process decodes for {CORES_FED} that train"
+        return max(1, min(8, per_worker - 1)), f"{share}, one for the training process"
+    return max(1, per_worker // CORES_FED), f"{share}, and one process decodes for {CORES_FED} that train"

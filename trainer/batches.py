@@ -34,6 +34,12 @@ def batch_size(data: dict[str, Any], workers: int, merge: int, typed: set[str], 
     return int(share)
 
 
+def nearest(data: Mapping[str, Any], portions: int) -> dict[str, int | None]:
+    """For the plan of a run that would be refused: batches of a size near to what was asked for."""
+    together = data["global_batch_size"] or data["batch_size"] * portions
+    return {"batch_size": max(1, round(together / portions)), "global_batch_size": None}
+
+
 def check_padding(config: dict[str, Any], typed: set[str]) -> None:
     """A global batch holds each sample once: nothing is repeated so that workers get equally many."""
     if config["data"]["global_batch_size"] is None:
@@ -49,6 +55,8 @@ def check_batch_fits(config: Mapping[str, Any], samples: int, workers: int) -> N
     size, together = config["data"]["batch_size"], config["data"]["global_batch_size"]
     if not config["sampler"]["drop_last"] or (together or size * workers) <= samples:
         return
+    if samples < workers:
+        return  # which is said by itself, and no size of a batch mends it
     left_out = f"does not fit the {samples} training samples, and sampler.drop_last leaves out what is not full"
     if together is not None:
         raise UserError(f"data.global_batch_size={together}", left_out, f"data.global_batch_size={samples} (or sampler.drop_last=false)")  # fmt: skip

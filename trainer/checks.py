@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trainer import keys, machine, schema, watched
-from trainer.batches import batch_size, check_batch_fits, check_padding
+from trainer.batches import batch_size, check_batch_fits, check_padding, nearest
 from trainer.build import call_target, locate
 from trainer.data.base import DataSource, Facts
 from trainer.errors import UserError
 from trainer.host.cache import check_code
 from trainer.modes import check_mode, evaluation_batch_size, facts_of, looked_at
+from trainer.places import check_name
+from trainer.stores import check_store
 from trainer.strategies.base import Declaration
 from trainer.strategies.declared import AUTO
 from trainer.targets import check_arguments, check_target, parameters
 from trainer.wording import counted
+
+
+class Lacks(list[str]):
+    """Reasons why a run would be refused: a plan goes on and lists them all, a run ends with the first.
+
+    Args:
+        plan: only the plan is asked for.
+    """
+
+    def __init__(self, plan: bool) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def __enter__(self) -> Lacks:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        if not self.plan or not isinstance(error, UserError):
+            return False
+        if str(error) not in self:
+            self.append(str(error))
+        return True
 
 
 @dataclass
@@ -31,7 +56,8 @@ class Checked:
         workers: over all hosts; nproc: of them on each host.
         device: ``cpu`` or ``cuda``.
         merge: batches per update.
-        objection: why a run would be refused, where only its plan is asked for.
+        lacks: why a run would be refused, where only its plan is asked for.
+        elsewhere: the plan is for other machines than this one.
         files: what mode=predict looks at, in the order of its rows, relative to predict.input.
         samples: images or about how many rows there are in these files.
     """
@@ -45,7 +71,8 @@ class Checked:
     nproc: int
     device: str
     merge: int
-    objection: str = ""
+    lacks: Lacks = field(default_factory=lambda: Lacks(False))
+    elsewhere: bool = False
     files: tuple[str, ...] = ()
     samples: int = 0
 
@@ -89,43 +116,81 @@ def check(config: dict[str, Any], typed: Iterable[str] = ()) -> Checked:
     check_keys(config)
     check_targets(config, typed)
     check_mode(config)
+    check_name(config["name"])
+    lacks = Lacks(config["plan"])
     device = choose_device(config)
     nproc = count_workers(config, device, default_workers(config))
+    elsewhere = is_elsewhere(config, device, nproc)
+    with lacks:
+        check_tracking(config)
     workers = nproc * config["launch"]["nnodes"]
     auto_strategy = resolve_strategy(config, workers)
     check_group(config, "strategy")
     declaration: Declaration = call_target(config["strategy"], "strategy", kind=Declaration)
     for refusal in declaration.refuse(config, workers):
-        raise refusal
+        with lacks:
+            raise refusal
     check_devices(config, device, nproc)
     check_port(config)
-    check_compiler(config, device)
+    if not elsewhere:
+        with lacks:
+            check_compiler(config, device)
     merge = config["strategy"]["gradient_merge"]["k_steps"]
     if config["mode"] == "train":
         leased = declaration.leases and config["data"]["work"] != "static"
-        config["data"]["batch_size"] = batch_size(config["data"], workers, merge, typed, leased)
-        check_padding(config, typed)
+        refused = len(lacks)
+        with lacks:
+            config["data"]["batch_size"] = batch_size(config["data"], workers, merge, typed, leased)
+        if len(lacks) > refused:
+            config["data"] |= nearest(config["data"], workers * merge)
+        with lacks:
+            check_padding(config, typed)
     else:
         config["data"]["batch_size"] = evaluation_batch_size(config["data"], workers)
     source: DataSource = call_target(config["data"], "data", kind=DataSource)
     together = config["data"]["global_batch_size"] if config["mode"] == "train" else None
     facts = facts_of(config, source, together or config["data"]["batch_size"] * workers * merge)
     take_classes(config, facts)
-    checked = Checked(config, declaration, source, facts, auto_strategy, workers, nproc, device, merge)
-    check_data(checked)
-    check_optimization(checked)
+    checked = Checked(
+        config, declaration, source, facts, auto_strategy, workers, nproc, device, merge, lacks, elsewhere
+    )
+    for step in (check_orders, check_data, check_enough, check_optimization):
+        with lacks:
+            step(checked)
     if config["mode"] != "train":
         looked = looked_at(config, source, facts)
         checked.files, checked.samples = looked.files, looked.samples
         checked.facts = replace(facts, attention=looked.attention)
         return checked
-    try:
+    with lacks:
         check_batch_fits(config, facts.train_samples, workers)
-    except UserError as error:
-        if not config["plan"]:
-            raise
-        checked.objection = str(error)
     return checked
+
+
+def is_elsewhere(config: Mapping[str, Any], device: str, nproc: int) -> bool:
+    """Whether a plan is for other machines than this one: for several hosts, or for GPUs that are not here."""
+    return bool(config["plan"]) and (
+        config["launch"]["nnodes"] > 1 or (device == "cuda" and nproc > len(machine.gpus()))
+    )
+
+
+def check_tracking(config: Mapping[str, Any]) -> None:
+    """Where MLflow's points go can work, and takes the names of run, experiment and tags."""
+    tracking = config["tracking"]
+    check_store(tracking, experiment_of(config))
+    for key, most in (("experiment", 256), ("run_name", 250)):
+        if len(given := str(tracking[key] or "")) > most:
+            raise UserError(f"tracking.{key}={given}", f"is longer than {most} characters", f"tracking.{key}=null")
+    for name, value in tracking["tags"].items():
+        if not re.fullmatch(r"[\w\-. :/]{1,250}", str(name)) or os.path.normpath(str(name)) != str(name):
+            raise UserError(f"tracking.tags.{name}", "is no name that MLflow takes: letters, digits, _ - . : / and spaces", "+tracking.tags.NAME=VALUE")  # fmt: skip
+        if len(str(value)) > 8000:
+            raise UserError(f"tracking.tags.{name}", "is longer than the 8000 characters that MLflow takes")
+
+
+def experiment_of(config: Mapping[str, Any]) -> str:
+    """The MLflow experiment of the run."""
+    return str(config["tracking"]["experiment"] or config["name"])
 
 
 def check_keys(config: Mapping[str, Any]) -> None:
@@ -332,11 +397,15 @@ def take_classes(config: dict[str, Any], facts: Facts) -> None:
             node["num_classes"] = facts.classes
 
 
+def check_orders(checked: Checked) -> None:
+    """The samples' order and the mixing of batches can be had with these data."""
+    check_order(checked.config, checked.facts)
+    check_mixing(checked.config)
+
+
 def check_data(checked: Checked) -> None:
-    """The config's classes are the data's, every worker gets a sample, and what is asked for can be done with them."""
+    """The config's classes are the data's, and what is asked for can be done with them."""
     config, facts = checked.config, checked.facts
-    check_order(config, facts)
-    check_mixing(config)
     if config["data"]["num_classes"] != facts.classes:
         raise UserError(f"data.num_classes={config['data']['num_classes']}", f"{facts.source} has {counted(facts.classes, 'class')}", f"data.num_classes={facts.classes}")  # fmt: skip
     inputs = facts.shape if isinstance(facts.shape, dict) else ()
@@ -347,9 +416,21 @@ def check_data(checked: Checked) -> None:
     ids, rows = config["data"].get("hash_size", 0), config["model"].get("table_size")
     if rows is not None and (ids is None or ids > rows):
         raise UserError(f"model.table_size={rows}", f"the ids of {facts.source} go up to {ids or '2^63'} (data.hash_size)", f"model.table_size={keys.spelled(ids)}")  # fmt: skip
-    workers = checked.workers
+
+
+def check_enough(checked: Checked) -> None:
+    """Every worker gets a training sample."""
+    config, facts, workers = checked.config, checked.facts, checked.workers
     if config["mode"] == "train" and facts.train_samples < workers:
-        raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", f"launch.nproc={max(1, facts.train_samples)}")  # fmt: skip
+        raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", fewer(checked))  # fmt: skip
+
+
+def fewer(checked: Checked) -> str:
+    """How to ask for no more workers than there are training samples."""
+    samples, nodes = max(1, checked.facts.train_samples), checked.config["launch"]["nnodes"]
+    if samples >= nodes:
+        return f"launch.nproc={samples // nodes}"
+    return f"launch.nnodes={max(1, samples // checked.nproc)}" + (f" launch.nproc={samples}" if samples < checked.nproc else "")  # fmt: skip
 
 
 def check_order(config: Mapping[str, Any], facts: Facts) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from trainer.visible import one_line
+
 LONGEST = 500
 """Characters of what was typed that are said again."""
 
@@ -9,11 +11,6 @@ LONGEST = 500
 def first_line(error: BaseException) -> str:
     """What an exception says, in one line; its type where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def visible(text: str) -> str:
-    """A text in one line that a terminal shows as it is: control characters and the like as Python writes them."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def why(error: BaseException) -> str:
@@ -42,7 +39,7 @@ class UserError(Exception):
     def __str__(self) -> str:
         what = self.what if len(self.what) <= LONGEST else f"{self.what[:LONGEST]}..."
         sentence = f"{what}: {self.why}".rstrip(".")
-        return visible(f"{sentence}. Type instead: {self.instead}" if self.instead else f"{sentence}.")
+        return one_line(f"{sentence}. Type instead: {self.instead}" if self.instead else f"{sentence}.")
 
 
 class RunFailed(Exception):

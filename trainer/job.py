@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,12 @@ from trainer import confidential, machine
 from trainer.auto import Machine, ModelFacts
 from trainer.build import for_saved_weights
 from trainer.checks import Checked, check, hosts_of, leaves
-from trainer.confidential import hide, scrub, text, values
+from trainer.closing import finish
+from trainer.confidential import hide, text, values
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.modes import CLASSES
+from trainer.places import LEAST, check_folder
 from trainer.plan import Plan, make_plan
-from trainer.wording import counted
 
 if TYPE_CHECKING:
     from trainer.tracking.client import Tracker
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 Starter = Callable[[Plan, dict[str, Any], Path], dict[str, Any]]
 """Starts the plan's processes with a payload and returns worker 0's outcome."""
 
-KILLED_FLUSH_S = 4.0
+WEIGHTS_KEPT = 2
+"""Times that a run's folder holds the weights: the last and the best."""
 
 
 @dataclass
@@ -87,20 +89,23 @@ class Ready:
         return values(self.checked.config) | confidential.HERE.values
 
 
-def get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Ready:
+def get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str, place: str = "hydra.run.dir") -> Ready:
     """Check everything; nothing is written.
+
+    Args:
+        place: the key that names ``run_dir``.
 
     Raises:
         UserError: the job cannot run.
     """
     confidential.HERE.learn(values(config))
     try:
-        return _get_ready(config, typed, run_dir)
+        return _get_ready(config, typed, run_dir, place)
     except OSError as error:  # whatever is read here, the config names
         raise UserError(str(error.filename or "the config"), f"cannot be read: {error.strerror or error}") from error
 
 
-def _get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Ready:
+def _get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str, place: str) -> Ready:
     before = frozenset(sys.modules)
     checked = check(config, typed)
     from trainer.launch.preload import imported_since
@@ -111,8 +116,24 @@ def _get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str) -> Re
     model = probe(checked.config, checked.facts, checked.declaration)
     if checked.config["mode"] != "train":
         _check_weights(checked.config, Path(run_dir))
+    check_places(checked, model, Path(run_dir), place)
     plan = make_plan(checked, model, this_machine(), run_dir)
     return Ready(checked, model, plan, imported_since(before))
+
+
+def check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -> None:
+    """What the run leaves can be written where it is asked for.
+
+    Raises:
+        UserError: it cannot; of a plan it is listed.
+    """
+    here, output = not checked.elsewhere, checked.config["predict"]["output"]
+    weights = WEIGHTS_KEPT * 4 * model.parameters if checked.config["mode"] == "train" else 0
+    with checked.lacks:
+        check_folder(run_dir, key, LEAST + weights, here)
+    with checked.lacks:
+        if output is not None:
+            check_folder(Path(output).parent, "predict.output", LEAST, here)
 
 
 def _check_weights(config: dict[str, Any], run_dir: Path) -> None:
@@ -185,10 +206,13 @@ def execute(
         said = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
         result.error = text(said, ready.secrets)
         raise RunFailed(result.error) from error
+    except Exception as error:  # a mistake of ours, or of a source of the user's own
+        result.error = text(f"{type(error).__name__}: {error}", ready.secrets)
+        raise
     finally:
         with _undisturbed():
             result.seconds = round(time.monotonic() - began, 3)
-            _finish(result, mine, ready, overrides, tracker if tracked else None)
+            finish(result, mine, ready, overrides, tracker if tracked else None)
 
 
 def own_folder(plan: Plan) -> Path:
@@ -231,48 +255,6 @@ def _leave_config(run_dir: Path, config: dict[str, Any]) -> None:
     replace_file(run_dir / "config.yaml", shown, private=True)
 
 
-def _finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker | None) -> None:
-    """result.json, status.json, pictures, and the end of the MLflow run; nothing here may hide how the run ended."""
-    from trainer import curves, progress
-    from trainer.report import leave
-    from trainer.tracking.describe import NOTE, note
-    from trainer.tracking.recorder import LOGS
-
-    plan = ready.plan
-    status = {"state": "starting", "step": 0, "total": plan.total_steps, **progress.read_status(run_dir)}
-    status["state"] = result.status
-    if result.status == "done":
-        status |= {"step": result.steps, "percent": 100.0, "eta_s": 0.0, "metrics": result.metrics}
-    elif not result.metrics:
-        result.metrics, result.steps = status.get("metrics", {}), status["step"]
-    leave(run_dir / "status.json", status)
-    leave(run_dir / "result.json", asdict(result))
-    scrub(Path(plan.run_dir), LOGS, ready.secrets)
-    if result.status != "killed":
-        title = f"{plan.name}: {plan.strategy}, {counted(plan.workers, 'worker')}"
-        if plan.mode == "train":
-            curves.draw(run_dir, title)
-        curves.draw_servers(run_dir, f"{title}, {counted(plan.roles.get('server', 0), 'server')}")
-        _draw_findings(run_dir, ready, title)
-    if tracker is not None:
-        ended = {"done": "FINISHED", "failed": "FAILED", "killed": "KILLED"}[result.status]
-        patience = KILLED_FLUSH_S if result.status == "killed" else ready.checked.config["tracking"]["flush_timeout_s"]
-        tags = {"trainer.error": result.error[:4000]} if result.error else {}
-        if result.ended.startswith(("early stop", "stopped by a callback")):
-            tags["trainer.ended"] = result.ended
-        if result.lost_workers:
-            tags["trainer.lost_workers"] = "; ".join(result.lost_workers.values())[:4000]
-        tags[NOTE] = note(plan, overrides, asdict(result))
-        answer = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)
-        result.run_id = answer["run_id"]
-        leave(run_dir / "result.json", asdict(result))
-        if answer["error"] or answer["unsent"]:
-            progress.console().print(
-                f"MLflow: not everything is sent ({answer['error']}; {answer['unsent']} lines of metrics.jsonl are left). Later: "
-                f"python -m trainer.tracking.recorder resend {run_dir}"
-            )
-
-
 def _leave_names(run_dir: Path, ready: Ready) -> None:
     """The classes' names, by which mode=predict calls them where the data are not at hand."""
     from trainer import progress
@@ -294,17 +276,6 @@ def _digest(ready: Ready) -> str:
         return ready.checked.source.fingerprint(ready.checked.facts)
     except OSError as error:
         raise RunFailed(f"the fingerprint of {ready.checked.facts.source} cannot be taken: {error}") from error
-
-
-def _draw_findings(run_dir: Path, ready: Ready, title: str) -> None:
-    """What the last validation found; a source of the user's own may break where it is asked for names."""
-    from trainer import pictures, progress
-
-    checked = ready.checked
-    try:
-        pictures.draw(run_dir, checked.source.class_names(checked.facts), title)
-    except Exception as error:
-        progress.console().print(f"the pictures of the validation could not be drawn: {type(error).__name__}: {error}")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from trainer import schema
-from trainer.errors import visible
+from trainer.visible import one_line
 
 SYNONYMS = {
     "gpu": "cuda", "double": "fp64", "float64": "fp64", "float32": "fp32", "float": "fp32", "32": "fp32",
@@ -219,7 +219,7 @@ def spelled(value: Any) -> str:
         return "null" if value is None else str(value).lower()
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
         return "a number of more than a thousand digits"
-    return _cut(visible(str(value)))
+    return _cut(one_line(str(value)))
 
 
 def _cut(written: str) -> str:
@@ -258,7 +258,7 @@ def _wrong_text(value: str) -> str:
     if not value.strip():
         return "must not be empty"
     control = next((c for c in value if unicodedata.category(c) == "Cc"), "")
-    return f"holds the control character {visible(control)}" if control else ""
+    return f"holds the control character {one_line(control)}" if control else ""
 
 
 def _number(limit: float) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil
-from pathlib import Path
 from typing import Any
 
+from trainer import schema
 from trainer.auto import Machine, ModelFacts, choose
 from trainer.checks import Checked
 from trainer.data.sampler import DistributedBatchSampler, training_sampler
 from trainer.errors import UserError
+from trainer.stores import tracking_uri
 from trainer.watched import best_metric
 
 MOST_PROCESSES_SHOWN = 16
@@ -53,7 +53,7 @@ class Plan:
         same_everywhere: after every update all workers hold the same state.
         endpoint: where the processes meet.
         environment: of worker 0.
-        objection: why this would not run as it is; empty for a plan that can.
+        lacks: why this would not run as it is, each reason a sentence; empty for a plan that can.
         concern: what runs and is hardly meant, said loudly; empty as a rule.
     """
 
@@ -93,7 +93,7 @@ class Plan:
     run_dir: str
     tracking: str
     environment: dict[str, str]
-    objection: str = ""
+    lacks: list[str] = field(default_factory=list)
     concern: str = ""
     lower: dict[str, bool] = field(default_factory=dict)
 
@@ -116,8 +116,11 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
     config, facts, workers = checked.config, checked.facts, checked.workers
     launch, data = config["launch"], config["data"]
     pictures = bool(checked.files) and checked.source.row_reader() is None
+    machine = replace(machine, cores=None) if checked.elsewhere else machine
     slow = facts.slow or pictures
     chosen, why = choose(config, checked.device, model, machine, checked.nproc, slow, data["batch_size"])
+    if checked.elsewhere and checked.device == "cpu" and "precision" in why:
+        why["precision"] += ", if the hosts' is like it"
     if checked.auto_strategy:
         why["strategy"] = checked.auto_strategy
     epochs, steps_per_epoch, total = _length(checked) if config["mode"] == "train" else _looks(checked)
@@ -140,7 +143,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         node_rank=launch["node_rank"],
         processes=list(_processes(roles, launch["nnodes"], checked.device)),
         device=checked.device,
-        endpoint=f"{launch['master_addr']}:{launch['master_port'] or 'a free port'}",
+        endpoint=f"{meeting_address(launch)}:{launch['master_port'] or 'a free port'}",
         batch_size=data["batch_size"],
         merge=checked.merge,
         global_batch_size=checked.global_batch_size,
@@ -159,7 +162,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         run_dir=run_dir,
         tracking=tracking_uri(config["tracking"]),
         environment=_environment(launch, workers, checked.nproc),
-        objection=checked.objection,
+        lacks=list(checked.lacks),
         concern=model.concern,
         lower=model.lower,
     )
@@ -178,7 +181,7 @@ def _length(checked: Checked) -> tuple[int, int, int]:
         together = count_batches(config, samples, size, 1, True)
         together = min(together, (config["limit_train_batches"] or together) * workers)
         epochs = ceil(total * workers / ceil(together / checked.merge))
-    if not steps_per_epoch and not checked.objection:
+    if not steps_per_epoch and not checked.lacks:
         raise UserError(f"data.batch_size={size}", "not one batch can be made of the training data")
     return epochs, steps_per_epoch, total
 
@@ -213,19 +216,19 @@ def _processes(roles: Mapping[str, int], nnodes: int, device: str) -> list[Proce
     return processes
 
 
+def meeting_address(launch: Mapping[str, Any]) -> str:
+    """Where the processes meet; of several hosts nobody has named the first of, that this is still to be said."""
+    address = str(launch["master_addr"])
+    unsaid = launch["nnodes"] > 1 and address == schema.LaunchConfig.master_addr
+    return "(host 0's address: launch.master_addr)" if unsaid else address
+
+
 def _environment(launch: Mapping[str, Any], workers: int, nproc: int) -> dict[str, str]:
     return {
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": str(workers),
         "LOCAL_WORLD_SIZE": str(nproc),
-        "MASTER_ADDR": str(launch["master_addr"]),
+        "MASTER_ADDR": meeting_address(launch),
         "MASTER_PORT": str(launch["master_port"] or "chosen at the start"),
     }
-
-
-def tracking_uri(tracking: Mapping[str, Any]) -> str:
-    """Where MLflow's points go; empty without tracking."""
-    if tracking["kind"] == "none":
-        return ""
-    return str(tracking["uri"] or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}")

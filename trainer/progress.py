@@ -42,8 +42,10 @@ def show_plan(plan: Plan) -> None:
     for key, value in plan.environment.items():
         environment.add_row(key, value)
     out.print(environment)
-    if plan.objection:
-        out.print(f"ATTENTION: this run would be refused: {plan.objection}", style="bold red")
+    if plan.lacks:
+        out.print("ATTENTION: this run would be refused:", style="bold red")
+        for reason in plan.lacks:
+            out.print(f"  - {reason}", soft_wrap=True)
     if plan.concern:
         out.print(f"ATTENTION: {plan.concern}", style="bold red")
     if plan.facts["attention"]:

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import compose, csv_files, streams
+from trainer.checks import experiment_of
+from trainer.closing import Closing
 from trainer.confidential import HERE, command, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError, first_line
 from trainer.host.links import check_run_folder, check_sweep_folder
 from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
+from trainer.stores import try_store
 from trainer.wording import counted
 
 if TYPE_CHECKING:
@@ -55,18 +58,19 @@ def run_one(
         flags: those that stand before the overrides in the command that repeats it.
     """
     config = compose.compose(app, overrides, config_name)
-    run_dir = _folder(config, "hydra.run.dir")
+    run_dir = named_folder(config, "hydra.run.dir")
     check_run_folder(run_dir)
     ready = get_ready(plain(config), typed_keys(overrides), str(run_dir))
     if ready.checked.config["plan"]:
         from trainer.progress import show_plan
 
         show_plan(ready.plan)
-        return Result("planned", str(run_dir))
+        return _planned(ready)
+    away = try_tracking(ready)
     run_dir = claim(run_dir, chosen="hydra.run.dir" in typed_keys(overrides))
     ready.plan = replace(ready.plan, run_dir=str(run_dir))
     _leave_hydra_files(config, run_dir)
-    with tracking(ready.plan.tracking if ready.plan.node_rank == 0 else "") as tracker:
+    with tracking(ready.plan.tracking if ready.plan.node_rank == 0 else "", away) as tracker:
         result = execute(ready, start, [*flags, *overrides], tracker)
     say_result(result, ready, [*flags, *overrides])
     return result
@@ -79,8 +83,10 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
     """
     from hydra.core.hydra_config import HydraConfig
 
+    from trainer.progress import console
+
     master = compose.compose(app, overrides, config_name, multirun=True)
-    sweep_dir = _folder(master, "hydra.sweep.dir")
+    sweep_dir = named_folder(master, "hydra.sweep.dir")
     check_sweep_folder(sweep_dir)
     jobs = expand(master)
     points = [_check_point(app, master, job) for job in jobs]
@@ -89,9 +95,10 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
 
         for point in points:
             show_plan(point.plan)
-        return [Result("planned", point.plan.run_dir) for point in points]
+        return [_planned(point) for point in points]
+    away = try_tracking(points[0]) if points else ""
     results: list[tuple[str, Result]] = []
-    with tracking(points[0].plan.tracking if points and points[0].plan.node_rank == 0 else "") as tracker:
+    with tracking(points[0].plan.tracking if points and points[0].plan.node_rank == 0 else "", away) as tracker:
 
         def job(config: DictConfig) -> None:
             hydra = HydraConfig.get()
@@ -109,10 +116,38 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
                 app.multirun(config_name, job, [*overrides, there, "hydra.mode=MULTIRUN"])
             status = "FINISHED" if all(r.status == "done" for _, r in results) else "FAILED"
         finally:
-            show_sweep(results, sweep_dir)
-            if tracker is not None and points:
-                tracker.close(sweep_dir, status, {}, 10.0)
+            closing = Closing(lambda line: console().print(line, soft_wrap=True))
+            with closing.step("the sweep's table"):
+                show_sweep(results, sweep_dir)
+            with closing.step("the end of the sweep's MLflow run"):
+                if tracker is not None and points:
+                    tracker.close(sweep_dir, status, {}, 10.0)
+            closing.tell()
     return [result for _, result in results]
+
+
+def exit_code(result: Result) -> int:
+    """Of a command that ended with this: 0; 1 for a job of a sweep that failed; 2 for a plan that would be refused."""
+    if result.status == "planned":
+        return UserError.exit_code if result.error else 0
+    return 0 if result.status == "done" else RunFailed.exit_code
+
+
+def _planned(ready: Ready) -> Result:
+    """Of a plan; ``error``: why the run would be refused."""
+    return Result("planned", ready.plan.run_dir, error="\n".join(ready.plan.lacks))
+
+
+def try_tracking(ready: Ready) -> str:
+    """Call the tracking store once, before anything starts; returns why it does not answer, though it may come back.
+
+    Raises:
+        UserError: it will never take a run.
+    """
+    config = ready.checked.config
+    if not ready.plan.tracking or ready.plan.node_rank:
+        return ""
+    return try_store(config["tracking"], experiment_of(config))
 
 
 def _one_of_sweep(
@@ -151,7 +186,9 @@ def _check_point(app: Hydra, master: DictConfig, overrides: list[str]) -> Ready:
     try:
         with compose.sentences(app, overrides):
             config = app.config_loader.load_sweep_config(master, overrides)
-        return get_ready(plain(config), typed_keys(overrides), str(_folder(master, "hydra.sweep.dir")))
+        return get_ready(
+            plain(config), typed_keys(overrides), str(named_folder(master, "hydra.sweep.dir")), "hydra.sweep.dir"
+        )
     except UserError as error:
         raise UserError(f"job {command(overrides)}: {error.what}", error.why, error.instead) from error
 
@@ -242,15 +279,19 @@ def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
 
 
 @contextlib.contextmanager
-def tracking(uri: str) -> Iterator[Tracker | None]:
-    """The recorder process of this invocation; None without tracking."""
+def tracking(uri: str, away: str = "") -> Iterator[Tracker | None]:
+    """The recorder process of this invocation; None without tracking.
+
+    Args:
+        away: why the store did not answer when it was tried.
+    """
     if not uri:
         yield None
         return
     from trainer.progress import console
     from trainer.tracking.client import Tracker
 
-    tracker = Tracker(lambda line: console().print(line))
+    tracker = Tracker(lambda line: console().print(line), away)
     try:
         yield tracker
     finally:
@@ -282,22 +323,37 @@ def typed_keys(overrides: Sequence[str]) -> list[str]:
     return [o.lstrip("+~").split("=", 1)[0] for o in overrides]
 
 
-def _folder(config: DictConfig, key: str) -> Path:
+def named_folder(config: DictConfig, key: str) -> Path:
+    """The folder that one of Hydra's keys names.
+
+    Raises:
+        UserError: it names none.
+    """
     from omegaconf import OmegaConf
 
-    return Path(os.path.abspath(str(OmegaConf.select(config, key))))
+    given = OmegaConf.select(config, key)
+    if given is None or not str(given).strip():
+        raise UserError(f"{key}={'null' if given is None else given}", "names no folder", f"{key}=outputs/NAME")
+    return Path(os.path.abspath(str(given)))
 
 
 def claim(folder: Path, chosen: bool) -> Path:
-    """Make the run's folder: the one that the user chose, or an unused one when two runs start in the same second."""
-    if chosen:
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-    for number in itertools.count():
-        free = folder.with_name(f"{folder.name}-{number}") if number else folder
-        with contextlib.suppress(FileExistsError):
-            free.mkdir(parents=True)
-            return free
+    """Make the run's folder: the one that the user chose, or an unused one when two runs start in the same second.
+
+    Raises:
+        UserError: it cannot be made, though it looked so.
+    """
+    try:
+        if chosen:
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        for number in itertools.count():
+            free = folder.with_name(f"{folder.name}-{number}") if number else folder
+            with contextlib.suppress(FileExistsError):
+                free.mkdir(parents=True)
+                return free
+    except OSError as error:
+        raise UserError(f"hydra.run.dir={folder}", f"cannot be made: {error.strerror}", "hydra.run.dir=ANOTHER_FOLDER") from error  # fmt: skip
     raise AssertionError("unreachable")
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+import trainer
 from tests.cli.conftest import Run
+from trainer import machine
 
 DIGITS = "+recipe=digits_lenet"
 
@@ -25,7 +29,7 @@ def test_plan_of_the_main_job_prints_its_parameters_and_writes_nothing(run: Run,
     assert resnet50_parameters(102) == 23_717_030
     typed = ("plan=true", "data.download=false", "launch.nnodes=31", "device=cuda")
     code, out, error = run("+recipe=resnet50_flowers", *typed)
-    assert (code, error) == (0, "")
+    assert (code, error) == (0, "") and "would be refused" not in out
     for part in ("23,717,030 parameters", "32 per worker x 31 workers = 992 global", "and 15 more processes"):
         assert part in out
     assert list(folder.iterdir()) == []
@@ -47,9 +51,70 @@ def test_sixteen_hosts_of_eight(run: Run, folder: Path) -> None:
         "and 112 more processes",
         "= 4096 global",
         "100 per epoch",
+        "(host 0's address: launch.master_addr):29500",
+        "cores of each host / 8 workers",
     ):
         assert part in out
+    assert "127.0.0.1" not in out and " cores / " not in out and "would be refused" not in out
     assert list(folder.iterdir()) == []
+
+
+def test_the_example_of_the_docs_is_a_plan_that_could_run(run: Run) -> None:
+    page = Path(__file__).parents[2] / "docs" / "getting-started.md"
+    [example] = [line for line in page.read_text().splitlines() if "plan=true launch.nnodes" in line]
+    assert run(*example.split()[3:])[0] == 0
+
+
+def reasons(out: str) -> list[str]:
+    """What is listed under a plan that would be refused."""
+    *_, listed = out.partition("this run would be refused:\n")
+    return [line.removeprefix("  - ") for line in listed.splitlines() if line.startswith("  - ")]
+
+
+def test_a_cluster_larger_than_the_data_is_planned_and_what_is_lacking_leads_on(run: Run, folder: Path) -> None:
+    typed = ("+recipe=resnet50_flowers", "data=embedded_flowers", "plan=true", "launch.nnodes=10000")
+    code, out, error = run(*typed, "launch.nproc=8")
+    assert (code, error) == (2, "")
+    assert "80000 workers on 10000 hosts" in out and "and 79984 more processes" in out
+    [reason] = reasons(out)
+    assert "80000 workers" in reason and "1020 training samples" in reason
+    assert reason.endswith("Type instead: launch.nnodes=127")
+    code, out, _ = run(*typed[:-1], "launch.nnodes=127", "launch.nproc=8", "data.batch_size=1")
+    assert code == 0 and reasons(out) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_every_reason_is_listed_not_only_the_first(run: Run, folder: Path) -> None:
+    code, out, error = run(
+        DIGITS, "plan=true", "launch.nproc=8", "data.batch_size=4000", "tracking.uri=foo://x", "hydra.run.dir=/proc/x",
+        "strategy=local_sgd", "launch.servers=1", "early_stop.metric=val/auc", "data.work=leased",
+    )  # fmt: skip
+    assert (code, error) == (2, "") and "Plan of digits_lenet" in out
+    found = reasons(out)
+    begun = ("data.batch_size=4000", "tracking.uri=foo://x", "hydra.run.dir=", "launch.servers=1", "early_stop.metric=", "data.work=leased")  # fmt: skip
+    assert sorted(reason.partition(":")[0].partition("=")[0] + "=" for reason in found) == sorted(b.partition("=")[0] + "=" for b in begun)  # fmt: skip
+    assert "8000" not in out and list(folder.iterdir()) == []
+
+
+def test_a_plan_of_one_host_speaks_of_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    code, out, _ = run("+recipe=resnet50_flowers", "data=embedded_flowers", "plan=true", "launch.nproc=8")
+    assert code == 0 and "2 cores / 8 workers" in out and "127.0.0.1" in out
+    assert "0 core" not in out and "fewer cores than workers" in out
+
+
+def test_a_model_without_convolutions_is_not_called_small(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    _, out, _ = run("+recipe=wide_and_deep", "plan=true")
+    assert "on a CPU bf16 pays for convolutions, and this model has none" in " ".join(out.split())
+    _, out, _ = run(DIGITS, "plan=true")
+    assert "with 11,350 parameters, below 1,000,000, bf16 does not pay" in " ".join(out.split())
+
+
+def test_a_plan_from_python_tells_why_it_would_be_refused(folder: Path) -> None:
+    result = trainer.run([DIGITS, "plan=true", "data.batch_size=4000"])
+    assert result.status == "planned" and result.error.startswith("data.batch_size=4000: ")
+    assert trainer.run([DIGITS, "plan=true"]).error == ""
 
 
 def test_outputs_that_have_no_class_are_said_loudly(run: Run, folder: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.plan import Plan
 from trainer.strategies.base import Seat
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Reasons why nothing more can be written, which say all by themselves."""
+
 
 def in_place(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     """Be the plan's only worker.
@@ -25,14 +29,33 @@ def in_place(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, An
         RunFailed: the training broke; with its traceback.
     """
     seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, dist.HashStore())
-    with streams.log(run_dir / "workerlog.0") as log, teed(log), interpreter.at_work():
+    with kept_log(run_dir / "workerlog.0") as log, teed(log), interpreter.at_work():
         try:
             outcome: dict[str, Any] = locate(plan.entries["worker"])(seat, payload)
             return outcome
         except (RunFailed, UserError, Interrupted):
             raise
+        except OSError as error:
+            if error.errno not in FULL:
+                raise RunFailed(
+                    f"worker 0 failed:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0"
+                ) from error
+            raise RunFailed(
+                f"worker 0 cannot write {error.filename or f'below {run_dir}'}: {error.strerror}"
+            ) from error
         except Exception as error:
             raise RunFailed(f"worker 0 failed:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
+
+
+@contextlib.contextmanager
+def kept_log(path: Path) -> Iterator[Any]:
+    """A log whose closing cannot replace the error that ends the run: what is still to be written may find a full disk."""
+    log = streams.log(path)
+    try:
+        yield log
+    finally:
+        with contextlib.suppress(OSError):
+            log.close()
 
 
 class _Tee:
@@ -43,12 +66,22 @@ class _Tee:
         self.log = log
 
     def write(self, text: str) -> int:
-        self.log.write(text)
+        self._keep(lambda log: log.write(text))
         return int(self.stream.write(text))
 
     def flush(self) -> None:
-        self.log.flush()
+        self._keep(lambda log: log.flush())
         self.stream.flush()
+
+    def _keep(self, step: Callable[[Any], Any]) -> None:
+        """Into the log, as long as that goes: what is printed may be the reason why a run ends, a full disk among them."""
+        if self.log is None:
+            return
+        try:
+            step(self.log)
+        except OSError as error:
+            name, self.log = self.log.name, None
+            self.stream.write(f"{name} is not written any more: {error.strerror}\n")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

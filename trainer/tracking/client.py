@@ -25,10 +25,13 @@ class Tracker:
 
     Args:
         say: shows a line to the user.
+        away: why the store did not answer when it was tried before the start; empty as a rule.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
+    def __init__(self, say: Callable[[str], None], away: str = "") -> None:
+        self.say, self.away = say, away
+        if away:
+            say(f"MLflow: the tracking server does not answer ({away}); training goes on, points are kept and sent when it does")  # fmt: skip
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
         path = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
@@ -64,7 +67,7 @@ class Tracker:
             run_dir: the run's folder; ``metrics.jsonl`` in it is followed.
             run: ``uri``, ``experiment``, ``run_name``, ``tags``, ``params``, ``parent`` (a folder, or None).
         """
-        self._send({"open": str(run_dir), **run})
+        self._send({"open": str(run_dir), **run, "away": self.away})
 
     def close(self, run_dir: Path, status: str, tags: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
         """Send what is left, the artifacts and the end; wait at most so long.

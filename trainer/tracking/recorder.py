@@ -51,6 +51,7 @@ class Follower:
     asked: bool = False
     packed: Any = None
     logged: bool = False
+    forgetful: bool = False
     client: Any = field(default=None, repr=False)
     secrets: list[str] = field(default_factory=list, repr=False)
 
@@ -119,7 +120,7 @@ class Follower:
             with (self.run_dir / "metrics.jsonl").open("rb") as points:
                 points.seek(self.sent)
                 new = points.read()
-        except FileNotFoundError:
+        except OSError:  # not there yet, or the folder is gone
             return b""
         return new[: new.rfind(b"\n") + 1]
 
@@ -160,8 +161,13 @@ class Follower:
             "uri": self.run["uri"], "experiment": self.run["experiment"], "run_id": self.run_id,
             "sent_bytes": self.sent, "doubtful_bytes": self.doubt, "asked": self.asked,
         }  # fmt: skip
-        if self.run_dir.is_dir():
-            leave(self.run_dir / "tracking.json", {**state, "run": self.run}, private=True)
+        try:
+            if self.run_dir.is_dir():
+                leave(self.run_dir / "tracking.json", {**state, "run": self.run}, private=True)
+        except OSError as error:  # a full disk is no reason not to send what is there
+            if not self.forgetful:
+                tell({"warning": f"{error.filename or self.run_dir / 'tracking.json'} cannot be written ({error.strerror}): should this run be killed, nobody knows how far it was sent"})  # fmt: skip
+            self.forgetful = True
 
     def finish(self, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
         """Send the rest, the artifacts and the end of the run, within the time."""
@@ -289,11 +295,13 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
         parent = followers.get(message.get("parent") or "")
         if parent is not None and parent.run_id is None:
             parent.try_once()
-        secrets = message.pop("secrets")
+        secrets, away = message.pop("secrets"), message.pop("away", "")
         confidential.HERE.learn(secrets)
         follower = Follower(
             Path(message["open"]), message, children_of=parent.run_id if parent else None, secrets=secrets
         )
+        if away:  # which has been said
+            follower.away_since, follower.error = time.monotonic(), away
         follower.remember()
         followers[message["open"]] = follower
     elif "close" in message:

@@ -1,0 +1,89 @@
+"""Where a run may write, found out without writing: a folder that can be made, is no file, and has room; a name that is one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trainer.errors import UserError
+from trainer.visible import one_line
+
+LEAST = 1 << 20
+"""Bytes that the smallest run leaves."""
+LONGEST_NAME = 200
+"""Bytes of a run's name: MLflow keeps 256 of an experiment's, and most file systems 255 of a folder's."""
+LONGEST_INSIDE = 100
+"""Bytes of the longest path below a run's folder, ``checkpoints/persistables/...``."""
+
+
+def check_name(name: str) -> None:
+    """The run's name is a folder below ``outputs/`` and an MLflow experiment.
+
+    Raises:
+        UserError: it would be somewhere else, or no folder's name.
+    """
+    what, parts = f"name={name}", name.split("/")
+    readable = "".join(c if c.isalnum() or c in "._-" else "_" for c in parts[-1]).strip("._")[:60] or "custom"
+    if any(not part.strip() or part in (".", "..") for part in parts):
+        raise UserError(what, "its folder would not be one below outputs/", f"name={readable}")
+    if one_line(name) != name:
+        raise UserError(what, "holds characters that no terminal shows", f"name={readable}")
+    if len(os.fsencode(name)) > LONGEST_NAME:
+        raise UserError(what, f"is longer than {LONGEST_NAME} bytes", f"name={readable}")
+
+
+def check_folder(folder: Path, key: str, needed: int = LEAST, here: bool = True) -> None:
+    """A folder that is there and can be written, or that can be made.
+
+    Args:
+        key: which names it.
+        needed: bytes that will be written at least.
+        here: on this machine; of another one's only the name can be looked at.
+
+    Raises:
+        UserError: it cannot; nothing was written.
+    """
+    what, instead = f"{key}={folder}", f"{key}=ANOTHER_FOLDER"
+    if "\0" in str(folder):
+        raise UserError(what, "holds a NUL, which no path does", instead)
+    if not here:
+        return
+    try:
+        there = _nearest(folder)
+        longest = os.pathconf(there, "PC_NAME_MAX")
+        too_long = next((p for p in folder.parts if len(os.fsencode(p)) > longest), None)
+        if too_long is not None:
+            raise UserError(what, f"the name {too_long[:20]}... has {len(os.fsencode(too_long))} bytes, and the file system takes {longest}", instead)  # fmt: skip
+        if len(os.fsencode(folder)) + LONGEST_INSIDE > os.pathconf(there, "PC_PATH_MAX"):
+            raise UserError(what, "the path is too long for the files in it", instead)
+        if not there.is_dir():
+            raise UserError(what, f"{there} is {'a file' if there.is_file() else 'no folder'}", instead)
+        if not os.access(there, os.W_OK | os.X_OK):
+            why = "is on a file system that is read-only" if _read_only(there) else "may not be written by this user"
+            raise UserError(what, f"{there} {why}", instead)
+        _check_room(there, what, needed, instead)
+    except OSError as error:  # a loop of links, a server that is gone
+        raise UserError(what, f"cannot be looked at: {error.strerror}", instead) from error
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or what of the way to it is there; a link that leads nowhere is there, and no folder."""
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    os.stat(folder)
+    return folder
+
+
+def _read_only(folder: Path) -> bool:
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
+def _check_room(there: Path, what: str, needed: int, instead: str) -> None:
+    disk = os.statvfs(there)
+    free = disk.f_bavail * disk.f_frsize
+    if not (disk.f_blocks or disk.f_files):  # /proc and its like
+        raise UserError(what, "the file system there takes no files", instead)
+    if disk.f_blocks and free < needed:
+        raise UserError(what, f"{free / 2**20:.1f} MiB are free there, and the run leaves {needed / 2**20:.0f} MiB or more", instead)  # fmt: skip
+    if disk.f_files and not disk.f_favail:
+        raise UserError(what, "the file system there takes no further file", instead)
