@@ -86,7 +86,7 @@ def choose(
     elif not num_workers:
         prefetch, why["prefetch"] = 0, "no process reads ahead (data.num_workers)"
     elif prefetch == "auto":
-        prefetch = max(LEAST_READY, ceil(READY / num_workers))
+        prefetch = ready_each(num_workers)
         why["prefetch"] = f"{prefetch * num_workers} batches are ready where one takes longer"
     pin_memory = data["pin_memory"]
     if pin_memory == "auto":
@@ -102,6 +102,11 @@ def choose(
         "pin_memory": bool(pin_memory),
     }
     return values, why
+
+
+def ready_each(readers: int) -> int:
+    """Batches that each of so many reading processes keeps ready."""
+    return max(LEAST_READY, ceil(READY / readers))
 
 
 def _precision(device: str, model: ModelFacts, machine: Machine) -> tuple[str, str]:

@@ -194,6 +194,8 @@ def execute(
             }  # fmt: skip
             with progress.bar(run_dir, plan.total_steps):
                 outcome = start(plan, payload, run_dir)
+        result.chosen = {**plan.chosen, **outcome.pop("chosen", {})}
+        result.why = {**plan.why, **outcome.pop("why", {})}
         result = replace(result, status="done", **outcome)
         return result
     except (Interrupted, KeyboardInterrupt) as error:

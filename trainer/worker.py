@@ -22,6 +22,7 @@ from trainer.callbacks import made
 from trainer.compiling import own_code
 from trainer.data.base import Facts, Splits
 from trainer.data.feed import BlockReader, Feed, Placement
+from trainer.data.growth import growing_readers
 from trainer.data.mixing import Mixing
 from trainer.data.sampler import (
     ClassBalanced,
@@ -77,7 +78,7 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
             run.strategy.total(torch.zeros(1, dtype=torch.float64))
             if run.strategy.members()[1] == taking_part:
                 break
-        return run.report.outcome()
+        return {**run.report.outcome(), **(run.feed.growth.found() if run.feed.growth is not None else {})}
 
 
 def keep_model(run: Training, payload: dict[str, Any], run_dir: Path) -> None:
@@ -177,6 +178,7 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
         expect=strategy.expect if strategy.looks_ahead else None,
         mixing=make_mixing(config, facts),
         scatter=strategy.scatter if config["data"]["read"] == "scatter" else None,
+        growth=growing_readers(config["data"], chosen, seat.local_size),
     )  # fmt: skip
     if plan["leased"]:
         feed.work = leased_work(config, plan, facts, splits, feed, strategy)

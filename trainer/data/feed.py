@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,15 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from trainer.data.base import Splits
+from trainer.data.growth import Growth, Rest, end_processes
 from trainer.data.inputs import Inputs, each
 from trainer.data.mixing import Mixing
 from trainer.data.pictures import Preprocessing
-from trainer.data.randomness import own_randomness
 from trainer.data.reading import Told, as_it_is, from_processes, reading_process
 from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
+from trainer.data.seeded import Seeded
 from trainer.data.work import MapWork, StreamWork
 
 Scatter = Callable[[list[tuple[Inputs, torch.Tensor]] | None], tuple[Inputs, torch.Tensor]]
@@ -45,42 +45,6 @@ class Batch:
     last: bool = True
     update: int = 0
     work: tuple[int, int, int, bool] | None = None
-
-
-class Seeded(Dataset[Any]):
-    """A data set whose augmentation depends on (seed, epoch, sample) alone, not on workers or reading processes."""
-
-    def __init__(self, dataset: Dataset[Any], seed: int, mixing: Mixing | None = None) -> None:
-        self.dataset = dataset
-        self.seed = seed
-        self.mixing = mixing
-
-    def __getitems__(self, address: tuple[int, np.ndarray]) -> Any:
-        """The batch of these samples in that epoch, mixed where that is asked for."""
-        epoch, addresses = address
-        inputs, labels = self._batch(epoch, addresses)
-        if self.mixing is None:
-            return inputs, labels
-        return self.mixing(inputs, labels, (self.seed, epoch), addresses)
-
-    def _batch(self, epoch: int, indices: np.ndarray) -> Any:
-        if hasattr(self.dataset, "augmented"):
-            return self.dataset.augmented((self.seed, epoch), indices)
-        if hasattr(self.dataset, "batch"):
-            return self.dataset.batch(indices % len(self.dataset))  # type: ignore[arg-type]
-        with own_randomness():
-            return default_collate([self._sample(epoch, index) for index in indices.tolist()])
-
-    def __getitem__(self, address: tuple[int, int]) -> Any:
-        epoch, index = address
-        return self.__getitems__((epoch, np.array([index])))
-
-    def _sample(self, epoch: int, index: int) -> Any:
-        mixed = hash((self.seed, epoch, index)) & 0x7FFFFFFFFFFFFFFF
-        torch.default_generator.manual_seed(mixed)
-        random.seed(mixed)
-        np.random.seed(mixed % 2**32)
-        return self.dataset[index % len(self.dataset)]  # type: ignore[arg-type]
 
 
 class _Addresses:
@@ -147,34 +111,56 @@ class _Reader:
     ) -> None:
         self.dataset = Seeded(dataset, seed, mixing)
         self.addresses = addresses
+        self.num_workers, self.prefetch = num_workers, prefetch
         self.pin_memory = pin_memory
+        self.rest = Rest(addresses)
         self.loader: DataLoader[Any] | None = None
-        if num_workers:
+        self.retired: DataLoader[Any] | None = None
+
+    def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
+        if not self.num_workers:
+            for address in self.addresses:
+                inputs, labels = self.dataset.__getitems__(address)
+                if self.pin_memory:
+                    inputs, labels = each(torch.Tensor.pin_memory, inputs), labels.pin_memory()
+                yield inputs, labels
+            return
+        read, batches = 0, self._begin(0)
+        while read < len(self.addresses):
+            if self.loader is None:
+                batches = self._begin(read)
+            yield next(batches)
+            read += 1
+
+    def grow(self, num_workers: int, prefetch: int) -> None:
+        """From the next batch on, read by so many processes, which keep so many batches ready each."""
+        self.num_workers, self.prefetch = num_workers, prefetch
+        self.retired, self.loader = self.loader, None
+
+    def _begin(self, first: int) -> Iterator[tuple[Inputs, torch.Tensor]]:
+        """The epoch's batches from that one on; the processes stay for the next epoch."""
+        if self.loader is None:
             self.loader = DataLoader(
                 Told(self.dataset),
-                batch_sampler=addresses,  # type: ignore[arg-type]
-                num_workers=num_workers,
-                prefetch_factor=prefetch,
+                batch_sampler=self.rest,  # type: ignore[arg-type]
+                num_workers=self.num_workers,
+                prefetch_factor=self.prefetch,
                 collate_fn=as_it_is,
-                pin_memory=pin_memory,
+                pin_memory=self.pin_memory,
                 persistent_workers=True,
                 worker_init_fn=reading_process,
             )
-
-    def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
-        if self.loader is not None:
-            yield from from_processes(self.loader)
-            return
-        for address in self.addresses:
-            inputs, labels = self.dataset.__getitems__(address)
-            yield (each(torch.Tensor.pin_memory, inputs), labels.pin_memory()) if self.pin_memory else (inputs, labels)
+        self.rest.first = first
+        batches = from_processes(iter(self.loader))
+        end_processes(self.retired)
+        self.retired = None
+        return batches
 
     def close(self) -> None:
         """End the reading processes."""
-        iterator = getattr(self.loader, "_iterator", None)
-        if iterator is not None:
-            iterator._shutdown_workers()
-            self.loader._iterator = None  # type: ignore[union-attr]
+        for loader in (self.loader, self.retired):
+            end_processes(loader)
+        self.loader = self.retired = None
 
 
 class ScatteredReader:
@@ -244,6 +230,7 @@ class Feed:
         work: hands out the epoch's blocks; None: the sampler has split them.
         mixing: of training batches.
         scatter: the strategy's, where the first worker reads for all; None: each reads its own.
+        growth: says whether more processes should read; None: they are as many as they are.
     """
 
     def __init__(
@@ -265,8 +252,10 @@ class Feed:
         work: MapWork | StreamWork | None = None,
         mixing: Mixing | None = None,
         scatter: Scatter | None = None,
+        growth: Growth | None = None,
     ) -> None:
         self.sampler = train
+        self.growth = growth
         self.expect = expect
         self.work = work
         self.block_reader: BlockReader | None = None
@@ -295,6 +284,20 @@ class Feed:
         batches = self._one_ahead(self._leased(epoch) if self.work is not None else self._split(epoch))
         for first in batches:
             yield first.update, _until_last(first, batches)
+            if self.growth is not None:
+                self._grow(self.growth.updated(self.waited))
+        if self.growth is not None:
+            self._grow(self.growth.epoch_over(self.waited))
+
+    def _grow(self, readers: int | None) -> None:
+        """Go on with so many reading processes; None: as it is."""
+        if readers is None or self.growth is None:
+            return
+        training = self.block_reader or self.train_reader
+        reader = training if isinstance(training, _Reader) else training.reader
+        for one in (reader, self.val_reader if self.val_reader.loader is None else None):
+            if one is not None:
+                one.grow(readers, self.growth.prefetch(readers))
 
     def _split(self, epoch: int) -> Iterator[Batch | None]:
         """The batches that the sampler gives this worker."""

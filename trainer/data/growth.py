@@ -1,0 +1,178 @@
+"""data.num_workers=auto, measured: whether the loop waits for data while cores are idle, so that more processes should read."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+from torch.utils.data import DataLoader
+
+from trainer import machine
+from trainer.auto import ready_each
+
+UPDATES = 50
+"""Of the first epoch, that are measured; fewer where the epoch has fewer, but no fewer than ``LEAST``."""
+LEAST = 5
+BEARABLE = 0.05
+"""Share of the time that a loop may wait for data."""
+CGROUP = Path("/sys/fs/cgroup")
+
+
+class Meter(Protocol):
+    """What is measured of this host."""
+
+    def seconds(self) -> float:
+        """Of a clock."""
+
+    def idle(self) -> tuple[float, ...]:
+        """Core-seconds so far in which cores had nothing to do, by each account of them; the least counts."""
+
+
+class Host:
+    """This host, by its own accounts."""
+
+    def seconds(self) -> float:
+        """Of a clock that only goes forward."""
+        return time.perf_counter()
+
+    def idle(self) -> tuple[float, ...]:
+        """Of the cores that this process may use; and, where a container may use only so much of them, of what it may."""
+        every = psutil.cpu_times(percpu=True)
+        mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
+        counted = [every[core] for core in mine if core < len(every)] or every
+        found = sum(core.idle + getattr(core, "iowait", 0.0) for core in counted)
+        return (found, *_unused_quota(time.perf_counter()))
+
+
+def _unused_quota(now: float) -> tuple[float, ...]:
+    """Core-seconds that this container could have used until now and has not (cgroup v2); none without a limit."""
+    try:
+        quota, period = (CGROUP / "cpu.max").read_text().split()
+        used = next(line.split()[1] for line in (CGROUP / "cpu.stat").read_text().splitlines() if line.startswith("usage_usec"))  # fmt: skip
+        return () if quota == "max" else (int(quota) / int(period) * now - int(used) / 1e6,)
+    except (OSError, ValueError, StopIteration):
+        return ()
+
+
+@dataclass
+class Growth:
+    """Decides once, from the first epoch's first updates.
+
+    The first update is not counted: in it the processes start.
+
+    Attributes:
+        readers: processes that read for this worker now.
+        sharing: workers of this host, which share its idle cores.
+        most: processes that may read for this worker.
+        prefetch: batches that each of so many keeps ready.
+        meter: measures the host.
+        updates: that are measured.
+        said: what was found, once it is, where the loop waited.
+    """
+
+    readers: int
+    sharing: int
+    most: int
+    prefetch: Callable[[int], int]
+    meter: Meter
+    updates: int = UPDATES
+    said: str = ""
+
+    def __post_init__(self) -> None:
+        self.seen = 0
+        self.decided = False
+        self.before: tuple[float, float, tuple[float, ...]] = (0.0, 0.0, ())
+
+    def updated(self, waited: float) -> int | None:
+        """After each update, with the seconds that the loop has waited for data so far: how many are to read from now on.
+
+        None: as many as before.
+        """
+        if self.decided:
+            return None
+        self.seen += 1
+        if self.seen == 1:
+            self.before = self.meter.seconds(), waited, self.meter.idle()
+        return self._decide(waited) if self.seen == self.updates else None
+
+    def epoch_over(self, waited: float) -> int | None:
+        """The same at the end of an epoch, which may have had few updates."""
+        return None if self.decided or self.seen < LEAST else self._decide(waited)
+
+    def found(self) -> dict[str, dict[str, Any]]:
+        """What of the plan's choices is otherwise, and why; empty where the loop did not wait."""
+        if not self.said:
+            return {}
+        chosen = {"num_workers": self.readers, "prefetch": self.prefetch(self.readers)}
+        return {"chosen": chosen, "why": {"num_workers": self.said}}
+
+    def _decide(self, waited: float) -> int | None:
+        self.decided = True
+        since, waited_then, idle_then = self.before
+        seconds = max(1e-9, self.meter.seconds() - since)
+        share = (waited - waited_then) / seconds
+        idle = max(0.0, min(now - then for now, then in zip(self.meter.idle(), idle_then, strict=True)) / seconds)
+        wanted = enough(self.readers, share, idle / self.sharing, self.most)
+        if share <= BEARABLE:
+            return None
+        found = f"the first {self.seen} updates waited for data {share:.0%} of their time, and {idle:.1f} cores of the host were idle"
+        goes_on = (
+            f"from then on {wanted} processes read, not {self.readers}"
+            if wanted > self.readers
+            else "no more processes would help"
+        )
+        self.said = f"{found}: {goes_on}"
+        print(f"data.num_workers=auto: {self.said}", flush=True)
+        before, self.readers = self.readers, wanted
+        return wanted if wanted > before else None
+
+
+def enough(readers: int, waiting: float, idle: float, most: int) -> int:
+    """Processes that read fast enough for a loop which waits that share of its time for ``readers`` of them.
+
+    No more than there are idle cores for, a half one included, and than ``most``; no fewer than there are.
+    """
+    if waiting <= BEARABLE:
+        return readers
+    wanted = math.ceil(readers / max(1e-3, 1.0 - waiting))
+    return max(readers, min(wanted, readers + math.floor(idle + 0.5), most))
+
+
+def growing_readers(data: Mapping[str, Any], chosen: Mapping[str, Any], workers_here: int) -> Growth | None:
+    """What says whether the processes that data.num_workers=auto has chosen to read are enough; None where it has chosen none.
+
+    Args:
+        data: the config's node; chosen: of the plan.
+        workers_here: on this host.
+    """
+    readers = chosen["num_workers"]
+    if data["num_workers"] not in (None, "auto") or not readers:
+        return None
+    sharing = 1 if data["read"] == "scatter" else workers_here
+    prefetch = ready_each if data["prefetch"] == "auto" else lambda _: int(chosen["prefetch"])
+    return Growth(readers, sharing, max(readers, machine.cores()), prefetch, Host())
+
+
+def end_processes(loader: DataLoader[Any] | None) -> None:
+    """End a loader's reading processes."""
+    iterator = getattr(loader, "_iterator", None)
+    if loader is not None and iterator is not None:
+        iterator._shutdown_workers()
+        loader._iterator = None
+
+
+class Rest:
+    """An epoch's batches from the ``first`` on, as a DataLoader asks for them."""
+
+    def __init__(self, addresses: Iterable[Any]) -> None:
+        self.addresses, self.first = addresses, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self.addresses), self.first, None)
