@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -371,3 +373,16 @@ def test_the_best_model_is_the_average_where_its_metric_marks_it(metric: str, ke
     run.keep_best = lambda: found.append(run.model.factor.item())
     fit(run)
     assert found == [kept]
+
+
+def test_the_first_batch_whose_time_is_that_of_starting_has_no_rate(tmp_path: Path) -> None:
+    from trainer.report import Report
+
+    run = training([[1], [2], [3]], log_every=2, epochs=2)
+    run.report = Report(tmp_path, 6)
+    fit(run)
+    run.report.close()
+    told = [json.loads(line)["metrics"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rates = ["perf/samples_per_s" in metrics for metrics in told if "train/loss" in metrics]
+    assert rates == [False, True, True, True], "after 1, 3, 5 updates and at the end"
+    assert run.report.outcome()["samples"] == 2 * 12

@@ -75,13 +75,18 @@ class Result:
 
 @dataclass
 class Ready:
-    """A job that has passed every check."""
+    """A job that has passed every check.
+
+    Attributes:
+        swept: keys of which the sweep that it belongs to takes several values.
+    """
 
     checked: Checked
     model: ModelFacts
     plan: Plan
     imported: list[str] = field(default_factory=list)
     """Packages that checking it has imported: its processes need most of them."""
+    swept: frozenset[str] = frozenset()
 
     @property
     def secrets(self) -> set[str]:
@@ -186,7 +191,7 @@ def execute(
             if config["mode"] == "train":
                 _leave_names(mine, ready)
             if tracker is not None:
-                tracker.open(run_dir, describe(config, plan, overrides, parent, _digest(ready)))
+                tracker.open(run_dir, describe(config, plan, overrides, parent, _digest(ready), ready.swept))
                 tracked = True
             payload = {
                 "config": config, "plan": plan.as_dict(), "run_dir": str(run_dir), "files": ready.checked.files,

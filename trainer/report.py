@@ -119,7 +119,8 @@ class Report:
         """
         self.samples += int(samples)
         now = time.perf_counter()
-        since = self._window_before if rest else self._window
+        since = self._window_before if rest and self._window_before.step else self._window
+        warm = since.step > 0 or step == self.total_steps  # the first batch's time is that of starting
         seconds, updates = max(now - since.time, 1e-9), max(step - since.step, 1)
         perf = {
             "perf/samples_per_s": (self.samples - since.samples) / seconds,
@@ -132,7 +133,8 @@ class Report:
         values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items())
         rate = f"{perf['perf/samples_per_s']:.1f} samples/s, data wait: {perf['perf/data_wait']:.1%}"
         print(f"[Epoch {epoch}, batch {batch}] {values}, lr: {lr:.5g}, {rate}", flush=True)
-        self._point(epoch, step, {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf, **(gauges or {})})
+        point = {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **(perf if warm else {}), **(gauges or {})}
+        self._point(epoch, step, point)
 
     def validation(self, epoch: int, step: int, values: Mapping[str, float]) -> bool:
         """A line and a point of a validation; returns whether rank 0 should keep this model as the best so far.

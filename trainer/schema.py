@@ -723,10 +723,11 @@ class TrackingConfig:
     kind: str = key("mlflow", "mlflow, or none", choices=("mlflow", "none"))
     uri: Optional[str] = key(None, "MLflow tracking URI (null: $MLFLOW_TRACKING_URI, else sqlite:///mlflow.db)")
     experiment: Optional[str] = key(None, "MLflow experiment (null: the run's name)")
-    run_name: Optional[str] = key(None, "MLflow run name (null: made of model, data, strategy and size)")
+    run_name: Optional[str] = key(None, "MLflow run name (null: what differs from the recipe)")
     tags: Dict[str, str] = key({}, "further tags of the MLflow run")
     flush_timeout_s: float = key(60.0, "longest wait at the end for what is not sent yet, the model included", "seconds", ge=0, le=LONGEST_S)  # fmt: skip
-    log_model: bool = key(True, "the trained model becomes an MLflow model, for mlflow.pyfunc.load_model")
+    log_model: bool = key(True, "the best model becomes an MLflow model, for mlflow.pyfunc.load_model")
+    log_last_model: bool = key(False, "beside the best model, the one at the end becomes an MLflow model")
     system_every_s: Optional[float] = key(10.0, "between two measurements of each host's load (null: none)", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
 
 

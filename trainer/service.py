@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer import compose, csv_files, streams
+from trainer import compose, streams, sweeps
 from trainer.checks import experiment_of
 from trainer.closing import Closing
-from trainer.confidential import HERE, command, of_command_line, of_environment
+from trainer.confidential import HERE, command, hide, of_command_line, of_environment, text
 from trainer.errors import Interrupted, RunFailed, UserError, first_line
 from trainer.host.links import check_run_folder, check_sweep_folder
 from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
@@ -37,7 +37,6 @@ LEFT = {
     "predict": ("predictions.csv",),
 }
 """What a run may leave that is worth looking at, by mode."""
-SWEPT_METRICS = ("val/loss", "val/acc1", "val/acc5", "val/auc", "train/loss")
 
 
 def run(overrides: Sequence[str]) -> Result:
@@ -84,6 +83,7 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
     from hydra.core.hydra_config import HydraConfig
 
     from trainer.progress import console
+    from trainer.tracking.describe import NOTE
 
     master = compose.compose(app, overrides, config_name, multirun=True)
     sweep_dir = named_folder(master, "hydra.sweep.dir")
@@ -97,33 +97,48 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
             show_plan(point.plan)
         return [_planned(point) for point in points]
     away = try_tracking(points[0]) if points else ""
-    results: list[tuple[str, Result]] = []
+    ended: list[sweeps.Job] = []
+    swept = sweeps.swept_keys(master)
     with tracking(points[0].plan.tracking if points and points[0].plan.node_rank == 0 else "", away) as tracker:
 
         def job(config: DictConfig) -> None:
             hydra = HydraConfig.get()
-            mine, number = list(hydra.overrides.task), len(results)
-            where, shown = str(hydra.runtime.output_dir), command(mine)
-            print(f"\n--- job {number}" + (f" of {len(jobs)}" if jobs else "") + f": {shown}", flush=True)
-            results.append((shown, _one_of_sweep(config, mine, flags, where, tracker, sweep_dir)))
+            mine, number = list(hydra.overrides.task), len(ended)
+            where, shown = str(hydra.runtime.output_dir), tuple(text(override) for override in mine)
+            print(f"\n--- job {number}" + (f" of {len(jobs)}" if jobs else "") + f": {command(mine)}", flush=True)
+            watched = ""
+            try:
+                ready = get_ready(plain(config), typed_keys(mine), where)
+                watched, ready.swept = ready.plan.best, frozenset(swept)
+                result = execute(ready, start_here, [*flags, *mine], tracker, sweep_dir)
+            except (Interrupted, KeyboardInterrupt) as error:
+                ended.append(sweeps.Job(shown, sweeps.left(where, "killed", str(error)), watched))
+                raise KeyboardInterrupt(str(error)) from None
+            except (RunFailed, UserError) as error:
+                print(f"job failed: {error}", flush=True)
+                result = sweeps.left(where, "failed", str(error))
+            ended.append(sweeps.Job(shown, result, watched))
 
         if tracker is not None and points:
-            tracker.open(sweep_dir, _sweep_run(points[0], overrides, flags))
+            tracker.open(sweep_dir, _sweep_run(points[0], overrides, flags, swept))
         status = "KILLED"
         try:
             there = f"hydra.sweep.dir='{sweep_dir}'"  # its default holds the time, which Hydra would look up again
             with compose.ours_to_write():
                 app.multirun(config_name, job, [*overrides, there, "hydra.mode=MULTIRUN"])
-            status = "FINISHED" if all(r.status == "done" for _, r in results) else "FAILED"
+            status = "FINISHED" if all(job.result.status == "done" for job in ended) else "FAILED"
         finally:
+            every = [*ended, *(sweeps.waiting(text(o) for o in left) for left in jobs[len(ended) :])]
             closing = Closing(lambda line: console().print(line, soft_wrap=True))
             with closing.step("the sweep's table"):
-                show_sweep(results, sweep_dir)
+                show_sweep(every, sweep_dir)
             with closing.step("the end of the sweep's MLflow run"):
                 if tracker is not None and points:
-                    tracker.close(sweep_dir, status, {}, 10.0)
+                    repeat = f"python -m trainer {command([*flags, '-m', *overrides])}"
+                    told = sweeps.note(points[0].plan.name, every, swept, repeat, sweep_dir)
+                    tracker.close(sweep_dir, status, hide({NOTE: told}), 10.0)
             closing.tell()
-    return [result for _, result in results]
+    return [job.result for job in ended]
 
 
 def exit_code(result: Result) -> int:
@@ -148,24 +163,6 @@ def try_tracking(ready: Ready) -> str:
     if not ready.plan.tracking or ready.plan.node_rank:
         return ""
     return try_store(config["tracking"], experiment_of(config))
-
-
-def _one_of_sweep(
-    config: DictConfig,
-    overrides: list[str],
-    flags: Sequence[str],
-    run_dir: str,
-    tracker: Tracker | None,
-    sweep_dir: Path,
-) -> Result:
-    try:
-        ready = get_ready(plain(config), typed_keys(overrides), run_dir)
-        return execute(ready, start_here, [*flags, *overrides], tracker, sweep_dir)
-    except Interrupted as error:
-        raise KeyboardInterrupt(str(error)) from None
-    except (RunFailed, UserError) as error:
-        print(f"job failed: {error}", flush=True)
-        return Result("failed", run_dir, error=str(error))
 
 
 def expand(master: DictConfig) -> list[list[str]]:
@@ -193,38 +190,32 @@ def _check_point(app: Hydra, master: DictConfig, overrides: list[str]) -> Ready:
         raise UserError(f"job {command(overrides)}: {error.what}", error.why, error.instead) from error
 
 
-def _sweep_run(point: Ready, overrides: list[str], flags: Sequence[str]) -> dict[str, Any]:
-    from trainer.tracking.describe import describe
+def _sweep_run(point: Ready, overrides: list[str], flags: Sequence[str], swept: Collection[str]) -> dict[str, Any]:
+    from trainer.tracking.describe import describe, public
+    from trainer.tracking.naming import sweep_name
 
     run = describe(point.checked.config, point.plan, [*flags, "-m", *overrides], None, "")
-    swept = command(o for o in overrides if not o.startswith("hydra"))
-    return {**run, "run_name": f"sweep {swept}"[:200], "params": {}, "dataset": None, "artifacts": ["sweep.csv"]}
+    named = sweep_name(public(overrides), swept)
+    return {**run, "run_name": named, "params": {}, "dataset": None, "models": {}, "artifacts": ["sweep.csv"]}
 
 
-def show_sweep(results: list[tuple[str, Result]], sweep_dir: Path) -> None:
+def show_sweep(jobs: Sequence[sweeps.Job], sweep_dir: Path) -> None:
     """A table of the jobs and their metrics, also as sweep.csv."""
     from rich import box
     from rich.table import Table
 
     from trainer.progress import console
 
-    if not results:
+    if not jobs:
         return
-    metrics = [m for m in SWEPT_METRICS if any(m in r.metrics for _, r in results)]
+    columns, rows = sweeps.table(jobs)
     table = Table(title="Sweep", box=box.SIMPLE_HEAVY, title_justify="left")
-    columns = ["job", "overrides", "status", *metrics, "seconds"]
     for column in columns:
         table.add_column(column, justify="left" if column in ("overrides", "status") else "right")
-    rows = []
-    common = set.intersection(*(set(overrides.split()) for overrides, _ in results)) if len(results) > 1 else set()
-    for number, (overrides, result) in enumerate(results):
-        differing = " ".join(o for o in overrides.split() if o not in common)
-        values = [f"{result.metrics[m]:.4f}" if m in result.metrics else "" for m in metrics]
-        rows.append([str(number), differing, result.status, *values, f"{result.seconds:.1f}"])
-        table.add_row(*rows[-1])
+    for row in rows:
+        table.add_row(*row)
     console().print(table)
-    sweep_dir.mkdir(parents=True, exist_ok=True)
-    csv_files.write(sweep_dir / "sweep.csv", [columns, *rows], private=True)
+    sweeps.write(jobs, sweep_dir)
     print(f"jobs are in {_short(sweep_dir)}/0, 1, ...; the table in {_short(sweep_dir)}/sweep.csv", flush=True)
 
 

@@ -133,7 +133,7 @@ def test_every_row_has_its_probability_in_the_order_of_the_rows(
 LOAD = """
 import csv, json, sys, mlflow, pandas
 mlflow.set_tracking_uri(sys.argv[1])
-model = mlflow.pyfunc.load_model(f"runs:/{sys.argv[2]}/model")
+model = mlflow.pyfunc.load_model(f"runs:/{sys.argv[2]}/wide_and_deep")
 rows = [r for r in open("in/a.tsv", "rb").read().splitlines() if len(r.split(b"\\t")) == 40][:200]
 texts = [r.decode("utf-8", "surrogateescape") for r in rows]
 utf8 = [r.rsplit("\\t", 1)[0] + "\\tß" for r in texts]

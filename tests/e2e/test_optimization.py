@@ -27,7 +27,7 @@ def validated(run: Path, weights: str) -> tuple[float, float]:
 
 def test_averaged_weights_are_saved_and_the_scaled_rate_is_told(tmp_path: Path) -> None:
     done = trainer(
-        *SMALL, "epochs=3", "launch.nproc=2", "ema.decay=0.9", "ema.warmup=true", "best.metric=val_ema/loss",
+        *SMALL, "execution.log_every=1", "epochs=3", "launch.nproc=2", "ema.decay=0.9", "ema.warmup=true", "best.metric=val_ema/loss",
         "optimizer.lr_factors={features.*: 0.5}", "optimizer.lr_scaling=linear", "optimizer.lr_base_batch=32",
         "hydra.run.dir=run", cwd=tmp_path,
     )  # fmt: skip

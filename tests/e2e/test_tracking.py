@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import signal
 import socket
@@ -41,7 +42,10 @@ def test_mlflow_holds_every_point_parameter_tag_and_artifact(tmp_path: Path) -> 
 
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     experiment = client.get_experiment(run.info.experiment_id)
-    assert experiment.name == "digits_lenet"
+    assert experiment.name == "digits_lenet" and experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert run.info.run_name == "1ep log_every=20"
+    assert tags["mlflow.user"] == getpass.getuser() and tags["mlflow.source.type"] == "LOCAL"
+    assert tags["mlflow.source.name"] == "trainer digits_lenet"
     for name in ("train/loss", "train/acc1", "val/loss", "val/acc5", "perf/samples_per_s", "perf/data_wait", "lr"):
         history = client.get_metric_history(run.info.run_id, name)
         assert sorted(m.value for m in history) == sorted(points(tmp_path / "run", name)), name
@@ -76,6 +80,15 @@ def test_sweep_runs_are_children_of_one_parent(tmp_path: Path) -> None:
     assert {r.info.status for r in runs} == {"FINISHED"}
     for number in range(3):
         assert read(tmp_path / "sweep" / str(number) / "result.json")["status"] == "done"
+    assert {r.info.run_name for r in children} == {"b16", "b32", "b64"}
+    assert parent.info.run_name == "sweep b16,32,64"
+    found = {f"data.batch_size={2**n}": read(tmp_path / "sweep" / str(n - 4) / "result.json") for n in (4, 5, 6)}
+    best = max(found, key=lambda swept: found[swept]["best"]["val/acc1"])
+    note = parent.data.tags["mlflow.note.content"]
+    assert f"`{best}`: val/acc1 {found[best]['best']['val/acc1']:.5f}**" in note and "3 done" in note
+    for swept, result in found.items():
+        [row] = [line for line in note.splitlines() if line.startswith("|") and swept in line]
+        assert f"{result['metrics']['val/loss']:.4f}" in row and ("**" in row) == (swept == best)
     assert len((tmp_path / "sweep" / "sweep.csv").read_text().splitlines()) == 4
     assert "data.batch_size=64" in done.stdout.split("Sweep")[-1]
 
@@ -256,7 +269,7 @@ class _Opening:
         self.runs: list[dict[str, str]] = []
 
     def get_experiment_by_name(self, name: str) -> Any:
-        return SimpleNamespace(experiment_id="0")
+        return SimpleNamespace(experiment_id="0", tags={"mlflow.experimentKind": "chosen by somebody"})
 
     def create_run(self, experiment_id: str, start_time: int, tags: dict[str, str], run_name: str) -> Any:
         self.runs.append(tags)
@@ -308,7 +321,7 @@ class Net(nn.Module):
 LOAD = """
 import sys, numpy as np, mlflow
 mlflow.set_tracking_uri(sys.argv[1])
-model = mlflow.pyfunc.load_model(f"runs:/{sys.argv[2]}/model")
+model = mlflow.pyfunc.load_model(f"runs:/{sys.argv[2]}/{sys.argv[5]}")
 with np.load(sys.argv[3]) as file:
     np.savez(sys.argv[4], outputs=model.predict(file["inputs"]))
 print(model.metadata.signature)
@@ -379,7 +392,7 @@ def test_the_logged_model_predicts_as_the_trained_one_without_the_run(
     (folder / "run").rename(folder / "elsewhere")
     try:
         loaded = subprocess.run(
-            [sys.executable, "-c", LOAD, f"http://127.0.0.1:{server.port}", run.info.run_id, str(tmp_path / "inputs.npz"), str(tmp_path / "outputs.npz")],
+            [sys.executable, "-c", LOAD, f"http://127.0.0.1:{server.port}", run.info.run_id, str(tmp_path / "inputs.npz"), str(tmp_path / "outputs.npz"), "digits_lenet"],
             cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200,
         )  # fmt: skip
     finally:
@@ -401,7 +414,7 @@ def test_the_logged_model_takes_images_as_they_are_and_finds_what_validation_fou
     folder = image_folder(tmp_path / "images", per_class=8, val=6)
     done = trainer(
         "+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", f"data.root={folder}", "data.image_size=32",
-        "data.batch_size=4", "epochs=2", "precision=fp32", "hydra.run.dir=run", cwd=tmp_path, timeout=240,
+        "data.batch_size=4", "epochs=2", "precision=fp32", "tracking.log_last_model=true", "hydra.run.dir=run", cwd=tmp_path, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     source = ImageFolder(**config(schema.ImageFolderData, root=str(folder), image_size=32, cache="none"))
@@ -409,13 +422,26 @@ def test_the_logged_model_takes_images_as_they_are_and_finds_what_validation_fou
     np.savez(tmp_path / "inputs.npz", inputs=images.numpy())
     [run] = mlflow_runs(tmp_path)
     loaded = subprocess.run(
-        [sys.executable, "-c", LOAD, f"sqlite:///{tmp_path}/mlflow.db", run.info.run_id, "inputs.npz", "outputs.npz"],
+        [sys.executable, "-c", LOAD, f"sqlite:///{tmp_path}/mlflow.db", run.info.run_id, "inputs.npz", "outputs.npz", "resnet50_imagefolder-last"],
         cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert loaded.returncode == 0 and "Tensor('uint8', (-1, 3, 32, 32))" in loaded.stdout, loaded.stdout + loaded.stderr
     hits = (np.load(tmp_path / "outputs.npz")["outputs"].argmax(1) == labels.numpy()).mean()
-    found = read(tmp_path / "run" / "result.json")["metrics"]["val/acc1"]
+    result = read(tmp_path / "run" / "result.json")
+    found = result["metrics"]["val/acc1"]
     assert hits == pytest.approx(found, abs=1e-9) and found > 0.34
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    models = {model.name: model for model in client.search_logged_models([run.info.experiment_id])}
+    best, last = models["resnet50_imagefolder"], models["resnet50_imagefolder-last"]
+    assert (best.tags["trainer.which"], best.tags["trainer.step"]) == ("best", str(result["best_step"]))
+    assert (last.tags["trainer.which"], last.tags["trainer.step"]) == ("last", str(result["steps"]))
+    assert {m.value for m in best.metrics if m.key == "val/acc1"} == {result["best"]["val/acc1"]}
+    assert {m.value for m in last.metrics if m.key == "val/acc1"} == {found}
+    for name in ("val/acc1", "val/loss"):
+        history = client.get_metric_history(run.info.run_id, name)
+        assert sorted(m.value for m in history) == sorted(points(tmp_path / "run", name)), "none is there twice"
 
 
 def test_the_run_says_what_it_was_on_what_and_how_to_repeat_it(told: tuple[Path, Server, Any]) -> None:
@@ -526,10 +552,11 @@ def test_a_model_that_cannot_be_packed_does_not_fail_the_run(tmp_path: Path, mon
 
     for name in ("model.json", "example.npz", "model.safetensors", "metrics.jsonl"):
         (tmp_path / name).write_bytes(b"")
-    monkeypatch.setattr(model, "pack", lambda run_dir: 1 / 0)
+    (tmp_path / "result.json").write_text('{"best_step": 0, "steps": 3}')
+    monkeypatch.setattr(model, "pack", lambda run_dir, choice: 1 / 0)
     ended: list[str] = []
     client = SimpleNamespace(set_tag=lambda *a: None, set_terminated=lambda run_id, status: ended.append(status))
-    run = {"uri": "", "experiment": "e", "params": {}, "log_model": True}
+    run = {"uri": "", "experiment": "e", "params": {}, "models": {"best": "net"}}
     follower = Follower(tmp_path, run, run_id="r", described=True, client=client)
     assert follower.finish("FINISHED", {}, 5.0)["error"] == "" and ended == ["FINISHED"]
-    assert "the model was not logged: ZeroDivisionError" in capfd.readouterr().out
+    assert "the best model was not logged: ZeroDivisionError" in capfd.readouterr().out

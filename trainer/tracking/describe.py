@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.confidential import HERE, command, hide, values
+from trainer.confidential import HERE, command, hide, text, values
 from trainer.plan import Plan
+from trainer.tracking.naming import model_name, run_name
 from trainer.wording import counted
 
 NOTE = "mlflow.note.content"
@@ -38,17 +41,23 @@ PARAMETER = r"[\w\-. :/]+"
 
 
 def describe(
-    config: Mapping[str, Any], plan: Plan, overrides: Sequence[str], parent: Path | None, digest: str
+    config: Mapping[str, Any],
+    plan: Plan,
+    overrides: Sequence[str],
+    parent: Path | None,
+    digest: str,
+    swept: Collection[str] = (),
 ) -> dict[str, Any]:
     """The message that opens a run; see ``Tracker.open``. Nothing in it but ``uri`` and ``secrets`` is confidential.
 
     Args:
         digest: of the data, from its source.
+        swept: keys of which the sweep that the run belongs to takes several values.
     """
     tracking, secrets = config["tracking"], values(config) | HERE.values
     told = {
         "experiment": tracking["experiment"] or plan.name,
-        "run_name": tracking["run_name"] or run_name(config, plan),
+        "run_name": tracking["run_name"] or run_name(plan.name, public(overrides, secrets), swept, _first(plan)),
         "tags": {**tags(plan, overrides), **tracking["tags"], NOTE: note(plan, overrides)},
         "params": {
             **dict(flat(hide(config, secrets))),
@@ -65,7 +74,7 @@ def describe(
         "parent": str(parent) if parent else None,
         "opened": uuid.uuid4().hex,
         "secrets": sorted(secrets),
-        "log_model": tracking["log_model"] and plan.mode == "train",
+        "models": models(config, plan),
         **hide(told, secrets),
     }
 
@@ -130,10 +139,25 @@ def _size(plan: Plan) -> str:
     return f"{counted(plan.total_steps, 'update')} ({counted(plan.epochs, 'epoch')}) of {counted(plan.global_batch_size, 'sample')}"
 
 
-def run_name(config: Mapping[str, Any], plan: Plan) -> str:
-    """Readable: recipe, strategy, workers, global batch size, seed; a stand-in for the data is named."""
-    stand_in = f"-{plan.facts['kind']}" if plan.facts["stand_in"] else ""
-    return f"{plan.name}{stand_in}-{plan.strategy}-w{plan.workers}-b{plan.global_batch_size}-s{config['seed']}"
+def public(overrides: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
+    """The overrides that hold no secret, without flags."""
+    known = set(secrets)
+    return [o for o in overrides if not o.startswith("-") and text(o, known) == o]
+
+
+def _first(plan: Plan) -> str:
+    """What a run's name begins with: the stand-in for the data, and what is done where that is no training."""
+    return " ".join([plan.facts["kind"]] * bool(plan.facts["stand_in"]) + [plan.mode] * (plan.mode != "train"))
+
+
+def models(config: Mapping[str, Any], plan: Plan) -> dict[str, str]:
+    """Which models are logged, ``best`` and ``last``, and what they are called; none of what is no training."""
+    tracking = config["tracking"]
+    if plan.mode != "train" or not tracking["log_model"]:
+        return {}
+    return {
+        which: model_name(plan.name, which) for which in ("best", *(["last"] if tracking["log_last_model"] else []))
+    }
 
 
 def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
@@ -150,6 +174,9 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
         "trainer.stand_in": plan.facts["stand_in"] or "no",
         "trainer.overrides": command(overrides)[:5000],
         "trainer.run_dir": plan.run_dir,
+        "mlflow.user": user(),
+        "mlflow.source.name": f"trainer {plan.name}",
+        "mlflow.source.type": "LOCAL",
         "trainer.python": platform.python_version(),
         **git(),
     }
@@ -159,6 +186,14 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def user() -> str:
+    """Who started the run; a number where the machine has no name for it, as in a container."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # KeyError: before Python 3.13
+        return str(os.getuid())
 
 
 def git() -> dict[str, str]:

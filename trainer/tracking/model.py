@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,17 +19,54 @@ from trainer import example
 from trainer.tracking.own_code import PACKAGE, own_modules, place, stage, third_parties
 
 SERVED = Path(__file__).with_name("served.py")
-NAME = "model"
 REQUIREMENTS = ("torch", "torchvision", "safetensors", "numpy", "pillow", "mlflow")
 DIRECTORY = "trainer-model-"
 
 
-def can_be_packed(run_dir: Path) -> bool:
-    """The run has left a model."""
-    return all((run_dir / name).is_file() for name in (example.SPEC, example.SAMPLE, "model.safetensors"))
+@dataclass(frozen=True)
+class Choice:
+    """A model that a run has left.
+
+    Attributes:
+        name: in MLflow; weights: the file.
+        which: ``best`` or ``last``; of a run without validations the last stands for the best.
+        step: the update that made it.
+        points: the lines of metrics.jsonl of that update's validation, or of the last one.
+    """
+
+    name: str
+    weights: Path
+    which: str
+    step: int
+    points: tuple[dict[str, Any], ...]
 
 
-def pack(run_dir: Path) -> tuple[Path, list[str]]:
+def chosen(run_dir: Path, which: str, name: str) -> Choice | None:
+    """The best or the last model of a run's folder; None where it has left none."""
+    try:
+        result = json.loads((run_dir / "result.json").read_text())
+    except (OSError, ValueError):
+        return None
+    best = run_dir / "checkpoints" / "best.safetensors"
+    if which == "best" and not (result["best_step"] and best.is_file()):
+        which = "last"
+    weights = best if which == "best" else run_dir / "model.safetensors"
+    if not all(path.is_file() for path in (run_dir / example.SPEC, run_dir / example.SAMPLE, weights)):
+        return None
+    step = result["best_step"] if which == "best" else result["steps"]
+    return Choice(name, weights, which, step, tuple(_validated(run_dir, step)))
+
+
+def _validated(run_dir: Path, step: int) -> Iterator[dict[str, Any]]:
+    """What metrics.jsonl says of the validation after that update."""
+    with (run_dir / "metrics.jsonl").open() as points:
+        for line in points:
+            point = json.loads(line)
+            if point["step"] == step and any(name.startswith("val") for name in point["metrics"]):
+                yield point
+
+
+def pack(run_dir: Path, choice: Choice) -> tuple[Path, list[str]]:
     """The model in a new folder outside the run's, in MLflow's layout, and the user's own modules that it takes along.
 
     It is called once to see that it works; with modules of the user's own, once more as it will be loaded elsewhere.
@@ -39,9 +77,9 @@ def pack(run_dir: Path) -> tuple[Path, list[str]]:
     import mlflow
     from mlflow.models import infer_signature
 
-    folder = Path(tempfile.mkdtemp(prefix=DIRECTORY)) / NAME
+    folder = Path(tempfile.mkdtemp(prefix=DIRECTORY)) / "model"
     spec, inputs = run_dir / example.SPEC, example.sample(run_dir)
-    artifacts = {"spec": str(spec), "weights": str(run_dir / "model.safetensors")}
+    artifacts = {"spec": str(spec), "weights": str(choice.weights)}
     target = json.loads(spec.read_text())["model"]["_target_"]
     try:
         outputs, modules = _called(artifacts, inputs, target)
@@ -120,26 +158,36 @@ def _requirements(target: str, modules: dict[str, Path]) -> Iterator[str]:
             continue
 
 
-def send(client: Any, run_id: str, folder: Path) -> None:
+def send(client: Any, run_id: str, choice: Choice, folder: Path) -> None:
     """Give the run the packed model, as often as need be: what is there already is not made again.
 
     Raises:
         Exception: what MLflow raises for a server that is away.
     """
-    from mlflow.entities import LoggedModelOutput
+    from mlflow.entities import LoggedModelOutput, Metric
     from mlflow.models import Model
 
     run = client.get_run(run_id)
-    of_run = f"source_run_id = '{run_id}' AND name = '{NAME}'"
+    of_run = f"source_run_id = '{run_id}' AND name = '{choice.name}'"
     made = client.search_logged_models([run.info.experiment_id], filter_string=of_run)
-    model = made[0] if made else client.create_logged_model(run.info.experiment_id, NAME, run_id)
+    tags = {"trainer.which": choice.which, "trainer.step": str(choice.step)}
+    model = made[0] if made else client.create_logged_model(run.info.experiment_id, choice.name, run_id, tags)
     description = Model.load(str(folder))
     description.run_id, description.model_id = run_id, model.model_id
     description.artifact_path = model.artifact_location
     description.save(str(folder / "MLmodel"))
     client.log_model_artifacts(model.model_id, str(folder))
+    # The run has these points already; the same again, with the model's number, are the model's.
+    metrics = [
+        Metric(name, value, point["time"], point["step"], model_id=model.model_id)
+        for point in choice.points
+        for name, value in point["metrics"].items()
+        if name.startswith("val")
+    ]
+    if metrics and not model.metrics:
+        client.log_batch(run_id, metrics=metrics)
     if not any(output.model_id == model.model_id for output in _outputs(run)):
-        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=choice.step)])
     client.finalize_logged_model(model.model_id, "READY")
 
 

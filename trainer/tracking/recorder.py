@@ -23,6 +23,8 @@ EVERY_S = 1.0
 LONGEST_PAUSE_S = 30.0
 LAST_WORDS_S = 5.0
 OPENED = "trainer.opened"
+KIND, TRAININGS = "mlflow.experimentKind", "custom_model_development"
+"""What tells MLflow's pages which view of an experiment to open."""
 LOGS = ("workerlog.*", "serverlog.*")
 """What processes printed, which may be anything; it is cleaned of secrets by who ends the run."""
 
@@ -48,9 +50,10 @@ class Follower:
     away_since: float | None = None
     error: str = ""
     children_of: str | None = None
+    experiment_id: str | None = None
     asked: bool = False
-    packed: Any = None
-    logged: bool = False
+    packed: dict[str, Path] = field(default_factory=dict)
+    logged: set[str] = field(default_factory=set)
     forgetful: bool = False
     client: Any = field(default=None, repr=False)
     secrets: list[str] = field(default_factory=list, repr=False)
@@ -82,12 +85,7 @@ class Follower:
         if self.client is None:
             self.client = MlflowClient(tracking_uri=self.run["uri"])
         if self.run_id is None:
-            experiment = self.client.get_experiment_by_name(self.run["experiment"])
-            experiment_id = (
-                experiment.experiment_id
-                if experiment is not None
-                else self.client.create_experiment(self.run["experiment"])
-            )
+            self.experiment_id = experiment_id = self._experiment()
             self.run_id = self._opened_before(experiment_id) or self._create(experiment_id)
             self.remember()
         if not self.described:
@@ -97,6 +95,15 @@ class Follower:
             for start in range(0, len(params), 100):
                 self.client.log_batch(self.run_id, params=params[start : start + 100])
             self.described = True
+
+    def _experiment(self) -> str:
+        """The run's experiment, which MLflow shows as one of trainings and not of agents; a kind that is set stays."""
+        experiment = self.client.get_experiment_by_name(self.run["experiment"])
+        if experiment is None:
+            return str(self.client.create_experiment(self.run["experiment"], tags={KIND: TRAININGS}))
+        if KIND not in experiment.tags:
+            self.client.set_experiment_tag(experiment.experiment_id, KIND, TRAININGS)
+        return str(experiment.experiment_id)
 
     def _create(self, experiment_id: str) -> str:
         tags = {**self.run["tags"], OPENED: self.run["opened"]}
@@ -182,7 +189,7 @@ class Follower:
                     break
                 time.sleep(min(0.2, max(0.0, until - time.monotonic())) or 0.01)
         unsent = self._new_lines().count(b"\n")
-        return {"closed": str(self.run_dir), "run_id": self.run_id, "unsent": unsent, "error": "" if done else self.error}  # fmt: skip
+        return {"closed": str(self.run_dir), "run_id": self.run_id, "experiment_id": self.experiment_id, "unsent": unsent, "error": "" if done else self.error}  # fmt: skip
 
     def _end(self, status: str, tags: dict[str, str]) -> bool:
         try:
@@ -192,31 +199,33 @@ class Follower:
                 for path in sorted(self.run_dir.glob(name)):
                     self.client.log_artifact(self.run_id, str(path))
             self.client.set_terminated(self.run_id, status)
-            if status == "FINISHED" and self.run.get("log_model"):
-                self._log_model()
+            if status == "FINISHED":
+                self._log_models()
         except Exception as error:  # as in try_once
             self.error = _said(error)
             return False
         return True
 
-    def _log_model(self) -> None:
-        """The trained model, packed once, sent until it is there; that it cannot be packed does not fail the run."""
+    def _log_models(self) -> None:
+        """The trained models, each packed once, sent until it is there; that one cannot be packed does not fail the run."""
         from trainer.tracking import model
 
-        if self.logged or self.run_id is None or not model.can_be_packed(self.run_dir):
-            return
-        try:
-            if self.packed is None:
-                self.packed, taken = model.pack(self.run_dir)
-                if taken:
-                    tell({"told": f"the logged model takes along your {', '.join(taken)}"})
-        except Exception as error:  # what a user's own model raises where it is loaded by MLflow
-            tell({"warning": f"the model was not logged: {type(error).__name__}: {_said(error)}"})
-            self.logged = True
-            return
-        model.send(self.client, self.run_id, self.packed)
-        self.logged = True
-        model.forget(self.packed)
+        for which, name in self.run.get("models", {}).items():
+            choice = model.chosen(self.run_dir, which, name)
+            if which in self.logged or self.run_id is None or choice is None:
+                continue
+            try:
+                if which not in self.packed:
+                    self.packed[which], taken = model.pack(self.run_dir, choice)
+                    if taken:
+                        tell({"told": f"the logged model takes along your {', '.join(taken)}"})
+            except Exception as error:  # what a user's own model raises where it is loaded by MLflow
+                tell({"warning": f"the {which} model was not logged: {type(error).__name__}: {_said(error)}"})
+                self.logged.add(which)
+                continue
+            model.send(self.client, self.run_id, choice, self.packed[which])
+            self.logged.add(which)
+            model.forget(self.packed[which])
 
 
 Point = tuple[str, int, int, str]

@@ -1,0 +1,120 @@
+"""What runs and models are called in MLflow: by what differs from the recipe, or in a sweep by what is swept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+MOST = 30
+"""Letters of a run's name: as many as MLflow's lists show."""
+FEW = 3
+"""So many parts are all shown, cut where they are long."""
+SHORT = {
+    "data.batch_size": "b{}", "data.global_batch_size": "gb{}", "launch.nproc": "w{}", "launch.workers": "w{}",
+    "launch.servers": "s{}", "launch.nnodes": "h{}", "precision": "{}", "device": "{}", "mode": "{}", "epochs": "{}ep",
+    "max_steps": "{} steps",
+}  # fmt: skip
+"""How keys that are often given are shortened: workers are ``w``, servers ``s``, hosts ``h``, a global batch ``gb``."""
+UNTOLD = ("recipe", "hydra", "tracking", "plan", "debug", "verbosity", "name", "launch.master_addr", "launch.master_port", "launch.node_rank")  # fmt: skip
+"""Keys that make no difference to what is trained."""
+FORBIDDEN = re.compile(r"[/:.%\"'\s]+")
+"""What MLflow takes in no model's name."""
+
+
+def run_name(recipe: str, overrides: Sequence[str], swept: Collection[str] = (), first: str = "") -> str:
+    """At most 30 letters: ``lr=0.1 b64 local_sgd``; the recipe's name where nothing differs.
+
+    Args:
+        overrides: as typed, without secrets.
+        swept: keys of which a sweep takes several values; where there are some, they alone are named.
+        first: what is said before all.
+    """
+    told = shortened([o for o in overrides if not swept or key_of(o) in swept]) or [recipe]
+    return fitted([f"{first} {told[0]}" if first else told[0], *told[1:]])
+
+
+def sweep_name(overrides: Sequence[str], swept: Collection[str]) -> str:
+    """``sweep lr=0.1,0.05 b16,32``, in 30 letters."""
+    return run_name("", overrides, swept, "sweep")
+
+
+def model_name(recipe: str, which: str) -> str:
+    """What the logged model is called: its recipe; the model at the end beside the best one: ``RECIPE-last``."""
+    name = FORBIDDEN.sub("_", recipe).strip("_") or "model"
+    return name if which == "best" else f"{name}-{which}"
+
+
+def key_of(override: str) -> str:
+    """``optimizer.lr`` of ``+optimizer.lr=0.1``."""
+    return override.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def shortened(overrides: Sequence[str]) -> list[str]:
+    """Each override in as few letters as tell it from the others."""
+    told = [o for o in overrides if not any(key_of(o) == k or key_of(o).startswith(f"{k}.") for k in UNTOLD)]
+    last = {key_of(o): o for o in told}
+    return [_short(o, _unlike(key, list(last))) for key, o in last.items()]
+
+
+def _unlike(key: str, others: Sequence[str]) -> str:
+    """So many last parts of the key that no other key ends alike."""
+    parts = key.split(".")
+    for count in range(1, len(parts)):
+        tail = ".".join(parts[-count:])
+        if not any(other != key and other.endswith(f".{tail}") for other in others):
+            return tail
+    return key
+
+
+def _short(override: str, name: str) -> str:
+    key, _, value = override.lstrip("+~").partition("=")
+    value = value.strip("'\"")
+    if override.startswith("~"):
+        return f"no {name}"
+    if key in SHORT:
+        return SHORT[key].format(value)
+    if "." not in key and value and value not in ("true", "false", "null") and not _number(value):
+        return value  # an option of a group: adam, local_sgd, convnet
+    return {"true": name, "false": f"no {name}"}.get(value.lower(), f"{name}={value}")
+
+
+def _number(value: str) -> bool:
+    return re.fullmatch(r"[-+.\deE,_]+", value) is not None
+
+
+def fitted(parts: Sequence[str]) -> str:
+    """The parts in one line of 30 letters. Long ones are cut; of many, how many had no room is said: ``lr=0.1 b64 +5``."""
+    parts = [_clean(part) for part in parts]
+    if len(" ".join(parts)) <= MOST:
+        return " ".join(parts)
+    if len(parts) <= FEW:
+        return " ".join(_shared(parts))
+    for kept in range(len(parts) - 1, 0, -1):
+        line = " ".join([*parts[:kept], f"+{len(parts) - kept}"])
+        if len(line) <= MOST:
+            return line
+    more = f" +{len(parts) - 1}"
+    return _cut(parts[0], MOST - len(more)) + more
+
+
+def _shared(parts: Sequence[str]) -> list[str]:
+    """Every part cut to a fair share of the line: what short ones leave, long ones take."""
+    room, shares = MOST - (len(parts) - 1), [0] * len(parts)
+    for place, number in enumerate(sorted(range(len(parts)), key=lambda n: len(parts[n]))):
+        shares[number] = min(len(parts[number]), room // (len(parts) - place))
+        room -= shares[number]
+    return [_cut(part, share) for part, share in zip(parts, shares, strict=True)]
+
+
+def _cut(part: str, room: int) -> str:
+    """The part in so many letters; of ``key=value`` rather the value stays."""
+    if len(part) <= room:
+        return part
+    key, equal, value = part.partition("=")
+    if equal and len(value) + 4 <= room:
+        return f"{key[: room - len(value) - 2]}…={value}"
+    return part[: room - 1] + "…"
+
+
+def _clean(part: str) -> str:
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in part).split())
