@@ -1,11 +1,13 @@
 # trainer in a container: `python -m trainer` as a user without rights, in /runs.
 #
 #   docker build -t trainer .
-#   docker run --rm --gpus all --shm-size 8g -v "$PWD:/runs" --user "$(id -u)" trainer +recipe=resnet50_flowers
+#   docker run --rm --gpus all --shm-size 8g -v "$PWD:/runs" --user "$(id -u):$(id -g)" trainer +recipe=resnet50_flowers
 #
 # slim fetches a C++ compiler from Debian; where only the Python registry can be reached, a base that has one needs no
 # other network: docker build --build-arg BASE=python:3.11 -t trainer .
-ARG BASE=python:3.11-slim
+# The digest is that of python:3.11-slim (3.11.16, Debian trixie) of 2026-08-25, as Docker's official images publish it
+# (docker-library/repo-info). A newer one: docker buildx imagetools inspect python:3.11-slim
+ARG BASE=python:3.11-slim@sha256:be1575ed968de893bd54f4c56315ff7c4736ce522c1bca08fd521731aafc0d76
 FROM ${BASE}
 
 # torch.compile calls a C++ compiler while training.

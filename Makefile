@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 JOBS ?= 3
 INSTALL := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python
 
-.PHONY: demo test test-long install install-dev lint types floors wheel docker dockerfile docs clean
+.PHONY: audit demo test test-long install install-dev lint types floors wheel docker dockerfile docs clean
 
 demo: install
 	$(BIN)/python -m trainer +recipe=resnet50_flowers_demo
@@ -50,6 +50,9 @@ types: install-dev
 
 floors: install-dev
 	$(BIN)/lint-imports --no-logo
+
+audit: install-dev
+	$(BIN)/python .ci/audit.py
 
 wheel: install-dev
 	$(BIN)/python .ci/check_wheel.py

@@ -80,7 +80,8 @@ def _problems(step: Step, steps: list[Step], ignored: list[str]) -> list[str]:
         defaults = dict(s.text.split("=", 1) for s in steps if s.name == "ARG" and "=" in s.text)
         image = re.sub(r"\$\{?(\w+)\}?", lambda found: defaults.get(found[1], ""), step.text).split()[0]
         tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
-        return [f"{image} has no fixed tag"] if tag in ("", "latest") else []
+        pinned = re.search(r"@sha256:[0-9a-f]{64}$", image)
+        return [f"{image} has no fixed tag, or no digest"] if tag in ("", "latest") or not pinned else []
     if step.name == "COPY":
         *sources, _ = [w for w in step.text.split() if not w.startswith("--")]
         absent = [f"{s} is not in the checkout" for s in sources if not list(ROOT.glob(s))]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from torchvision.models import get_model
+from torchvision.models import get_model, get_model_weights
 
+from tests.faults.stranger import Bomb
 from tests.pictures import weights
 from trainer.errors import UserError
 from trainer.models.finetune import check, finetuned, prepare
@@ -75,6 +76,17 @@ def test_weights_by_name_are_fetched_once_and_loaded(tmp_path: Path, monkeypatch
     own, truth = model.state_dict(), torch.load(theirs, weights_only=True)
     assert all(torch.equal(own[name], tensor) for name, tensor in truth.items() if not name.startswith("fc."))
     assert own["fc.weight"].shape == (7, 512)
+
+
+def test_weights_that_were_fetched_earlier_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.hub looks at the checksum when it fetches, and not at a file that is there."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    there = tmp_path / "hub" / "checkpoints" / Path(get_model_weights("resnet18")["IMAGENET1K_V1"].url).name
+    there.parent.mkdir(parents=True)
+    torch.save({"conv1.weight": Bomb(str(tmp_path / "taken"))}, there)
+    with pytest.raises(UserError, match="holds more than tensors by name"):
+        prepare("resnet18", "IMAGENET1K_V1")
+    assert not (tmp_path / "taken").exists()
 
 
 def test_weights_that_cannot_be_fetched_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,8 +146,9 @@ def test_dockerfile_passes_its_check(dockerfile_check: ModuleType) -> None:
     [
         ("USER trainer", "USER root", "runs as root"),
         ("USER trainer\n", "", "runs as root"),
-        ("BASE=python:3.11-slim", "BASE=python", "no fixed tag"),
-        ("BASE=python:3.11-slim", "BASE=python:latest", "no fixed tag"),
+        ("BASE=python:3.11-slim@", "BASE=python@", "no fixed tag"),
+        ("BASE=python:3.11-slim@", "BASE=python:latest@", "no fixed tag"),
+        ("@sha256:be", "#sha256:be", "no digest"),
         ("COPY conf conf", "COPY configs conf", "not in the checkout"),
         ("COPY conf conf", "COPY tests tests", "kept out by .dockerignore"),
         ("COPY conf conf", "ADD conf conf", "use COPY"),

@@ -1,16 +1,71 @@
-"""Whether a site on the internet answers, asked before anything depends on it."""
+"""Fetching from sites on the internet: over https alone, and only what has the checksum that is known beforehand."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import secrets
+import urllib.error
 import urllib.request
+from pathlib import Path
+from typing import Any
 
 PATIENCE_S = 3
+STALLED_S = 60
+PIECE = 1 << 20
+
+
+class _HttpsAlone(urllib.request.HTTPRedirectHandler):
+    """Follows redirections to https addresses only."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not newurl.startswith("https://"):
+            raise urllib.error.URLError(f"it leads to {newurl.partition(':')[0]}, and only https is used")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _open(address: str, timeout: float, method: str = "GET") -> Any:
+    if not address.startswith("https://"):
+        raise urllib.error.URLError(f"{address} is no https address")
+    request = urllib.request.Request(address, method=method, headers={"User-Agent": "trainer"})
+    return urllib.request.build_opener(_HttpsAlone).open(request, timeout=timeout)
 
 
 def unreachable(address: str) -> str:
     """Why nothing can be fetched from there; empty when it answers."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=PATIENCE_S):
+        with _open(address, PATIENCE_S, "HEAD"):
             return ""
     except OSError as error:
         return f"no answer from its site: {getattr(error, 'reason', error)}"
+
+
+def fetch_file(address: str, path: Path, size: int, sha256: str) -> None:
+    """Fetch a file of that many bytes with that SHA-256, unless it is there. It appears whole and right, or not at all.
+
+    Raises:
+        OSError: it cannot be had, or another file came.
+    """
+    if path.is_file() and path.stat().st_size == size and _digest(path) == sha256:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        number = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        with open(number, "wb") as file, _open(address, STALLED_S) as response:
+            got = 0
+            while piece := response.read(PIECE):
+                got += len(piece)
+                if got > size:
+                    break
+                file.write(piece)
+        if got != size or _digest(part) != sha256:
+            raise OSError(f"what {address} sent is not the file that it should be (its SHA-256 or length differs); it was thrown away")  # fmt: skip
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,14 +12,18 @@ import numpy as np
 from trainer.data.array_images import ArraySource
 from trainer.data.base import Facts, Progress
 from trainer.data.drawn_flowers import VERSION, class_names, draw, folder
-from trainer.data.fetched import Site, absent, fetch
+from trainer.data.fetched import File, Site, absent, fetch
 from trainer.data.kept_arrays import Pair
 from trainer.data.listing import class_folders, folder_of_classes
 from trainer.errors import UserError
 
 FOLDER = "cifar-10-batches-py"
 TRAIN, VAL = [f"data_batch_{n}" for n in range(1, 6)], ["test_batch"]
-SITE = Site("CIFAR-10", "https://www.cs.toronto.edu/~kriz/cifar.html", 170)
+SITE = Site(
+    "CIFAR-10", "https://www.cs.toronto.edu/~kriz/", "", (
+        File("cifar-10-python.tar.gz", 170498071, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
+    ),
+)  # fmt: skip
 DRAWN = {"classes": 10, "per_class": 100, "size": 32}
 SIDE, CLASSES = 32, 10
 

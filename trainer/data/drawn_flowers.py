@@ -154,7 +154,7 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
         *(os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry),
     ]
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return subprocess.Popen(
+    return subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
         job.command(),
         cwd=home,  # `-m` puts the working directory first on the path, where a stray numpy.py could lie
         env={**os.environ, **single, "PYTHONPATH": os.pathsep.join(paths)},

@@ -9,13 +9,19 @@ import numpy as np
 from trainer.data.base import Facts, Progress, digest_of
 from trainer.data.drawn_flowers import CLASSES, VERSION, class_names, draw, is_drawn
 from trainer.data.drawn_flowers import folder as drawn_folder
-from trainer.data.fetched import Site, absent, fetch
+from trainer.data.fetched import File, Site, absent, fetch
 from trainer.data.images import ImageSource
 from trainer.data.limits import Limits
 from trainer.data.listing import Listing, class_folders, folder_of_classes
 from trainer.errors import UserError, first_line
 
-SITE = Site("Oxford Flowers-102", "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/", 345)
+SITE = Site(
+    "Oxford Flowers-102", "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/", "flowers-102", (
+        File("102flowers.tgz", 344862509, "2d01ecc807db462958cfe3d92f57a8c252b4abd240eb955770201e45f783b246"),
+        File("imagelabels.mat", 502, "4903e94206bac23bf772aadf06451916df56b58fc483a62db32a97b82656651d"),
+        File("setid.mat", 14989, "46b8678f91fd95d3c8f4feab80d271a6c834a1dd896fe29fd3e6ad9ce5c8dccd"),
+    ),
+)  # fmt: skip
 PER_SPLIT = 1020
 
 

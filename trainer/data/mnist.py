@@ -13,12 +13,19 @@ import numpy as np
 from trainer.data.array_images import ArraySource
 from trainer.data.base import Facts, Progress
 from trainer.data.digits import read_digits
-from trainer.data.fetched import Site, absent, fetch
+from trainer.data.fetched import File, Site, absent, fetch
 from trainer.data.kept_arrays import Pair
 from trainer.errors import UserError
 
 FILES = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), "val": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}  # fmt: skip
-SITE = Site("MNIST", "https://ossci-datasets.s3.amazonaws.com/mnist/train-labels-idx1-ubyte.gz", 12)
+SITE = Site(
+    "MNIST", "https://ossci-datasets.s3.amazonaws.com/mnist/", "MNIST/raw", (
+        File("train-images-idx3-ubyte.gz", 9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+        File("train-labels-idx1-ubyte.gz", 28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+        File("t10k-images-idx3-ubyte.gz", 1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+        File("t10k-labels-idx1-ubyte.gz", 4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+    ),
+)  # fmt: skip
 SIDE, CLASSES = 28, 10
 SAMPLES, HELD_OUT = 1797, 360
 """Of scikit-learn's digits, which are used where MNIST cannot be had."""

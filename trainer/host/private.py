@@ -21,7 +21,7 @@ def scratch(prefix: str) -> Path:
 def temporary_root() -> str:
     """The folder for temporary files, or another one where its path is too long for sockets."""
     usual = tempfile.gettempdir()
-    for folder in (usual, "/tmp", "/var/tmp"):
+    for folder in (usual, "/tmp", "/var/tmp"):  # mkdtemp makes a new folder there, for its maker alone  # nosec B108
         if len(os.fsencode(folder)) <= LONGEST_TEMPORARY and os.access(folder, os.W_OK | os.X_OK):
             return folder
     return usual

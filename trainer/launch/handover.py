@@ -23,7 +23,7 @@ from trainer.host import private
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-SECRET = "TRAINER_RUN_SECRET"
+SECRET = "TRAINER_RUN_SECRET"  # the name of a variable  # nosec B105
 LEAST_SECRET = 32
 PATIENCE_S = 3600.0
 POLL_S = 0.1

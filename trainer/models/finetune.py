@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import UnpicklingError  # an error to catch; nothing is unpickled  # nosec B403
 from typing import Any
 
 import torch
@@ -88,7 +89,9 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
     if not _is_file(weights):
         entry = _entry(name, weights)
         try:
-            return entry.get_state_dict(progress=False, check_hash=True)  # type: ignore[no-any-return]
+            return entry.get_state_dict(progress=False, check_hash=True, weights_only=True)  # type: ignore[no-any-return]
+        except UnpicklingError as error:
+            raise UserError(f"model.weights={weights}", f"{_cached(entry.url)} holds more than tensors by name", f"rm {_cached(entry.url)}, which is then fetched anew") from error  # fmt: skip
         except (OSError, RuntimeError) as error:
             raise UserError(f"model.weights={weights}", f"cannot be fetched: {error}", "model.weights=FILE") from error
     return tensors.read(Path(weights), f"model.weights={weights}")

@@ -34,7 +34,7 @@ class Tracker:
             say(f"MLflow: the tracking server does not answer ({away}); training goes on, points are kept and sent when it does")  # fmt: skip
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
         path = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.process = subprocess.Popen(
+        self.process = subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
             [sys.executable, "-m", "trainer.tracking.recorder", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
