@@ -85,12 +85,13 @@ class Placement:
             labels = labels.to(self.device, non_blocking=True)
         if isinstance(inputs, dict):
             return {k: t.to(self.dtype) if t.is_floating_point() else t for k, t in inputs.items()}, labels
+        given = inputs
         if inputs.dtype == torch.uint8:
             inputs = inputs.to(self.dtype).div_(255)
         elif inputs.dtype != self.dtype and inputs.is_floating_point():
             inputs = inputs.to(self.dtype)
         if self.mean is not None and self.std is not None:
-            inputs = (inputs - self.mean) / self.std
+            inputs = (inputs - self.mean if inputs is given else inputs.sub_(self.mean)).div_(self.std)
         if self.channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs, labels
