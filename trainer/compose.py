@@ -111,13 +111,14 @@ def ours_to_write() -> Iterator[None]:
 
 def write_config(path: Path, config: Any, resolve: bool = False) -> None:
     """A config as YAML, without what this process knows to be secret, for its owner's eyes alone."""
+    import yaml
     from omegaconf import OmegaConf
 
     from trainer.report import replace_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    shown = hide(OmegaConf.to_container(config, resolve=resolve))
-    replace_file(path, OmegaConf.to_yaml(OmegaConf.create(shown)), private=True)
+    shown = hide(OmegaConf.to_container(config, resolve=resolve, enum_to_str=True))
+    replace_file(path, yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), private=True)
 
 
 def register() -> None:

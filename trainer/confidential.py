@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-from trainer.visible import visible
+from trainer.secret_keys import PLAIN, WORDS, means_secret, sounds_secret
+from trainer.visible import one_line, visible
 
 HIDDEN = "(hidden)"
 LEAST = 3
@@ -28,27 +29,6 @@ LEAST_OF_WEAK = 5
 INSIDE_WORDS = 8
 """Shorter values are looked for as words of their own."""
 
-ALWAYS = (
-    r"passw(?:or)?ds?|passphrases?|passcodes?|pwd|secrets?|credentials?|creds|api_?keys?|access_?keys?|private_?keys?|"
-    r"secret_?keys?|account_?keys?|connection_?strings?|webhooks?|session_?ids?|jwts?"
-)
-"""Keys with these words in them mean nothing else."""
-AT_THE_END = r"token|key|auth|authorization|signature|sig|sas|pass|pat|bearer|cookies?|otp"
-SEVERAL = r"(?:(?:api|auth|access|hub|hf|bearer|refresh|bot|user|id)_)?tokens"
-"""Keys that end in these mean a secret if their value is a text or holds texts."""
-OPEN = (
-    r"(?:pad|cls|class|mask|eos|bos|unk|sep|start|end|stop|image|special|next)_token|"
-    r"(?:sort|cache|foreign|primary|dict|image|label|input|output|target|metric|state|data|batch|monitor|num)_key"
-)
-"""And these do not, though they end so: they name tokens of a text, and entries of a mapping."""
-STRONG_KEY = re.compile(rf"(?:.*(?:^|[_.-])(?:{ALWAYS})\d*(?:[_.-].*)?)$")
-WEAK_KEY = re.compile(rf"(?!(?:.*[_.-])?(?:{OPEN})$)(?:(?:.*[_.-])?(?:{AT_THE_END})|{SEVERAL})\d*$")
-PLAIN = re.compile(r"[A-Z]?[a-z]*(?:[_./-][a-z]+)*\d?")
-"""A word or two, as ``image`` or ``val/acc1``: nothing that protects anything."""
-WORDS = (
-    "", "none", "null", "true", "false", "auto", "default", "yes", "no", "on", "off", "ok", "env", "value", "name", "path",
-    "text", "option", "folder", "file", "another",
-)  # fmt: skip
 NOT_SECRET_VARIABLES = ("PWD", "OLDPWD")
 
 HEADER = re.compile(r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie2?|x-[\w-]*(?:key|token|auth|secret|signature))(\s*:\s*)([^\r\n'\"]+?)(?=[\]}]*(?:['\"\r\n]|$))")  # fmt: skip
@@ -58,6 +38,7 @@ WHOLE_URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)(.+)", re.DOTALL)
 NAMED = re.compile(r"(?<![\w./-])([+~]*)([A-Za-z_][\w./@-]*)([\"']?)=(?=\S)|(?<![\w./-])([\"'])([A-Za-z_][\w./@ -]*)\4\s*:\s*(?=\S)")  # fmt: skip
 LINE = re.compile(r"(?m)^(\s*(?:- )?)([A-Za-z_][\w.-]*)(:[ \t]+)(\S[^\n]*)$")
 INSIDE = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(:\s*)([^\s,:{}\[\]'\"][^,{}\[\]\n]*)")
+FLOW = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]*)[\"']?\s*:\s*(?=[\[{])")
 BARE = re.compile(r"[^\s,&;\"'`{}\[\]()<>]+(?:,[^\s,&;=\"'`{}\[\]()<>]+(?![\w./-]*=))*")
 QUOTED = re.compile(r"'(?:\\.|''|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"")
 FROM_ELSEWHERE = re.compile(r"\$\{[\w.:]+\}")
@@ -69,26 +50,13 @@ OPTIONS_OF_ADDRESSES = (
 )  # fmt: skip
 
 
-def sounds_secret(key: str) -> bool:
-    """Whether a key (the last part of a path) is called as one whose value is nobody's business."""
-    return _strong(key) or WEAK_KEY.match(_words(key)) is not None
-
-
-def _strong(key: str) -> bool:
-    return STRONG_KEY.match(_words(key)) is not None
-
-
-def _words(key: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(key)).lower().replace(" ", "_")
-
-
 def is_secret(key: str, value: Any) -> bool:
     """Whether the value of that key is to be hidden: texts and what holds them, and numbers of keys that can be nothing else."""
     if value is None or isinstance(value, bool) or (isinstance(value, str) and _from_elsewhere(value)):
         return False
     if isinstance(value, (str, Mapping, list, tuple)):
         return bool(value) and sounds_secret(key)
-    return _strong(key)
+    return means_secret(key)
 
 
 def _from_elsewhere(value: str) -> bool:
@@ -110,7 +78,7 @@ def of_command_line(argv: Iterable[str]) -> set[str]:
         key, equals, value = word.lstrip("+~-").partition("=")
         name = re.split(r"[./@]", key)[-1]
         if equals and sounds_secret(name):
-            strong = _strong(name)
+            strong = means_secret(name)
             found |= {piece for piece in _pieces(value) if _telling(piece, strong)}
         found |= values(word) | {v for v in _variables(name, value) if _telling(v, True)}
     return found
@@ -145,7 +113,7 @@ def _found(node: Any) -> Iterator[tuple[str, bool]]:
     if isinstance(node, Mapping):
         for key, value in node.items():
             if is_secret(str(key), value):
-                yield from ((leaf, _strong(str(key))) for leaf in _leaves(value))
+                yield from ((leaf, means_secret(str(key))) for leaf in _leaves(value))
             if isinstance(value, str):
                 yield from ((v, True) for v in _variables(str(key), value))
             yield from _found(value)
@@ -200,10 +168,18 @@ def _parts(text: str) -> Iterator[_Part]:
         name = re.split(r"[./@]", found[2] or found[5])[-1]
         if sounds_secret(name):
             yield from _of_named(text, found, name)
+    for found in FLOW.finditer(text):
+        if sounds_secret(found[1]):
+            end, strong = _end(text, found.end()), means_secret(found[1])
+            yield _Part(found.end(), end, *((piece, strong) for piece in _pieces(text[found.end() : end])))
     for found in (*LINE.finditer(text), *(f for f in INSIDE.finditer(text) if _in_braces(text, f.end(1)))):
         value = found[4].strip().strip("'\"")
-        if is_secret(found[2], value) and (_strong(found[2]) or not value.isnumeric()) and value.lower() not in WORDS:
-            yield _Part(found.start(4), found.end(4), (value, _strong(found[2])))
+        if (
+            is_secret(found[2], value)
+            and (means_secret(found[2]) or not value.isnumeric())
+            and value.lower() not in WORDS
+        ):
+            yield _Part(found.start(4), found.end(4), (value, means_secret(found[2])))
 
 
 def _in_braces(text: str, place: int) -> bool:
@@ -212,7 +188,7 @@ def _in_braces(text: str, place: int) -> bool:
 
 def _of_named(text: str, found: re.Match[str], name: str) -> Iterator[_Part]:
     """``name=value`` and ``"name": value``: what stands there up to where it ends."""
-    start, strong = found.end(), _strong(name)
+    start, strong = found.end(), means_secret(name)
     before = text[found.start() - 1] if found.start() else ""
     if text.startswith(HIDDEN, start):
         return
@@ -226,7 +202,7 @@ def _of_named(text: str, found: re.Match[str], name: str) -> Iterator[_Part]:
     bare = value.strip("'\"")
     if bare.lower().rstrip(".") in WORDS or text.startswith("$(", start) or _from_elsewhere(bare) or end <= start:
         return
-    if not strong and re.fullmatch(r"[\d.,e\s\[\]-]+", bare):
+    if not strong and (re.fullmatch(r"[\d.,e\s\[\]-]+", bare) or (name == "key" and PLAIN.fullmatch(bare))):
         return
     yield _Part(start, end, *((v, strong) for v in dict.fromkeys(_pieces(value))))
 
@@ -256,6 +232,9 @@ def _of_uri(found: re.Match[str]) -> Iterator[_Part]:
     if login and login != HIDDEN:
         user, colon, password = login.partition(":")
         known = [(password, True), (unquote(password), True)] if colon else []
+        known += [
+            (piece, False) for piece in re.split(r"[/?#@:]", password)
+        ]  # as who cannot read the address quotes it
         if not colon or re.search(r"\d", user) or len(user) >= 12:
             known += [(user, False), (unquote(user), False)]
         pair = base64.b64encode(unquote(login).encode("utf-8", "surrogateescape")).decode()
@@ -264,7 +243,7 @@ def _of_uri(found: re.Match[str]) -> Iterator[_Part]:
     for field in re.split(r"([&;#])", query):
         name, equals, value = field.partition("=")
         kept = name.lower() in OPTIONS_OF_ADDRESSES or value.lower() in WORDS or re.fullmatch(r"\d{1,4}", value)
-        if value and not value.startswith(HIDDEN) and (_strong(name) or not kept) and not _from_elsewhere(value):
+        if value and not value.startswith(HIDDEN) and (means_secret(name) or not kept) and not _from_elsewhere(value):
             strong = sounds_secret(name)
             begin = place + len(name) + len(equals)
             yield _Part(begin, place + len(field), (value, strong), (unquote_plus(value), strong))
@@ -386,15 +365,23 @@ def _bounded(value: str) -> str:
 
 
 def spellings(value: str) -> set[str]:
-    """How a value may stand in a text."""
+    """How a value may stand in a text: as it is, escaped once or twice, and the parts of it that tell enough."""
     if len(value) < LEAST:
         return set()
+    once = {value, *_escaped(value)}
+    parts = {part for part in re.split(r"\W+", value) if len(part) >= INSIDE_WORDS and not PLAIN.fullmatch(part)}
+    return once | {again for spelling in once - {value} for again in _escaped(spelling)} | parts
+
+
+def _escaped(value: str) -> set[str]:
+    """As JSON, Python, an address, YAML, a shell, Hydra and CSV spell it, and as control characters are shown."""
+    if value.isalnum() and value.isascii():
+        return set()
     clean = value.encode("utf-8", "replace").decode()
-    lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= INSIDE_WORDS]
     return {
-        value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], visible(value),
+        json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], visible(value), one_line(value),
         quote(clean), quote(clean, safe=""), quote_plus(clean), value.replace("'", "''"), value.replace("'", "'\"'\"'"),
-        value.replace("'", "\\'"), value.replace('"', '""'), value.replace('"', '\\"'), *lines,
+        value.replace("'", "\\'"), value.replace('"', '""'), value.replace('"', '\\"'),
     }  # fmt: skip
 
 

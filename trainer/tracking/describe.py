@@ -58,7 +58,7 @@ def describe(
     told = {
         "experiment": tracking["experiment"] or plan.name,
         "run_name": tracking["run_name"] or run_name(plan.name, public(overrides, secrets), swept, _first(plan)),
-        "tags": {**tags(plan, overrides), **tracking["tags"], NOTE: note(plan, overrides)},
+        "tags": {**tags(plan, overrides), **_own_tags(hide(tracking["tags"], secrets)), NOTE: note(plan, overrides)},
         "params": {
             **dict(flat(hide(config, secrets))),
             "lr": plan.lr,
@@ -77,6 +77,11 @@ def describe(
         "models": models(config, plan),
         **hide(told, secrets),
     }
+
+
+def _own_tags(given: Mapping[str, Any]) -> dict[str, str]:
+    """The user's tags; MLflow takes texts, so that anything else goes as JSON."""
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in given.items()}
 
 
 def dataset(plan: Plan, digest: str) -> dict[str, str]:
