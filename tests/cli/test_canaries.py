@@ -28,7 +28,7 @@ CASES = {
     "sweep without -m": ["+model.api_key=c4naryI1,c4naryI2"],
     "interpolation that leads nowhere": ["+model.secret=c4naryJ1", "seed=${nowhere.c4naryJ1}"],
     "address with a query": ["tracking=mlflow", "tracking.uri=foo://u:c4naryK1@h/x?password=c4naryK2&sig=c4naryK3"],
-    "address with a slash in the password, shown": ["tracking=mlflow", "tracking.uri='http://u:c4nary/L1@127.0.0.1:1/x'"],
+    "address with a slash in the password": ["tracking=mlflow", "tracking.uri='http://u:c4nary/L1@127.0.0.1:1/x'"],
     "constructor": ["model._target_=own_picky.Picky", "+model.hub_token=c4naryM1", "+model.headers=[Authorization: Bearer c4naryM2]", "~model.in_channels", "~model.image_size"],
     "constructor, more": ["model._target_=own_picky.Picky", "+model.dsn='host=h;pwd=c4naryN1;x=y'", "+model.url=https://c4naryN2@host/x", "~model.in_channels", "~model.image_size"],
     "constructor, from the environment": ["model._target_=own_picky.Picky", "+model.thing=${oc.env:MY_TOKEN}", "+model.password=${oc.env:PLAIN}", "+model.z=${oc.env:NO_TOKEN,c4naryO3}", "~model.in_channels", "~model.image_size"],
