@@ -232,7 +232,13 @@ def check_group(config: Mapping[str, Any], group: str) -> None:
     if group not in schema.CONSTRUCTED and node.get("_target_") != AUTO:
         for path, declared in known.items():
             if path not in present and declared.kind is not dict:
-                raise _taken_away(declared)
+                raise _taken_away(declared) if closed else _without_schema(group, path, str(node.get("_target_")))
+
+
+def _without_schema(group: str, path: str, target: str) -> UserError:
+    """The refusal for an option of the user's own that does not begin with its group's keys."""
+    base = schema.GROUPS[group][0].__name__
+    return UserError(path, f"{target} is called without this key, which every {group} has", f"defaults: [/schema/{base}@_here_, _self_] in its YAML, or {path.rpartition('.')[2]}: VALUE")  # fmt: skip
 
 
 def known_keys(group: str, target: str) -> tuple[dict[str, keys.Key], bool]:

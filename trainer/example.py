@@ -21,7 +21,7 @@ ALONE = "inputs"
 
 def keep(
     run_dir: Path, model: Mapping[str, Any], precision: str, place: Placement, inputs: Inputs,
-    rows: Mapping[str, Any] | None = None,
+    rows: Mapping[str, Any] | None = None, preprocessing: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """Write ``model.json`` and ``example.npz``.
 
@@ -30,9 +30,10 @@ def keep(
         place: what the batches went through on their way to the model.
         inputs: one sample or several, as the data source gives them.
         rows: node of what reads rows of text, where the data source has such.
+        preprocessing: what validation does to an image; empty or None: samples are none.
     """
     mean, std = (None if t is None else t.flatten().tolist() for t in (place.mean, place.std))
-    spec = {"model": dict(model), "mean": mean, "std": std, "fp64": precision == "fp64", "rows": rows}
+    spec = {"model": dict(model), "mean": mean, "std": std, "fp64": precision == "fp64", "rows": rows, "preprocessing": preprocessing or None}  # fmt: skip
     by_name = inputs if isinstance(inputs, dict) else {ALONE: inputs}
     arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in by_name.items()}
     np.savez_compressed(run_dir / SAMPLE, **arrays)

@@ -45,6 +45,7 @@ class Plan:
         steps_per_epoch, total_steps: updates.
         val_batch_size: samples per worker and evaluation batch.
         facts: of the data, as a dict.
+        preprocessing: what validation does to an image, see ``DataSource.image_preprocessing``; empty: samples are none.
         chosen: precision, channels_last, ... as used; why: reasons of those that ``auto`` chose.
         lr: optimizer.lr as it is used, scaled to the batch where that is asked for; None: the optimizer has no such key.
         lr_factor: what it is scaled by; update_batch: for how many samples per update.
@@ -88,6 +89,7 @@ class Plan:
     best: str
     parameters: int
     facts: dict[str, Any]
+    preprocessing: dict[str, Any]
     chosen: dict[str, Any]
     why: dict[str, str]
     run_dir: str
@@ -157,6 +159,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         best=best_metric(config, facts.task),
         parameters=model.parameters,
         facts=asdict(facts),
+        preprocessing=checked.source.image_preprocessing(facts),
         chosen=chosen,
         why=why,
         run_dir=run_dir,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,19 @@ def show_plan(plan: Plan) -> None:
         out.print(f"ATTENTION: {plan.facts['stand_in']}", style="bold red")
 
 
+def preprocessed(done: Mapping[str, Any]) -> Iterator[str]:
+    """What validation does to an image, in a few words."""
+    if done["resize"] is not None:
+        yield f"shorter side to {done['resize']}, centre {done['crop']} x {done['crop']},"
+    if done["divide"] is not None:
+        yield f"/ {done['divide']},"
+    if done["mean"] is None:
+        yield "not normalised"
+        return
+    mean, std = (" ".join(f"{v:g}" for v in done[name]) for name in ("mean", "std"))
+    yield f"mean {mean}, std {std}"
+
+
 def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """The plan's lines: what, and how much or where."""
 
@@ -89,6 +102,8 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "data", f"{facts['source']}: {facts['train_samples']} training and {counted(facts['val_samples'], 'validation sample')} of {_shape(facts['shape'])}, {counted(facts['classes'], 'class')}"  # fmt: skip
     if facts["val_shape"]:
         yield "  validated", f"on samples of {_shape(facts['val_shape'])}"
+    if plan.preprocessing:
+        yield "  images", " ".join(preprocessed(plan.preprocessing))
     if facts["cache"]:
         yield "cache", facts["cache"]
     if facts["left_out"]:

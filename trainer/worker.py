@@ -97,6 +97,7 @@ def keep_model(run: Training, payload: dict[str, Any], run_dir: Path) -> None:
         run.feed.place,
         inputs,
         call_target(config["data"], "data").row_reader(),
+        payload["plan"]["preprocessing"],
     )
 
 

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
+import shutil
+import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.pages import write_files
 from trainer.compose import compose, hydra_app
 from trainer.job import Ready, get_ready
 from trainer.launch.local import Meeting, Role, launch
 from trainer.service import plain, typed_keys
 
-VOCABULARY = str(Path(__file__).with_name("conf"))
+
+def vocabulary() -> str:
+    """A folder of configs: the suite's own and those of docs/adding.md, whose code can be imported from here on."""
+    folder = Path(tempfile.mkdtemp(prefix="trainer-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    write_files("adding.md", folder)
+    shutil.copytree(Path(__file__).with_name("conf"), folder / "mine", dirs_exist_ok=True)
+    sys.path.append(str(folder))  # processes from the forkserver get the path of who starts them
+    return str(folder / "mine")
+
+
+VOCABULARY = vocabulary()
 BASE = (
     "model=lenet", "model.image_size=8", "data=tiny", "data.global_batch_size=16", "seed=3", "precision=fp64",
     "optimizer=momentum", "optimizer.lr=0.05", "optimizer.weight_decay=0.01", "scheduler=cosine",

@@ -17,6 +17,7 @@ import pytest
 from tests.strategies.launching import SERVERS, Case, launched, payload
 from tests.strategies.toy_server import ToyServer
 from tests.strategies.truth import by_hand, replicas, start
+from trainer.build import locate
 from trainer.compose import folder
 from trainer.strategies import declared
 from trainer.strategies.base import Declaration
@@ -26,8 +27,10 @@ SHARED = ("data.global_batch_size=15", "data.train_samples=47", "sampler.drop_la
 UNEQUAL = ("sampler.pad=false", "sampler.drop_last=false")
 SIZES = {
     "single": [1], "collective": [2, 4], "local_sgd": [2, 4], "toy_server": [1, 2, 4], "pserver_sync": [1, 2, 4],
-    "pserver_async": [1, 2], "pserver_ssp": [1, 2], "pserver_geo": [1, 2],
+    "pserver_async": [1, 2], "pserver_ssp": [1, 2], "pserver_geo": [1, 2], "averaging": [2],
 }  # fmt: skip
+GROUPED = ("collective", "local_sgd", "averaging")
+"""Those with a process group; the last one is the example of docs/adding.md."""
 EXACT = {
     "plain": (),
     "clipped": ("strategy.clip_norm=2",),
@@ -110,7 +113,7 @@ def repeats(strategy: str, workers: int) -> bool:
 
 def cases(strategy: str, workers: int) -> dict[str, Case]:
     """Everything that is asked of a strategy in its launch."""
-    group = strategy in ("collective", "local_sgd")
+    group = strategy in GROUPED
     averages = group or strategy.startswith("pserver")
     average = ("strategy.buffers=average",) if averages else ()
     static = STATIC if strategy in ALONE else ()
@@ -151,10 +154,11 @@ DECLARED: dict[str, type[Declaration]] = {
     "pserver_async": declared.PserverAsync,
     "pserver_ssp": declared.PserverSsp,
     "pserver_geo": declared.PserverGeo,
+    "averaging": locate("my_package.averaging.Averaging"),  # as launching.py has written it from the page
 }
 GROUPS = [(strategy, workers) for strategy, sizes in SIZES.items() for workers in sizes]
 SEVERAL = [(strategy, workers) for strategy, workers in GROUPS if workers > 1]
-WITH_GROUP = [(strategy, workers) for strategy, workers in GROUPS if strategy in ("collective", "local_sgd")]
+WITH_GROUP = [(strategy, workers) for strategy, workers in GROUPS if strategy in GROUPED]
 Evidence = Callable[[str, int], dict[str, Any]]
 
 
@@ -203,7 +207,7 @@ def test_every_registered_strategy_is_in_this_suite() -> None:
     known = {c for _, c in inspect.getmembers(declared, inspect.isclass) if issubclass(c, Declaration)} - {Declaration}
     options = {path.stem for path in (folder("conf") / "strategy").glob("*.yaml")} - {"auto"}
     assert known - {declared.Pserver, declared.OutOfStep, declared.Evaluators} <= set(DECLARED.values())
-    assert options == SIZES.keys() - {"toy_server"}
+    assert options == SIZES.keys() - {"toy_server", "averaging"}
 
 
 @pytest.mark.parametrize(
@@ -353,7 +357,7 @@ def test_overflow_in_fp16_is_skipped_by_all_in_exact_strategies_and_by_oneself_i
 ) -> None:
     answers = evidence(strategy, workers)["overflowing"]
     for rank, answer in enumerate(answers):
-        skipped = strategy == "collective" or rank == 1
+        skipped = strategy != "local_sgd" or rank == 1
         assert answer["changed"] == [not skipped, True]
         assert answer["scale"] == (2.0**15 if skipped else 2.0**16)
         assert all(np.isfinite(p).all() for p in answer["parameters"].values())
@@ -368,7 +372,7 @@ def test_leave_ends_every_process_and_frees_every_port(evidence: Evidence, strat
     assert len(found["pids"]) == workers + servers(strategy, workers)
     assert not [pid for pid in found["pids"] if psutil.pid_exists(pid)]
     addresses = [address for answer in found["listening"] for address in answer["addresses"]]
-    if strategy in ("collective", "local_sgd"):
+    if strategy in GROUPED:
         assert len(addresses) >= workers
     for answer in found["listening"]:
         assert answer["left"] == {"addresses": set(), "threads": []}, "of a worker that has left and still lives"

@@ -135,6 +135,20 @@ class DataSource(ABC):
         """How a picture becomes an input in validation; may import what it needs."""
         raise NotImplementedError(f"{type(self).__name__} sees no pictures")
 
+    def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
+        """What validation does to an image, as plain data for the plan and ``model.json``; empty: samples are no images.
+
+        ``resize``: the shorter side becomes so many pixels; ``crop``: height and width of the centre that is taken;
+        ``channels``: 3, or 1 for grey; ``divide``: what pixels are divided by; then ``mean`` is taken away and the rest divided
+        by ``std``, by channel. None: nothing of the kind is done. By default what ``preprocessing`` says.
+        """
+        if not self.sees_pictures:
+            return {}
+        found = self.preprocessing(facts)
+        view = {name: getattr(found.transform, key, None) for name, key in (("resize", "resize"), ("crop", "size"), ("channels", "channels"))}  # fmt: skip
+        mean, std = (None if t is None else list(t) for t in (found.mean, found.std))
+        return {**view, "divide": 255, "mean": mean, "std": std}
+
     def row_reader(self) -> dict[str, Any] | None:
         """Of rows of text from elsewhere a node whose ``_target_`` is a ``trainer.data.rows.RowReader``, for mode=predict and
         for the logged model; None: this source reads no rows. Its other keys are keys of ``data``."""

@@ -75,6 +75,10 @@ class MnistJson(DataSource):
             sets.append(ArrayDataset(torch.from_numpy(images), torch.from_numpy(labels)))
         return Splits(sets[0], sets[1])  # the numbers as they are: the file decides on their range
 
+    def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
+        """Nothing is done: the numbers of the file are the inputs."""
+        return {"resize": None, "crop": None, "channels": 1, "divide": None, "mean": None, "std": None}
+
     def _place(self) -> Path:
         return place_of(KIND, [Path(self.config["path"])])
 

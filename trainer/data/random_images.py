@@ -17,6 +17,10 @@ class RandomImages(DataSource):
         train, val = (self.config[k] * global_batch_size for k in ("batches", "val_batches"))
         return Facts("random images", "random", train, val, (3, size, size), self.config["num_classes"])
 
+    def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
+        """Nothing is done: the numbers between 0 and 1 that are drawn are the inputs."""
+        return {"resize": None, "crop": None, "channels": 3, "divide": None, "mean": None, "std": None}
+
     def open(self, facts: Facts) -> Splits:
         import torch
         from torch.utils.data import Dataset
