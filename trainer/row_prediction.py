@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,12 +15,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer import csv_files
+from trainer import confidential
 from trainer.data.criteo_files import Block, pieces
 from trainer.data.feed import Placement
 from trainer.data.rows import RowReader
 from trainer.report import Report
 from trainer.strategies.base import Seat, Strategy
+from trainer.visible import cell
 
 LINES = 4096
 """At most so many lines are one worker's part of a round; what is in memory does not grow with the files."""
@@ -119,13 +121,14 @@ def write(
     named: list[str] = []
     try:
         with part.open("w", encoding="utf-8", newline="") as file:
-            table = csv_files.Table(file)
-            table.row(HEADER)
+            table = csv.writer(file)  # millions of rows: what is not ours in them, the names, is cleaned once
+            shown = [cell(confidential.text(name)) for name in names]
+            table.writerow(HEADER)
             for chunk, values in results:
                 reasons = {} if values[:, 0].all() else dict(reader.read(chunk.text, chunk.labelled).bad)
                 for number, (good, probability) in enumerate(values.tolist()):
-                    line, why = chunk.line + number, "" if good else reasons[number]
-                    table.row([names[chunk.file], line, f"{probability:.8g}" if good else "", why])
+                    line, why = chunk.line + number, "" if good else cell(confidential.text(reasons[number]))
+                    table.writerow([shown[chunk.file], line, f"{probability:.8g}" if good else "", why])
                     if why and len(named) < MOST_NAMED:
                         named.append(f"{names[chunk.file]}:{line}: {why}")
                     wrong += bool(why)
