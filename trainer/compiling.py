@@ -21,8 +21,8 @@ def own_code() -> Iterator[None]:
     Raises:
         UserError: another user could put code into the cache.
     """
-    folder = cache.check_code()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cache.check_code().mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = cache.check_code()  # somebody may have been faster
     scratch = private.scratch("trainer-")
     changed = {
         "TORCHINDUCTOR_CACHE_DIR": str(folder),

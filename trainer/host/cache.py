@@ -52,6 +52,7 @@ def make(folder: Path) -> None:
             new.mkdir(mode=0o700, exist_ok=True)
     except PermissionError as error:
         raise read_only(folder) from error
+    check_data(folder)  # somebody may have been faster
 
 
 def read_only(folder: Path) -> UserError:

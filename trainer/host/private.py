@@ -8,8 +8,11 @@ import stat
 import tempfile
 from pathlib import Path
 
+from trainer.errors import UserError
+
 LONGEST_TEMPORARY = 60
 """Bytes of a folder in which Unix sockets can still be made in folders below: their paths have 108 at most."""
+ROOT = 0
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -19,12 +22,26 @@ def scratch(prefix: str) -> Path:
 
 
 def temporary_root() -> str:
-    """The folder for temporary files, or another one where its path is too long for sockets."""
+    """The folder for temporary files, or another one where its path is too long for sockets.
+
+    Raises:
+        UserError: other users can rename what lies in each of them.
+    """
     usual = tempfile.gettempdir()
-    for folder in (usual, "/tmp", "/var/tmp"):  # mkdtemp makes a new folder there, for its maker alone  # nosec B108
-        if len(os.fsencode(folder)) <= LONGEST_TEMPORARY and os.access(folder, os.W_OK | os.X_OK):
-            return folder
-    return usual
+    safe = [folder for folder in (usual, "/tmp", "/var/tmp") if _keeps(folder)]  # new folders are made there # nosec B108
+    if not safe:
+        raise UserError(f"TMPDIR={usual}", "other users can rename what lies there (its mode lacks the sticky bit)", "TMPDIR=FOLDER of your own")  # fmt: skip
+    return next((folder for folder in safe if len(os.fsencode(folder)) <= LONGEST_TEMPORARY), safe[0])
+
+
+def _keeps(folder: str) -> bool:
+    """Whether this user can make folders there that no other user can rename."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return False
+    alone = not found.st_mode & OTHERS_WRITE or found.st_mode & stat.S_ISVTX
+    return bool(alone) and found.st_uid in (os.geteuid(), ROOT) and os.access(folder, os.W_OK | os.X_OK)
 
 
 def is_own(folder: Path) -> bool:

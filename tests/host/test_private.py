@@ -1,0 +1,70 @@
+"""Where temporary files go: to a folder that no other user can enter, in one where nobody else can rename it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.faults.stranger import NOBODY
+from trainer.errors import UserError
+from trainer.host import cache, private
+
+
+def use(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: int) -> None:
+    folder.mkdir(exist_ok=True)
+    folder.chmod(mode)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
+
+@pytest.fixture
+def short() -> Path:
+    return Path(tempfile.mkdtemp(prefix="short-", dir="/tmp"))
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777])
+def test_scratch_lies_in_the_usual_place_and_is_for_its_maker_alone(
+    short: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    use(monkeypatch, short, mode)
+    before = os.umask(0)
+    try:
+        made = private.scratch("x-")
+    finally:
+        os.umask(before)
+    assert made.parent == short and stat.S_IMODE(made.stat().st_mode) == 0o700 and private.is_private(made)
+
+
+def test_place_where_others_can_rename_is_not_taken(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, short, 0o777)
+    assert private.temporary_root() in ("/tmp", "/var/tmp")
+    monkeypatch.setattr(private, "_keeps", lambda folder: False)
+    with pytest.raises(UserError, match=rf"TMPDIR={short}: other users can rename what lies there"):
+        private.scratch("x-")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_place_of_another_user_is_not_taken(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, short, 0o755)
+    os.chown(short, NOBODY, NOBODY)
+    assert private.temporary_root() in ("/tmp", "/var/tmp")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_stranger_who_is_faster_with_a_folder_of_the_cache_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
+    mkdir = Path.mkdir
+
+    def slower(self: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        mkdir(self)
+        os.chown(self, NOBODY, NOBODY)
+        mkdir(self, mode, parents, exist_ok)
+
+    monkeypatch.setattr(Path, "mkdir", slower)
+    with pytest.raises(UserError, match="belongs to another user"):
+        cache.make(tmp_path / "cache" / "kind")
