@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import sys
@@ -22,7 +23,19 @@ def main(argv: list[str] | None = None) -> int:
         )
         if argv is None:
             arguments.cover()
+            _import_alike()
         return _answer(sys.argv[1:] if argv is None else argv)
+
+
+def _import_alike() -> None:
+    """Processes that this one starts look for modules in the working folder only if this one does.
+
+    The installed command does not; Python's ``-m`` and ``-c``, by which other processes start, would, and anybody may have
+    put a ``json.py`` into the folder.
+    """
+    with contextlib.suppress(OSError):  # the folder is gone
+        if not {"", os.getcwd()} & set(sys.path):
+            os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def _answer(argv: list[str]) -> int:

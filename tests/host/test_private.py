@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.stranger import NOBODY
+from tests.runs import ROOT, environment
 from trainer.errors import UserError
 from trainer.host import cache, private
 
@@ -21,8 +26,10 @@ def use(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: int) -> None:
 
 
 @pytest.fixture
-def short() -> Path:
-    return Path(tempfile.mkdtemp(prefix="short-", dir="/tmp"))
+def short() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="short-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777])
@@ -68,3 +75,21 @@ def test_stranger_who_is_faster_with_a_folder_of_the_cache_is_noticed(
     monkeypatch.setattr(Path, "mkdir", slower)
     with pytest.raises(UserError, match="belongs to another user"):
         cache.make(tmp_path / "cache" / "kind")
+
+
+@pytest.mark.parametrize(("flag", "there"), [("-P", False), ("-s", True)])
+def test_processes_import_from_the_working_folder_only_if_this_one_does(tmp_path: Path, flag: str, there: bool) -> None:
+    """The installed command does not, `python -m trainer` does; Python's -m and -c, by which others start, always would."""
+    (tmp_path / "queue.py").write_text("import pathlib; pathlib.Path('taken').touch()\nraise ImportError\n")
+    program = (
+        "import queue\n" if flag == "-P" else ""
+    ) + (
+        "import subprocess, sys\n"
+        "from trainer.__main__ import main\n"
+        "sys.argv = ['trainer', '--version']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(subprocess.run([sys.executable, '-c', 'import queue'], stderr=subprocess.DEVNULL).returncode)\n"
+    )  # fmt: skip
+    done = subprocess.run([sys.executable, flag, "-c", program], cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True)  # fmt: skip
+    assert (tmp_path / "taken").exists() == there, done.stderr
