@@ -451,6 +451,8 @@ class ShardsData(ImagesData):
     """data=shards: tar files in WebDataset's layout (NAME.jpg with NAME.cls or NAME.json)."""
 
     _target_: str = key("trainer.data.shards.Shards", "class, a trainer.data.base.DataSource")
+    max_label_kib: int = key(1024, "greatest size of a label (NAME.cls, NAME.json)", "KiB", ge=1)
+    max_depth: int = key(64, "how often lists and mappings may lie in one another in NAME.json", "levels", ge=1)
     path: Any = key("???", "a tar file, a pattern such as DIR/train-{000..099}.tar, or a list of these", texts=True)
     val_path: Optional[Any] = key(None, "the same, for validation (null: val_fraction of the samples)", texts=True)
     val_fraction: float = key(0.1, "share of each class held out, where there is no val_path", gt=0, le=0.9)
@@ -491,6 +493,7 @@ class MnistJsonData(DataConfig):
     _target_: str = key("trainer.data.mnist_json.MnistJson", "class, a trainer.data.base.DataSource")
     num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
     path: str = key("${oc.env:TRAINER_DATA,data}/mnist.json.gz", "the file")
+    max_file_mib: int = key(4096, "greatest size of the file, unpacked", "MiB", ge=1)
     val_split: str = key("valid", "part that is used for validation", choices=("valid", "eval"))
 
 

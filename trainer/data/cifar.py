@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,12 @@ from trainer.data.array_images import ArraySource
 from trainer.data.base import Facts, Progress
 from trainer.data.drawn_flowers import VERSION, class_names, draw, folder
 from trainer.data.fetched import File, Site, absent, fetch
+from trainer.data.files import read_regular
 from trainer.data.kept_arrays import Pair
+from trainer.data.limits import DEFAULTS, Limits
 from trainer.data.listing import class_folders, folder_of_classes
-from trainer.errors import UserError
+from trainer.data.plain_pickle import Array, NotPlain, loads
+from trainer.errors import UserError, why
 
 FOLDER = "cifar-10-batches-py"
 TRAIN, VAL = [f"data_batch_{n}" for n in range(1, 6)], ["test_batch"]
@@ -77,7 +78,11 @@ class Cifar10(ArraySource):
         """The ten classes' names."""
         if facts.kind == "embedded":
             return class_names()[: DRAWN["classes"]]
-        return [str(name) for name in _unpickled(self._folder() / "batches.meta")["label_names"]]
+        path = self._folder() / "batches.meta"
+        names = unpickled(path, Limits.of(self.config)).get("label_names")
+        if not isinstance(names, list) or len(names) != CLASSES or not all(isinstance(name, str) for name in names):
+            raise _wrong(path, f"it does not name {CLASSES} classes")
+        return names
 
     def _folder(self) -> Path:
         return Path(self.config["root"]) / FOLDER
@@ -97,15 +102,22 @@ class Cifar10(ArraySource):
         Raises:
             UserError: it is damaged.
         """
-        content = _unpickled(path)
+        content = unpickled(path, Limits.of(self.config))
         try:
-            pixels = np.asarray(content["data"], np.uint8).reshape(-1, 3, SIDE, SIDE)
-            labels = np.asarray(content["labels"], np.int64)
-        except (KeyError, ValueError, TypeError, OverflowError) as error:
-            raise UserError(f"data.root={self.config['root']}", f"{path} is not a file of CIFAR-10: {error}", "fetch it anew") from error  # fmt: skip
-        if len(pixels) != len(labels):
-            raise UserError(f"data.root={self.config['root']}", f"{path} has {len(pixels)} images and {len(labels)} labels", "fetch it anew")  # fmt: skip
-        return pixels, labels
+            data, labels = content["data"], content["labels"]
+            pixels = data.made() if isinstance(data, Array) else np.zeros(0)
+            if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != 3 * SIDE * SIDE:
+                raise NotPlain(f"its images are {pixels.dtype} {pixels.shape} and not uint8 (N, 3072)")
+            numbers = labels.made().tolist() if isinstance(labels, Array) else labels
+            if not isinstance(numbers, list) or not all(type(n) is int and abs(n) < 2**63 for n in numbers):
+                raise NotPlain("its labels are no list of whole numbers")
+        except KeyError as error:
+            raise _wrong(path, f"it has no {error.args[0]!r}") from error
+        except NotPlain as error:
+            raise _wrong(path, str(error)) from error
+        if len(pixels) != len(numbers):
+            raise UserError(f"data.root={self.config['root']}", f"{path} has {len(pixels)} images and {len(numbers)} labels", "fetch it anew")  # fmt: skip
+        return pixels.reshape(-1, 3, SIDE, SIDE), np.array(numbers, np.int64)
 
 
 def _joined(pairs: list[Pair]) -> Pair:
@@ -123,27 +135,20 @@ def _drawn(split: str) -> Pair:
     return np.stack([centre.one(decode(listing.read(n))).numpy() for n in range(len(listing))]), listing.labels
 
 
-class _Plain(pickle.Unpickler):
-    """Reads dicts, lists, texts, numbers and numpy arrays; a file that asks for anything else is refused."""
+def unpickled(path: Path, limits: Limits = DEFAULTS) -> dict[str, Any]:
+    """What a file of CIFAR-10 holds, by name.
 
-    def find_class(self, module: str, name: str) -> Any:
-        allowed = {
-            ("numpy", "ndarray"): np.ndarray,
-            ("numpy", "dtype"): np.dtype,
-            ("_codecs", "encode"): __import__("_codecs").encode,
-        }
-        if (module, name) in allowed:
-            return allowed[module, name]
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return np.empty(0).__reduce__()[0]
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no file of CIFAR-10 does")
-
-
-def _unpickled(path: Path) -> dict[str, Any]:
+    Raises:
+        UserError: it is not such a file.
+    """
     try:
-        content = _Plain(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-    except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
-        raise UserError(f"data.root={path.parent.parent}", f"{path} is not a file of CIFAR-10: {error}", "fetch it anew") from error  # fmt: skip
-    if not isinstance(content, dict):
-        raise UserError(f"data.root={path.parent.parent}", f"{path} is not a file of CIFAR-10", "fetch it anew")
+        content = loads(read_regular(path, limits))
+        if not isinstance(content, dict):
+            raise NotPlain("it holds no dict")
+    except (NotPlain, OSError) as error:
+        raise _wrong(path, why(error)) from error
     return content
+
+
+def _wrong(path: Path, reason: str) -> UserError:
+    return UserError(f"data.root={path.parent.parent}", f"{path} is not a file of CIFAR-10: {reason}", "fetch it anew")

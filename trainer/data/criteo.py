@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,10 @@ class Criteo(DataSource):
         if train is None or val is None:
             guessed = self._estimate(conversion)
             train, val = train or guessed["train"], val or guessed["val"]
-        return self._facts(f"Criteo rows in {self.config['path']}", train, val)
+        from trainer.data.criteo_files import other_names
+
+        facts = self._facts(f"Criteo rows in {self.config['path']}", train, val)
+        return replace(facts, attention=other_names(self.config["path"], self.config["val_path"]))
 
     def _facts(self, source: str, train: int, val: int, ceiling: float | None = None) -> Facts:
         return Facts(
@@ -69,7 +73,8 @@ class Criteo(DataSource):
         for name, count in rows.items():
             if not count:
                 raise UserError("data.path", f"has no row for {name}")
-        return self._facts(facts.source, rows.get("train", facts.train_samples), rows["val"])
+        found = self._facts(facts.source, rows.get("train", facts.train_samples), rows["val"])
+        return replace(found, attention=facts.attention)
 
     def open(self, facts: Facts) -> Splits:
         from trainer.data.criteo_blocks import CriteoBlocks

@@ -6,6 +6,7 @@ import glob
 import gzip
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -13,7 +14,10 @@ from typing import IO, Any
 import numpy as np
 
 from trainer.data.criteo_parse import Parsed, parse
-from trainer.errors import UserError
+from trainer.data.files import open_regular
+from trainer.data.representation import some
+from trainer.data.walk import distinct
+from trainer.errors import UserError, why
 from trainer.hashing import mixed
 
 PIECE = 1 << 20
@@ -22,33 +26,44 @@ MOST_NAMED = 5
 
 
 def find(given: Any, key: str) -> list[Path]:
-    """The files that a path, a folder, a pattern or a list of these means: each once, in the order of their names.
+    """The files that a path, a folder, a pattern or a list of these means: each real one once, in the order of their names.
 
     Raises:
         UserError: something means no file; an empty file; a name that ends in .gz without being such.
     """
+    found = distinct(_meant(given, key))[0]
+    for path in found:
+        _check(path, key)
+    return found
+
+
+def other_names(*given: Any) -> str:
+    """What is odd about the files, in a sentence: names of one and the same file; empty where there are none."""
+    others = [name for one in given if one is not None for name in distinct(_meant(one, "data.path"))[1]]
+    return f"{len(others)} names of the same files are passed over: {some(others)}" if others else ""
+
+
+def _meant(given: Any, key: str) -> list[Path]:
     found: set[Path] = set()
     for one in given if isinstance(given, (list, tuple)) else [given]:
         path = Path(str(one)).expanduser()
         if path.is_dir():
-            files = [p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_"))]
+            files = [p for p in path.iterdir() if not p.is_dir() and not p.name.startswith((".", "_"))]
         else:
-            files = [path] if path.is_file() else [Path(p) for p in glob.glob(str(path)) if Path(p).is_file()]
+            files = [path] if path.exists() else [Path(p) for p in glob.glob(str(path)) if not Path(p).is_dir()]
         if not files:
-            why = "is a folder without files" if path.is_dir() else "there is no such file, folder or pattern"
-            raise UserError(f"{key}={one}", why, f"{key}=FILE, FOLDER or PATTERN with rows in Criteo's format")
+            reason = "is a folder without files" if path.is_dir() else "there is no such file, folder or pattern"
+            raise UserError(f"{key}={one}", reason, f"{key}=FILE, FOLDER or PATTERN with rows in Criteo's format")
         found.update(p.absolute() for p in files)
-    for path in sorted(found):
-        _check(path, key)
     return sorted(found)
 
 
 def _check(path: Path, key: str) -> None:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             magic = file.read(2)
     except OSError as error:
-        raise UserError(f"{key}={path}", f"cannot be read: {error.strerror}") from error
+        raise UserError(f"{key}={path}", why(error)) from error
     if not magic:
         raise UserError(f"{key}={path}", "is empty")
     if path.suffix == ".gz" and magic != b"\x1f\x8b":
@@ -92,11 +107,13 @@ def pieces(block: Block, key: str = "data.path") -> Iterator[tuple[int, bytes]]:
         with _opened(block.path) as file:
             yield from _lines(file, block, key)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{key}={block.path}", f"cannot be read: {error}") from error
+        raise UserError(f"{key}={block.path}", f"cannot be read: {why(error)}") from error
 
 
-def _opened(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    with open_regular(path) as raw:
+        yield gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw  # type: ignore[misc]
 
 
 def _lines(file: IO[bytes], block: Block, key: str) -> Iterator[tuple[int, bytes]]:

@@ -19,6 +19,8 @@ SPAN = np.array([20, 603, 100, 50, 64000, 500, 100, 50, 500, 10, 10, 10, 50], dt
 """A feature x becomes (x - LEAST) / SPAN, an empty one 0: the tables of the reference's reader."""
 
 MOST_DIGITS = 18
+LONGEST_ROW = 64 << 10
+"""Bytes of a row; a hundred times as long as real ones. Hashing takes a round for each eight bytes of a token."""
 TAB, NEWLINE, RETURN, MINUS, ZERO, ONE = b"\t\n\r-01"
 WORD = 8
 
@@ -58,11 +60,13 @@ def parse(block: bytes, hash_size: int | None, label: str = "checked") -> Parsed
     last = np.flatnonzero(text[separators] == NEWLINE)
     fields = np.diff(last, prepend=-1)
     lines = len(last)
-    whole = fields == columns
+    begins = np.concatenate([[0], separators[last[:-1]] + 1]) if lines else np.zeros(0, dtype=np.int64)
+    sizes = separators[last] - begins
+    whole = (fields == columns) & (sizes <= LONGEST_ROW)
     ends = (
         separators.reshape(-1, columns) if whole.all() else separators[last[whole][:, None] + np.arange(1 - columns, 1)]
     )
-    first = np.concatenate([[0], separators[last[:-1]] + 1])[whole] if lines else np.zeros(0, dtype=np.int64)
+    first = begins[whole]
     starts = np.concatenate([first[:, None], ends[:, :-1] + 1], axis=1)
     lengths = ends - starts
     lengths[:, -1] -= (lengths[:, -1] > 0) & (text[ends[:, -1] - 1] == RETURN)
@@ -76,8 +80,8 @@ def parse(block: bytes, hash_size: int | None, label: str = "checked") -> Parsed
     kept = slice(None) if good.all() else good
     tokens = slice(before + DENSE, columns)
     sparse = hashed(block, starts[kept, tokens], lengths[kept, tokens], words[kept, tokens], hash_size)
-    bad = _reasons(fields, columns, np.flatnonzero(whole), labelled, numeric)
-    return Parsed(labels[kept], dense[kept], sparse, first[kept], bad, lines)
+    bad = _too_long(sizes) + _reasons(fields, columns, sizes, np.flatnonzero(whole), labelled, numeric)
+    return Parsed(labels[kept], dense[kept], sparse, first[kept], sorted(bad), lines)
 
 
 def _labels(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, checked: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -88,14 +92,20 @@ def _labels(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, checked: 
     return label - ZERO, (lengths == 1) & ((label == ZERO) | (label == ONE))
 
 
+def _too_long(sizes: np.ndarray) -> list[tuple[int, str]]:
+    why = f"bytes, more than a row may have ({LONGEST_ROW >> 10} KiB)"
+    return [(int(n), f"{sizes[n]:,} {why}") for n in np.flatnonzero(sizes > LONGEST_ROW)]
+
+
 def _reasons(
-    fields: np.ndarray, columns: int, whole: np.ndarray, labelled: np.ndarray, numeric: np.ndarray
+    fields: np.ndarray, columns: int, sizes: np.ndarray, whole: np.ndarray, labelled: np.ndarray, numeric: np.ndarray
 ) -> list[tuple[int, str]]:
-    found = [(int(n), f"{fields[n]} fields instead of {columns}") for n in np.flatnonzero(fields != columns)]
+    other = np.flatnonzero((fields != columns) & (sizes <= LONGEST_ROW))
+    found = [(int(n), f"{fields[n]} fields instead of {columns}") for n in other]
     found += [(int(whole[n]), "the label is not 0 or 1") for n in np.flatnonzero(~labelled)]
     for n in np.flatnonzero(labelled & ~numeric.all(1)):
         found.append((int(whole[n]), f"integer feature {int(np.argmin(numeric[n])) + 1} is not an integer"))
-    return sorted(found)
+    return found
 
 
 def integers(

@@ -10,10 +10,12 @@ from trainer.data.base import Facts, Progress, digest_of
 from trainer.data.drawn_flowers import CLASSES, VERSION, class_names, draw, is_drawn
 from trainer.data.drawn_flowers import folder as drawn_folder
 from trainer.data.fetched import File, Site, absent, fetch
+from trainer.data.files import read_regular
 from trainer.data.images import ImageSource
 from trainer.data.limits import Limits
 from trainer.data.listing import Listing, class_folders, folder_of_classes
-from trainer.errors import UserError, first_line
+from trainer.data.matlab import NotMatlab, arrays
+from trainer.errors import UserError, why
 
 SITE = Site(
     "Oxford Flowers-102", "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/", "flowers-102", (
@@ -119,15 +121,8 @@ class Flowers102(EmbeddedFlowers):
         Raises:
             UserError: one is damaged, or they do not fit one another.
         """
-        from scipy.io import loadmat
-
-        folder = self._folder()
-        try:
-            labels = loadmat(str(folder / "imagelabels.mat"))["labels"].ravel().astype(np.int64)
-            splits = loadmat(str(folder / "setid.mat"))
-            numbers = [splits[name].ravel().astype(np.int64) for name in ("trnid", "valid")]
-        except Exception as error:  # a damaged file raises whatever its bytes happen to mean
-            raise self._wrong(f"imagelabels.mat or setid.mat is damaged: {first_line(error)}") from error
+        labels = self._lists("imagelabels.mat", "labels")[0]
+        numbers = self._lists("setid.mat", "trnid", "valid")
         wrong = np.flatnonzero((labels < 1) | (labels > CLASSES))
         if len(wrong):
             raise self._wrong(f"imagelabels.mat: {len(wrong)} of {len(labels)} labels are not 1 to {CLASSES}; the first is {labels[wrong[0]]}, of image {wrong[0] + 1}")  # fmt: skip
@@ -136,8 +131,26 @@ class Flowers102(EmbeddedFlowers):
                 raise self._wrong(f"setid.mat lists images that imagelabels.mat does not have, which has {len(labels)}")
         return self._listed(numbers[0], labels), self._listed(numbers[1], labels)
 
-    def _wrong(self, why: str) -> UserError:
-        return UserError(f"data.root={self.config['root']}", f"{self._folder()}: {why}", "fetch it anew")
+    def _lists(self, file: str, *names: str) -> list[np.ndarray]:
+        """The whole numbers of these names in a file.
+
+        Raises:
+            UserError: it does not hold them.
+        """
+        limits = Limits.of(self.config)
+        try:
+            found = arrays(read_regular(self._folder() / file, limits), limits.file_bytes)
+        except (NotMatlab, OSError) as error:
+            raise self._wrong(f"{file} is damaged: {why(error)}") from error
+        if lacks := [name for name in names if name not in found]:
+            raise self._wrong(f"{file} lacks {lacks[0]!r}")
+        for name in names:
+            if not np.isfinite(found[name]).all() or np.any(found[name] != np.floor(found[name])):
+                raise self._wrong(f"{file}: {name!r} has numbers that are not whole")
+        return [found[name].ravel().astype(np.int64) for name in names]
+
+    def _wrong(self, reason: str) -> UserError:
+        return UserError(f"data.root={self.config['root']}", f"{self._folder()}: {reason}", "fetch it anew")
 
     def _listed(self, numbers: np.ndarray, labels: np.ndarray) -> Listing:
         """Images are numbered from 1, and so are their classes."""

@@ -14,8 +14,10 @@ from trainer.data.array_images import ArraySource
 from trainer.data.base import Facts, Progress
 from trainer.data.digits import read_digits
 from trainer.data.fetched import File, Site, absent, fetch
+from trainer.data.files import open_regular
 from trainer.data.kept_arrays import Pair
-from trainer.errors import UserError
+from trainer.data.limits import Limits
+from trainer.errors import UserError, why
 
 FILES = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), "val": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}  # fmt: skip
 SITE = Site(
@@ -88,7 +90,7 @@ class Mnist(ArraySource):
         Raises:
             UserError: they do not, or one is damaged.
         """
-        pixels, numbers = (_array(self._path(name)) for name in (images, labels))
+        pixels, numbers = (_array(self._path(name), Limits.of(self.config)) for name in (images, labels))
         if numbers.ndim != 1 or len(pixels) != len(numbers) or pixels.shape[1:] != (SIDE, SIDE):
             raise UserError(f"data.root={self.config['root']}", f"{self._path(images)} has images {pixels.shape} and the labels' file {len(numbers)} labels", "fetch it anew")  # fmt: skip
         return pixels[:, None], numbers.astype(np.int64)
@@ -112,24 +114,25 @@ def _there(path: Path) -> bool:
     return path.is_file() or path.with_name(f"{path.name}.gz").is_file()
 
 
-def _opened(path: Path) -> gzip.GzipFile | object:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-
-
-def _array(path: Path) -> np.ndarray:
+def _array(path: Path, limits: Limits) -> np.ndarray:
     """The array of an IDX file.
 
     Raises:
         UserError: the file is not one of unsigned bytes, or not as long as it says.
     """
     try:
-        with _opened(path) as file:  # type: ignore[attr-defined]
+        with open_regular(path) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
             start = file.read(4)
             if len(start) != 4 or start[:3] != b"\0\0\x08" or not start[3]:
                 raise ValueError("it does not begin as an IDX file of unsigned bytes")
-            shape, content = struct.unpack(f">{start[3]}I", file.read(4 * start[3])), file.read()
+            shape = struct.unpack(f">{start[3]}I", file.read(4 * start[3]))
+            if (size := math.prod(shape)) > limits.file_bytes:
+                raise ValueError(f"it says that it has {size:,} bytes, more than data.max_file_mib={limits.file_mib}")
+            content = file.read(size + 1)  # what it may unpack to beyond that is not read
     except (ValueError, struct.error, EOFError, OSError, zlib.error) as error:
-        raise UserError(f"data.root={path.parent}", f"{path} is not a file of MNIST: {error}", "fetch it anew") from error  # fmt: skip
-    if len(content) != math.prod(shape):
+        raise UserError(f"data.root={path.parent}", f"{path} is not a file of MNIST: {why(error)}", "fetch it anew") from error  # fmt: skip
+    if len(content) > size:
+        raise UserError(f"data.root={path.parent}", f"{path} is damaged: it has more than its {shape[0]} entries", "fetch it anew")  # fmt: skip
+    if len(content) < size:
         raise UserError(f"data.root={path.parent}", f"{path} is damaged: of {shape[0]} entries it has {len(content) * shape[0] / max(1, math.prod(shape)):g}", "fetch it anew")  # fmt: skip
     return np.frombuffer(content, np.uint8).reshape(shape)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from trainer.data.base import DataSource, Facts, Progress, Splits, digest_of
+from trainer.data.files import open_regular
 from trainer.data.kept_arrays import digest, mapped
+from trainer.data.limits import Limits
 from trainer.data.once import known, made_once, place_of
 from trainer.errors import UserError, first_line
 
@@ -124,7 +127,8 @@ class MnistJson(DataSource):
 
         path, split, row = Path(self.config["path"]), -1, 0
         try:
-            with gzip.open(path, "rb") if _is_gzip(path) else path.open("rb") as file:
+            with open_regular(path) as raw:
+                file = Watched(gzip.GzipFile(fileobj=raw) if _is_gzip(raw) else raw, Limits.of(self.config))
                 depth, part = 0, ""
                 numbers: list[float] = []
                 for event, value in ijson.basic_parse(file, use_float=True):
@@ -138,12 +142,16 @@ class MnistJson(DataSource):
                             part, row = "labels" if part else "images", 0
                         elif depth == 4:
                             numbers = []
+                        elif depth > 4:
+                            raise self._wrong("", "there are lists in lists in lists in lists in lists")
                     elif event == "end_array":
                         if depth == 4:
                             yield SPLITS[split], self._image(numbers, SPLITS[split], row), 0
                             row += 1
                         depth -= 1
                     elif event == "number" and depth == 4:
+                        if len(numbers) == PIXELS:
+                            raise self._wrong(SPLITS[split], f"image {row} has more than {PIXELS} numbers")
                         numbers.append(value)
                     elif event == "number" and depth == 3 and part == "labels" and value in range(CLASSES):
                         yield SPLITS[split], None, int(value)
@@ -153,14 +161,20 @@ class MnistJson(DataSource):
                         raise self._wrong(
                             "", f"at {where} there is {json.dumps(value) if value is not None else event}"
                         )
-        except (ijson.JSONError, OSError, EOFError, zlib.error) as error:
+        except Unlike as error:
+            raise self._wrong("", str(error)) from error
+        except (ijson.JSONError, OSError, EOFError, zlib.error, ValueError, OverflowError) as error:
             where = f" after image {row} of part {SPLITS[max(split, 0)]!r}"
             raise self._wrong("", f"it breaks off{where}: {first_line(error)}") from error
 
     def _image(self, numbers: list[float], split: str, row: int) -> np.ndarray:
         if len(numbers) != PIXELS:
             raise self._wrong(split, f"image {row} has {len(numbers)} numbers instead of {PIXELS}")
-        return np.array(numbers, np.float32)
+        with np.errstate(over="ignore"):
+            image = np.array(numbers, np.float32)
+        if not np.isfinite(image).all():
+            raise self._wrong(split, f"image {row} has a number that is not finite")
+        return image
 
     def _wrong(self, split: str, why: str) -> UserError:
         part = f"part {split!r}: " if split else ""
@@ -170,6 +184,37 @@ class MnistJson(DataSource):
         )
 
 
-def _is_gzip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
+class Unlike(Exception):
+    """Bytes that such a file does not have."""
+
+
+class Watched:
+    """A file as it is read, which may not go on for ever, nor have a number or a text without an end."""
+
+    LONGEST = 1000
+    ENDLESS = re.compile(rb'"[^"]{%d}|[^\s,\[\]{}":]{%d}' % (LONGEST, LONGEST))
+
+    def __init__(self, file: Any, limits: Limits) -> None:
+        self.file, self.limits = file, limits
+        self.total, self.tail = 0, b""
+
+    def read(self, size: int = -1) -> bytes:
+        """As of a file.
+
+        Raises:
+            Unlike: something in it is too long.
+        """
+        piece: bytes = self.file.read(size)
+        self.total += len(piece)
+        if self.total > self.limits.file_bytes:
+            raise Unlike(f"it is larger (unpacked) than it may be, more than data.max_file_mib={self.limits.file_mib}")
+        if self.ENDLESS.search(self.tail + piece):
+            raise Unlike(f"it has a number or a text that is longer than {self.LONGEST} characters")
+        self.tail = (self.tail + piece)[-self.LONGEST :]
+        return piece
+
+
+def _is_gzip(file: IO[bytes]) -> bool:
+    start = file.read(2)
+    file.seek(0)
+    return start == b"\x1f\x8b"

@@ -9,22 +9,41 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import re
-import tarfile
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from trainer.data.base import Facts, Progress
+from trainer.data.files import open_regular
 from trainer.data.images import ImageSource
+from trainer.data.limits import Limits
 from trainer.data.listing import EXTENSIONS, Listing
 from trainer.data.once import known, made_once, place_of
-from trainer.data.representation import some
-from trainer.errors import UserError
+from trainer.data.representation import attention, refuse_untrained, some
+from trainer.data.tar_index import Member, NotTar, members
+from trainer.data.walk import distinct
+from trainer.errors import UserError, why
 
 MOST = 2**31
 """Labels are below this."""
+LABELS = (".cls", ".json")
+
+
+@dataclass(frozen=True)
+class LabelLimits:
+    """What a label may be at most.
+
+    Attributes:
+        kib: its size (``data.max_label_kib``).
+        depth: how often lists and mappings lie in one another (``data.max_depth``).
+    """
+
+    kib: int
+    depth: int
 
 
 class Shards(ImageSource):
@@ -38,15 +57,18 @@ class Shards(ImageSource):
             if len(wrong):
                 first = some([f"{listing.names[n]} with {listing.labels[n]}" for n in wrong])
                 raise UserError(f"data.num_classes={classes}", f"{len(wrong)} of {len(listing)} samples have a label outside 0 to {classes - 1}: {first}")  # fmt: skip
+        names = [str(label) for label in range(classes)]
+        refuse_untrained(f"data.path={self.config['path']}", train, val, names, folders=False)
         source = f"{len(train.files)} + {len(val.files)} shards"
         facts = Facts(source, "shards", len(train), len(val), self.shape(), classes, slow=True)
+        facts = replace(facts, attention=attention(train, val, names))
         return self.sized(facts, (train, val))
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         for key in ("path", "val_path"):
             if self.config[key]:
                 files = self._files(key)
-                made_once(place_of("shards", files), lambda folder, files=files: _write_index(folder, files))  # type: ignore[misc]  # fmt: skip
+                made_once(place_of("shards", files), lambda folder, files=files: _write_index(folder, files, self._label_limits()))  # type: ignore[misc]  # fmt: skip
         return super().prepare(facts, progress)
 
     def listings(self, facts: Facts | None) -> tuple[Listing, Listing]:
@@ -58,7 +80,9 @@ class Shards(ImageSource):
     def _listing(self, key: str) -> Listing:
         files = self._files(key)
         folder = place_of("shards", files)
-        index = json.loads((folder / "index.json").read_text()) if known(folder) else indexed(files)
+        index = (
+            json.loads((folder / "index.json").read_text()) if known(folder) else indexed(files, self._label_limits())
+        )
         if not index["names"]:
             raise UserError(f"data.{key}={self.config[key]}", "holds no samples (NAME.jpg with NAME.cls or NAME.json)")
         return Listing(
@@ -68,15 +92,24 @@ class Shards(ImageSource):
             np.array(index["labels"], np.int64),
             index["names"],
             np.arange(len(index["names"])),
+            Limits.of(self.config),
+            passed_over=tuple(self._found(key)[1]),
         )
 
+    def _label_limits(self) -> LabelLimits:
+        return LabelLimits(self.config["max_label_kib"], self.config["max_depth"])
+
     def _files(self, key: str) -> list[Path]:
+        return self._found(key)[0]
+
+    def _found(self, key: str) -> tuple[list[Path], list[str]]:
+        """The files that a key means, each real one once, and the other names of these."""
         given = self.config[key]
         patterns = [given] if isinstance(given, str) else list(given)
         found = sorted({Path(p) for pattern in patterns for braced in braces(pattern) for p in glob.glob(braced)})
         if not found:
             raise UserError(f"data.{key}={given}", "there are no such files", f"data.{key}='DIR/train-{{000..009}}.tar' or 'DIR/*.tar'")  # fmt: skip
-        return found
+        return distinct(found)
 
 
 def braces(pattern: str) -> list[str]:
@@ -89,14 +122,14 @@ def braces(pattern: str) -> list[str]:
     return [name for n in numbers for name in braces(pattern[: match.start()] + n + pattern[match.end() :])]
 
 
-def _write_index(folder: Path, files: list[Path]) -> dict[str, Any]:
+def _write_index(folder: Path, files: list[Path], limits: LabelLimits) -> dict[str, Any]:
     folder.mkdir(parents=True)
-    index = indexed(files)
+    index = indexed(files, limits)
     (folder / "index.json").write_text(json.dumps(index))
     return {"samples": len(index["names"])}
 
 
-def indexed(files: list[Path]) -> dict[str, list[Any]]:
+def indexed(files: list[Path], limits: LabelLimits) -> dict[str, list[Any]]:
     """Where each sample's image lies, and its label.
 
     Raises:
@@ -106,30 +139,34 @@ def indexed(files: list[Path]) -> dict[str, list[Any]]:
     wrong: list[str] = []
     for number, path in enumerate(files):
         try:
-            with tarfile.open(path, "r:") as shard:
-                wrong += _add(index, number, path, shard)
-        except (tarfile.TarError, OSError) as error:
+            with open_regular(path) as shard:
+                wrong += _add(index, number, path, shard, limits)
+        except NotTar as error:
             raise UserError(f"data.path ({path})", f"is not a plain tar file: {error}") from error
+        except OSError as error:
+            raise UserError(f"data.path ({path})", why(error)) from error
     if wrong:
         total = len(index["names"]) + len(wrong)
         raise UserError("data.path", f"{len(wrong)} of {total} samples have no label (NAME.cls or NAME.json with a 'label', a whole number): {some(wrong)}")  # fmt: skip
     return index
 
 
-def _add(index: dict[str, list[Any]], number: int, path: Path, shard: tarfile.TarFile) -> list[str]:
+def _add(index: dict[str, list[Any]], number: int, path: Path, shard: IO[bytes], limits: LabelLimits) -> list[str]:
     """Adds the samples of a shard; returns those without a label, and why."""
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int | str] = {}
-    for member in shard:
+    for member in members(shard, os.fstat(shard.fileno()).st_size):
         folder, _, base = member.name.rpartition("/")
         stem, _, extension = base.partition(".")
         key, extension = f"{folder}/{stem}".lstrip("/"), f".{extension.lower()}"
-        if not member.isfile():
+        if extension not in EXTENSIONS and extension not in LABELS:
             continue
+        if member.sparse:
+            raise NotTar(f"{member.name} is a sparse member, which cannot be read where it lies; pack it plainly")
         if extension in EXTENSIONS:
-            images[key] = (member.offset_data, member.size)
-        elif extension in (".cls", ".json"):
-            labels[key] = _label(shard, member)
+            images[key] = (member.start, member.size)
+        else:
+            labels[key] = _label(shard, member, limits)
     wrong = []
     for key, span in images.items():
         label = labels.get(key, "an image but no label")
@@ -143,12 +180,29 @@ def _add(index: dict[str, list[Any]], number: int, path: Path, shard: tarfile.Ta
     return wrong
 
 
-def _label(shard: tarfile.TarFile, member: tarfile.TarInfo) -> int | str:
+def _label(shard: IO[bytes], member: Member, limits: LabelLimits) -> int | str:
     """The label, or what stands in its place."""
-    file = shard.extractfile(member)
-    content = file.read() if file is not None else b""
+    if member.size > limits.kib << 10:
+        return f"a label of {member.size:,} bytes in {member.name}, more than data.max_label_kib={limits.kib}"
+    shard.seek(member.start)
+    content = shard.read(member.size)
+    as_json = member.name.lower().endswith(".json")
+    if as_json and deeper(content, limits.depth):
+        return f"lists or mappings deeper than data.max_depth={limits.depth} in {member.name}"
     try:
-        label = int(str(json.loads(content)["label"]) if member.name.endswith(".json") else content)
-    except (ValueError, KeyError, TypeError):
+        label = int(str(json.loads(content)["label"]) if as_json else content)
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"{content[:40]!r} in {member.name}"
     return label if abs(label) < MOST else f"a label of {len(str(label))} digits in {member.name}"
+
+
+def deeper(content: bytes, depth: int) -> bool:
+    """Whether lists and mappings in JSON lie in one another more often than that; texts do not count."""
+    if content.count(b"[") + content.count(b"{") <= depth:
+        return False
+    now = 0
+    for bracket in re.finditer(rb"[\[\]{}]", re.sub(rb'"(?:[^"\\]|\\.)*"', b"", content)):
+        now += 1 if bracket[0] in b"[{" else -1
+        if now > depth:
+            return True
+    return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from trainer.data.files import kind_of, printable
 from trainer.errors import UserError, why
@@ -109,6 +110,16 @@ def leads_back(link: str) -> bool:
     """A link to a folder that it lies in itself, directly or not."""
     target = os.path.realpath(link)
     return os.path.commonpath([target, os.path.realpath(os.path.dirname(link) or ".")]) == target
+
+
+def distinct(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Each real file once, under the first of its names (its own before links to it); and the others, in words."""
+    known: dict[Identity, Path] = {}
+    for path in sorted(paths, key=lambda path: path.is_symlink()):
+        known.setdefault(_identity(os.stat(path)), path)
+    kept = set(known.values())
+    others = [p for p in paths if p not in kept]
+    return sorted(kept), [f"{printable(str(p))} is {printable(str(known[_identity(os.stat(p))]))} by another name" for p in others]  # fmt: skip
 
 
 def _identity(about: os.stat_result) -> Identity:
