@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from trainer.data.limits import DEFAULTS, Limits
+from trainer.visible import one_line
 
 KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -65,8 +66,8 @@ def too_large(path: str | Path, what: str, limits: Limits) -> OSError:
 
 
 def printable(name: str) -> str:
-    r"""A file's name as text that can be written anywhere: bytes that are not UTF-8 become ``\xff``."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    r"""A file's name as text in one line that can be written anywhere: bytes that are not UTF-8 become ``\xff``."""
+    return one_line(name)
 
 
 def _refuse_special(path: str | Path, mode: int) -> None:

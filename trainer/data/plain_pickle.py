@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import visible
+from trainer.visible import one_line
 
 MOST_STEPS = 2_000_000
 """Operations in a file. A batch of CIFAR-10 has 70,000; each can take a hundred bytes of memory."""
@@ -159,7 +159,9 @@ class _Machine:
         if not isinstance(module, str) or not isinstance(name, str):
             raise NotPlain("it is damaged: a name is no text")
         if (module, name) not in MAKERS:
-            raise NotPlain(f"it asks for {visible(f'{module[:60]}.{name[:60]}')[:100]}, which no file of CIFAR-10 does")
+            raise NotPlain(
+                f"it asks for {one_line(f'{module[:60]}.{name[:60]}')[:100]}, which no file of CIFAR-10 does"
+            )
         self.push(Name(module, name))
 
     def reduce(self) -> None:
