@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from trainer.errors import UserError, first_line
+from trainer.visible import one_line
 
 NESTED = ("state_dict", "model")
 """Where checkpoints of others keep the state_dict."""
@@ -35,6 +37,7 @@ def read(path: Path, what: str) -> dict[str, torch.Tensor]:
             return load_file(path)
         except (SafetensorError, OSError) as error:
             raise _no_safetensors(what, error) from error
+    _refuse_packed(path, what)
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a zip, a pickle, or neither: each breaks in its own way
@@ -47,6 +50,21 @@ def read(path: Path, what: str) -> dict[str, torch.Tensor]:
         kind = f"holds {some(content)}" if isinstance(content, dict) else f"is a {type(content).__name__}"
         raise UserError(what, f"{kind} and not a state_dict, name -> tensor", "torch.save(model.state_dict(), ...)")
     return content
+
+
+def _refuse_packed(path: Path, what: str) -> None:
+    """What torch.save writes is a zip archive whose members are not packed; packed ones could become anything.
+
+    Raises:
+        UserError: some are.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            packed = [info.filename for info in archive.infolist() if info.compress_type != zipfile.ZIP_STORED]
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return  # torch says what it is instead
+    if packed:
+        raise UserError(what, f"is a packed archive ({some(map(one_line, packed))}), as torch.save makes none", "torch.save(model.state_dict(), ...)")  # fmt: skip
 
 
 def shapes(path: Path, what: str) -> dict[str, tuple[int, ...]]:

@@ -26,12 +26,13 @@ from trainer import schema
 from trainer.data.criteo_files import find
 from trainer.data.criteo_parse import parse
 from trainer.data.flowers import Flowers102
+from trainer.data.image_folder import ImageFolder
 from trainer.data.matlab import NotMatlab, arrays
 from trainer.data.mnist import Mnist
 from trainer.data.mnist_json import MnistJson
 from trainer.data.shards import Shards
 from trainer.data.tar_index import NotTar, members
-from trainer.errors import UserError
+from trainer.errors import RunFailed, UserError
 
 MIB = 1 << 20
 
@@ -350,6 +351,45 @@ def test_criteo_files_that_are_no_files_or_the_same_one_are_named(tmp_path: Path
         find(str(tmp_path), "data.path")
     with pytest.raises(UserError, match=r"pipe: is a FIFO and not a regular file"):
         find(str(tmp_path / "pipe"), "data.path")
+
+
+def test_weights_in_a_packed_archive_are_refused(tmp_path: Path) -> None:
+    import zipfile
+
+    import torch
+
+    from trainer import tensors
+
+    torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed:  # fmt: skip
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    assert list(tensors.read(tmp_path / "plain.pt", "weights=plain.pt")) == ["a"]
+    with pytest.raises(UserError, match=r"weights=packed\.pt: is a packed archive"):
+        tensors.read(tmp_path / "packed.pt", "weights=packed.pt")
+    for name in ("cut.pt", "cut.safetensors", "nothing.safetensors"):
+        (tmp_path / name).write_bytes((tmp_path / "plain.pt").read_bytes()[:3000] if "cut" in name else b"")
+        with pytest.raises(UserError, match=rf"weights={name}: cannot be read") as caught:
+            tensors.read(tmp_path / name, f"weights={name}")
+        assert "\n" not in str(caught.value)
+
+
+def test_arrays_of_the_cache_that_are_cut_off_are_one_sentence(tmp_path: Path) -> None:
+    source = Mnist(**config(schema.MnistData, root=str(pictures.mnist(tmp_path))))
+    facts = source.prepare(source.facts(1), pictures.silent)
+    (kept,) = (tmp_path / "cache").rglob("train.npy")
+    os.truncate(kept, 2000)
+    with pytest.raises(RunFailed, match=r"the arrays of train in .* are gone or damaged: .* made anew\."):
+        source.open(facts)
+    folder = ImageFolder(**config(schema.ImageFolderData, root=str(pictures.image_folder(tmp_path / "d")), image_size=32, cache="ram"))  # fmt: skip
+    facts = folder.prepare(folder.facts(1), pictures.silent)
+    train = folder.open(facts).train
+    for kept in (tmp_path / "cache").rglob("pixels.bin"):
+        os.truncate(kept, 2000)
+    with pytest.raises(
+        RunFailed, match=r"the decoded images in .* are gone or damaged: pixels\.bin has 2,000 bytes instead of"
+    ):
+        train.image(0)
 
 
 def test_zlib_is_what_tells_bombs_apart() -> None:

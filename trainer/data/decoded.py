@@ -16,7 +16,7 @@ from trainer.data.decode import decode
 from trainer.data.header import BadImage, size_of
 from trainer.data.listing import Listing
 from trainer.data.once import known, made_once
-from trainer.errors import why
+from trainer.errors import RunFailed, why
 
 PIXELS, SIZES = "pixels.bin", "sizes.npy"
 AT_A_TIME = 256
@@ -29,8 +29,17 @@ class Decoded:
     """The decoded images of a listing. The pixels lie one image after the other, each as (H, W, 3) uint8."""
 
     def __init__(self, folder: Path) -> None:
-        self.sizes = np.load(folder / SIZES)
+        try:
+            self.sizes = np.load(folder / SIZES)
+        except (OSError, ValueError, EOFError) as error:
+            raise _damaged(folder, error) from error
         self.starts = np.concatenate([[0], np.cumsum(self.sizes.prod(1) * 3)])
+        try:
+            there = (folder / PIXELS).stat().st_size
+            if there < self.starts[-1]:  # reading what is not there would end the process
+                raise ValueError(f"{PIXELS} has {there:,} bytes instead of {int(self.starts[-1]):,}")
+        except (OSError, ValueError) as error:
+            raise _damaged(folder, error) from error
         self.pixels = torch.from_file(str(folder / PIXELS), shared=True, size=int(self.starts[-1]), dtype=torch.uint8)
 
     def __call__(self, number: int) -> torch.Tensor:
@@ -38,6 +47,10 @@ class Decoded:
         height, width = self.sizes[number].tolist()
         start = int(self.starts[number])
         return self.pixels[start : start + height * width * 3].view(height, width, 3).permute(2, 0, 1)
+
+
+def _damaged(folder: Path, error: Exception) -> RunFailed:
+    return RunFailed(f"the decoded images in {folder} are gone or damaged: {why(error)}. Without that folder they are made anew.")  # fmt: skip
 
 
 def verified(listing: Listing, tell: Tell) -> dict[str, str]:

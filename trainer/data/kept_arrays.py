@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from trainer.errors import RunFailed, why
+
 Pair = tuple[Any, Any]
 """Images (N, C, H, W) and labels (N,) int64, as arrays of numpy."""
 
@@ -19,9 +21,19 @@ def keep(folder: Path, split: str, images: Any, labels: Any) -> None:
 
 
 def mapped(folder: Path, split: str) -> Pair:
-    """The images as pages of the file, which processes share, and the labels."""
-    images = np.load(folder / f"{split}.npy", mmap_mode="c").view(np.ndarray)  # private: nobody writes
-    return images, np.load(folder / f"{split}.labels.npy")
+    """The images as pages of the file, which processes share, and the labels.
+
+    Raises:
+        RunFailed: the files are gone or damaged.
+    """
+    try:
+        images = np.load(folder / f"{split}.npy", mmap_mode="c").view(np.ndarray)  # private: nobody writes
+        labels = np.load(folder / f"{split}.labels.npy")
+        if len(images) != len(labels):
+            raise ValueError(f"{len(images)} images and {len(labels)} labels")
+    except (OSError, ValueError, EOFError) as error:
+        raise RunFailed(f"the arrays of {split} in {folder} are gone or damaged: {why(error)}. Without that folder they are made anew.") from error  # fmt: skip
+    return images, labels
 
 
 def digest(images: Any, labels: Any) -> str:
