@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch._inductor.codecache as codecache
 
+import trainer as package
 from tests.faults.stranger import NOBODY, said_by_nobody
 from trainer.checks import check_compiler
 from trainer.compiling import own_code
@@ -147,3 +148,24 @@ def test_link_to_a_folder_of_another_user_is_looked_through(root: Path, tmp_path
     (root / "compiled").symlink_to(theirs.parent)
     with pytest.raises(UserError, match="compiled code"):
         cache.check_code()
+
+
+@pytest.mark.parametrize("data", ["embedded_flowers", "flowers102", "cifar10", "synthetic_criteo", "mnist"])
+def test_job_that_would_use_a_cache_of_others_is_refused_and_writes_nothing(
+    root: Path, tmp_path: Path, data: str
+) -> None:
+    root.mkdir()
+    root.chmod(0o777)
+    here = ["data.download=false", "data.on_missing=embedded", f"data.root={tmp_path}"]
+    more = {
+        "synthetic_criteo": ["+recipe=wide_and_deep"],
+        "embedded_flowers": ["model=resnet18"],
+        "mnist": ["model=lenet", *here],
+    }.get(data, ["model=resnet18", *here])
+    argv = [*more, f"data={data}", "tracking=none", f"hydra.run.dir={tmp_path / 'run'}"]
+    if data == "mnist":  # scikit-learn's digits need no cache
+        package.run([*argv, "plan=true"])
+        return
+    with pytest.raises(UserError, match=f"the cache {root}: can be written by other users"):
+        package.run(argv)
+    assert list(root.iterdir()) == [] and not (tmp_path / "run").exists()

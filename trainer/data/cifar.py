@@ -17,6 +17,7 @@ from trainer.data.limits import DEFAULTS, Limits
 from trainer.data.listing import class_folders, folder_of_classes
 from trainer.data.plain_pickle import Array, NotPlain, loads
 from trainer.errors import UserError, why
+from trainer.host.cache import check_data
 
 FOLDER = "cifar-10-batches-py"
 TRAIN, VAL = [f"data_batch_{n}" for n in range(1, 6)], ["test_batch"]
@@ -47,6 +48,7 @@ class Cifar10(ArraySource):
         return Facts(source, kind, counts[0], counts[1], (3, SIDE, SIDE), CLASSES, stand_in, cache=kept)
 
     def _instead(self, reason: str) -> Facts:
+        check_data(folder(**DRAWN))
         samples = DRAWN["classes"] * DRAWN["per_class"]
         return self._facts(
             "embedded drawn flowers of 10 species, 32 pixels",

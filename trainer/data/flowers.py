@@ -40,6 +40,7 @@ class EmbeddedFlowers(ImageSource):
         return digest_of("drawn flowers", VERSION, self._drawing())
 
     def _embedded(self, per_class: int, stand_in: str) -> Facts:
+        is_drawn(**self._drawing())  # refused where another user could have put pictures there
         samples = CLASSES * per_class
         facts = Facts("embedded drawn flowers", "embedded", samples, samples, self.shape(), CLASSES, stand_in, slow=True)  # fmt: skip
         return self.sized(facts)

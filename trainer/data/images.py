@@ -22,6 +22,7 @@ from trainer.data.pictures import Centre, Preprocessing
 from trainer.data.representation import some
 from trainer.errors import UserError
 from trainer.hashing import hash_of
+from trainer.host.cache import check_data
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's training images."""
@@ -59,6 +60,7 @@ class ImageSource(DataSource):
             return replace(facts, cached=False, cache=f"none: {size} do not fit {memory / 2**30:.1f} GiB of free memory and {disk / 2**30:.1f} GiB of disk")  # fmt: skip
         if not there and total > disk:
             raise UserError("data.cache=ram", f"{size} do not fit {disk / 2**30:.1f} GiB of free disk in {self._cache_folder()}", "data.cache=none or data.cache_dir=FOLDER")  # fmt: skip
+        check_data(self._place("train", train))
         return replace(facts, cached=True, cache=f"{size}, in memory shared by this host's workers ({self._cache_folder()})")  # fmt: skip
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:

@@ -47,10 +47,9 @@ def known(target: Path) -> dict[str, Any] | None:
     """What was noted of a folder when it was made; None when it is not there.
 
     Raises:
-        UserError: it is there, and another user could have put it there.
+        UserError: another user could put something there.
     """
-    if (target / MARKER).exists():
-        cache.check_data(target)
+    cache.check_data(target)
     try:
         return json.loads((target / MARKER).read_text())  # type: ignore[no-any-return]
     except (OSError, ValueError):
