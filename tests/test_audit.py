@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,9 @@ def test_unreachable_service_is_said_and_does_not_fail(
 def test_pip_audit_that_says_nothing_has_looked_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit.subprocess, "run", lambda *_, **__: type("Done", (), {"stdout": ""}))
     assert audit.audit("pypi") == ([], 0)
+
+
+def test_every_test_that_the_page_on_security_names_is_there() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    named = set(re.findall(r"`(tests/[\w/]+\.py)`", page))
+    assert len(named) > 10 and [name for name in named if not (ROOT / name).is_file()] == []

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from tests.faults.stranger import Bomb
 from tests.runs import ROOT, environment
 from trainer.errors import RunFailed, UserError
+from trainer.launch import torchrun
 from trainer.launch.handover import SECRET, InFolder, Sealed, agents_folder, handover
 
 GOOD = "0123456789abcdef" * 4
@@ -145,3 +146,22 @@ def test_several_hosts_with_a_secret_seal(agents: Path) -> None:
     told = ranks_environment(agents, WORLD_SIZE="4", **{SECRET: GOOD})
     way = handover(dist.HashStore(), told)
     assert isinstance(way, Sealed) and way.run == "none 0 4"
+
+
+def test_error_of_a_rank_is_told_to_torchrun_without_secrets(agents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ranks_environment(agents).items():
+        monkeypatch.setenv(name, value)
+    payload = {
+        "config": {"model": {"hub_token": "s3cret-of-a-hub"}},
+        "plan": {"device": "cpu", "entries": {"worker": "tests.launch.test_torchrun:breaks"}},
+    }
+    with pytest.raises(RunFailed, match=r"worker 1 failed:[^\0]*ValueError: logging in with \(hidden\)") as caught:
+        torchrun._work(dist.HashStore(), payload, 1)
+    told = (agents / "attempt_0" / "1" / "error.json").read_text()
+    assert "logging in with (hidden)" in told
+    assert "s3cret" not in told + str(caught.value)
+
+
+def breaks(seat: Any, payload: Any) -> None:
+    """A worker whose error shows a secret."""
+    raise ValueError(f"logging in with {payload['config']['model']['hub_token']}")
