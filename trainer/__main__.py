@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import difflib
 import os
+import re
 import sys
 import traceback
 from typing import NoReturn
@@ -108,6 +109,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     Raises:
         UserError: an unknown flag, or one that does not go together with another.
     """
+    for place, word in enumerate(argv[:-1]):  # what --info shows may be left out, and what follows is an override then
+        if word in ("--info", "-i") and re.match(r"[+~]|[\w./@-]+=", argv[place + 1]):
+            argv = [*argv[:place], "--info=all", *argv[place + 1 :]]
     args = _parser().parse_intermixed_args(argv)  # overrides may stand before and after flags
     if args.config_path:
         raise UserError("--config-path", "the vocabulary is trainer's own; yours is added to it", "--config-dir FOLDER")
@@ -147,6 +151,20 @@ def _check_completion(overrides: list[str]) -> None:
         raise UserError(f"--shell-completion {overrides[0]}", "the shell asks this, with COMP_LINE in the environment", f"--shell-completion install={shell}")  # fmt: skip
 
 
+def _as_key(flag: str, value: str) -> str:
+    """The override that somebody means who typed a flag: ``--plan`` is ``plan=true``, ``--lr 0.1`` is ``optimizer.lr=0.1``."""
+    from trainer import keys
+
+    name = flag.lstrip("-").replace("-", "_")
+    if name == "recipe":
+        return f"+recipe={value or 'NAME'}"
+    known = [key for section in keys.sections() for key in section.keys]
+    found = next((k for k in known if k.path == name), None) or next((k for k in known if k.path.rpartition(".")[2] == name), None)  # fmt: skip
+    if found is None or not flag.startswith("--"):
+        return ""
+    return f"{found.path}={value or ('true' if found.kind is bool else 'VALUE')}"
+
+
 def _parser() -> argparse.ArgumentParser:
     from hydra._internal.utils import get_args_parser
 
@@ -164,7 +182,9 @@ def _parser() -> argparse.ArgumentParser:
         wrong = message.removeprefix("unrecognized arguments: ")
         if wrong == message:
             raise UserError("the command line", message, "python -m trainer --help")
-        flag = wrong.split()[0].partition("=")[0]
+        flag, _, value = wrong.split()[0].partition("=")
+        if meant := _as_key(flag, value or (wrong.split()[1:] or [""])[0]):
+            raise UserError(wrong, "there is no such flag; what a run does is said in keys", meant)
         near = difflib.get_close_matches(flag, flags, 1) if flag.startswith("--") else []
         raise UserError(wrong, "there is no such flag", near[0] if near else "python -m trainer --help")
 

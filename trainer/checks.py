@@ -34,6 +34,7 @@ class Lacks(list[str]):
     def __init__(self, plan: bool) -> None:
         super().__init__()
         self.plan = plan
+        self.errors: list[UserError] = []
 
     def __enter__(self) -> Lacks:
         return self
@@ -43,6 +44,7 @@ class Lacks(list[str]):
             return False
         if str(error) not in self:
             self.append(str(error))
+            self.errors.append(error)
         return True
 
 
@@ -380,12 +382,14 @@ def check_port(config: Mapping[str, Any]) -> None:
     """The meeting port is free on the host that serves it."""
     launch = config["launch"]
     port, serves = launch["master_port"], launch["node_rank"] == 0
-    if port and serves and not config["plan"] and not machine.port_is_free(launch["master_addr"], port):
-        raise UserError(
-            f"launch.master_port={port}",
-            f"is in use on {launch['master_addr']}, or that is not this host's address",
-            "launch.master_port=0" if launch["nnodes"] == 1 else f"launch.master_port={port + 1}",
-        )
+    address, single = launch["master_addr"], launch["nnodes"] == 1
+    if not (port and serves) or config["plan"] or machine.port_is_free(address, port):
+        return
+    if not machine.port_is_free(address, 0):
+        mine = schema.LaunchConfig.master_addr if single else machine.address()
+        raise UserError(f"launch.master_addr={address}", "is not this host's address, and host 0 serves the meeting", f"launch.master_addr={mine}" + ("" if single else " (or launch.node_rank=1)"))  # fmt: skip
+    free = next((p for p in range(port + 1, 65536) if machine.port_is_free(address, p)), 29500)
+    raise UserError(f"launch.master_port={port}", f"is in use on {address}", "launch.master_port=0" if single else f"launch.master_port={free}")  # fmt: skip
 
 
 def check_compiler(config: Mapping[str, Any], device: str) -> None:
@@ -475,7 +479,7 @@ def check_optimization(checked: Checked) -> None:
         if metric in known and not averaged and metric.startswith(watched.AVERAGED):
             raise UserError(f"{path}={metric}", "no average of the weights is kept (ema.decay=null)", f"{path}={metric} ema.decay=0.999")  # fmt: skip
         if metric not in known:
-            near = keys.nearest(metric if "/" in metric else watched.RAW + metric, known) or default
+            near = watched.meant(metric, known) or keys.nearest(metric if "/" in metric else watched.RAW + metric, known) or default  # fmt: skip
             there = ", ".join(watched.names(checked.facts, averaged, config["metrics"]))
             raise UserError(f"{path}={metric}", f"a validation here measures {there}", f"{path}={near}")
         if (

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import schema
 from trainer.confidential import HERE, hide, values
-from trainer.errors import UserError
+from trainer.errors import UserError, first_line
 
 if TYPE_CHECKING:
     import argparse
 
     from hydra._internal.hydra import Hydra
+    from hydra.types import RunMode
     from omegaconf import DictConfig
 
 PACKAGE = Path(__file__).resolve().parent
@@ -180,6 +182,61 @@ def compose(app: Hydra, overrides: list[str], config_name: str = "config", multi
         return config
 
 
+def compose_sweep(app: Hydra, overrides: list[str], config_name: str) -> tuple[DictConfig, list[str]]:
+    """The config of a sweep, and the overrides that only its points can take: those of options that are swept over.
+
+    Raises:
+        UserError: as :func:`compose`.
+    """
+    later: list[str] = []
+    while True:
+        try:
+            with leaving_out(app, later, {}):
+                return compose(app, overrides, config_name, multirun=True), later
+        except UserError as error:
+            strange = [o for o in overrides if o not in later and key_of(o) in error.unusable]
+            if not strange:
+                raise
+            later += strange
+
+
+def key_of(override: str) -> str:
+    """The key that an override is about."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+@contextlib.contextmanager
+def leaving_out(app: Hydra, later: list[str], strange: Mapping[tuple[str, ...], list[str]]) -> Iterator[None]:
+    """Compose a sweep without the overrides that only its points can take, and each point without those that are strange
+    to it, whoever launches them."""
+    loader: Any = app.config_loader
+    whole, point = loader.load_configuration, loader.load_sweep_config
+
+    def load(*, overrides: list[str], run_mode: RunMode, **others: Any) -> DictConfig:
+        from hydra.types import RunMode
+        from omegaconf import open_dict, read_write
+
+        others["run_mode"] = run_mode
+        if run_mode == RunMode.RUN:  # a point
+            return whole(overrides=overrides, **others)  # type: ignore[no-any-return]
+        config: DictConfig = whole(overrides=[o for o in overrides if o not in later], **others)
+        with read_write(config), open_dict(config):
+            known = [*config.hydra.overrides.task, *later]
+            config.hydra.overrides.task = [o for o in overrides if o in known]
+        return config
+
+    def load_point(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        left_out = strange.get(tuple(sweep_overrides), ())
+        config: DictConfig = point(master_config, [o for o in sweep_overrides if o not in left_out])
+        return config
+
+    loader.load_configuration, loader.load_sweep_config = load, load_point
+    try:
+        yield
+    finally:
+        del loader.load_configuration, loader.load_sweep_config
+
+
 def quoted(overrides: list[str]) -> list[str]:
     """The overrides, those of keys whose text holds commas in the quotes that keep Hydra from sweeping over it."""
     return [f"{o.partition('=')[0]}='{o.partition('=')[2]}'" if _has_commas(o) else o for o in overrides]
@@ -209,3 +266,42 @@ def sentences(app: Hydra, overrides: list[str], config_name: str = "config") -> 
         from trainer.vocabulary import Vocabulary
 
         raise explain(Vocabulary(app, overrides, config_name), error) from error
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """The config as resolved plain data, without ``hydra``.
+
+    Raises:
+        UserError: an interpolation that leads nowhere.
+    """
+    from omegaconf import OmegaConf, open_dict
+    from omegaconf.errors import OmegaConfBaseException
+
+    job = config.copy()
+    with open_dict(job):
+        job.pop("hydra", None)
+    try:
+        resolved = OmegaConf.to_container(job, resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException as error:
+        raise UserError(error.full_key or "the config", first_line(error)) from error
+    assert isinstance(resolved, dict)
+    return resolved  # type: ignore[return-value]
+
+
+def typed_keys(overrides: Sequence[str]) -> list[str]:
+    """The keys of overrides."""
+    return [o.lstrip("+~").split("=", 1)[0] for o in overrides]
+
+
+def named_folder(config: DictConfig, key: str) -> Path:
+    """The folder that one of Hydra's keys names.
+
+    Raises:
+        UserError: it names none.
+    """
+    from omegaconf import OmegaConf
+
+    given = OmegaConf.select(config, key)
+    if given is None or not str(given).strip():
+        raise UserError(f"{key}={'null' if given is None else given}", "names no folder", f"{key}=outputs/NAME")
+    return Path(os.path.abspath(str(given)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainer.visible import one_line
 
 LONGEST = 500
@@ -26,12 +28,14 @@ class UserError(Exception):
         what: the key and its value, e.g. ``data.batch_size=0``.
         why: the reason, as the rest of a sentence, e.g. ``must be at least 1 sample``.
         instead: what to type instead, e.g. ``data.batch_size=32``; empty when nothing can be proposed.
+        unusable: keys that are fine by themselves, and that the options chosen beside them have no use for.
     """
 
     exit_code = 2
 
-    def __init__(self, what: str, why: str, instead: str = "") -> None:
+    def __init__(self, what: str, why: str, instead: str = "", unusable: Sequence[str] = ()) -> None:
         super().__init__(what, why, instead)
+        self.unusable = tuple(unusable)
         self.what = what
         self.why = why
         self.instead = instead

@@ -242,7 +242,8 @@ def prepare_data(ready: Ready) -> Plan:
     if facts == checked.facts:
         return ready.plan
     checked.facts = facts
-    return make_plan(checked, ready.model, this_machine(), ready.plan.run_dir)
+    plan = make_plan(checked, ready.model, this_machine(), ready.plan.run_dir)
+    return replace(plan, left_out=ready.plan.left_out)
 
 
 def _leave_config(run_dir: Path, config: dict[str, Any]) -> None:

@@ -92,6 +92,12 @@ def port_is_free(host: str, port: int) -> bool:
     return True
 
 
+def address() -> str:
+    """An IPv4 address of this host that others may reach; the loopback's where it has no other."""
+    found = [e.address for entries in psutil.net_if_addrs().values() for e in entries if e.family == socket.AF_INET]
+    return str(next((a for a in found if not a.startswith("127.")), "127.0.0.1"))
+
+
 def free_memory() -> int:
     """Bytes that programs can still take without swapping."""
     return int(psutil.virtual_memory().available)

@@ -55,6 +55,7 @@ class Plan:
         endpoint: where the processes meet.
         environment: of worker 0.
         lacks: why this would not run as it is, each reason a sentence; empty for a plan that can.
+        left_out: what was given for a sweep and this point of it has no use for, each with the reason.
         concern: what runs and is hardly meant, said loudly; empty as a rule.
     """
 
@@ -96,6 +97,7 @@ class Plan:
     tracking: str
     environment: dict[str, str]
     lacks: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     concern: str = ""
     lower: dict[str, bool] = field(default_factory=dict)
 

@@ -81,6 +81,8 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield f"  {process.role} {process.rank}", f"{host}{process.device}"
     if len(plan.processes) > MOST_PROCESSES_SHOWN:
         yield "  ...", f"and {counted(len(plan.processes) - MOST_PROCESSES_SHOWN, 'more process')}"
+    for override in plan.left_out:
+        yield "left out", override
     yield "meeting point", plan.endpoint
     merged = f" x {plan.merge} merged" if plan.merge > 1 else ""
     if plan.mode != "train":

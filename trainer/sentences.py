@@ -177,7 +177,7 @@ def unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError:
         near = keys.nearest_key(path, known)
         return UserError(what, "there is no such key", near and _set(near, value, file))
     if owners := [o for o in vocabulary.options(group) if name in vocabulary.option_keys(group, o)]:
-        return UserError(what, f"{group}={option} has no such key, {group}={owners[0]} has it", f"{group}={owners[0]} {path}={value}")  # fmt: skip
+        return UserError(what, f"{group}={option} has no such key, {group}={owners[0]} has it", f"{group}={owners[0]} {path}={value}", [path])  # fmt: skip
     parent = keys.find(path.rpartition(".")[0])
     if parent is not None:
         inside = parent.kind is dict

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from trainer import compose, streams, sweeps
 from trainer.checks import experiment_of
 from trainer.closing import Closing
+from trainer.compose import plain, typed_keys
 from trainer.confidential import HERE, command, hide, of_command_line, of_environment, text
-from trainer.errors import Interrupted, RunFailed, UserError, first_line
+from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host.links import check_run_folder, check_sweep_folder
 from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
+from trainer.points import check_points, expand
 from trainer.stores import try_store
 from trainer.wording import counted
 
@@ -57,7 +59,7 @@ def run_one(
         flags: those that stand before the overrides in the command that repeats it.
     """
     config = compose.compose(app, overrides, config_name)
-    run_dir = named_folder(config, "hydra.run.dir")
+    run_dir = compose.named_folder(config, "hydra.run.dir")
     check_run_folder(run_dir)
     ready = get_ready(plain(config), typed_keys(overrides), str(run_dir))
     if ready.checked.config["plan"]:
@@ -85,11 +87,11 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
     from trainer.progress import console
     from trainer.tracking.describe import NOTE
 
-    master = compose.compose(app, overrides, config_name, multirun=True)
-    sweep_dir = named_folder(master, "hydra.sweep.dir")
+    master, later = compose.compose_sweep(app, overrides, config_name)
+    sweep_dir = compose.named_folder(master, "hydra.sweep.dir")
     check_sweep_folder(sweep_dir)
     jobs = expand(master)
-    points = [_check_point(app, master, job) for job in jobs]
+    points, left_out = check_points(app, master, jobs)
     if points and points[0].checked.config["plan"]:
         from trainer.progress import show_plan
 
@@ -109,6 +111,8 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
             watched = ""
             try:
                 ready = get_ready(plain(config), typed_keys(mine), where)
+                if points:
+                    ready.plan = replace(ready.plan, left_out=points[number].plan.left_out)
                 watched, ready.swept = ready.plan.best, frozenset(swept)
                 result = execute(ready, start_here, [*flags, *mine], tracker, sweep_dir)
             except (Interrupted, KeyboardInterrupt) as error:
@@ -124,7 +128,7 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
         status = "KILLED"
         try:
             there = f"hydra.sweep.dir='{sweep_dir}'"  # its default holds the time, which Hydra would look up again
-            with compose.ours_to_write():
+            with compose.ours_to_write(), compose.leaving_out(app, later, left_out):
                 app.multirun(config_name, job, [*overrides, there, "hydra.mode=MULTIRUN"])
             status = "FINISHED" if all(job.result.status == "done" for job in ended) else "FAILED"
         finally:
@@ -163,31 +167,6 @@ def try_tracking(ready: Ready) -> str:
     if not ready.plan.tracking or ready.plan.node_rank:
         return ""
     return try_store(config["tracking"], experiment_of(config))
-
-
-def expand(master: DictConfig) -> list[list[str]]:
-    """The override lists of all jobs, for Hydra's basic sweeper; empty for others, which choose as they go."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import OmegaConf
-
-    if "BasicSweeper" not in str(master.hydra.sweeper._target_):
-        return []
-    swept: Any = OmegaConf.to_container(master.hydra.sweeper.params) if master.hydra.sweeper.params else {}
-    params = [f"{key}={values}" for key, values in swept.items()]
-    overrides = OverridesParser.create().parse_overrides([*params, *master.hydra.overrides.task])
-    return [list(job) for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
-
-
-def _check_point(app: Hydra, master: DictConfig, overrides: list[str]) -> Ready:
-    try:
-        with compose.sentences(app, overrides):
-            config = app.config_loader.load_sweep_config(master, overrides)
-        return get_ready(
-            plain(config), typed_keys(overrides), str(named_folder(master, "hydra.sweep.dir")), "hydra.sweep.dir"
-        )
-    except UserError as error:
-        raise UserError(f"job {command(overrides)}: {error.what}", error.why, error.instead) from error
 
 
 def _sweep_run(point: Ready, overrides: list[str], flags: Sequence[str], swept: Collection[str]) -> dict[str, Any]:
@@ -264,6 +243,7 @@ def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
         if args.cfg:
             app.show_cfg(config_name, args.overrides, args.cfg, args.package, args.resolve)
         elif args.info:
+            compose.compose(app, args.overrides, config_name)  # what is wrong is said before anything is shown
             app.show_info(args.info, config_name, args.overrides)
         else:
             app.shell_completion(config_name, args.overrides)
@@ -287,45 +267,6 @@ def tracking(uri: str, away: str = "") -> Iterator[Tracker | None]:
         yield tracker
     finally:
         tracker.end()
-
-
-def plain(config: DictConfig) -> dict[str, Any]:
-    """The config as resolved plain data, without ``hydra``.
-
-    Raises:
-        UserError: an interpolation that leads nowhere.
-    """
-    from omegaconf import OmegaConf, open_dict
-    from omegaconf.errors import OmegaConfBaseException
-
-    job = config.copy()
-    with open_dict(job):
-        job.pop("hydra", None)
-    try:
-        resolved = OmegaConf.to_container(job, resolve=True, throw_on_missing=False)
-    except OmegaConfBaseException as error:
-        raise UserError(error.full_key or "the config", first_line(error)) from error
-    assert isinstance(resolved, dict)
-    return resolved  # type: ignore[return-value]
-
-
-def typed_keys(overrides: Sequence[str]) -> list[str]:
-    """The keys of overrides."""
-    return [o.lstrip("+~").split("=", 1)[0] for o in overrides]
-
-
-def named_folder(config: DictConfig, key: str) -> Path:
-    """The folder that one of Hydra's keys names.
-
-    Raises:
-        UserError: it names none.
-    """
-    from omegaconf import OmegaConf
-
-    given = OmegaConf.select(config, key)
-    if given is None or not str(given).strip():
-        raise UserError(f"{key}={'null' if given is None else given}", "names no folder", f"{key}=outputs/NAME")
-    return Path(os.path.abspath(str(given)))
 
 
 def claim(folder: Path, chosen: bool) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.wording import counted
@@ -17,6 +17,11 @@ WATCHED = {"classification": "acc1", "binary": "auc"}
 """For each kind of task, the metric that says which model is the best where nobody says another."""
 FALLING = ("loss", "mae", "mse")
 """Endings of metrics of which less is better (of rmse, too)."""
+WORDS = {
+    "accuracy": ("acc1", "acc"), "acc": ("acc1", "acc"), "1": ("acc1",), "accuracy1": ("acc1",), "5": ("acc5",),
+    "accuracy5": ("acc5",), "rocauc": ("auc",), "f1score": ("f1",), "error": ("loss",),
+}  # fmt: skip
+"""Other words for metrics."""
 PLATEAU = "trainer.optim.schedules.Plateau"
 """The schedule that goes by validations."""
 NOBODY: Mapping[str, bool] = {}
@@ -54,6 +59,14 @@ def names(facts: Facts, averaged: bool, own: Collection[str] = ()) -> list[str]:
     """The metrics that a validation will have; ``averaged``: those of the averaged weights, too; ``own``: the user's."""
     everything = [*measured(facts), *own]
     return [prefix + name for prefix in ((RAW, AVERAGED) if averaged else (RAW,)) for name in everything]
+
+
+def meant(metric: str, known: Iterable[str]) -> str:
+    """The metric that another word for it means, of those that there are; empty where none does."""
+    prefix, _, name = metric.rpartition("/")
+    words = WORDS.get(name.lower().replace("_", "").replace("-", "").replace("top", ""), ())
+    found = [k for word in words for k in known if k == f"{prefix or 'val'}/{word}" or k == f"{RAW}{word}"]
+    return found[0] if found else ""
 
 
 def is_plateau(scheduler: Mapping[str, Any]) -> bool:

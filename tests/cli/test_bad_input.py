@@ -89,7 +89,7 @@ NAMES = [
 
 FLAGS = [
     Case(f"{DIGITS} --multrun", ("--multrun", "no such flag"), "--multirun"),
-    Case(f"{DIGITS} --recipe=foo", ("--recipe=foo", "no such flag")),
+    Case(f"{DIGITS} --recipe=foo", ("--recipe=foo", "no such flag"), "+recipe=foo"),
     Case("--config-dir /nope", ("--config-dir /nope", "no such folder"), "--config-dir FOLDER"),
     Case(f"--config-name nope {DIGITS}", ("--config-name nope", "no nope.yaml"), "--config-name config"),
     Case(f"--config-path /tmp {DIGITS}", ("--config-path",), "--config-dir FOLDER"),
@@ -99,6 +99,11 @@ FLAGS = [
     Case(f"--resolve {DIGITS}", ("--resolve", "goes with --cfg"), "--cfg job --resolve"),
     Case("-sc query=bash", ("COMP_LINE",), "--shell-completion install=bash"),
     Case("-sc install=ksh", ("--shell-completion",), "install=bash"),
+    Case("--info", ("no recipe",), DIGITS),
+    Case(f"{DIGITS} --plan", ("--plan", "there is no such flag"), "plan=true"),
+    Case(f"{DIGITS} --epochs=3", ("--epochs=3", "there is no such flag"), "epochs=3"),
+    Case(f"{DIGITS} --lr 0.1", ("--lr 0.1", "there is no such flag"), "optimizer.lr=0.1"),
+    Case("--recipe digits_lenet", ("--recipe", "there is no such flag"), "+recipe="),
     Case("--hydra-help foo=3", ("foo", "no such key")),
 ]
 
@@ -366,7 +371,9 @@ KNOBS = [
     digits("profile=true execution.profile_steps=0", "execution.profile_steps=0", "at least 1", instead="execution.profile_steps=5"),
     digits("launch.ips=240.0.0.1,240.0.0.2", "launch.ips=240.0.0.1,240.0.0.2", "none of these addresses is this host's"),
     digits("launch.nnodes=2 launch.node_rank=2", "launch.node_rank=2", "below 2", instead="launch.node_rank=0"),
-    digits("launch.nnodes=2 launch.master_addr=240.0.0.1", "launch.master_port=29500", "not this host's address", instead="launch.master_port=29501"),
+    digits("launch.nnodes=2 launch.master_addr=240.0.0.1", "launch.master_addr=240.0.0.1", "not this host's address", instead="launch.master_addr="),
+    digits("launch.nnodes=2 launch.master_port=99999999", "at most 65535", instead="launch.master_port=29500"),
+    digits("launch.nproc=2 launch.master_addr=240.0.0.1 launch.master_port=3000", "not this host's address", instead="launch.master_addr=127.0.0.1"),
 ]  # fmt: skip
 
 OPTIMIZATION = [
@@ -404,6 +411,8 @@ OPTIMIZATION = [
     digits("best.metric=val_ema/acc1", "ema.decay=null", instead="ema.decay=0.999"),
     digits("best.metric=train/loss", "a validation here measures", instead="best.metric=val/loss"),
     digits("early_stop.metric=val/auc", "val/loss, val/acc1, val/acc5", instead="early_stop.metric=val/"),
+    digits("early_stop.metric=val/accuracy", "val/loss, val/acc1, val/acc5", instead="early_stop.metric=val/acc1"),
+    Case("+recipe=wide_and_deep early_stop.metric=accuracy", ("val/auc, val/acc",), "early_stop.metric=val/acc"),
     digits("early_stop.metric=val/loss early_stop.patience=0", "at least 1 validation"),
     digits("early_stop.metric=val/loss execution.val_every=0", "goes by validations", instead="execution.val_every=1"),
     digits("strategy.clip_value=0", "greater than 0"),

@@ -13,6 +13,7 @@ from tests.cli.conftest import Run
 from tests.runs import environment
 from trainer import __version__, keys, schema
 from trainer.compose import folder as shipped
+from trainer.tracking import recorder
 
 DIGITS = "+recipe=digits_lenet"
 
@@ -112,3 +113,16 @@ def test_completion_installs_for_the_command(shell: str, run: Run, monkeypatch: 
     monkeypatch.setattr("sys.argv", ["/somewhere/bin/trainer"])
     code, out, _ = run("-sc", f"install={shell}")
     assert code == 0 and "trainer" in out
+
+
+@pytest.mark.parametrize("argv", ["", "resend", "resend nowhere", "resend a b", "foo", "-1", "resend ."])
+def test_the_recorder_says_how_it_is_called(argv: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "tracking.json").write_text("{")
+    assert recorder.main(argv.split()) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Type instead: python -m trainer.tracking.recorder resend RUN_FOLDER" in error
+
+
+def test_info_takes_overrides_after_it(run: Run) -> None:
+    code, out, error = run("--info", "+recipe=digits_lenet")
+    assert (code, error) == (0, "") and "digits_lenet" in out

@@ -89,10 +89,10 @@ class Declaration(ABC):
         refused = []
         if config["data"]["work"] == "leased" and not self.leases:
             why = f"strategy={self.name} needs the same batches in every update, so its work is split beforehand"
-            refused.append(UserError("data.work=leased", why, "data.work=static"))
+            refused.append(UserError("data.work=leased", why, "data.work=static", ["data.work"]))
         if config["data"]["read"] == "scatter" and not self.scatters:
             why = f"strategy={self.name} has no group of workers in which the first could send the others their batches"
-            refused.append(UserError("data.read=scatter", why, "data.read=each"))
+            refused.append(UserError("data.read=scatter", why, "data.read=each", ["data.read"]))
         for role in ("servers",):
             if config["launch"].get(role) and "server" not in self.entries:
                 refused.append(
@@ -100,6 +100,7 @@ class Declaration(ABC):
                         f"launch.{role}={config['launch'][role]}",
                         f"strategy={self.name} has no servers",
                         f"launch.{role}=null",
+                        [f"launch.{role}"],
                     )
                 )
         return refused

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import torch
 
 
+SEVERAL = ("launch.nproc", "launch.workers", "launch.nnodes", "launch.ips")
+"""The keys that ask for more than one worker."""
+
+
 class Single(Declaration):
     """One process: the truth that the exact strategies are compared with."""
 
@@ -28,7 +32,9 @@ class Single(Declaration):
     def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
         if workers > 1:
-            refused.append(UserError(f"{workers} workers", "strategy=single is one process", "strategy=collective"))
+            refused.append(
+                UserError(f"{workers} workers", "strategy=single is one process", "strategy=collective", SEVERAL)
+            )
         return refused
 
 

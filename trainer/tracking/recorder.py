@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import confidential
-from trainer.errors import first_line
+from trainer.errors import UserError, first_line
 from trainer.report import leave
 
 BATCH = 1000
@@ -339,8 +339,12 @@ def _watch(pid: int) -> list[int]:
 
 def resend(run_dir: Path) -> int:
     """Send what a finished run could not send: ``python -m trainer.tracking.recorder resend RUN_DIR``."""
-    state = json.loads((run_dir / "tracking.json").read_text())
-    if confidential.HIDDEN in state["run"]["uri"]:
+    try:
+        state = json.loads((run_dir / "tracking.json").read_text())
+        uri = state["run"]["uri"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"resend {run_dir}", "is no folder of a run that was tracked: it has no tracking.json that can be read", USAGE) from error  # fmt: skip
+    if confidential.HIDDEN in uri:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             print(f"error: the password of {state['run']['uri']} is not kept in the run's folder. Give the whole address in MLFLOW_TRACKING_URI.")  # fmt: skip
             return 2
@@ -361,14 +365,30 @@ def resend(run_dir: Path) -> int:
     return 1 if answer["error"] or answer["unsent"] else 0
 
 
+USAGE = "python -m trainer.tracking.recorder resend RUN_FOLDER"
+
+
+def main(argv: list[str]) -> int:
+    """``resend RUN_FOLDER``, as a user types it; or a process id, from the launcher that is followed."""
+    if len(argv) == 1 and argv[0].isdigit():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.stderr = open(os.devnull, "w", errors="replace")  # noqa: SIM115 (migrations and deprecations; errors go to the parent as answers)
+        sys.stdout = sys.stderr  # MLflow says there where to look at a run; answers go to the true one
+        follow(int(argv[0]))
+        return 0
+    try:
+        if len(argv) != 2 or argv[0] != "resend":
+            what = " ".join(["python -m trainer.tracking.recorder", *argv])
+            raise UserError(what, "sends what a finished run could not send to MLflow", USAGE)
+        return resend(Path(argv[1]))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
 if __name__ == "__main__":
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ["MLFLOW_LOGGING_LEVEL"] = os.environ.get("MLFLOW_LOGGING_LEVEL", "ERROR")
-    if sys.argv[1] == "resend":
-        sys.exit(resend(Path(sys.argv[2])))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.stderr = open(os.devnull, "w", errors="replace")  # noqa: SIM115 (migrations and deprecations; errors go to the parent as answers)
-    sys.stdout = sys.stderr  # MLflow says there where to look at a run; answers go to the true one
-    follow(int(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""A sweep over options that take different keys: a point leaves out those that it has no use for, and says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+from trainer import __main__, service
+from trainer.job import Ready, Result
+
+DIGITS = "+recipe=digits_lenet"
+STRATEGIES = "strategy=single,local_sgd,pserver_async"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Ready]:
+    """The jobs that would be run."""
+    jobs: list[Ready] = []
+
+    def execute(ready: Ready, *rest: Any) -> Result:
+        jobs.append(ready)
+        return Result("done", ready.plan.run_dir)
+
+    monkeypatch.setattr(service, "execute", execute)
+    return jobs
+
+
+def test_each_point_gets_the_keys_that_it_can_use(started: list[Ready], capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("launch.nproc=2", "launch.servers=1", "launch.workers=2", "strategy.k_steps=3", "strategy.gradient_merge.k_steps=2")  # fmt: skip
+    assert __main__.main(["-m", DIGITS, STRATEGIES, *keys, "tracking=none"]) == 0
+    single, local_sgd, pserver = (ready.plan for ready in started)
+    assert [p.roles for p in (single, local_sgd, pserver)] == [{"worker": 1}, {"worker": 2}, {"server": 1, "worker": 2}]
+    assert [ready.checked.config["strategy"].get("k_steps") for ready in started] == [None, 3, None]
+    assert [p.merge for p in (single, local_sgd, pserver)] == [2, 2, 2]
+    assert [o.partition(":")[0] for o in local_sgd.left_out] == ["launch.servers=1"]
+    assert [o.partition(":")[0] for o in pserver.left_out] == ["strategy.k_steps=3"]
+    assert {o.partition(":")[0] for o in single.left_out} == {*keys[:-1]}
+    assert "strategy.k_steps=3" not in capsys.readouterr().out.partition("strategy=single ")[2].partition("\n")[0]
+
+
+def test_the_plan_of_each_point_says_what_is_left_out(run: Run, folder: Path) -> None:
+    code, out, error = run("-m", DIGITS, STRATEGIES, "launch.nproc=2", "launch.servers=1", "plan=true")
+    assert (code, error) == (0, "")
+    single, local_sgd, pserver = out.split("Plan of digits_lenet")[1:]
+    assert "left out        launch.nproc=2: strategy=single is one process" in single
+    assert "left out        launch.servers=1: strategy=single has no servers" in single
+    assert "left out        launch.servers=1: strategy=local_sgd has no servers" in local_sgd
+    assert "left out" not in pserver
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("strategy=single,local_sgd launch.servers=1", "launch.servers=1: strategy=local_sgd has no servers"),
+        ("strategy=single,collective strategy.k_steps=2", "strategy.k_steps=2: strategy="),
+        ("strategy=single,local_sgd strategy.k_stepz=2", "strategy.k_stepz=2: there is no such key"),
+        ("strategy=single,local_sgd strategy.k_steps=0", "strategy.k_steps=0: must be at least 1"),
+        ("strategy=single launch.nproc=1,2", "2 workers: strategy=single is one process"),
+        ("optimizer=sgd optimizer.momentum=0.1,0.9", "optimizer=sgd has no such key"),
+    ],
+)
+def test_what_no_point_can_use_is_refused(typed: str, says: str, run: Run, folder: Path) -> None:
+    code, _, error = run("-m", DIGITS, *typed.split())
+    assert code == 2 and says in error and error.count("\n") == 1, error
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("typed", ["strategy=single launch.nproc=2", "strategy=single launch.servers=1", "strategy=single strategy.k_steps=2"])  # fmt: skip
+def test_a_single_run_still_refuses(typed: str, run: Run) -> None:
+    assert run(DIGITS, *typed.split())[0] == 2
+
+
+def test_a_swept_key_of_swept_options_is_left_out_where_it_has_no_use(started: list[Ready]) -> None:
+    assert __main__.main(["-m", DIGITS, "optimizer=sgd,momentum", "optimizer.momentum=0.1,0.9", "tracking=none"]) == 0
+    assert [ready.checked.config["optimizer"].get("momentum") for ready in started] == [None, None, 0.1, 0.9]
+    assert [len(ready.plan.left_out) for ready in started] == [1, 1, 0, 0]
