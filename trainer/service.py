@@ -60,7 +60,7 @@ def run_one(
     """
     config = compose.compose(app, overrides, config_name)
     run_dir = compose.named_folder(config, "hydra.run.dir")
-    check_run_folder(run_dir)
+    check_run_folder(run_dir, config.hydra.output_subdir)
     ready = get_ready(plain(config), typed_keys(overrides), str(run_dir))
     if ready.checked.config["plan"]:
         from trainer.progress import show_plan
@@ -89,7 +89,7 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
 
     master, later = compose.compose_sweep(app, overrides, config_name)
     sweep_dir = compose.named_folder(master, "hydra.sweep.dir")
-    check_sweep_folder(sweep_dir)
+    check_sweep_folder(sweep_dir, master.hydra.output_subdir)
     jobs = expand(master)
     points, left_out = check_points(app, master, jobs)
     if points and points[0].checked.config["plan"]:

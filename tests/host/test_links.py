@@ -51,21 +51,22 @@ def test_everything_that_a_run_leaves_is_looked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "folder"),
-    [(["hydra.run.dir=DIR"], ""), (["hydra.run.dir=DIR", "plan=true"], "")],
-    ids=["run", "plan"],
+    ("more", "link"),
+    [
+        (["hydra.run.dir=DIR"], "workerlog.0"),
+        (["hydra.run.dir=DIR", "plan=true"], "status.json"),
+        (["hydra.run.dir=DIR", "hydra.output_subdir=conf"], "conf"),
+    ],
 )
-def test_run_into_a_folder_with_links_is_refused_and_writes_nothing(
-    tmp_path: Path, more: list[str], folder: str
-) -> None:
+def test_run_into_a_folder_with_links_is_refused_and_writes_nothing(tmp_path: Path, more: list[str], link: str) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     run = tmp_path / "run"
     run.mkdir()
-    (run / "workerlog.0").symlink_to(precious)
+    (run / link).symlink_to(precious)
     with pytest.raises(UserError, match="does not write through links"):
         package.run([*SMALL, "tracking=none", *(o.replace("DIR", str(run)) for o in more)])
-    assert precious.read_text() == "mine" and list(run.iterdir()) == [run / "workerlog.0"]
+    assert precious.read_text() == "mine" and list(run.iterdir()) == [run / link]
 
 
 @pytest.mark.parametrize("link", ["0", "0/checkpoints", "0/.hydra", "sweep.csv", "multirun.yaml"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer.errors import UserError
@@ -15,13 +15,16 @@ WRITTEN = (
 """What a run or a sweep leaves: a link of another name is the user's own business."""
 
 
-def check_run_folder(folder: Path, key: str = "hydra.run.dir") -> None:
+def check_run_folder(folder: Path, hydras: str | None = None, key: str = "hydra.run.dir") -> None:
     """A folder that is there already can be written into.
+
+    Args:
+        hydras: the name of Hydra's folder in it (``hydra.output_subdir``).
 
     Raises:
         UserError: it has links under names that a run writes.
     """
-    for link in _links(folder):
+    for link in _links(folder, (*WRITTEN, hydras) if hydras else WRITTEN):
         raise UserError(
             f"{key}={folder}",
             f"has a link, {link.relative_to(folder)} -> {os.readlink(link)}, and a run does not write through links",
@@ -29,7 +32,7 @@ def check_run_folder(folder: Path, key: str = "hydra.run.dir") -> None:
         )
 
 
-def check_sweep_folder(folder: Path) -> None:
+def check_sweep_folder(folder: Path, hydras: str | None = None) -> None:
     """The same for a sweep: its folder and those of its jobs, ``0``, ``1``, ...
 
     Raises:
@@ -38,12 +41,12 @@ def check_sweep_folder(folder: Path) -> None:
     for one in [folder, *(job for job in _entries(folder) if job.name.isdecimal())]:
         if one.is_symlink() and one != folder:
             raise UserError(f"hydra.sweep.dir={folder}", f"has a link, {one.name} -> {os.readlink(one)}, and a run does not write through links", f"rm {one}, or hydra.sweep.dir=ANOTHER")  # fmt: skip
-        check_run_folder(one, "hydra.sweep.dir")
+        check_run_folder(one, hydras, "hydra.sweep.dir")
 
 
-def _links(folder: Path) -> Iterator[Path]:
+def _links(folder: Path, written: Sequence[str]) -> Iterator[Path]:
     for path in _entries(folder):
-        if not any(path.match(pattern) for pattern in WRITTEN):
+        if not any(path.match(pattern) for pattern in written):
             continue
         if path.is_symlink():
             yield path
