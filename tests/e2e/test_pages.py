@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 import trainer as package
 from tests.pages import NAMED, blocks, write_files
 from tests.runs import ROOT, read, trainer
+from trainer import schema
 from trainer.build import call_target
-from trainer.service import compose, plain
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +63,9 @@ def test_every_block_of_code_says_its_file_and_the_strategy_is_short(example: Pa
 
 def source_of(name: str) -> Any:
     """The data source of an option, with its defaults."""
-    needed = {"imagefolder": ["data.root=x"], "shards": ["data.path=x"], "mnist_json": ["data.path=x"]}
-    with compose.hydra_app() as app:
-        config = plain(
-            compose.compose(app, [f"data={name}", "model=lenet", "data.num_classes=10", *needed.get(name, [])])
-        )
-    return call_target(config["data"], "data")
+    text = (ROOT / "conf" / "data" / f"{name}.yaml").read_text()
+    declared = getattr(schema, re.findall(r"/schema/(\w+)@_here_", text)[0])
+    return call_target(asdict(declared()), "data")
 
 
 def table(page: str, first: str) -> list[list[str]]:
