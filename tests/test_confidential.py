@@ -83,3 +83,16 @@ def test_help_and_docs_are_shown_as_they_are(capsys: pytest.CaptureFixture[str])
         assert [
             pair for pair in zip(page.splitlines(), text(page).splitlines(), strict=True) if len(set(pair)) > 1
         ] == []
+
+
+HARD = [
+    "Authorization: " + "]" * 9999, "a@" * 9999, "+" * 19999, "x-" * 9999, "{" * 19999, "auth: {" * 2999, "token=[" * 2999, "cookie: " * 2999,
+    "{" + ", ".join(f"k{i}: v{i}" for i in range(2999)) + "}", "http://" + "a:b@" * 4999, "bearer " * 2999, "password=" + "ab," * 4999,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", HARD, ids=lambda line: line[:12])
+@pytest.mark.timeout(60)
+def test_a_hostile_line_takes_no_longer_than_a_long_one(line: str) -> None:
+    """Twice 20,000 characters, each of which once took minutes: patterns are tried from few places, each part once."""
+    text(line + line, {"some-s3cret 'value'"})

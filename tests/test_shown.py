@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from rich.table import Table
 
 from trainer import csv_files, streams
 from trainer.confidential import HERE, HIDDEN
+from trainer.data.pictures import Preprocessing
+from trainer.prediction import Pictures, write
 from trainer.progress import console
 from trainer.visible import cell, one_line, visible
 
@@ -86,3 +89,20 @@ def test_a_narrow_encoding_is_no_reason_to_break() -> None:
     guard.write("Zoë\n")
     guard.flush()
     assert raw.getvalue() == b"Zo\\xeb\n"
+
+
+def test_predictions_of_files_with_any_name_are_one_row_each(tmp_path: Path) -> None:
+    names = ["=1+1.png", "a\nb.png", "\udcff\x1b[2J.png", "plain.png", "-2.png"]
+
+    def refuse(path: Path) -> torch.Tensor:
+        raise ValueError(f"cannot identify {path.name!r}\nmore")
+
+    pictures = Pictures(tmp_path, names, Preprocessing(refuse, None, None))
+    rows = torch.tensor([[0.0] * 11, [0.0] * 11, [0.0] * 11, [1.0, *range(5), *[0.2] * 5], [0.0] * 11])
+    unreadable = write(tmp_path / "p.csv", iter([rows]), pictures, ["@evil", "+1", "-1.5", "b\rc", "[red]"])
+    assert len(unreadable) == 4
+    with (tmp_path / "p.csv").open(newline="") as file:
+        table = list(csv.reader(file))
+    assert [row[0] for row in table] == ["file", "'=1+1.png", "a\\nb.png", "\\xff\\x1b[2J.png", "plain.png", "'-2.png"]
+    assert table[4][1:10:2] == ["'@evil", "+1", "-1.5", "b\\x0dc", "[red]"]
+    assert all(len(row) == 12 for row in table)

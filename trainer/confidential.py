@@ -31,11 +31,11 @@ INSIDE_WORDS = 8
 
 NOT_SECRET_VARIABLES = ("PWD", "OLDPWD")
 
-HEADER = re.compile(r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie2?|x-[\w-]*(?:key|token|auth|secret|signature))(\s*:\s*)([^\r\n'\"]+?)(?=[\]}]*(?:['\"\r\n]|$))")  # fmt: skip
+HEADER = re.compile(r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie2?|x-[\w-]{0,40}(?:key|token|auth|secret|signature))(\s*:\s*)([^\r\n'\"]+)")  # fmt: skip
 SCHEME_OF_LOGIN = re.compile(r"(?i)\b(bearer|basic|negotiate)(\s+)([A-Za-z0-9._~+/=-]{6,})")
 URI = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]*://)([^\s'\"<>`]+)")
 WHOLE_URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)(.+)", re.DOTALL)
-NAMED = re.compile(r"(?<![\w./-])([+~]*)([A-Za-z_][\w./@-]*)([\"']?)=(?=\S)|(?<![\w./-])([\"'])([A-Za-z_][\w./@ -]*)\4\s*:\s*(?=\S)")  # fmt: skip
+NAMED = re.compile(r"(?<![\w./@-])([+~]{0,2})([A-Za-z_][\w./@-]*)([\"']?)=(?=\S)|(?<![\w./-])([\"'])([A-Za-z_][\w./@ -]*)\4\s*:\s*(?=\S)")  # fmt: skip
 LINE = re.compile(r"(?m)^(\s*(?:- )?)([A-Za-z_][\w.-]*)(:[ \t]+)(\S[^\n]*)$")
 INSIDE = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(:\s*)([^\s,:{}\[\]'\"][^,{}\[\]\n]*)")
 FLOW = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]*)[\"']?\s*:\s*(?=[\[{])")
@@ -160,19 +160,24 @@ def _parts(text: str) -> Iterator[_Part]:
     for uri in (*([whole] if whole else []), *URI.finditer(text)):
         yield from _of_uri(uri)
     for found in HEADER.finditer(text):
-        login = found[3].strip()
-        yield _Part(found.start(3), found.end(3), (login, True), (login.rpartition(" ")[2], True))
+        login = found[3].rstrip("]} ")
+        yield _Part(found.start(3), found.start(3) + len(login), (login, True), (login.rpartition(" ")[2], True))
     for found in SCHEME_OF_LOGIN.finditer(text):
         yield _Part(found.start(3), found.end(3), (found[3], False))
+    done = 0
     for found in NAMED.finditer(text):
         name = re.split(r"[./@]", found[2] or found[5])[-1]
-        if sounds_secret(name):
-            yield from _of_named(text, found, name)
+        if found.end() >= done and sounds_secret(name):
+            for part in _of_named(text, found, name):
+                done = part.end
+                yield part
+    done = 0
     for found in FLOW.finditer(text):
-        if sounds_secret(found[1]):
+        if found.end() >= done and sounds_secret(found[1]):
             end, strong = _end(text, found.end()), means_secret(found[1])
+            done = end
             yield _Part(found.end(), end, *((piece, strong) for piece in _pieces(text[found.end() : end])))
-    for found in (*LINE.finditer(text), *(f for f in INSIDE.finditer(text) if _in_braces(text, f.end(1)))):
+    for found in (*LINE.finditer(text), *_in_braces(text)):
         value = found[4].strip().strip("'\"")
         if (
             is_secret(found[2], value)
@@ -182,8 +187,14 @@ def _parts(text: str) -> Iterator[_Part]:
             yield _Part(found.start(4), found.end(4), (value, means_secret(found[2])))
 
 
-def _in_braces(text: str, place: int) -> bool:
-    return text.count("{", 0, place) > text.count("}", 0, place)
+def _in_braces(text: str) -> Iterator[re.Match[str]]:
+    """``name: value`` inside of ``{...}``."""
+    depth, done = 0, 0
+    for found in INSIDE.finditer(text):
+        depth += text.count("{", done, found.end(1)) - text.count("}", done, found.end(1))
+        done = found.end(1)
+        if depth > 0:
+            yield found
 
 
 def _of_named(text: str, found: re.Match[str], name: str) -> Iterator[_Part]:

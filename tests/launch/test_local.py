@@ -56,6 +56,20 @@ def test_entries_get_their_seat_and_return_to_the_parent(tmp_path: Path) -> None
     assert results["server"][0]["env"] == ["0", "1", "0", "1", "127.0.0.1"]
 
 
+def test_a_log_is_clean_while_it_is_written(tmp_path: Path) -> None:
+    """So that a launcher that is killed leaves no secret in it, whoever tracks the run."""
+    secret = 's3cret\'of "a" hub'
+    payload = {"secrets": [secret], "config": {"model": {"pat": "ghp_0123abc"}}, "log": str(tmp_path / "workerlog.0")}
+    results = launch([workers("babbles", 1)], payload, tmp_path, Meeting())
+    log = results["worker"][0]
+    assert log.splitlines() == [
+        "(hidden) and (hidden) here",
+        "\\x1b[2J\\u202e",
+        "ValueError: (hidden)",
+        "no newline (hidden)",
+    ]
+
+
 def test_two_hosts_are_one_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
