@@ -99,6 +99,15 @@ def test_gradient_merge_equals_a_larger_batch(runs: Runs, nproc: int) -> None:
     assert_equal(merged, large, 1e-10)
 
 
+def test_a_global_batch_that_nothing_divides_takes_the_same_updates_in_single_precision(runs: Runs) -> None:
+    """44 updates an epoch, of 33 samples and one of 19. Bound: 50 updates, each off by some roundings of 2**-24 of its sums."""
+    uneven = (*DIGITS, "precision=fp32", "data.global_batch_size=33", "max_steps=50")
+    alone, together = runs(*uneven), runs(*uneven, "launch.nproc=2", "strategy.gradient_merge.k_steps=2")
+    assert alone.result.steps == together.result.steps == 50
+    assert alone.result.samples == together.result.samples == 1438 + 6 * 33
+    assert_equal(together, alone, 50 * 2.0**-24)
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_same_seed_twice_gives_the_identical_losses(runs: Runs, nproc: int) -> None:
     first, second = (runs(*AUGMENTED, f"launch.nproc={nproc}", "data.num_workers=0", again=n) for n in range(2))
