@@ -308,10 +308,15 @@ def test_a_shard_that_is_no_file_is_named_and_not_waited_for(tmp_path: Path) -> 
     assert facts.train_samples + facts.val_samples == 8 and "b.tar is " in facts.attention
 
 
+def test_braces_of_very_many_names_are_refused() -> None:
+    with at_most(1, 2), pytest.raises(UserError, match="means 100,000,000,000 files, more than 1,000,000"):
+        Shards(**config(schema.ShardsData, path="a-{0..99999}-{000000..999999}.tar")).facts(1)
+
+
 def test_labels_of_validation_that_training_does_not_have_are_refused(tmp_path: Path) -> None:
     shard(tmp_path / "a.tar", [(f"p{n}", JPEG, n % 2) for n in range(8)])
     shard(tmp_path / "v.tar", [(f"v{n}", JPEG, n) for n in range(3)])
-    with pytest.raises(UserError, match="1 classes are in the validation images and not in the training images: 2"):
+    with pytest.raises(UserError, match="1 class is in the validation images and not in the training images: 2"):
         Shards(**config(schema.ShardsData, path=str(tmp_path / "a.tar"), val_path=str(tmp_path / "v.tar"))).facts(1)
 
 

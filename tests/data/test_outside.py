@@ -274,7 +274,7 @@ def test_a_loop_of_links_does_not_multiply_the_images(tmp_path: Path, name: str)
     truth = source(root).listings(None)  # type: ignore[arg-type]
     (root / place).symlink_to(target)
     if name == "to itself":
-        with pytest.raises(UserError, match="1 training images are links that lead nowhere"):
+        with pytest.raises(UserError, match="1 of its training images is a link that leads nowhere"):
             source(root).facts(1)
     facts = source(root, on_bad="skip").facts(1)
     assert (facts.train_samples, facts.val_samples, facts.classes) == (18, 6, 3)
@@ -319,6 +319,12 @@ def test_linked_folders_and_files_elsewhere_are_followed_once(tmp_path: Path) ->
     assert (facts.train_samples, facts.val_samples) == (12, 7)
     for says in ("daisy/again.jpg is ", "2 names are passed over", "1 of 7 validation images are training images as well", "iris/seen.jpg is "):  # fmt: skip
         assert says in facts.attention, facts.attention
+    (root / "train" / "rose" / "gone.jpg").symlink_to("nowhere")
+    whole = source(root / "train", on_bad="skip").facts(1)  # without a folder for validation: one listing, divided
+    assert whole.train_samples + whole.val_samples == 12
+    assert whole.attention.count("again.jpg") == 1 and "training images as well" not in whole.attention
+    assert "1 image is a link that leads nowhere" in whole.attention
+    (root / "train" / "rose" / "gone.jpg").unlink()
     (tmp_path / "linked").symlink_to(real)
     assert source(tmp_path / "linked").facts(1).train_samples == 12
 
@@ -327,7 +333,7 @@ def test_links_that_lead_nowhere_are_refused_or_left_out_and_said(tmp_path: Path
     root = image_folder(tmp_path / "d")
     for n in range(7):
         (root / "train" / "iris" / f"gone{n}.jpg").symlink_to("/nowhere/at/all.jpg")
-    with pytest.raises(UserError, match=r"7 training images are links that lead nowhere: .*iris/gone0\.jpg; .*; and 2 more") as caught:  # fmt: skip
+    with pytest.raises(UserError, match=r"7 of its training images are links that lead nowhere: .*iris/gone0\.jpg; .*; and 2 more") as caught:  # fmt: skip
         source(root).facts(1)
     assert "data.on_bad=skip" in caught.value.instead
     facts = source(root, on_bad="skip").facts(1)

@@ -27,7 +27,7 @@ class ImageFolder(ImageSource):
         train, val = self._found()
         for split, listing in (("training", train), ("validation", val)):
             if listing.missing and self.config["on_bad"] == "error":
-                raise UserError(f"data.root={root}", f"{len(listing.missing)} {split} images are links that lead nowhere: {some(list(listing.missing))}", "data.on_bad=skip, or repair them")  # fmt: skip
+                raise UserError(f"data.root={root}", f"{len(listing.missing)} of its {split} images {'is a link that leads' if len(listing.missing) == 1 else 'are links that lead'} nowhere: {some(list(listing.missing))}", "data.on_bad=skip, or repair them")  # fmt: skip
             if not len(listing):
                 raise UserError(f"data.root={root}", f"holds no {split} images ({', '.join(EXTENSIONS)})")
         source = f"images in {printable(str(root))}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[st
     why = f" ({some(train.passed_over)})" if train.passed_over else ""
     if folders:
         raise UserError(what, f"{len(untrained)} of {len(names)} classes have no training images: {some(untrained)}{why}", "put images into these folders, or remove them")  # fmt: skip
-    raise UserError(what, f"{len(untrained)} classes are in the validation images and not in the training images: {some(untrained)}")  # fmt: skip
+    raise UserError(what, f"{len(untrained)} class{'es are' if len(untrained) > 1 else ' is'} in the validation images and not in the training images: {some(untrained)}")  # fmt: skip
 
 
 def attention(train: Listing, val: Listing, names: Sequence[str]) -> str:
@@ -48,8 +48,9 @@ def attention(train: Listing, val: Listing, names: Sequence[str]) -> str:
     said = []
     if passed := [*train.passed_over, *(name for name in val.passed_over if name not in train.passed_over)]:
         said.append(f"{len(passed)} name{'s are' if len(passed) > 1 else ' is'} passed over: {some(passed)}")
-    if missing := [*train.missing, *val.missing]:
-        said.append(f"{len(missing)} images are links that lead nowhere: {some(missing)}")
+    if missing := [*train.missing, *(name for name in val.missing if name not in train.missing)]:
+        what = "images are links that lead" if len(missing) > 1 else "image is a link that leads"
+        said.append(f"{len(missing)} {what} nowhere: {some(missing)}")
     if unseen := without(val, names):
         said.append(f"{len(unseen)} of {len(names)} classes have no validation images: {some(unseen)}")
     if both := in_both(train, val):
@@ -61,6 +62,13 @@ def in_both(train: Listing, val: Listing) -> list[str]:
     """Validation images that are training images by another name, as links make them."""
     if not (train.linked or val.linked):
         return []
-    known = {(about.st_dev, about.st_ino): path for path, about in ((p, os.stat(p)) for p in train.files)}
-    found = ((path, known.get((about.st_dev, about.st_ino))) for path, about in ((p, os.stat(p)) for p in val.files))
+    known = {identity: path for path, identity in _identities(train)}
+    found = ((path, known.get(identity)) for path, identity in _identities(val))
     return [f"{printable(path)} is {printable(first)}" for path, first in found if first]
+
+
+def _identities(listing: Listing) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The files that hold the images of a split; of a listing that was divided its own alone."""
+    for path in (listing.files[number] for number in listing.file.tolist()):
+        about = os.stat(path)
+        yield path, (about.st_dev, about.st_ino)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import os
 import re
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from trainer.errors import UserError, why
 
 MOST = 2**31
 """Labels are below this."""
+MOST_SHARDS = 1_000_000
+BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 LABELS = (".cls", ".json")
 
 
@@ -106,6 +109,9 @@ class Shards(ImageSource):
         """The files that a key means, each real one once, and the other names of these."""
         given = self.config[key]
         patterns = [given] if isinstance(given, str) else list(given)
+        for pattern in patterns:
+            if (meant := how_many(pattern)) > MOST_SHARDS:
+                raise UserError(f"data.{key}={given}", f"means {meant:,} files, more than {MOST_SHARDS:,}", "data.path='DIR/*.tar'")  # fmt: skip
         found = sorted({Path(p) for pattern in patterns for braced in braces(pattern) for p in glob.glob(braced)})
         if not found:
             raise UserError(f"data.{key}={given}", "there are no such files", f"data.{key}='DIR/train-{{000..009}}.tar' or 'DIR/*.tar'")  # fmt: skip
@@ -114,12 +120,17 @@ class Shards(ImageSource):
 
 def braces(pattern: str) -> list[str]:
     """``a-{000..002}.tar`` as three names, as WebDataset writes them."""
-    match = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
+    match = BRACES.search(pattern)
     if match is None:
         return [pattern]
     first, last = match.groups()
     numbers = (f"{n:0{len(first)}d}" for n in range(int(first), int(last) + 1))
     return [name for n in numbers for name in braces(pattern[: match.start()] + n + pattern[match.end() :])]
+
+
+def how_many(pattern: str) -> int:
+    """Names that ``braces`` would make."""
+    return math.prod(max(0, int(last) - int(first) + 1) for first, last in BRACES.findall(pattern))
 
 
 def _write_index(folder: Path, files: list[Path], limits: LabelLimits) -> dict[str, Any]:
