@@ -18,7 +18,7 @@ test: install-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-long: install-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long --timeout 1800
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long --timeout 7200
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -8,7 +8,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from tests.runs import environment, family, wait_for
+from tests.pace import wait_for
+from tests.runs import environment, family
 
 
 class Server:

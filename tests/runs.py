@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ def environment(**extra: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, **extra}
 
 
-def trainer(*argv: str, cwd: Path, timeout: float = 120, **extra: str) -> subprocess.CompletedProcess[str]:
+def trainer(*argv: str, cwd: Path, timeout: float = 1200, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run a command line to its end."""
     return subprocess.run(
         [sys.executable, "-m", "trainer", *argv],
@@ -47,16 +45,6 @@ def start(*argv: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
             stderr=subprocess.STDOUT,
             text=True,
         )
-
-
-def wait_for(what: Callable[[], Any], seconds: float, why: str) -> Any:
-    """The first true answer of ``what``; fails with ``why`` when there is none in time."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if answer := what():
-            return answer
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds} s: {why}")
 
 
 def family(pid: int) -> list[psutil.Process]:

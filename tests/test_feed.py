@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
+from tests.pace import wait_for
 from tests.strategies.tiny import Augmented
 from trainer.data.arrays import ArrayDataset
 from trainer.data.base import Splits
@@ -137,9 +138,7 @@ def test_a_reading_process_keeps_so_many_batches_ready(make: Make, prefetch: int
     data = Noting(80)
     batches = iter(make(data, numbered(4), num_workers=1, prefetch=prefetch).train_reader)
     next(batches)
-    deadline = time.monotonic() + 10
-    while data.read < 1 + prefetch and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: data.read >= 1 + prefetch, 10, "batches are read ahead")
     time.sleep(0.1)
     assert data.read == 1 + prefetch, "the one that was taken, and those ready"
 

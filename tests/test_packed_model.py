@@ -114,7 +114,7 @@ def test_the_packed_model_has_what_it_imports_and_predicts_elsewhere(
     bare = {k: v for k, v in environment().items() if k != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-c", LOAD, str(folder), str(tmp_path / "in.npy"), str(tmp_path / "out.npy")],
-        cwd=tmp_path, env={**bare, "PYTHONPATH": os.pathsep.join([])}, capture_output=True, text=True, timeout=200,
+        cwd=tmp_path, env={**bare, "PYTHONPATH": os.pathsep.join([])}, capture_output=True, text=True, timeout=2000,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(code / "own_pkg" / "net.py")

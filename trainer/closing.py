@@ -63,6 +63,8 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
         from trainer.tracking.recorder import LOGS
 
         scrub(Path(ready.plan.run_dir), LOGS, ready.secrets)
+    if result.status == "done" and tracker is not None:
+        tracker.trained(run_dir)
     if result.status != "killed":
         _draw(closing, run_dir, ready)
     if tracker is not None:

@@ -94,25 +94,35 @@ class Ready:
         return values(self.checked.config) | confidential.HERE.values
 
 
-def get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str, place: str = "hydra.run.dir") -> Ready:
+def get_ready(
+    config: dict[str, Any],
+    typed: Sequence[str],
+    run_dir: str,
+    place: str = "hydra.run.dir",
+    passed: Callable[[Checked], None] = lambda checked: None,
+) -> Ready:
     """Check everything; nothing is written.
 
     Args:
         place: the key that names ``run_dir``.
+        passed: called when the light checks are passed, before torch is imported.
 
     Raises:
         UserError: the job cannot run.
     """
     confidential.HERE.learn(values(config))
     try:
-        return _get_ready(config, typed, run_dir, place)
+        return _get_ready(config, typed, run_dir, place, passed)
     except OSError as error:  # whatever is read here, the config names
         raise UserError(str(error.filename or "the config"), f"cannot be read: {error.strerror or error}") from error
 
 
-def _get_ready(config: dict[str, Any], typed: Sequence[str], run_dir: str, place: str) -> Ready:
+def _get_ready(
+    config: dict[str, Any], typed: Sequence[str], run_dir: str, place: str, passed: Callable[[Checked], None]
+) -> Ready:
     before = frozenset(sys.modules)
     checked = check(config, typed)
+    passed(checked)
     from trainer.launch.preload import imported_since
     from trainer.probe import probe  # imports torch: only what has passed the light checks waits for that
 

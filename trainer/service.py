@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import compose, streams, sweeps
-from trainer.checks import experiment_of
+from trainer.checks import Checked, experiment_of
 from trainer.closing import Closing
 from trainer.compose import plain, typed_keys
 from trainer.confidential import HERE, command, hide, of_command_line, of_environment, text
@@ -19,7 +19,7 @@ from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host.links import check_run_folder, check_sweep_folder
 from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
 from trainer.points import check_points, expand
-from trainer.stores import try_store
+from trainer.stores import tracking_uri, try_store
 from trainer.wording import counted
 
 if TYPE_CHECKING:
@@ -61,18 +61,24 @@ def run_one(
     config = compose.compose(app, overrides, config_name)
     run_dir = compose.named_folder(config, "hydra.run.dir")
     check_run_folder(run_dir, config.hydra.output_subdir)
-    ready = get_ready(plain(config), typed_keys(overrides), str(run_dir))
-    if ready.checked.config["plan"]:
-        from trainer.progress import show_plan
+    with contextlib.ExitStack() as stack:
+        trackers: list[Tracker | None] = []
 
-        show_plan(ready.plan)
-        return _planned(ready)
-    away = try_tracking(ready)
-    run_dir = claim(run_dir, chosen="hydra.run.dir" in typed_keys(overrides))
-    ready.plan = replace(ready.plan, run_dir=str(run_dir))
-    _leave_hydra_files(config, run_dir)
-    with tracking(ready.plan.tracking if ready.plan.node_rank == 0 else "", away) as tracker:
-        result = execute(ready, start, [*flags, *overrides], tracker)
+        def passed(checked: Checked) -> None:  # the recorder imports mlflow while this process imports torch
+            trackers.append(stack.enter_context(tracking(_recorded_at(checked.config))))
+
+        ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed)
+        if ready.checked.config["plan"]:
+            from trainer.progress import show_plan
+
+            show_plan(ready.plan)
+            return _planned(ready)
+        if (away := try_tracking(ready)) and trackers[0] is not None:
+            trackers[0].tell_away(away)
+        run_dir = claim(run_dir, chosen="hydra.run.dir" in typed_keys(overrides))
+        ready.plan = replace(ready.plan, run_dir=str(run_dir))
+        _leave_hydra_files(config, run_dir)
+        result = execute(ready, start, [*flags, *overrides], trackers[0])
     say_result(result, ready, [*flags, *overrides])
     return result
 
@@ -247,6 +253,11 @@ def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
             app.show_info(args.info, config_name, args.overrides)
         else:
             app.shell_completion(config_name, args.overrides)
+
+
+def _recorded_at(config: Mapping[str, Any]) -> str:
+    """Where this host's process is to record the run; empty where there is nothing to record."""
+    return "" if config["plan"] or config["launch"]["node_rank"] else tracking_uri(config["tracking"])
 
 
 @contextlib.contextmanager

@@ -680,7 +680,7 @@ def test_debug_shows_the_traceback(run: Run) -> None:
 @pytest.mark.parametrize("typed", ["epoch=3", "data.batch_size=0", "launch=[1,2]"])
 def test_wrong_input_in_a_real_process(typed: str, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "trainer", DIGITS, typed]
-    done = subprocess.run(argv, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

@@ -52,7 +52,7 @@ def test_answers_import_nothing_heavy(typed: str, tmp_path: Path) -> None:
         env=environment(COMP_LINE=f"trainer {DIGITS} epo"),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     code, heavy = json.loads(done.stdout.splitlines()[-1])
     assert (code, heavy) == (ANSWERS[typed], []), done.stderr

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.pace import wait_for
 from trainer.data import drawn_flowers, once
 from trainer.data.flower_painter import paint
 from trainer.data.flower_species import species
@@ -85,7 +85,7 @@ def test_progress_counts_up_to_the_total_and_a_whole_set_is_not_drawn_again() ->
 
 def test_two_processes_asking_at_once_get_one_whole_set() -> None:
     noisy = "classes=6, per_class=8, size=96, on_progress=lambda d, t: print('.')"
-    answers = [process.communicate(timeout=60)[0].split() for process in [ask(noisy), ask(noisy)]]
+    answers = [process.communicate(timeout=600)[0].split() for process in [ask(noisy), ask(noisy)]]
     root = drawn_flowers.folder(classes=6, per_class=8, size=96)
     assert [answer[-1] for answer in answers] == [str(root)] * 2
     assert sorted(answer.count(".") for answer in answers) == [0, 96]
@@ -96,7 +96,7 @@ def test_it_draws_from_a_folder_whose_files_shadow_the_libraries(tmp_path: Path)
     (tmp_path / "numpy.py").write_text("raise RuntimeError('the wrong numpy')")
     (tmp_path / "script.py").write_text(ASK.format(arguments="classes=1, per_class=1, size=32"))
     environment = {**os.environ, "PYTHONPATH": str(HOME), "TRAINER_CACHE": "relative"}
-    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environment, check=True, timeout=600)
     assert len(contents(tmp_path / "relative")) == 2
 
 
@@ -119,11 +119,8 @@ def test_a_caller_that_dies_takes_its_painters_along_and_leaves_no_set(how: sign
     painters = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(painters) == 2
     process.send_signal(how)
-    process.wait(timeout=20)
-    deadline = time.monotonic() + 10
-    while any(_alive(painter) for painter in painters) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(_alive(painter) for painter in painters)
+    process.wait(timeout=600)
+    wait_for(lambda: not any(_alive(painter) for painter in painters), 10, "the painters end")
     assert not drawn_flowers.is_drawn(size=480)
     if how == signal.SIGINT:
         assert list(cache.rglob("*.jpg")) == []

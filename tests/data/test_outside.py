@@ -56,7 +56,7 @@ def png(width: int, height: int, bits: int, kind: int, data: bytes) -> bytes:
 def peak_of(script: str, *args: object) -> tuple[str, int]:
     """What a process prints, and the MiB that it takes beyond its imports (ru_maxrss of a fresh one)."""
     lines = f"import resource, sys\nfrom trainer.data.decode import decode\nfrom trainer.data.header import BadImage\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n{script}\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
-    done = subprocess.run([sys.executable, "-c", lines, *map(str, args)], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, "-c", lines, *map(str, args)], capture_output=True, text=True, timeout=2000)
     assert done.returncode == 0, done.stderr
     *said, peak = done.stdout.strip().splitlines()
     return "\n".join(said), int(peak) >> 10

@@ -74,7 +74,7 @@ def test_the_example_of_a_row_is_one() -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with an MLflow model, and of rows: 300 with labels, 9,000 packed ones without, some wrong."""
     folder = tmp_path_factory.mktemp("clicks")
-    done = trainer(*CLICKS, "hydra.run.dir=run", cwd=folder, timeout=240)
+    done = trainer(*CLICKS, "hydra.run.dir=run", cwd=folder, timeout=2400)
     assert done.returncode == 0, done.stderr
     generator = random.Random(1)
     (folder / "in").mkdir()
@@ -155,7 +155,7 @@ json.dump(found, open(sys.argv[3], "w"))
 def test_the_logged_model_takes_rows_and_says_the_same(trained: Path, page: dict[str, Any], tmp_path: Path) -> None:
     [run] = mlflow_runs(trained)
     arguments = [f"sqlite:///{trained}/mlflow.db", run.info.run_id, str(tmp_path / "found.json")]
-    loaded = subprocess.run([sys.executable, "-c", LOAD, *arguments], cwd=trained, env=environment(), capture_output=True, text=True, timeout=200)  # fmt: skip
+    loaded = subprocess.run([sys.executable, "-c", LOAD, *arguments], cwd=trained, env=environment(), capture_output=True, text=True, timeout=2000)  # fmt: skip
     assert loaded.returncode == 0, loaded.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     rows = [r for r in (trained / "in" / "a.tsv").read_bytes().splitlines() if len(r.split(b"\t")) == 40][:200]

@@ -24,7 +24,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, name: str, *overrides: str) -> tuple[dict[str, Any], list[dict[str, float]]]:
     """A run's result and its points."""
-    done = trainer(*overrides, f"hydra.run.dir={folder / name}", cwd=folder, timeout=240, TRAINER_CACHE=str(folder / "cache"))  # fmt: skip
+    done = trainer(*overrides, f"hydra.run.dir={folder / name}", cwd=folder, timeout=2400, TRAINER_CACHE=str(folder / "cache"))  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     points = [json.loads(line)["metrics"] for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
     return json.loads((folder / name / "result.json").read_text()), points

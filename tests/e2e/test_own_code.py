@@ -36,7 +36,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("page")
     names = write_files(PAGE, folder)
     assert names == ["mine/recipe/watched_digits.yaml", "my_package/metrics.py", "my_package/callbacks.py"]
-    done = trainer("--config-dir", "mine", "+recipe=watched_digits", "hydra.run.dir=run", "precision=fp32", "tracking.log_model=false", cwd=folder, timeout=240)  # fmt: skip
+    done = trainer("--config-dir", "mine", "+recipe=watched_digits", "hydra.run.dir=run", "precision=fp32", "tracking.log_model=false", cwd=folder, timeout=2400)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
 

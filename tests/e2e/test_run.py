@@ -179,7 +179,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> N
 def test_torchrun_starts_the_same_run(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer"]
     argv = [*SMALL, "tracking=none"]
-    done = subprocess.run([*torchrun, *argv, "hydra.run.dir=a"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)  # fmt: skip
+    done = subprocess.run([*torchrun, *argv, "hydra.run.dir=a"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=1200)  # fmt: skip
     assert done.returncode == 0, done.stderr
     ours = trainer(*argv, "launch.nproc=2", "hydra.run.dir=b", cwd=tmp_path)
     assert ours.returncode == 0, ours.stderr
@@ -189,7 +189,7 @@ def test_torchrun_starts_the_same_run(tmp_path: Path) -> None:
 
 def test_torchrun_with_wrong_input_starts_nothing(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer"]
-    done = subprocess.run([*torchrun, "+recipe=digits_lent"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)  # fmt: skip
+    done = subprocess.run([*torchrun, "+recipe=digits_lent"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=1200)  # fmt: skip
     assert done.returncode != 0
     assert "+recipe=digits_lenet" in done.stderr
     assert not list(tmp_path.iterdir())
@@ -237,7 +237,8 @@ def test_runs_started_in_the_same_second_get_their_own_folders(tmp_path: Path) -
 def test_two_hosts_equal_one_host(tmp_path: Path) -> None:
     import socket
 
-    from tests.runs import start, wait_for
+    from tests.pace import wait_for
+    from tests.runs import start
 
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

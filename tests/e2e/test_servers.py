@@ -136,7 +136,7 @@ def test_image_recipes_run_on_servers_as_well(tmp_path: Path) -> None:
     done = trainer(
         "+recipe=resnet50_flowers_demo", "strategy=pserver_async", "tracking=none", "hydra.run.dir=run", "epochs=1",
         "limit_train_batches=3", "limit_val_batches=1", "data.batch_size=4", "execution.log_every=1",
-        cwd=tmp_path, timeout=240,
+        cwd=tmp_path, timeout=2400,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "roles           1 server, 2 workers" in done.stdout

@@ -21,7 +21,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = image_folder(here / "d")
     (root / "train" / "daisy" / "loop").symlink_to("..")
     os.mkfifo(root / "train" / "rose" / "pipe.jpg")
-    done = trainer(*SMALL, f"data.root={root}", "max_steps=2", f"hydra.run.dir={here / 'run'}", cwd=here, timeout=240)
+    done = trainer(*SMALL, f"data.root={root}", "max_steps=2", f"hydra.run.dir={here / 'run'}", cwd=here, timeout=2400)
     assert done.returncode == 0, done.stdout + done.stderr
     said = " ".join(done.stdout.split())
     assert "2 names are passed over" in said and "leads back to a folder" in said and "pipe.jpg is a FIFO" in said
@@ -44,7 +44,7 @@ def test_a_table_is_written_whatever_lies_in_the_folder(trained: Path, tmp_path:
     (looked / "empty.jpg").write_bytes(b"")
     (looked / os.fsdecode(b"bad\xfe.jpg")).write_bytes(b"no image")
     out = tmp_path / "out.csv"
-    done = trainer(*SMALL, "mode=predict", f"data.root={trained / 'd'}", f"weights={trained / 'run'}", f"predict.input={looked}", f"predict.output={out}", "launch.nproc=2", "data.num_workers=1", cwd=tmp_path, timeout=240)  # fmt: skip
+    done = trainer(*SMALL, "mode=predict", f"data.root={trained / 'd'}", f"weights={trained / 'run'}", f"predict.input={looked}", f"predict.output={out}", "launch.nproc=2", "data.num_workers=1", cwd=tmp_path, timeout=2400)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["file"]: row for row in csv.DictReader(out.open(encoding="utf-8"))}
     errors = {name: row["error"] for name, row in rows.items()}
@@ -65,7 +65,7 @@ def test_an_image_that_breaks_in_training_is_one_sentence_with_two_workers_that_
     root = image_folder(tmp_path / "d")
     broken = root / "train" / "iris" / "3.jpg"
     broken.write_bytes(broken.read_bytes()[:300])
-    done = trainer(*SMALL, f"data.root={root}", "data.cache=none", "epochs=1", "launch.nproc=2", "data.num_workers=2", cwd=tmp_path, timeout=240)  # fmt: skip
+    done = trainer(*SMALL, f"data.root={root}", "data.cache=none", "epochs=1", "launch.nproc=2", "data.num_workers=2", cwd=tmp_path, timeout=2400)  # fmt: skip
     assert done.returncode == 1
     said = " ".join((done.stdout + done.stderr).split())
     assert f"{broken} cannot be read: " in said and "data.on_bad=skip leaves them out." in said

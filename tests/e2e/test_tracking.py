@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 
 from tests.mlflow_server import Server
+from tests.pace import wait_for
 from tests.pictures import config, image_folder
-from tests.runs import ROOT, SMALL, environment, mlflow_runs, points, read, start, trainer, wait_for
+from tests.runs import ROOT, SMALL, environment, mlflow_runs, points, read, start, trainer
 from trainer.tracking.recorder import Follower
 
 
 def test_mlflow_holds_every_point_parameter_tag_and_artifact(tmp_path: Path) -> None:
-    done = trainer(*SMALL, "hydra.run.dir=run", "+tracking.tags.team=vision", cwd=tmp_path, timeout=240)
+    done = trainer(*SMALL, "hydra.run.dir=run", "+tracking.tags.team=vision", cwd=tmp_path, timeout=2400)
     assert done.returncode == 0, done.stderr
     [run] = mlflow_runs(tmp_path)
     result = read(tmp_path / "run" / "result.json")
@@ -69,7 +70,7 @@ def test_sweep_runs_are_children_of_one_parent(tmp_path: Path) -> None:
         "tracking.log_model=false",
         "hydra.sweep.dir=sweep",
         cwd=tmp_path,
-        timeout=280,
+        timeout=2800,
     )
     assert done.returncode == 0, done.stderr
     runs = mlflow_runs(tmp_path)
@@ -108,7 +109,7 @@ def test_training_goes_on_without_the_tracking_server_and_points_are_sent_later(
         server.start()
         resent = subprocess.run(
             [sys.executable, "-m", "trainer.tracking.recorder", "resend", str(run_dir)],
-            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240,
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=2400,
         )  # fmt: skip
         assert resent.returncode == 0, resent.stdout + resent.stderr
     finally:
@@ -342,7 +343,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Serve
             "model._target_=own_net.Net", f"+model.hub_token={SECRETS['model']}", "~model.in_channels", "~model.image_size",
             f"+tracking.tags.api_key={SECRETS['tag']}", "+tracking.tags.team=vision", "tracking.system_every_s=0.05",
             "tracking.flush_timeout_s=200", "launch.nproc=2",
-            cwd=folder, timeout=280, PYTHONPATH=f"{ROOT}:{folder / 'own'}",
+            cwd=folder, timeout=2800, PYTHONPATH=f"{ROOT}:{folder / 'own'}",
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         (folder / "screen.txt").write_text(done.stdout + done.stderr)
@@ -393,7 +394,7 @@ def test_the_logged_model_predicts_as_the_trained_one_without_the_run(
     try:
         loaded = subprocess.run(
             [sys.executable, "-c", LOAD, f"http://127.0.0.1:{server.port}", run.info.run_id, str(tmp_path / "inputs.npz"), str(tmp_path / "outputs.npz"), "digits_lenet"],
-            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200,
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=2000,
         )  # fmt: skip
     finally:
         (folder / "elsewhere").rename(folder / "run")
@@ -414,7 +415,7 @@ def test_the_logged_model_takes_images_as_they_are_and_finds_what_validation_fou
     folder = image_folder(tmp_path / "images", per_class=8, val=6)
     done = trainer(
         "+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", f"data.root={folder}", "data.image_size=32",
-        "data.batch_size=4", "epochs=2", "precision=fp32", "tracking.log_last_model=true", "hydra.run.dir=run", cwd=tmp_path, timeout=240,
+        "data.batch_size=4", "epochs=2", "precision=fp32", "tracking.log_last_model=true", "hydra.run.dir=run", cwd=tmp_path, timeout=2400,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     source = ImageFolder(**config(schema.ImageFolderData, root=str(folder), image_size=32, cache="none"))
@@ -423,7 +424,7 @@ def test_the_logged_model_takes_images_as_they_are_and_finds_what_validation_fou
     [run] = mlflow_runs(tmp_path)
     loaded = subprocess.run(
         [sys.executable, "-c", LOAD, f"sqlite:///{tmp_path}/mlflow.db", run.info.run_id, "inputs.npz", "outputs.npz", "resnet50_imagefolder-last"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200,
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=2000,
     )  # fmt: skip
     assert loaded.returncode == 0 and "Tensor('uint8', (-1, 3, 32, 32))" in loaded.stdout, loaded.stdout + loaded.stderr
     hits = (np.load(tmp_path / "outputs.npz")["outputs"].argmax(1) == labels.numpy()).mean()
@@ -534,10 +535,10 @@ def test_sending_everything_again_changes_nothing(told: tuple[Path, Server, Any]
     (folder / "run" / "tracking.json").write_text(
         json.dumps({**state, "doubtful_bytes": state["sent_bytes"], "sent_bytes": 0})
     )
-    asked = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=100)
+    asked = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=1000)
     assert asked.returncode == 2 and "MLFLOW_TRACKING_URI" in asked.stdout
     where = environment(MLFLOW_TRACKING_URI=f"http://127.0.0.1:{server.port}")
-    sent = subprocess.run(command, cwd=folder, env=where, capture_output=True, text=True, timeout=200)
+    sent = subprocess.run(command, cwd=folder, env=where, capture_output=True, text=True, timeout=2000)
     assert sent.returncode == 0, sent.stdout + sent.stderr
     assert {name: len(client.get_metric_history(run.info.run_id, name)) for name in run.data.metrics} == before
     assert sum(before.values()) == sum(

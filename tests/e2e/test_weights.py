@@ -75,7 +75,7 @@ def assert_found(run_dir: Path, trained: Path) -> None:
 def test_eval_gives_the_numbers_of_the_validation_at_the_end_of_training(
     trained: Path, tmp_path: Path, workers: int
 ) -> None:
-    done = trainer(*RECIPE, "mode=eval", f"weights={trained}", f"launch.nproc={workers}", "hydra.run.dir=run", cwd=tmp_path, timeout=240)  # fmt: skip
+    done = trainer(*RECIPE, "mode=eval", f"weights={trained}", f"launch.nproc={workers}", "hydra.run.dir=run", cwd=tmp_path, timeout=2400)  # fmt: skip
     assert done.returncode == 0, done.stderr
     mine, theirs = read(tmp_path / "run" / "result.json"), read(trained / "result.json")
     names = [name for name in theirs["metrics"] if name.startswith("val/")]
@@ -93,7 +93,7 @@ def test_eval_gives_the_numbers_of_the_validation_at_the_end_of_training(
 def test_eval_under_torchrun_gives_the_same(trained: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "trainer", *RECIPE, "mode=eval", f"weights={trained}", "hydra.run.dir=run"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240,
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=2400,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert_found(tmp_path / "run", trained)
@@ -228,7 +228,7 @@ def test_predict_writes_the_models_guesses_in_the_order_of_the_paths(
     folder, inputs = pictures
     done = trainer(
         *RECIPE, "mode=predict", f"weights={trained}", f"predict.input={folder}", "data.batch_size=4",
-        f"launch.nproc={workers}", "hydra.run.dir=run", cwd=tmp_path, timeout=240,
+        f"launch.nproc={workers}", "hydra.run.dir=run", cwd=tmp_path, timeout=2400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader((tmp_path / "run" / "predictions.csv").open()))

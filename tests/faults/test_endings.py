@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import SMALL, alive, family, mlflow_runs, points, read, start, wait_for
+from tests.pace import wait_for
+from tests.runs import SMALL, alive, family, mlflow_runs, points, read, start
 
 SECRET = "s3cret-of-a-hub"
 LONG = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.runs import alive, family, points, read, start, trainer, wait_for
+from tests.pace import patient, wait_for
+from tests.runs import alive, family, points, read, start, trainer
 
 BASE = (
     "+recipe=digits_lenet", "launch.nproc=3", "data.batch_size=8", "execution.log_every=5", "tracking=none",
@@ -78,9 +78,9 @@ def _outputs(process: psutil.Process) -> list[str]:
 def ended(process: subprocess.Popen[str], folder: Path, code: int, seconds: float = 90) -> None:
     """The run ends by itself with that exit code."""
     try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        raise AssertionError(f"not within {seconds} s:\n{screen(folder)[-3000:]}") from None
+        wait_for(lambda: process.poll() is not None, seconds, "the run ends")
+    except AssertionError as error:
+        raise AssertionError(f"{error}:\n{screen(folder)[-3000:]}") from None
     assert process.returncode == code, screen(folder)[-3000:]
 
 
@@ -115,7 +115,7 @@ def test_next_worker_saves_when_the_first_dies_saving(tmp_path: Path, mode: str,
     run = tmp_path / "run"
     done = trainer(
         *(o for o in BASE if not o.startswith("launch.")), f"strategy=pserver_{mode}", "epochs=1", "limit_train_batches=3", "model._target_=tests.faults.dying.Dying",
-        f"+model.at={at}", f"+model.run={run}", "launch.nproc=2", cwd=tmp_path, timeout=240,
+        f"+model.at={at}", f"+model.run={run}", "launch.nproc=2", cwd=tmp_path, timeout=2400,
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     assert (run / "died").exists()
@@ -134,11 +134,12 @@ def test_lost_work_is_dropped_where_that_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_stopped_worker_is_done_without_and_refused_when_it_wakes(tmp_path: Path) -> None:
-    with running(tmp_path, "strategy=pserver_async", "strategy.lost_after_s=1.5", "epochs=60") as (process, run, everybody):  # fmt: skip
+    silence = patient(2)
+    with running(tmp_path, "strategy=pserver_async", f"strategy.lost_after_s={silence}", "epochs=60") as (process, run, everybody):  # fmt: skip
         sleeper = member(run, "workerlog.1", everybody)
         sleeper.send_signal(signal.SIGSTOP)
         log = run / "serverlog.0"
-        wait_for(lambda: "worker 1 is lost: nothing was heard" in log.read_text(), 15, "it is declared lost")
+        wait_for(lambda: "worker 1 is lost: nothing was heard" in log.read_text(), 15 + silence, "it is declared lost")
         seen = len(points(run, "train/loss"))
         wait_for(lambda: len(points(run, "train/loss")) > seen, 15, "the others go on")
         sleeper.send_signal(signal.SIGCONT)
@@ -151,10 +152,11 @@ def test_stopped_worker_is_done_without_and_refused_when_it_wakes(tmp_path: Path
 
 
 def test_run_ends_without_a_worker_that_stays_stopped(tmp_path: Path) -> None:
-    with running(tmp_path, "strategy=pserver_geo", "strategy.lost_after_s=1.5") as (process, run, everybody):
+    silence = patient(2)
+    with running(tmp_path, "strategy=pserver_geo", f"strategy.lost_after_s={silence}") as (process, run, everybody):
         member(run, "workerlog.1", everybody).send_signal(signal.SIGSTOP)
         ended(process, tmp_path, 0)
-    assert "worker 1 was lost (nothing was heard of it for 1.5 s) and is ended" in screen(tmp_path)
+    assert f"worker 1 was lost (nothing was heard of it for {silence:g} s) and is ended" in screen(tmp_path)
     assert list(read(run / "result.json")["lost_workers"]) == ["1"]
 
 
@@ -177,10 +179,8 @@ def test_sync_run_goes_on_without_a_killed_worker_where_that_is_asked_for(tmp_pa
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda s: s.name)
 def test_run_without_its_server_ends_and_names_it(tmp_path: Path, how: signal.Signals) -> None:
     with running(tmp_path, "strategy=pserver_async", "epochs=1000") as (process, run, everybody):
-        began = time.monotonic()
         member(run, "serverlog.0", everybody).send_signal(how)
         ended(process, tmp_path, 1, 20)
-        assert time.monotonic() - began < 20
     assert "server 0" in screen(tmp_path)
     assert "Traceback" not in screen(tmp_path)
 

@@ -40,7 +40,7 @@ def test_names_that_a_stranger_takes_in_the_common_temporary_folder_mean_nothing
         assert stranger.stdout.readline() == "ready\n"
         launched = subprocess.run(
             [sys.executable, "-m", "tests.launch.failing", str(tmp_path)],
-            cwd=ROOT, env=environment(TMPDIR=str(common)), capture_output=True, text=True, timeout=120,
+            cwd=ROOT, env=environment(TMPDIR=str(common)), capture_output=True, text=True, timeout=1200,
         )  # fmt: skip
     finally:
         stranger.stdin.close()
@@ -59,7 +59,7 @@ def test_names_that_a_stranger_takes_in_the_common_temporary_folder_mean_nothing
 def test_what_a_launch_leaves_open_in_the_temporary_folder_is_for_its_user_alone(common: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.launch.failing", str(tmp_path), "looks"],
-        cwd=ROOT, env=environment(TMPDIR=str(common)), capture_output=True, text=True, timeout=120,
+        cwd=ROOT, env=environment(TMPDIR=str(common)), capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     [modes] = [line for line in done.stdout.splitlines() if line.startswith("modes ")]
     assert modes.split()[1:] and set(modes.split()[1:]) == {"0o40700"}, done.stdout + done.stderr

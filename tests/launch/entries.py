@@ -16,7 +16,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from tests.runs import wait_for
+from tests.pace import wait_for
 from trainer.data.arrays import ArrayDataset
 from trainer.data.base import Splits
 from trainer.data.feed import Feed, Placement

@@ -17,7 +17,8 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from tests.runs import alive, environment, read, wait_for
+from tests.pace import wait_for
+from tests.runs import alive, environment, read
 from trainer import machine
 from trainer.errors import RunFailed
 from trainer.launch.hosts import Meeting, meet
@@ -29,7 +30,7 @@ DIGITS = (
 )  # fmt: skip
 LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0")
 ENDS_WITHIN_S = 20
-PATIENCE_S = 200
+PATIENCE_S = 1200
 """Each command imports torch twice, and test machines are shared."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from tests.pace import wait_for
 from tests.strategies.launching import payload
 from trainer.strategies.base import Seat
 from trainer.strategies.pserver import client as client_module
@@ -359,10 +360,9 @@ def in_threads(functions: Mapping[str, Any], seconds: float = 60) -> dict[str, A
     threads = [threading.Thread(target=call, args=item, daemon=True) for item in functions.items()]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(0.1, until - time.monotonic()))
+    wait_for(lambda: errors or not any(t.is_alive() for t in threads), seconds, f"{set(functions) - set(done)}")
     if errors:
+        for thread in threads:
+            thread.join(5)
         raise errors[0]
-    assert not any(t.is_alive() for t in threads), f"not within {seconds} s: {set(functions) - set(done)}"
     return done

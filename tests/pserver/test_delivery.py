@@ -166,13 +166,13 @@ def _lives(cluster: Cluster, rank: int, mode: str, seed: int, pushes: int, share
             [sys.executable, "-m", "tests.pserver.bare_worker", json.dumps(told)], stdout=subprocess.PIPE, text=True
         )
         try:
-            until = time.monotonic() + 50
+            until = time.monotonic() + 500
             mark = cluster.servers[rank % 2].members.all[rank].watermark
             while end is not None and mark.done < end and time.monotonic() < until and process.poll() is None:
                 time.sleep(0.001)
             if end is not None:
                 os.kill(process.pid, signal.SIGKILL)
-            out, _ = process.communicate(timeout=50)
+            out, _ = process.communicate(timeout=500)
         finally:
             process.kill()
         killed += process.returncode == -signal.SIGKILL

@@ -289,7 +289,7 @@ def late(seat: Seat, payload: dict[str, Any], meeting: str, arrivals: dict[int, 
 def stalled(seat: Seat, payload: dict[str, Any]) -> None:
     """A run whose worker 1 stands still before its first update, for longer than anybody waits."""
     with taking_part(in_run(seat, RUN), payload) as run:
-        time.sleep(120 if seat.rank == 1 else 0)
+        time.sleep(600 if seat.rank == 1 else 0)
         fit(run)
 
 
@@ -316,7 +316,7 @@ def stalled_in_a_block(seat: Seat, payload: dict[str, Any]) -> None:
 
         def stand(samples: int) -> None:
             seat.store.set("stands", "")
-            time.sleep(120)
+            time.sleep(600)
 
         def late(samples: int) -> None:  # worker 1 has work before the others have done it all
             seat.store.wait(["stands"])

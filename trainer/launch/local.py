@@ -98,11 +98,11 @@ def launch(
         Interrupted: SIGINT or SIGTERM came; all processes are ended.
     """
     _place_sockets()
-    start_forkserver(preload)
     scratch = private.scratch("trainer-")
     members: list[Member] = []
     shown: list[Shown] = []
     try:
+        start_forkserver(preload, scratch)
         with _signals_raise():
             store = [open_store(meeting)]  # in a list, because the frames of an error would keep it open
             try:

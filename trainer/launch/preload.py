@@ -11,7 +11,9 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import sys
+import tempfile
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 VARIABLE = "TRAINER_PRELOAD"
@@ -38,22 +40,27 @@ def modules_of(config: Mapping[str, Any], entries: Iterable[str]) -> list[str]:
     return [module for name in named if (module := name.replace(":", ".").rpartition(".")[0])]
 
 
-def start_forkserver(names: Iterable[str]) -> None:
-    """Start this process's forkserver with these modules; one that runs already stays as it is."""
+def start_forkserver(names: Iterable[str], folder: Path) -> None:
+    """Start this process's forkserver with these modules; one that runs already stays as it is.
+
+    Args:
+        folder: for temporary files meanwhile: torch._dynamo makes a folder when it is imported.
+    """
     multiprocessing.set_forkserver_preload([__name__])
-    os.environ[VARIABLE] = json.dumps({"path": sys.path, "names": list(dict.fromkeys([*ALWAYS, *names]))})
+    wanted = list(dict.fromkeys([*ALWAYS, *names]))
+    os.environ[VARIABLE] = json.dumps({"path": sys.path, "names": wanted, "folder": str(folder)})
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
         os.environ.pop(VARIABLE, None)  # two launches of one process, in threads, may both have put it there
 
 
-def _import(path: list[str], names: list[str]) -> None:
+def _import(path: list[str], names: list[str], folder: str) -> None:
     """In the forkserver: import what can be imported; the rest fails where it is needed.
 
     Torch keeps to one thread meanwhile: a pool of OpenMP's would be broken in every process forked from here.
     """
-    sys.path[:] = path
+    sys.path[:], tempfile.tempdir = path, folder
     gc.disable()
     import torch
 
@@ -61,6 +68,7 @@ def _import(path: list[str], names: list[str]) -> None:
     for name in names:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    tempfile.tempdir = None
     gc.freeze()  # shared by all processes: a collection would copy it into each
     gc.enable()
     atexit.register(_leave, os.getpid())

@@ -29,9 +29,9 @@ class Tracker:
     """
 
     def __init__(self, say: Callable[[str], None], away: str = "") -> None:
-        self.say, self.away = say, away
+        self.say, self.away, self.opened = say, "", False
         if away:
-            say(f"MLflow: the tracking server does not answer ({away}); training goes on, points are kept and sent when it does")  # fmt: skip
+            self.tell_away(away)
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
         path = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
@@ -43,6 +43,11 @@ class Tracker:
             start_new_session=True,
         )
         threading.Thread(target=self._listen, daemon=True, name="tracking-answers").start()
+
+    def tell_away(self, why: str) -> None:
+        """The store did not answer when it was tried before the start."""
+        self.away = why
+        self.say(f"MLflow: the tracking server does not answer ({why}); training goes on, points are kept and sent when it does")  # fmt: skip
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
@@ -67,7 +72,12 @@ class Tracker:
             run_dir: the run's folder; ``metrics.jsonl`` in it is followed.
             run: ``uri``, ``experiment``, ``run_name``, ``tags``, ``params``, ``parent`` (a folder, or None).
         """
+        self.opened = True
         self._send({"open": str(run_dir), **run, "away": self.away})
+
+    def trained(self, run_dir: Path) -> None:
+        """The model is there and can be packed; returns at once."""
+        self._send({"trained": str(run_dir)})
 
     def close(self, run_dir: Path, status: str, tags: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
         """Send what is left, the artifacts and the end; wait at most so long.
@@ -92,7 +102,9 @@ class Tracker:
         return remembered(run_dir, f"no answer within {timeout_s:g} s (tracking.flush_timeout_s)")
 
     def end(self) -> None:
-        """End the recorder process."""
+        """End the recorder process; at once if it was told of no run."""
+        if not self.opened:
+            self.process.kill()
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer import confidential
+from trainer import confidential, interpreter
 from trainer.errors import UserError, first_line
 from trainer.report import leave
 
@@ -188,6 +189,7 @@ class Follower:
                 if time.monotonic() > until:
                     break
                 time.sleep(min(0.2, max(0.0, until - time.monotonic())) or 0.01)
+        self._forget_models()
         unsent = self._new_lines().count(b"\n")
         return {"closed": str(self.run_dir), "run_id": self.run_id, "experiment_id": self.experiment_id, "unsent": unsent, "error": "" if done else self.error}  # fmt: skip
 
@@ -206,26 +208,39 @@ class Follower:
             return False
         return True
 
-    def _log_models(self) -> None:
-        """The trained models, each packed once, sent until it is there; that one cannot be packed does not fail the run."""
+    def pack(self) -> dict[str, Any]:
+        """Pack the trained models that are not yet, each once; that one cannot be packed does not fail the run."""
         from trainer.tracking import model
 
-        for which, name in self.run.get("models", {}).items():
-            choice = model.chosen(self.run_dir, which, name)
-            if which in self.logged or self.run_id is None or choice is None:
+        choices = {which: model.chosen(self.run_dir, which, name) for which, name in self.run.get("models", {}).items()}
+        for which, choice in choices.items():
+            if which in self.logged or which in self.packed or choice is None:
                 continue
             try:
-                if which not in self.packed:
-                    self.packed[which], taken = model.pack(self.run_dir, choice)
-                    if taken:
-                        tell({"told": f"the logged model takes along your {', '.join(taken)}"})
+                self.packed[which], taken = model.pack(self.run_dir, choice)
+                if taken:
+                    tell({"told": f"the logged model takes along your {', '.join(taken)}"})
             except Exception as error:  # what a user's own model raises where it is loaded by MLflow
                 tell({"warning": f"the {which} model was not logged: {type(error).__name__}: {_said(error)}"})
                 self.logged.add(which)
-                continue
-            model.send(self.client, self.run_id, choice, self.packed[which])
-            self.logged.add(which)
-            model.forget(self.packed[which])
+        return choices
+
+    def _log_models(self) -> None:
+        """The trained models, sent until each is there."""
+        from trainer.tracking import model
+
+        choices = self.pack()
+        for which, folder in self.packed.items():
+            if which not in self.logged and self.run_id is not None:
+                model.send(self.client, self.run_id, choices[which], folder)
+                self.logged.add(which)
+
+    def _forget_models(self) -> None:
+        if self.packed:
+            from trainer.tracking import model
+
+            for folder in self.packed.values():
+                model.forget(folder)
 
 
 Point = tuple[str, int, int, str]
@@ -294,9 +309,20 @@ def follow(parent: int) -> None:
         if time.monotonic() >= next_round:
             for follower in followers.values():
                 follower.try_once()
+            if followers and not gc.isenabled():
+                _get_ready(any(follower.run.get("models") for follower in followers.values()))
             next_round = time.monotonic() + EVERY_S
     for follower in followers.values():
         _mark_killed(follower)
+
+
+def _get_ready(packs: bool) -> None:
+    """Import while the training runs what its end will need; from then on garbage is collected."""
+    if packs:
+        with contextlib.suppress(Exception):  # then it is missed where it is needed, which is told
+            from trainer.tracking import model, served  # noqa: F401
+    gc.freeze()
+    gc.enable()
 
 
 def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
@@ -313,6 +339,8 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
             follower.away_since, follower.error = time.monotonic(), away
         follower.remember()
         followers[message["open"]] = follower
+    elif "trained" in message:  # while the parent draws its pictures
+        followers[message["trained"]].pack()
     elif "close" in message:
         follower = followers.pop(message["close"])
         tell(follower.finish(message["status"], message["tags"], message["timeout_s"]))
@@ -375,8 +403,11 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sys.stderr = open(os.devnull, "w", errors="replace")  # noqa: SIM115 (migrations and deprecations; errors go to the parent as answers)
         sys.stdout = sys.stderr  # MLflow says there where to look at a run; answers go to the true one
+        interpreter.begin()
+        with contextlib.suppress(ImportError):
+            import mlflow  # noqa: F401  while the parent imports torch
         follow(int(argv[0]))
-        return 0
+        interpreter.leave(0)
     try:
         if len(argv) != 2 or argv[0] != "resend":
             what = " ".join(["python -m trainer.tracking.recorder", *argv])
