@@ -40,18 +40,25 @@ def composed(*overrides: str) -> dict[str, Any]:
         return service.plain(compose(app, list(overrides)))
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
-def test_every_key_is_documented(key: keys.Key) -> None:
-    assert 2 < len(key.help) < 110 and not key.help.endswith(".")
-    assert key.kind is not None or key.choices or key.rule["texts"], "a type or the words that it takes"
-    if key.kind in (int, float):
-        assert bool(key.unit) != (key.path.rpartition(".")[2] in NO_UNIT), "a unit, or a place among those without"
+def undocumented(key: keys.Key) -> str:
+    """What is wrong with the documentation of a key."""
+    if not 2 < len(key.help) < 110 or key.help.endswith("."):
+        return f"help {key.help!r}"
+    if key.kind is None and not key.choices and not key.rule["texts"]:
+        return "neither a type nor the words that it takes"
+    if key.kind in (int, float) and bool(key.unit) == (key.path.rpartition(".")[2] in NO_UNIT):
+        return "neither a unit nor a place among those without, or both"
+    return ""
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
-def test_every_default_is_a_value_of_its_key(key: keys.Key) -> None:
-    if key.default != "???" and not str(key.default).startswith("${"):
-        assert key.refuse(key.default) == ""
+def test_every_key_is_documented() -> None:
+    assert len(KEYS) > 300
+    assert {key.path: why for key in KEYS if (why := undocumented(key))} == {}
+
+
+def test_every_default_is_a_value_of_its_key() -> None:
+    given = [key for key in KEYS if key.default != "???" and not str(key.default).startswith("${")]
+    assert {key.path: why for key in given if (why := key.refuse(key.default))} == {}
 
 
 def test_groups_of_the_schema_are_those_of_conf() -> None:

@@ -711,7 +711,7 @@ class ExecutionConfig:
     channels_last: Any = key("auto", "images in memory as (N, H, W, C)", choices=AUTO)
     keep_memory: Any = key("auto", "keep freed memory in the process (glibc mallopt), for CPU training", choices=AUTO)
     deterministic: bool = key(False, "only deterministic kernels")
-    threads: Optional[int] = key(None, "CPU threads per worker (null: cores / workers)", "threads", ge=1, le=MOST_PROCESSES)  # fmt: skip
+    threads: Optional[int] = key(None, "CPU threads per worker (null: cores / workers; 1 where a batch is little work)", "threads", ge=1, le=MOST_PROCESSES)  # fmt: skip
     log_every: int = key(5, "batches that a printed and logged line averages, whatever their epochs", "batches", ge=1)
     val_every: int = key(1, "epochs between two validations (0: only after the last)", "epochs", ge=0)
     val_every_steps: Optional[int] = key(None, "updates between two validations, besides val_every", "updates", ge=1)
