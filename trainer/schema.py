@@ -334,10 +334,10 @@ class DataConfig:
     num_classes: Optional[int] = key(
         None, "number of classes (null: as many as the data have)", "classes", ge=1, le=10_000_000
     )
-    batch_size: Optional[int] = key(None, "samples per worker and batch (null: from global_batch_size, else 32); more workers make larger and fewer updates", "samples", ge=1)  # fmt: skip
-    global_batch_size: Optional[int] = key(None, "samples per update, whatever the workers and gradient_merge.k_steps: shared out each once, unevenly if need be", "samples", ge=1)  # fmt: skip
+    batch_size: Optional[int] = key(None, "samples per worker and batch (null: from global_batch_size, else 32); more workers, larger and fewer updates", "samples", ge=1)  # fmt: skip
+    global_batch_size: Optional[int] = key(None, "samples per update, whatever the workers and gradient_merge.k_steps: shared out once, unevenly if need be", "samples", ge=1)  # fmt: skip
     val_batch_size: Optional[int] = key(None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1)  # fmt: skip
-    num_workers: Optional[Any] = key("auto", "processes that read data, per worker (auto, null: from the cores, and more where the first updates wait for data)", "processes", ge=0, le=MOST_PROCESSES, or_auto=True)  # fmt: skip
+    num_workers: Optional[Any] = key("auto", "processes that read data, per worker (auto, null: from the cores, and more where first updates wait)", "processes", ge=0, le=MOST_PROCESSES, or_auto=True)  # fmt: skip
     prefetch: Any = key(
         "auto", "batches that each of these processes keeps ready", "batches", ge=1, le=10_000, or_auto=True
     )
