@@ -214,14 +214,15 @@ def leaving_out(app: Hydra, later: list[str], strange: Mapping[tuple[str, ...], 
 
     def load(*, overrides: list[str], run_mode: RunMode, **others: Any) -> DictConfig:
         from hydra.types import RunMode
-        from omegaconf import open_dict, read_write
+        from omegaconf import OmegaConf, open_dict, read_write
 
         others["run_mode"] = run_mode
         if run_mode == RunMode.RUN:  # a point
             return whole(overrides=overrides, **others)  # type: ignore[no-any-return]
         config: DictConfig = whole(overrides=[o for o in overrides if o not in later], **others)
         with read_write(config), open_dict(config):
-            known = [*config.hydra.overrides.task, *later]
+            task: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+            known = [*task, *later]
             config.hydra.overrides.task = [o for o in overrides if o in known]
         return config
 
@@ -234,7 +235,7 @@ def leaving_out(app: Hydra, later: list[str], strange: Mapping[tuple[str, ...], 
     try:
         yield
     finally:
-        del loader.load_configuration, loader.load_sweep_config
+        loader.load_configuration, loader.load_sweep_config = whole, point
 
 
 def quoted(overrides: list[str]) -> list[str]:

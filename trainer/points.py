@@ -28,7 +28,8 @@ def expand(master: DictConfig) -> list[list[str]]:
         return []
     swept: Any = OmegaConf.to_container(master.hydra.sweeper.params) if master.hydra.sweeper.params else {}
     params = [f"{key}={values}" for key, values in swept.items()]
-    overrides = OverridesParser.create().parse_overrides([*params, *master.hydra.overrides.task])
+    typed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # ${oc.env:NAME} stays as it is
+    overrides = OverridesParser.create().parse_overrides([*params, *typed])
     return [list(job) for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
 
 

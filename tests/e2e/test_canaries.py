@@ -145,7 +145,9 @@ def test_what_is_not_secret_is_still_there(left: Path) -> None:
     log = (left / "run" / "workerlog.1").read_text()
     assert "refused: {'thing': '(hidden)', 'password': '(hidden)'" in log and "cannot use (hidden)" in log
     sweep = (left / "screen_of_sweep.txt").read_text()
-    assert "RuntimeError: cannot log in with {'hub_token': '(hidden)'" in sweep
+    assert "RuntimeError: cannot log in with {'thing': '(hidden)', 'password': '(hidden)'" in sweep
+    of_point = (left / "sweep" / "1" / ".hydra" / "overrides.yaml").read_text().replace("\\", "")  # Hydra's own quoting
+    assert "+model.thing=${oc.env:MY_TOKEN}" in of_point, "taken from the environment, as it was typed"
     screen = (left / "screen.txt").read_text()
     repeat = next(line for line in screen.splitlines() if line.startswith("repeat"))
     assert "+model.thing='${oc.env:MY_TOKEN}'" in repeat.replace("'+model.thing=", "+model.thing='"), (
