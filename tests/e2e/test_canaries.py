@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runs import ROOT, family, mlflow_runs, read, start, trainer, wait_for
+from tests.pace import wait_for
+from tests.runs import ROOT, family, mlflow_runs, read, start, trainer
 
 SIGN = "c4nary"
 """In every canary, so that one is found where it is not looked for."""
