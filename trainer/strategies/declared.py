@@ -129,7 +129,7 @@ class LocalSgd(Declaration):
                     UserError(
                         f"strategy.{limit}={self.config[limit]}",
                         "local_sgd clips each worker's own gradient, so with k_steps=1 it is not what collective does",
-                        "strategy=collective",
+                        "strategy.k_steps=2 (or strategy=collective)",
                     )
                 )
         return refused

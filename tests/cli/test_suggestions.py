@@ -1,0 +1,134 @@
+"""What a refusal proposes is taken, or gets further; and no command line, however random, ends in a traceback."""
+
+from __future__ import annotations
+
+import random
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cli.test_bad_input import CASES, Case
+from trainer import checks, compose, keys, machine, points
+from trainer.errors import UserError
+from trainer.vocabulary import Vocabulary
+
+A_WORD = re.compile(r"(?:[+~]*[A-Za-z][\w./@-]*(?:=\S*)?|-m)$")
+TO_BE_FILLED_IN = re.compile(r"\b(?:[A-Z]{3,}(?:_[A-Z]+)*)\b|10\.0\.0\.1|\$\{")
+EVERY = 12
+"""Of the table every so many-th case is tried each time; all of them by ``make test-long``."""
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[Any]:
+    """Hydra, once."""
+    with compose.hydra_app() as hydra:
+        yield hydra
+
+
+@pytest.fixture(autouse=True)
+def nothing_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "gpus", lambda: ())
+
+
+def refusal(app: Any, argv: list[str]) -> UserError | None:
+    """What the checks that need no torch say to a command line."""
+    overrides = compose.quoted([word for word in argv if word != "-m"])
+    try:
+        if "-m" not in argv:
+            config = compose.compose(app, overrides)
+            compose.named_folder(config, "hydra.run.dir")
+            checks.check(compose.plain(config), compose.typed_keys(overrides))
+            return None
+        master, _ = compose.compose_sweep(app, overrides, "config")
+        for job in points.expand(master)[:2]:
+            with compose.sentences(app, job):
+                config = app.config_loader.load_sweep_config(master, job)
+            checks.check(compose.plain(config), compose.typed_keys(job))
+    except UserError as error:
+        return error
+    return None
+
+
+def follow(argv: list[str], refused: UserError) -> list[str] | None:
+    """The command line with what is proposed in the place of what was refused; None where something is still to be
+    filled in, or it is no override."""
+    instead = refused.instead
+    try:
+        words = shlex.split(re.sub(r" \(.*\)$", "", instead.partition(", or ")[0]).replace(": ", ":"))
+    except ValueError:
+        return None
+    argv = [old for old in argv if compose.key_of(old).partition("@")[0] != compose.key_of(refused.what).partition("@")[0] and old != refused.what]  # fmt: skip
+    if not words or TO_BE_FILLED_IN.search(instead) or not all(A_WORD.match(word) for word in words):
+        return None
+    for word in words:
+        key = compose.key_of(word)
+        there = [place for place, old in enumerate(argv) if compose.key_of(old) == key]
+        argv = [old for place, old in enumerate(argv) if place not in there[1:]]
+        argv = [word if place in there[:1] else old for place, old in enumerate(argv)] if there else [*argv, word]
+    return argv
+
+
+def leads_on(app: Any, case: Case) -> bool:
+    """Whether the proposal could be tried; fails where it is refused as before."""
+    argv = shlex.split(case.typed) if "'" not in case.typed else case.typed.split()
+    if any(word.startswith("--") for word in argv) or (first := refusal(app, argv)) is None:
+        return False  # of flags and of what needs torch the table itself has tests
+    proposed = follow(argv, first)
+    if proposed is None:
+        return False
+    second = refusal(app, proposed)
+    assert second is None or (second.what, second.why) != (first.what, first.why), (str(first), str(second))
+    repeated = second is not None and second.instead and follow(proposed, second) == argv
+    assert not repeated, f"in circles: {first} and {second}"
+    return True
+
+
+def test_what_is_proposed_is_taken_or_gets_further(app: Any) -> None:
+    assert sum(leads_on(app, case) for case in CASES[::EVERY]) > len(CASES) / EVERY / 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.typed[:100])
+def test_every_proposal_is_taken_or_gets_further(app: Any, case: Case) -> None:
+    leads_on(app, case)
+
+
+VALUES = [
+    "0", "-1", "2", "1e400", "nan", "inf", "1" + "0" * 30, "9" * 5000, "''", "null", "true", "abc", "[1,2]", "[]", "{a:1}", "{}",
+    "[{_target_:x}]", "${epochs}", "${oc.env:HOME}", "${nope}", "val/loss", "a=b", "'a,b'", '"x"', "../x", "3.5", "~", "${", "[", "auto",
+    "1,2", "range(1,3)", "\x00", "é", "\udcff", "x" * 300, "",
+]  # fmt: skip
+FORMS = [
+    *["{key}={value}"] * 8, "+{key}={value}", "++{key}={value}", "~{key}", "~{key}={value}", "{key}", "{key}.x={value}", "={value}", "+{key}",
+    "{key}@x={value}", *["{group}={option}"] * 4, "+{group}={option}", "~{group}", "{group}={value}", "{group}@data={option}",
+    "hydra.{key}={value}", "hydra/launcher={value}", "hydra.run.dir={value}", "hydra.sweep.dir={value}", "{key}:{value}",
+]  # fmt: skip
+RECIPES = ["+recipe=digits_lenet"] * 6 + ["+recipe=wide_and_deep", "+recipe=resnet50_random", "model=lenet"]
+
+
+def made_up(rng: random.Random, vocabulary: Vocabulary) -> list[str]:
+    """A random command line."""
+    known = sorted({key.path for section in keys.sections() for key in section.keys})
+    argv = [rng.choice(RECIPES)]
+    for _ in range(rng.randint(1, 3)):
+        group = rng.choice(vocabulary.groups)
+        option = rng.choice(vocabulary.options(group))
+        argv.append(rng.choice(FORMS).format(key=rng.choice(known), value=rng.choice(VALUES), group=group, option=option))  # fmt: skip
+    return argv + ["plan=true"] * (rng.random() < 0.15) + ["-m"] * (rng.random() < 0.15)
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.long)])
+def test_no_command_line_ends_in_a_traceback(count: int, app: Any, tmp_path: Any) -> None:
+    rng, vocabulary = random.Random(count), Vocabulary(app, [], "config")
+    for _ in range(count):
+        argv = made_up(rng, vocabulary)
+        try:
+            error = refusal(app, argv)
+        except Exception as broken:
+            raise AssertionError(f"python -m trainer {argv}") from broken
+        assert error is None or (str(error).isprintable() and len(str(error)) < 3000), argv
+    assert list(tmp_path.iterdir()) == []
