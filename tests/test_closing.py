@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import rich.console
 
-from trainer import closing, compose, curves, job, pictures, progress, report, service
+from trainer import bar, closing, compose, curves, job, pictures, report, service
 from trainer.closing import Closing
 from trainer.errors import Interrupted, RunFailed
 from trainer.launch.here import _Tee
@@ -88,7 +88,7 @@ def leaves_no(name: str) -> Callable[..., None]:
 STEPS: dict[str, tuple[Any, str, Any]] = {
     "status.json": (report, "leave", leaves_no("status.json")),
     "result.json": (report, "leave", leaves_no("result.json")),
-    "what it had come to": (progress, "read_status", lambda folder: ["no mapping"]),
+    "what it had come to": (bar, "read_status", lambda folder: ["no mapping"]),
     "logs without secrets": (closing, "scrub", full),
     "curves.png": (curves, "draw", full),
     "servers.png": (curves, "draw_servers", full),

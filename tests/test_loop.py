@@ -103,9 +103,13 @@ class Lines:
         self.validated: list[tuple[int, int, dict[str, float]]] = []
         self.done: list[tuple[int, int]] = []
         self.samples = 0.0
+        self.waited_for: list[str] = []
         self.run_dir = None
         self.watched = Best("val/acc1")
         self.ended = ""
+
+    def doing(self, what: str) -> None:
+        self.waited_for.append(what)
 
     def progress(self, epoch: int, step: int) -> None:
         self.done.append((epoch, step))

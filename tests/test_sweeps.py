@@ -5,18 +5,22 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trainer import sweeps
-from trainer.job import Result
+from trainer import compose, progress, service, sweeps
+from trainer.errors import Interrupted
+from trainer.job import Ready, Result
 from trainer.tracking import model
 from trainer.tracking.describe import public, user
 
 
 def job(value: float | None, *overrides: str, status: str = "done", watched: str = "val/acc1") -> sweeps.Job:
     best = {} if value is None else {watched: value}
-    return sweeps.Job(("+recipe=x", *overrides), Result(status, "there", "its-run", best, best, seconds=2.0), watched)
+    return sweeps.Job(
+        ("+recipe=x", *overrides), Result(status, "there", "its-run", metrics=best, best=best, seconds=2.0), watched
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,3 +94,41 @@ def test_names_hold_no_secret_and_a_user_without_a_name_is_a_number(monkeypatch:
 
     monkeypatch.setattr("getpass.getuser", nobody)
     assert user().isdigit()
+
+
+def test_an_interrupted_sweep_shows_its_table_and_later_jobs_have_two_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real sweep of four jobs, of which the third is interrupted; the training itself is left out."""
+    monkeypatch.chdir(tmp_path)
+    ran: list[str] = []
+
+    def execute(ready: Ready, start: Any, overrides: list[str], tracker: Any, parent: Any) -> Result:
+        (progress.show_briefly if ready.later else progress.show_plan)(ready.plan, "normal")
+        ran.append(overrides[-1])
+        if len(ran) == 3:
+            (Path(ready.plan.run_dir) / "result.json").write_text(
+                json.dumps({"status": "killed", "run_dir": "", "seconds": 7.5})
+            )
+            raise Interrupted("got SIGINT")
+        best = {"val/acc1": len(ran) / 10}
+        return Result("done", ready.plan.run_dir, metrics=best, best=best, seconds=1.0)
+
+    monkeypatch.setattr(service, "execute", execute)
+    typed = ["+recipe=digits_lenet", "tracking=none", "hydra.sweep.dir=sweep", "optimizer.lr=0.1,0.2,0.3,0.4"]
+    with pytest.raises(KeyboardInterrupt), compose.hydra_app() as app:
+        service.sweep(app, typed, "config")
+    assert ran == ["optimizer.lr=0.1", "optimizer.lr=0.2", "optimizer.lr=0.3"]
+    shown = capsys.readouterr().out
+    heads = shown.split("--- job ")[1:]
+    assert [head.splitlines()[0] for head in heads] == [f"{n} of 4: optimizer.lr=0.{n + 1}" for n in range(3)]
+    assert "Plan of digits_lenet" in heads[0] and "Plan" not in heads[1]
+    assert len(heads[1].strip().splitlines()) == 2 and "single, 1 worker" in heads[1]
+    rows = [line.split() for line in shown.split("Sweep\n")[1].splitlines()[1:5]]
+    assert [row[1:3] for row in rows[:3]] == [
+        ["optimizer.lr=0.1", "done"],
+        ["optimizer.lr=0.2", "done"],
+        ["optimizer.lr=0.3", "killed"],
+    ]
+    assert rows[2][-1] == "7.5" and rows[3][1:] == ["optimizer.lr=0.4", "not", "started"]
+    assert len((tmp_path / "sweep" / "sweep.csv").read_text().splitlines()) == 5

@@ -43,7 +43,7 @@ def _answer(argv: list[str]) -> int:
     try:
         return dispatch(argv)
     except (UserError, RunFailed, Interrupted) as error:
-        if "debug=true" in argv:
+        if {"debug=true", "verbosity=debug"}.intersection(argv):
             traceback.print_exc()
         word = {2: "error", 1: "failed", 130: "interrupted"}[error.exit_code]
         print(f"{word}: {one_line(str(error)) if error.exit_code == UserError.exit_code else error}", file=sys.stderr)

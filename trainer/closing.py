@@ -77,7 +77,7 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
 
 def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
     """How far the run came; of one that broke, the result gets its last metrics from there."""
-    from trainer.progress import read_status
+    from trainer.bar import read_status
     from trainer.report import leave
 
     status = {"state": "starting", "step": 0, "total": plan.total_steps, **read_status(run_dir)}
@@ -120,7 +120,7 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
         tags["trainer.lost_workers"] = "; ".join(result.lost_workers.values())[:4000]
     tags[NOTE] = note(ready.plan, overrides, asdict(result))
     answer = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)
-    result.run_id = answer["run_id"]
+    result.run_id, result.experiment_id = answer["run_id"], answer.get("experiment_id")
     if answer["error"] or answer["unsent"]:
         console().print(
             f"MLflow: not everything is sent ({answer['error']}; {answer['unsent']} lines of metrics.jsonl are left). Later: "

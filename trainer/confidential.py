@@ -46,7 +46,7 @@ FROM_ELSEWHERE = re.compile(r"\$\{[\w.:]+\}")
 VARIABLE = re.compile(r"\$\{oc\.env:\s*['\"]?(\w+)['\"]?\s*(?:,\s*([^}]*))?\}")
 OPTIONS_OF_ADDRESSES = (
     "timeout", "connect_timeout", "sslmode", "charset", "mode", "cache", "driver", "application_name", "format",
-    "version", "v", "page", "encoding", "region", "uri",
+    "version", "v", "page", "encoding", "region", "uri", "workflowtype",
 )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ class Result:
 
     Attributes:
         status: ``done``, ``failed``, ``killed`` or ``planned``.
-        run_dir: its folder; run_id: of MLflow, or None.
+        run_dir: its folder; run_id, experiment_id: of MLflow, or None.
         metrics, best: last and best values by name; best_step: the update after which checkpoints/best.safetensors is.
         ended: why it ended: ``all updates done``, or an early stop or a callback's request and its reason.
         steps, samples, seconds: updates (where work is leased: of worker 0), training samples over all workers, from start to end.
@@ -54,6 +54,7 @@ class Result:
     status: str
     run_dir: str
     run_id: str | None = None
+    experiment_id: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     best_step: int = 0
@@ -79,6 +80,7 @@ class Ready:
 
     Attributes:
         swept: keys of which the sweep that it belongs to takes several values.
+        later: it is not the first of its sweep, and is told of in few words.
     """
 
     checked: Checked
@@ -87,6 +89,7 @@ class Ready:
     imported: list[str] = field(default_factory=list)
     """Packages that checking it has imported: its processes need most of them."""
     swept: frozenset[str] = frozenset()
+    later: bool = False
 
     @property
     def secrets(self) -> set[str]:
@@ -180,6 +183,7 @@ def execute(
         RunFailed, Interrupted: after everything has been recorded.
     """
     from trainer import progress
+    from trainer.bar import bar
     from trainer.report import leave
     from trainer.tracking.describe import describe
 
@@ -197,7 +201,7 @@ def execute(
             result.chosen, result.why = plan.chosen, plan.why
             result.data_source, result.stand_in = plan.facts["source"], plan.facts["stand_in"]
             leave(mine / "plan.json", plan.as_dict(), private=True)
-            progress.show_plan(plan)
+            (progress.show_briefly if ready.later else progress.show_plan)(plan, config["verbosity"])
             if config["mode"] == "train":
                 _leave_names(mine, ready)
             if tracker is not None:
@@ -207,7 +211,7 @@ def execute(
                 "config": config, "plan": plan.as_dict(), "run_dir": str(run_dir), "files": ready.checked.files,
                 "secrets": sorted(ready.secrets), "imported": ready.imported,
             }  # fmt: skip
-            with progress.bar(run_dir, plan.total_steps):
+            with bar(run_dir, plan.total_steps, config["verbosity"]):
                 outcome = start(plan, payload, run_dir)
         result.chosen = {**plan.chosen, **outcome.pop("chosen", {})}
         result.why = {**plan.why, **outcome.pop("why", {})}
@@ -240,13 +244,13 @@ def own_folder(plan: Plan) -> Path:
 
 def prepare_data(ready: Ready) -> Plan:
     """Download or draw the data; the plan is made again when that changed what is known."""
+    from trainer.bar import preparing
     from trainer.probe import before_start
-    from trainer.progress import preparing
 
     checked = ready.checked
     if checked.files:  # the data set itself is not looked at
         return ready.plan
-    with preparing() as show:
+    with preparing(checked.config["verbosity"]) as show:
         facts = checked.source.prepare(checked.facts, show)
     before_start("prepare", checked.config["model"])
     if facts == checked.facts:
@@ -265,7 +269,15 @@ def _leave_config(run_dir: Path, config: dict[str, Any]) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     for stale in ("metrics.jsonl", "result.json", "status.json", "tracking.json", "curves.png", "servers.png"):
         (run_dir / stale).unlink(missing_ok=True)
-    for pattern in ("server.*.json", "profile.*.json", "trace.*.json.gz", "model.json", "example.npz", CLASSES):
+    for pattern in (
+        "server.*.json",
+        "status.*.json",
+        "profile.*.json",
+        "trace.*.json.gz",
+        "model.json",
+        "example.npz",
+        CLASSES,
+    ):
         for stale_one in run_dir.glob(pattern):
             stale_one.unlink()
     pictures.clear(run_dir)
@@ -359,7 +371,7 @@ def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, 
     )
     entries = [plan.strategy_worker, *plan.entries.values()]
     preload = [*modules_of(payload["config"], entries), *payload.pop("imported", ())]
-    results = launch(roles, payload, run_dir, meeting, preload)
+    results = launch(roles, payload, run_dir, meeting, preload, payload["config"]["verbosity"])
     outcome = results["worker"][min(results["worker"])]
     lost = {str(rank): why.splitlines()[0] for rank, why in results.get("lost", {}).items()}
     return {**outcome, **({"lost_workers": lost} if lost else {})}

@@ -56,6 +56,7 @@ class Training:
         step: updates done; validated: the last validation's update and metrics; stop: why to end early.
         examined: the sums of the last validation and, where this worker keeps the best model, of the best.
         line: what the next line of training will average.
+        compiling: what is said to be done in the first update, where that is long.
     """
 
     model: nn.Module
@@ -82,6 +83,7 @@ class Training:
     validated: tuple[int, dict[str, float]] = (-1, {})
     stop: str = ""
     examined: dict[str, torch.Tensor] = field(default_factory=dict)
+    compiling: str = ""
     line: Line = field(init=False)
 
     def __post_init__(self) -> None:
@@ -146,10 +148,12 @@ def _fit(run: Training) -> dict[str, float]:
 def train_epoch(run: Training, epoch: int) -> None:
     """The epoch's updates: each from one batch, or from several merged ones."""
     run.forward.train()
+    run.report.doing("first batch")
     strategy, line, profile = run.strategy, run.line, run.profile
     line.number = -1
     told = run.callbacks if run.callbacks and run.callbacks.after_update else None
     for samples, batches in profile.each("data", run.feed.updates(epoch)):
+        run.report.doing("first update" + run.compiling)
         weight = strategy.weight(samples)
         for batch in profile.each("data", batches):
             strategy.prepare(batch)

@@ -1,57 +1,50 @@
-"""The parent's view of a run in the terminal: the plan as tables, a progress bar from status.json, the last words."""
+"""The parent's view of a run in the terminal: the plan."""
 
 from __future__ import annotations
 
-import json
-import sys
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
-
-from trainer import streams
 from trainer.plan import MOST_PROCESSES_SHOWN, Plan
 from trainer.terminal import Screen
 from trainer.wording import counted
 
-LOOK_EVERY_S = 0.25
-
 
 def console() -> Screen:
-    """The terminal; when piped, plain lines wide enough not to be cut."""
+    """The terminal; when piped, plain lines of any length."""
     return Screen()
 
 
-def show_plan(plan: Plan) -> None:
-    """The resolved plan and the first process's environment."""
+def show_plan(plan: Plan, verbosity: str = "normal") -> None:
+    """The resolved plan, the first process's environment, and what the user should know before all."""
     out = console()
-    table = Table(title=f"Plan of {plan.name}", box=box.SIMPLE_HEAVY, show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for what, value in rows(plan):
-        table.add_row(what, value)
-    out.print(table)
-    environment = Table(title="Environment of worker 0", box=box.SIMPLE_HEAVY, show_header=False, title_justify="left")
-    environment.add_column(style="bold")
-    environment.add_column()
-    for key, value in plan.environment.items():
-        environment.add_row(key, value)
-    out.print(environment)
+    if verbosity != "quiet":
+        out.facts(f"Plan of {plan.name}", rows(plan))
+        out.facts("Environment of worker 0", plan.environment.items())
+    _warn(out, plan)
+
+
+def show_briefly(plan: Plan, verbosity: str = "normal") -> None:
+    """Of a sweep's jobs after the first: one line, and what the user should know before all."""
+    out = console()
+    if verbosity != "quiet":
+        done = f"{counted(plan.total_steps, 'update')} of {counted(plan.global_batch_size, 'sample')}"
+        out.print(f"{_how(plan)}, {plan.device}, {plan.chosen['precision']}; {done}; {plan.run_dir}")
+    _warn(out, plan)
+
+
+def _how(plan: Plan) -> str:
+    return f"{plan.strategy}, {', '.join(counted(n, role) for role, n in plan.roles.items())}"
+
+
+def _warn(out: Screen, plan: Plan) -> None:
     if plan.lacks:
         out.print("ATTENTION: this run would be refused:", style="bold red")
         for reason in plan.lacks:
-            out.print(f"  - {reason}", soft_wrap=True)
-    if plan.concern:
-        out.print(f"ATTENTION: {plan.concern}", style="bold red")
-    if plan.facts["attention"]:
-        out.print(f"ATTENTION: {plan.facts['attention']}", style="bold red")
-    if plan.facts["stand_in"]:
-        out.print(f"ATTENTION: {plan.facts['stand_in']}", style="bold red")
+            out.fact("  -", reason, 4, "")
+    for said in (plan.concern, plan.facts["attention"], plan.facts["stand_in"]):
+        if said:
+            out.print(f"ATTENTION: {said}", style="bold red")
 
 
 def preprocessed(done: Mapping[str, Any]) -> Iterator[str]:
@@ -127,79 +120,3 @@ def _shape(shape: Any) -> str:
     if isinstance(shape, dict):
         return " and ".join(f"{name} {tuple(size)}" for name, size in shape.items())
     return str(tuple(shape))
-
-
-@contextmanager
-def bar(run_dir: Path, total_steps: int) -> Iterator[None]:
-    """On a terminal, a progress bar that follows status.json; elsewhere nothing, the lines say enough."""
-    if not sys.stdout.isatty():
-        yield
-        return
-    columns = (
-        _column("{task.fields[where]}"), BarColumn(), MofNCompleteColumn(), _column("{task.fields[rate]}"),
-        TimeElapsedColumn(), _column("ETA"), TimeRemainingColumn(), _column("{task.fields[metrics]}"),
-    )  # fmt: skip
-    done = threading.Event()
-    with Progress(*columns, console=console(), transient=True) as progress, streams.guarded():
-        task = progress.add_task("", total=total_steps, where="starting", rate="", metrics="")
-
-        def follow() -> None:
-            while not done.wait(LOOK_EVERY_S):
-                if (status := read_status(run_dir)).get("state") == "running":
-                    progress.update(task, completed=status["step"], **_fields(status))  # type: ignore[arg-type]
-
-        thread = threading.Thread(target=follow, daemon=True, name="progress")
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-
-
-def _column(form: str) -> TextColumn:
-    """A column of text; what it shows is no markup."""
-    return TextColumn(form, markup=False)
-
-
-def _fields(status: dict[str, Any]) -> dict[str, str]:
-    metrics = status["metrics"]
-    shown = " ".join(
-        f"{k}: {metrics['train/' + k]:.4f}" for k in ("loss", "acc1", "acc5", "auc") if f"train/{k}" in metrics
-    )
-    rate = f"{metrics['perf/samples_per_s']:.0f} samples/s" if "perf/samples_per_s" in metrics else ""
-    return {"where": f"epoch {status['epoch']}", "rate": rate, "metrics": shown}
-
-
-def read_status(run_dir: Path) -> dict[str, Any]:
-    """status.json, or nothing yet."""
-    try:
-        return json.loads((run_dir / "status.json").read_text())  # type: ignore[no-any-return]
-    except (OSError, ValueError):
-        return {}
-
-
-@contextmanager
-def preparing() -> Iterator[Any]:
-    """Shows how far a preparation (download, drawing) is: a bar on a terminal, a few lines elsewhere."""
-    shown: dict[str, int] = {}
-    if not sys.stdout.isatty():
-
-        def line(what: str, done: int, total: int) -> None:
-            tenth = 10 * done // max(total, 1)
-            if shown.get(what, -1) < tenth:
-                shown[what] = tenth
-                print(f"{what}: {done}/{total}", flush=True)
-
-        yield line
-        return
-    columns = (_column("{task.description}"), BarColumn(), MofNCompleteColumn(), _column("ETA"), TimeRemainingColumn())
-    with Progress(*columns, console=console(), transient=True) as progress, streams.guarded():
-        tasks: dict[str, Any] = {}
-
-        def update(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done, total=total)
-
-        yield update

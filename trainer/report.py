@@ -67,11 +67,14 @@ class Report:
         total_steps: updates of the whole run.
         watched: validation metric whose best value marks the best model, e.g. ``val/acc1``.
         lower: of a user's own metrics, whether less is better.
+        own: where this worker says how far it is itself, where the workers go their own ways.
     """
 
     def __init__(
-        self, run_dir: Path | None, total_steps: int, watched: str = "val/acc1", lower: Mapping[str, bool] = NOBODY
-    ) -> None:
+        self, run_dir: Path | None, total_steps: int, watched: str = "val/acc1", lower: Mapping[str, bool] = NOBODY,
+        own: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.own = own
         self.run_dir = run_dir
         self.watched = Best(watched, lower=lower)
         self.ended = ""
@@ -91,12 +94,22 @@ class Report:
             start_empty(run_dir / "metrics.jsonl")
         self._points = (run_dir / "metrics.jsonl").open("a", buffering=1) if run_dir else None
 
+    def doing(self, what: str) -> None:
+        """Before the first update: what it is waited for."""
+        if self.run_dir and not self.step:
+            told = {"state": "starting", "doing": what, "step": 0, "total": self.total_steps, "metrics": {}}
+            leave(self.run_dir / "status.json", told)
+
     def progress(self, epoch: int, step: int) -> None:
         """After every update: where the run is."""
         self.epoch, self.step = epoch, step
         now = time.perf_counter()
-        if self.run_dir and now >= self._next_status:
-            self.write_status("running", now)
+        if now >= self._next_status:
+            if self.run_dir:
+                self.write_status("running", now)
+            if self.own:
+                self._next_status = now + STATUS_EVERY_S
+                leave(self.own, {"epoch": epoch, "step": step})
 
     def training(
         self,
@@ -209,6 +222,9 @@ class Report:
             "eta_s": None if left is None else round(left, 1),
             "elapsed_s": round(elapsed, 1),
             "metrics": self.metrics,
+            "best": {"metric": self.watched.metric, "value": self.watched.value, "step": self.watched.step}
+            if self.watched.value is not None
+            else None,
         }
         replace_file(self.run_dir / "status.json", json.dumps(status, indent=1))
 

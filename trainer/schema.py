@@ -786,6 +786,11 @@ class Config:
     profile: bool = key(False, "trace a few updates with torch's profiler and print where their time goes")
     plan: bool = key(False, "print the plan and stop")
     debug: bool = key(False, "show tracebacks of errors")
+    verbosity: str = key(
+        "normal",
+        "quiet: warnings and the last lines; debug: tracebacks, and what every process prints",
+        choices=("quiet", "normal", "debug"),
+    )
     ema: EmaConfig = key(EmaConfig, "a moving average of the weights, evaluated and saved beside the model")
     best: BestConfig = key(BestConfig, "which model checkpoints/best.safetensors is")
     early_stop: EarlyStopConfig = key(EarlyStopConfig, "end when a validation metric has stopped getting better")

@@ -18,9 +18,10 @@ from trainer.confidential import HERE, command, hide, of_command_line, of_enviro
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host.links import check_run_folder, check_sweep_folder
 from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
+from trainer.last_lines import say_broken, say_result, short
 from trainer.points import check_points, expand
 from trainer.stores import tracking_uri, try_store
-from trainer.wording import counted
+from trainer.terminal import Screen
 
 if TYPE_CHECKING:
     import argparse
@@ -29,16 +30,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from trainer.tracking.client import Tracker
-
-EARLY = ("early stop", "stopped by a callback")
-"""How the reason begins why a run ended before its last epoch."""
-LOOKED = {"eval": ("evaluated", "sample"), "predict": ("looked at", "file"), "rows": ("looked at", "row")}
-LEFT = {
-    "train": ("curves.png", "servers.png", "confusion.png", "mistakes.png", "model.safetensors"),
-    "eval": ("confusion.png", "mistakes.png", "per_class.csv"),
-    "predict": ("predictions.csv",),
-}
-"""What a run may leave that is worth looking at, by mode."""
 
 
 def run(overrides: Sequence[str]) -> Result:
@@ -51,14 +42,20 @@ def run(overrides: Sequence[str]) -> Result:
 
 
 def run_one(
-    app: Hydra, overrides: list[str], config_name: str, start: Starter = start_here, flags: Sequence[str] = ()
+    app: Hydra,
+    overrides: list[str],
+    config_name: str,
+    start: Starter = start_here,
+    flags: Sequence[str] = (),
+    given: Sequence[str] = (),
 ) -> Result:
     """Compose, check, and run one job in Hydra's run folder.
 
     Args:
         flags: those that stand before the overrides in the command that repeats it.
+        given: overrides that come from elsewhere, as torchrun's, and are no part of that command.
     """
-    config = compose.compose(app, overrides, config_name)
+    config = compose.compose(app, [*overrides, *given], config_name)
     run_dir = compose.named_folder(config, "hydra.run.dir")
     check_run_folder(run_dir, config.hydra.output_subdir)
     with contextlib.ExitStack() as stack:
@@ -78,7 +75,11 @@ def run_one(
         run_dir = claim(run_dir, chosen="hydra.run.dir" in typed_keys(overrides))
         ready.plan = replace(ready.plan, run_dir=str(run_dir))
         _leave_hydra_files(config, run_dir)
-        result = execute(ready, start, [*flags, *overrides], trackers[0])
+        try:
+            result = execute(ready, start, [*flags, *overrides], trackers[0])
+        except (Interrupted, RunFailed):
+            say_broken(ready)
+            raise
     say_result(result, ready, [*flags, *overrides])
     return result
 
@@ -90,8 +91,8 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
     """
     from hydra.core.hydra_config import HydraConfig
 
-    from trainer.progress import console
     from trainer.tracking.describe import NOTE
+    from trainer.tracking.naming import key_of
 
     master, later = compose.compose_sweep(app, overrides, config_name)
     sweep_dir = compose.named_folder(master, "hydra.sweep.dir")
@@ -113,13 +114,14 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
             hydra = HydraConfig.get()
             mine, number = list(hydra.overrides.task), len(ended)
             where, shown = str(hydra.runtime.output_dir), tuple(text(override) for override in mine)
-            print(f"\n--- job {number}" + (f" of {len(jobs)}" if jobs else "") + f": {command(mine)}", flush=True)
+            told = [o for o in mine if key_of(o) in swept] or mine
+            Screen().print(f"\n--- job {number}" + (f" of {len(jobs)}" if jobs else "") + f": {command(told)}")
             watched = ""
             try:
                 ready = get_ready(plain(config), typed_keys(mine), where)
                 if points:
                     ready.plan = replace(ready.plan, left_out=points[number].plan.left_out)
-                watched, ready.swept = ready.plan.best, frozenset(swept)
+                watched, ready.swept, ready.later = ready.plan.best, frozenset(swept), number > 0
                 result = execute(ready, start_here, [*flags, *mine], tracker, sweep_dir)
             except (Interrupted, KeyboardInterrupt) as error:
                 ended.append(sweeps.Job(shown, sweeps.left(where, "killed", str(error)), watched))
@@ -139,7 +141,7 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
             status = "FINISHED" if all(job.result.status == "done" for job in ended) else "FAILED"
         finally:
             every = [*ended, *(sweeps.waiting(text(o) for o in left) for left in jobs[len(ended) :])]
-            closing = Closing(lambda line: console().print(line, soft_wrap=True))
+            closing = Closing(lambda line: Screen().print(line))
             with closing.step("the sweep's table"):
                 show_sweep(every, sweep_dir)
             with closing.step("the end of the sweep's MLflow run"):
@@ -186,61 +188,12 @@ def _sweep_run(point: Ready, overrides: list[str], flags: Sequence[str], swept: 
 
 def show_sweep(jobs: Sequence[sweeps.Job], sweep_dir: Path) -> None:
     """A table of the jobs and their metrics, also as sweep.csv."""
-    from rich import box
-    from rich.table import Table
-
-    from trainer.progress import console
-
     if not jobs:
         return
     columns, rows = sweeps.table(jobs)
-    table = Table(title="Sweep", box=box.SIMPLE_HEAVY, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("overrides", "status") else "right")
-    for row in rows:
-        table.add_row(*row)
-    console().print(table)
+    Screen().rows("Sweep", columns, rows, wide=columns.index("overrides"))
     sweeps.write(jobs, sweep_dir)
-    print(f"jobs are in {_short(sweep_dir)}/0, 1, ...; the table in {_short(sweep_dir)}/sweep.csv", flush=True)
-
-
-def _left(folder: Path, mode: str) -> list[str]:
-    """Names of what is there to look at."""
-    found = [name for name in (*LEFT[mode], "result.json") if (folder / name).exists()]
-    return found + [f"{log}.N" for log in ("workerlog", "serverlog") if any(folder.glob(f"{log}.*"))]
-
-
-def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
-    """The last lines: the result, where it is, how to look at it, and the command that repeats it."""
-    from rich.text import Text
-
-    from trainer.progress import console
-
-    out = console()
-    shown = ", ".join(f"{k}: {v:.5f}" for k, v in result.metrics.items() if k.startswith(("val/", "val_ema/")))
-    watched = ready.plan.best
-    named = watched.removeprefix("val/")
-    best = f" (best {named} {result.best[watched]:.5f})" if watched in result.best else ""
-    if result.mode == "train":
-        whose = " of worker 0" if ready.plan.leased else ""  # each worker takes its own, as many as it gets work for
-        done = f"{counted(result.steps, 'update')}{whose}, {counted(result.samples, 'sample')} in {result.seconds:.1f} s. {shown}{best}"
-    else:
-        did, thing = LOOKED["rows" if "predict/rows" in result.metrics else result.mode]
-        done = f"{did} {counted(result.samples, thing)} in {result.seconds:.1f} s. {shown}"
-    out.print(Text.assemble(("\ndone", "bold green"), f" {done}"))
-    if result.stand_in:
-        out.print(f"ATTENTION: {result.stand_in}", style="bold red")
-    if result.ended.startswith(EARLY):
-        out.print(result.ended, style="bold yellow")
-    out.print(f"results   {_short(Path(result.run_dir))}  ({', '.join(_left(Path(result.run_dir), result.mode))})")
-    if output := ready.checked.config["predict"]["output"]:
-        out.print(f"guesses   {_short(Path(output))}", soft_wrap=True)
-    if ready.plan.tracking and result.run_id is not None:
-        uri = ready.plan.tracking
-        default = f"sqlite:///{Path.cwd() / 'mlflow.db'}"
-        ui = "mlflow ui" if uri == default else f"mlflow ui --backend-store-uri {uri}" if "://" in uri and not uri.startswith("http") else uri  # fmt: skip
-        out.print(f"look      {ui}   (experiment {ready.plan.name}, run {result.run_id})", soft_wrap=True)
-    out.print(f"repeat    python -m trainer {command(overrides)}", soft_wrap=True)
+    Screen().print(f"jobs are in {short(sweep_dir)}/0, 1, ...; the table in {short(sweep_dir)}/sweep.csv")
 
 
 def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
@@ -270,10 +223,9 @@ def tracking(uri: str, away: str = "") -> Iterator[Tracker | None]:
     if not uri:
         yield None
         return
-    from trainer.progress import console
     from trainer.tracking.client import Tracker
 
-    tracker = Tracker(lambda line: console().print(line), away)
+    tracker = Tracker(lambda line: Screen().print(line), away)
     try:
         yield tracker
     finally:
@@ -319,10 +271,3 @@ def _leave_hydra_files(config: DictConfig, run_dir: Path) -> None:
     }
     for name, part in parts.items():
         compose.write_config(folder / f"{name}.yaml", part)
-
-
-def _short(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

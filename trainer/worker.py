@@ -108,8 +108,10 @@ def at_work(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
     take_seat(seat, config, plan)
     with settings(config, plan, seat), membership(seat, payload) as strategy:
         best = best_metric(config, plan["facts"]["task"])
-        report = Report(run_dir if seat.rank == 0 else None, plan["total_steps"], best, plan["lower"])
+        own = None if plan["lockstep"] else run_dir / f"status.{seat.rank}.json"
+        report = Report(run_dir if seat.rank == 0 else None, plan["total_steps"], best, plan["lower"], own)
         try:
+            report.doing("building the model and opening the data")
             run = build(config, plan, seat, strategy, report)
             run.run_dir = run_dir
             if config["profile"]:
@@ -210,6 +212,7 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
         callbacks=made(config["callbacks"], seat.rank, seat.size, Path(plan["run_dir"]), plan["total_steps"], model),
         own=OwnMetrics(config["metrics"], device),
         plateau=is_plateau(config["scheduler"]),
+        compiling=", compiling the model" if config["compile"] else "",
     )  # fmt: skip
 
 

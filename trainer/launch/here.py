@@ -29,7 +29,8 @@ def in_place(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, An
         RunFailed: the training broke; with its traceback.
     """
     seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, dist.HashStore())
-    with kept_log(run_dir / "workerlog.0") as log, teed(log), interpreter.at_work():
+    quiet = payload["config"]["verbosity"] == "quiet"
+    with kept_log(run_dir / "workerlog.0") as log, teed(log, quiet), interpreter.at_work():
         try:
             outcome: dict[str, Any] = locate(plan.entries["worker"])(seat, payload)
             return outcome
@@ -59,15 +60,16 @@ def kept_log(path: Path) -> Iterator[Any]:
 
 
 class _Tee:
-    """A text stream that also writes to a file."""
+    """A text stream that also writes to a file; a silent one, to the file alone."""
 
-    def __init__(self, stream: Any, log: Any) -> None:
+    def __init__(self, stream: Any, log: Any, silent: bool = False) -> None:
         self.stream = stream
         self.log = log
+        self.silent = silent
 
     def write(self, text: str) -> int:
         self._keep(lambda log: log.write(text))
-        return int(self.stream.write(text))
+        return len(text) if self.silent else int(self.stream.write(text))
 
     def flush(self) -> None:
         self._keep(lambda log: log.flush())
@@ -88,9 +90,11 @@ class _Tee:
 
 
 @contextlib.contextmanager
-def teed(log: Any) -> Iterator[None]:
+def teed(log: Any, quiet: bool = False) -> Iterator[None]:
+    """What is printed goes to the log as well; ``quiet``: to it alone, but for warnings, which are on stderr."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (streams.Guard(_Tee(stream, log)) for stream in before)
+    sys.stdout = streams.Guard(_Tee(sys.stdout, log, quiet))
+    sys.stderr = streams.Guard(_Tee(sys.stderr, log))
     try:
         yield
     finally:

@@ -78,16 +78,22 @@ class Member:
 
 
 def launch(
-    roles: Sequence[Role], payload: Any, log_dir: Path, meeting: Meeting, preload: Sequence[str] = ()
+    roles: Sequence[Role],
+    payload: Any,
+    log_dir: Path,
+    meeting: Meeting,
+    preload: Sequence[str] = (),
+    verbosity: str = "normal",
 ) -> dict[str, dict[int, Any]]:
     """Run all processes to their end.
 
     Args:
         roles: what to start here.
         payload: picklable, handed to every entry.
-        log_dir: where ``workerlog.N`` and ``serverlog.N`` go; rank 0's output is also shown on the screen.
+        log_dir: where ``workerlog.N`` and ``serverlog.N`` go; what is shown of them is ``verbosity``'s matter.
         meeting: where the processes meet.
         preload: modules that the forkserver imports once for all processes.
+        verbosity: whose output is also shown on the screen: ``quiet`` nobody's, ``normal`` worker 0's, ``debug`` everybody's.
 
     Returns:
         For each role and rank here, what its entry returned.
@@ -110,7 +116,7 @@ def launch(
                 secret = _secret(store[0], meeting)
                 for role in roles:
                     _start(role, payload, log_dir, scratch, meeting, store[0].port, secret, members)
-                shown += [Shown(m.child.log) for m in members if (m.role.name, m.rank) == ("worker", 0)]
+                shown += _shown(members, verbosity)
                 return _watch(roles, members, store)
             except KeyboardInterrupt:
                 raise Interrupted("got SIGINT") from None
@@ -121,6 +127,15 @@ def launch(
                 store.clear()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _shown(members: Sequence[Member], verbosity: str) -> list[Shown]:
+    """Who is seen on the screen; where it is more than the first worker, all say who they are."""
+    if verbosity == "quiet":
+        return []
+    if verbosity == "debug":
+        return [Shown(m.child.log, f"{m} | ") for m in members]
+    return [Shown(m.child.log) for m in members if (m.role.name, m.rank) == ("worker", 0)]
 
 
 def _place_sockets() -> None:

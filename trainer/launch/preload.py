@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
@@ -61,6 +62,7 @@ def _import(path: list[str], names: list[str], folder: str) -> None:
     Torch keeps to one thread meanwhile: a pool of OpenMP's would be broken in every process forked from here.
     """
     sys.path[:], tempfile.tempdir = path, folder
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which ends this process
     gc.disable()
     import torch
 
@@ -71,6 +73,7 @@ def _import(path: list[str], names: list[str], folder: str) -> None:
     tempfile.tempdir = None
     gc.freeze()  # shared by all processes: a collection would copy it into each
     gc.enable()
+    signal.signal(signal.SIGINT, before)
     atexit.register(_leave, os.getpid())
 
 

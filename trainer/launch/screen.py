@@ -10,9 +10,14 @@ LOOK_EVERY_S = 0.1
 
 
 class Shown:
-    """A log's whole lines on the screen, as they come, from now until :meth:`end`."""
+    """A log's whole lines on the screen, as they come, from now until :meth:`end`.
 
-    def __init__(self, log: Path) -> None:
+    Args:
+        who: what each line begins with.
+    """
+
+    def __init__(self, log: Path, who: str = "") -> None:
+        self.who = who
         self.log = log.open(errors="replace")
         self.rest = ""
         self.ended = threading.Event()
@@ -41,5 +46,6 @@ class Shown:
 
     def _write(self, text: str) -> None:
         if text:
-            sys.stdout.write(text)
+            lines = text.splitlines(keepends=True) if self.who else [text]
+            sys.stdout.write("".join(f"{self.who}{line}" for line in lines))
             sys.stdout.flush()

@@ -57,17 +57,19 @@ def _lead(way: Handover, store: Any, args: argparse.Namespace) -> None:
     if args.multirun or args.cfg or args.info:
         raise UserError("torchrun", "runs one job; sweeps and --cfg start without it", "python -m trainer ...")
     size, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    topology = [f"launch.nproc={local}", f"launch.nnodes={size // local}", "launch.ips=null", "launch.workers=null"]
+    topology = [f"launch.nproc={local}", *([f"launch.nnodes={size // local}"] if size > local else [])]
+    ignored = ["launch.nnodes=1"] * (size == local) + ["launch.ips=null", "launch.workers=null"]
 
     def start(plan: Any, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
         if set(plan.roles) != {"worker"}:
             raise RunFailed(f"torchrun starts workers alone; strategy={plan.strategy} has {', '.join(plan.roles)}")
         handed = way.give(payload)
-        with streams.log(run_dir / "workerlog.0") as log, teed(log):
+        with streams.log(run_dir / "workerlog.0") as log, teed(log, payload["config"]["verbosity"] == "quiet"):
             return _work(store, handed, 0)
 
     with compose.hydra_app(args.config_dir) as app:
-        service.run_one(app, [*args.overrides, *topology], args.config_name or "config", start, compose.flags(args))
+        overrides, flags = [*args.overrides, *topology], compose.flags(args)
+        service.run_one(app, overrides, args.config_name or "config", start, flags, ignored)
 
 
 def _store() -> Any:
