@@ -130,14 +130,17 @@ def test_quiet_shows_neither_plan_nor_bar_nor_lines_and_warnings_all_the_same(
 ) -> None:
     plan: Any = SimpleNamespace(
         lacks=[], concern="too many outputs", facts={"attention": "", "stand_in": "drawn flowers"}, strategy="single",
-        roles={"worker": 1}, device="cpu", chosen={"precision": "fp32"}, total_steps=1, global_batch_size=32, run_dir="x",
+        roles={"worker": 1}, device="cpu", chosen={"precision": "fp32"}, total_steps=1, global_batch_size=32, run_dir="x", left_out=["launch.nproc=2"],
     )  # fmt: skip
     progress.show_plan(plan, "quiet")
     progress.show_briefly(plan, "quiet")
     said = "ATTENTION: too many outputs\nATTENTION: drawn flowers\n"
     assert capsys.readouterr().out == 2 * said
     progress.show_briefly(plan)
-    assert capsys.readouterr().out == f"single, 1 worker, cpu, fp32; 1 update of 32 samples; x\n{said}"
+    assert (
+        capsys.readouterr().out
+        == f"single, 1 worker, cpu, fp32; 1 update of 32 samples; x\nleft out: launch.nproc=2\n{said}"
+    )
     with bar.preparing("quiet") as show:
         show("drawing", 1, 2)
     with (tmp_path / "log").open("w") as log, teed(log, quiet=True):

@@ -30,6 +30,8 @@ def show_briefly(plan: Plan, verbosity: str = "normal") -> None:
     if verbosity != "quiet":
         done = f"{counted(plan.total_steps, 'update')} of {counted(plan.global_batch_size, 'sample')}"
         out.print(f"{_how(plan)}, {plan.device}, {plan.chosen['precision']}; {done}; {plan.run_dir}")
+        for override in plan.left_out:
+            out.print(f"left out: {override}")
     _warn(out, plan)
 
 
