@@ -35,6 +35,9 @@ class Tracker:
     def open(self, run_dir: Path, run: Any) -> None:
         pass
 
+    def trained(self, run_dir: Path) -> None:
+        pass
+
     def close(self, run_dir: Path, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
         self.status, self.tags = status, tags
         return {"run_id": "abc", "unsent": 0, "error": ""}
