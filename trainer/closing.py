@@ -64,7 +64,8 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
 
         scrub(Path(ready.plan.run_dir), LOGS, ready.secrets)
     if result.status == "done" and tracker is not None:
-        tracker.trained(run_dir)
+        with closing.step("the trained model for MLflow"):
+            tracker.trained(run_dir)
     if result.status != "killed":
         _draw(closing, run_dir, ready)
     if tracker is not None:
