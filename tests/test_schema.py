@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.pictures import needs
-from trainer import checks, keys, machine, schema, service
+from trainer import checks, key_checks, keys, machine, schema, service
 from trainer.compose import compose, folder, hydra_app
 from trainer.help import options
 
@@ -70,7 +70,7 @@ def test_every_option_composes_and_brings_documented_keys_only(group: str, optio
     named = {"optimizer=torch": ["optimizer.name=SGD"], "model=torchvision": ["model.name=resnet18"]}
     chosen = [f"{g}={o}" for g, o in {**CHOSEN, group: option}.items()]
     node = composed(*chosen, *named.get(f"{group}={option}", []))[group]
-    assert {path for path, _ in checks.leaves(node, f"{group}.")} <= {key.path for key in KEYS}
+    assert {path for path, _ in key_checks.leaves(node, f"{group}.")} <= {key.path for key in KEYS}
     assert dict(options(group))[option], "its file begins with a comment of one line"
 
 
@@ -143,4 +143,4 @@ def test_what_a_key_refuses(path: str, value: Any, why: str) -> None:
     ],
 )
 def test_nearest_key(typed: str, near: str) -> None:
-    assert keys.nearest_key(typed, checks.every_key()) == near
+    assert keys.nearest_key(typed, key_checks.every_key()) == near

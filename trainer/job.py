@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from trainer import confidential, machine
 from trainer.auto import Machine, ModelFacts
 from trainer.build import for_saved_weights
-from trainer.checks import Checked, check, hosts_of, leaves
+from trainer.checks import Checked, check, hosts_of
 from trainer.closing import finish
 from trainer.confidential import hide, text, values
 from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.key_checks import leaves
 from trainer.modes import CLASSES
 from trainer.places import LEAST, check_folder
 from trainer.plan import Plan, make_plan

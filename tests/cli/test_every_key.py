@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from trainer import checks, compose, keys, machine, schema, service
-from trainer.checks import check, check_group, check_keys
+from trainer.checks import check
 from trainer.errors import UserError
+from trainer.key_checks import check_group, check_keys, leaves
 
 HOSTILE: tuple[Any, ...] = (
     10**30, -(10**30), 10**400, 2**63, -1, 0, 1.5, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf, "", " ", "\0", "1e400", None,
@@ -93,7 +94,7 @@ def test_what_the_ranges_let_through_is_taken_or_refused_in_a_sentence(
     monkeypatch.setattr(machine, "gpus", lambda: ())
     monkeypatch.setattr(checks, "check_targets", lambda *_: None)
     taken = 0
-    for path, _ in checks.leaves(composed, ""):
+    for path, _ in leaves(composed, ""):
         for value, plan in itertools.product(EXTREMES, (False, True)):
             config = copy.deepcopy(composed) | {"plan": plan}
             put(config, path, value)
