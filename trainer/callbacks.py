@@ -95,7 +95,7 @@ class TrainEnd(Event):
 class Failed(Event):
     """The training breaks on this worker, or is interrupted; ``error`` is raised again afterwards."""
 
-    error: Exception
+    error: BaseException
 
 
 class Callbacks:
@@ -141,7 +141,7 @@ class Callbacks:
         """At the end."""
         self._tell("on_train_end", TrainEnd, epoch, step, metrics=dict(metrics), ended=ended)
 
-    def exception(self, epoch: int, step: int, error: Exception) -> None:
+    def exception(self, epoch: int, step: int, error: BaseException) -> None:
         """The training breaks; what goes wrong in a callback now is printed and hides nothing."""
         try:
             self._tell("on_exception", Failed, epoch, step, error=error)
@@ -172,7 +172,7 @@ class Callbacks:
                 call(event)
             except (RunFailed, Interrupted):
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise failed(name, hook, call, error) from error
 
 
@@ -186,7 +186,7 @@ def made(
     return Callbacks(called, rank, size, run_dir, total_steps, model) if called else None
 
 
-def failed(name: str, method: str, call: Any, error: Exception) -> RunFailed:
+def failed(name: str, method: str, call: Any, error: BaseException) -> RunFailed:
     """The end of a run whose user's code broke: one sentence with file and line, then the traceback."""
     try:
         own = inspect.getsourcefile(inspect.unwrap(call))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.host import private
 from trainer.lettering import DPI, Ruler, families, one_line
 
 PANELS = (("loss", "loss"), ("acc", "accuracy"), ("perf/samples_per_s", "samples per second"), ("lr", "learning rate"))
@@ -104,8 +105,14 @@ def _saved(path: Path, title: str, panels: Sequence[Panel | None]) -> Path | Non
     figure = drawn(title, panels)
     if figure is None:
         return None
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
     return path
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a picture anew; what stood under its name is replaced, and no link is followed."""
+    private.start_empty(path)
+    figure.savefig(path, dpi=DPI)
 
 
 def lines(series: Mapping[str, tuple[list[int], list[float]]], x: str, y: str) -> Panel | None:

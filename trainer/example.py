@@ -12,6 +12,7 @@ import numpy as np
 from trainer.build import locate
 from trainer.data.feed import Placement
 from trainer.data.inputs import Inputs
+from trainer.host import private
 from trainer.report import leave
 
 SPEC, SAMPLE = "model.json", "example.npz"
@@ -36,6 +37,7 @@ def keep(
     spec = {"model": dict(model), "mean": mean, "std": std, "fp64": precision == "fp64", "rows": rows, "preprocessing": preprocessing or None}  # fmt: skip
     by_name = inputs if isinstance(inputs, dict) else {ALONE: inputs}
     arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in by_name.items()}
+    private.start_empty(run_dir / SAMPLE)
     np.savez_compressed(run_dir / SAMPLE, **arrays)
     leave(run_dir / SPEC, spec, private=True)
 

@@ -113,12 +113,12 @@ def fit(run: Training) -> dict[str, float]:
     """Train to the end; returns the last validation's metrics."""
     if not run.callbacks:
         return _fit(run)
-    run.callbacks.train_start(run.strategy.lr)
     try:
+        run.callbacks.train_start(run.strategy.lr)
         metrics = _fit(run)
         run.callbacks.train_end(run.epoch, run.step, run.validated[1], run.report.ended)
         return metrics
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         run.callbacks.exception(run.epoch, run.step, error)
         raise
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from trainer import csv_files
-from trainer.curves import figure_of
+from trainer.curves import figure_of, save
 from trainer.findings import WHICH, Findings, path_of, read
-from trainer.lettering import DPI, Ruler, families, missing, one_line
+from trainer.lettering import Ruler, families, missing, one_line
 from trainer.tally import Mistake
 
 FILES = ("confusion.png", "per_class.csv", "mistakes.csv", "mistakes.png")
@@ -62,10 +62,10 @@ def draw(run_dir: Path, names: Sequence[str], title: str) -> list[Path]:
         _write_mistakes(mistakes, found.examination.mistakes, called)
         made += [by_class, mistakes]
         if found.examination.confusion is not None:
-            confusion_figure(found.examination.confusion, called, heading).savefig(confusion, dpi=DPI)
+            save(confusion_figure(found.examination.confusion, called, heading), confusion)
             made.append(confusion)
         if found.images is not None and len(found.images):
-            mistakes_figure(found.examination.mistakes, found.images, called, heading).savefig(page, dpi=DPI)
+            save(mistakes_figure(found.examination.mistakes, found.images, called, heading), page)
             made.append(page)
     return made
 

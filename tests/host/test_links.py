@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import trainer as package
 from tests.runs import SMALL
+from trainer import curves, example
 from trainer.errors import UserError
 from trainer.host import private
 from trainer.host.links import check_run_folder
@@ -102,3 +105,16 @@ def test_link_that_comes_while_the_run_works_is_replaced(tmp_path: Path) -> None
     assert precious.read_text() == "mine"
     assert json.loads((tmp_path / "status.json").read_text()) is not None
     assert not any(path.is_symlink() for path in tmp_path.iterdir())
+
+
+def test_a_link_planted_while_a_run_goes_on_is_replaced(tmp_path: Path) -> None:
+    """Pictures and the kept example were written through it."""
+    precious, run = tmp_path / "precious", tmp_path / "run"
+    precious.write_text("mine")
+    run.mkdir()
+    for name in ("picture.png", "example.npz"):
+        (run / name).symlink_to(precious)
+    curves.save(curves.figure_of((2, 2), "title"), run / "picture.png")
+    example.keep(run, {}, "fp32", SimpleNamespace(mean=None, std=None), torch.zeros(1, 2))  # type: ignore[arg-type]
+    assert precious.read_text() == "mine"
+    assert not any((run / name).is_symlink() for name in ("picture.png", "example.npz"))

@@ -171,6 +171,12 @@ def test_rank_that_leaves_without_having_done_its_work_has_failed(tmp_path: Path
     assert message.startswith("worker 1 ended with exit code 0, before it had done its work")
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_rank_whose_own_code_ends_the_process_has_failed(code: int, tmp_path: Path) -> None:
+    """Code 0 was taken for the end of its work, and the others waited for it."""
+    assert f"SystemExit: {code}" in failure("leaves_early", tmp_path, code)
+
+
 def test_what_a_rank_says_of_its_failure_is_both_ends_of_a_long_text() -> None:
     failure = Failure.of(ValueError("first words " + "x" * 1_000_000 + " last words"))
     assert "first words" in failure.words and failure.words.endswith(" last words") and len(failure.words) < 40_000

@@ -44,7 +44,7 @@ def in_place(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, An
             raise RunFailed(
                 f"worker 0 cannot write {error.filename or f'below {run_dir}'}: {error.strerror}"
             ) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # of the user's own code, which may end the process
             raise RunFailed(f"worker 0 failed:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
 
 

@@ -170,10 +170,8 @@ def _main(
 def _returned(enter: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     try:
         return enter(*arguments)
-    except SystemExit as error:
-        if error.code:
-            raise
-        return None
+    except SystemExit as error:  # of the user's own code: the work is not done, whatever the code
+        raise RuntimeError(f"the process was to end by sys.exit({error.code!r})") from error
 
 
 def _shortened(text: str) -> str:

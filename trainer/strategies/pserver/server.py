@@ -20,6 +20,7 @@ import torch
 from trainer.build import locate
 from trainer.errors import RunFailed, UserError
 from trainer.optim.schedules import Plateau
+from trainer.report import replace_file
 from trainer.strategies.base import Seat
 from trainer.strategies.pserver import snapshot
 from trainer.strategies.pserver.codec import decode, encode
@@ -654,7 +655,7 @@ class Server:
         told = json.dumps(self.statistics(), indent=1)
         print(told, flush=True)
         if run_dir.is_dir():
-            (run_dir / f"server.{self.seat.rank}.json").write_text(told)
+            replace_file(run_dir / f"server.{self.seat.rank}.json", told)
 
 
 def failed(why: str, fenced: bool = False) -> Message:
