@@ -13,6 +13,8 @@ UNSEEN = re.compile(f"[{CONTROL}{DIRECTION}{SEPARATORS}\ufeff\ud800-\udfff]")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for the beginning of a formula, or skips on its way to one."""
 NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|nan)", re.ASCII)
+LONGEST_NAME = 200
+"""Characters of a name in a sentence."""
 RAW_BYTE = range(0xDC80, 0xDD00)
 """Where Python keeps the bytes of a file name that is no UTF-8."""
 
@@ -28,6 +30,14 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     r"""As :func:`visible`, with tabs and newlines spelled out too: ``\n``."""
     return UNSEEN.sub(lambda found: spelled(found[0]), text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def shortened(text: str, longest: int = LONGEST_NAME) -> str:
+    """A name or a path for a sentence: of a very long one its beginning and its end."""
+    if len(text) <= longest:
+        return text
+    left = (longest - 3) // 2
+    return f"{text[:left]}...{text[len(text) - (longest - 3 - left) :]}"
 
 
 def spelled(character: str) -> str:

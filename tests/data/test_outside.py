@@ -97,6 +97,68 @@ def test_images_beyond_a_limit_count_as_broken_with_their_name(tmp_path: Path, c
     assert source(root, max_file_mib=4, max_pixels=10**9, cache="none").facts(1).train_samples == 18
 
 
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+FITS = b"".join(card.ljust(80) for card in (b"SIMPLE  =                    T", b"BITPIX  =                    8", b"NAXIS   =                    2", b"NAXIS1  =                    4", b"NAXIS2  =                    4", b"END")).ljust(2880) + bytes(2880)  # fmt: skip
+
+
+def in_ico(content: bytes) -> bytes:
+    return struct.pack("<3H4B2H2I", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(content), 22) + content
+
+
+def in_icns(content: bytes) -> bytes:
+    return b"icns" + struct.pack(">I", 16 + len(content)) + b"ic07" + struct.pack(">I", 8 + len(content)) + content
+
+
+OTHER_KINDS = {
+    "EPS": EPS, "FITS": FITS, "ICO": in_ico(png_bomb(4000)), "ICNS": in_icns(png_bomb(4000)),
+    **{kind: encoded(picture(0, 0), kind) for kind in ("TGA", "PCX", "SGI", "JPEG2000", "DDS", "IM", "SPIDER")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_KINDS)
+def test_kinds_that_are_not_named_are_refused_whatever_their_name_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*args: Any, **given: Any) -> None:
+        raise AssertionError("a program was started, or something was unpacked")
+
+    for what in ("subprocess.Popen", "subprocess.check_call", "PIL.EpsImagePlugin.Ghostscript", "PIL.ImageFile.ImageFile.load"):  # fmt: skip
+        monkeypatch.setattr(what, never)
+    for read in (decode, decode_grey, size_of, Centre(32, 32), Centre(32, 32, channels=1)):
+        with pytest.raises(BadImage, match=r"is no image of a kind that can be read \(JPEG, PNG"):
+            read(OTHER_KINDS[name])  # type: ignore[operator]
+
+
+def test_images_are_opened_in_one_place_alone() -> None:
+    """Where the kinds and the limits are asked."""
+    package = Path(schema.__file__).parent
+    found = [path.name for path in package.rglob("*.py") if "Image.open(" in path.read_text() or "imread(" in path.read_text()]  # fmt: skip
+    assert found == ["header.py"]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), struct.error("unpack"), subprocess.CalledProcessError(1, "gs"), AttributeError("x")]
+)
+def test_whatever_a_decoder_breaks_with_the_image_is_named(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*args: Any, **given: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("PIL.Image.Image.convert", breaks)
+        patched.setattr("torchcodec.decoders.decode_image", breaks)
+        for kind in ("PNG", "BMP"):
+            with pytest.raises(BadImage, match="breaks its decoder, "):
+                decode(encoded(picture(0, 0), kind))
+    with monkeypatch.context() as patched:
+        patched.setattr("PIL.Image.open", breaks)
+        root = image_folder(tmp_path / "d")
+        with pytest.raises(UserError, match=r"24 of 24 images .*daisy/0\.jpg: breaks its decoder, \w+[:;]"):
+            folder = source(root, cache="none", verify=True)
+            folder.prepare(folder.facts(1), silent)
+
+
 def test_of_an_animation_the_first_frame_alone_is_decoded() -> None:
     frames = [picture(n % 3, n).quantize() for n in range(40)]
     for kind in ("GIF", "WEBP", "AVIF"):
@@ -180,7 +242,10 @@ def test_ranges_of_12_bits_and_of_negatives_are_followed() -> None:
         (tiff((BITS_16 // 4).astype(np.int16)), "signed numbers"),
         (b"Pf\n4 4\n-1.0\n" + BITS_16.astype("<f4").tobytes(), "floating-point numbers"),
         (b"", r"^is empty \(0 bytes\)$"),
-        (b"this is no image", "^is no image of a kind that can be read, or its beginning is damaged$"),
+        (
+            b"this is no image",
+            r"^is no image of a kind that can be read \(JPEG, PNG, WEBP, AVIF, GIF, BMP, TIFF, PPM\), or its beginning is damaged$",
+        ),
         (encoded(picture(0, 0), "PNG")[:300], "truncated|corrupted"),
         (encoded(picture(0, 0), "TIFF")[:300], "^[^<]*[^.]$"),
     ],

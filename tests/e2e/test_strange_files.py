@@ -52,7 +52,7 @@ def test_a_table_is_written_whatever_lies_in_the_folder(trained: Path, tmp_path:
         "a.jpg": "", "b\\xff.jpg": "", "sub/c.jpg": "",
         "pipe.jpg": "is a FIFO and not a regular file", "zero.png": "is a character device and not a regular file",
         "gone.png": "No such file or directory", "empty.jpg": "is empty (0 bytes)",
-        "bad\\xfe.jpg": "is no image of a kind that can be read, or its beginning is damaged",
+        "bad\\xfe.jpg": "is no image of a kind that can be read (JPEG, PNG, WEBP, AVIF, GIF, BMP, TIFF, PPM), or its beginning is damaged",
     }  # fmt: skip
     assert len({tuple(list(row.values())[1:]) for name, row in rows.items() if not errors[name]}) == 1
     assert "these links are not followed" in " ".join(done.stdout.split()) and "5 of 8 files could not" in done.stdout

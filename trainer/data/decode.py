@@ -32,7 +32,7 @@ def decode(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
 
     try:
         decoded = decode_image(content)
-    except (ValueError, RuntimeError) as error:
+    except Exception as error:  # whatever a decoder breaks with: the image is named
         raise BadImage(reason(error)) from error
     return decoded if decoded.dim() == 3 else decoded[0]
 
@@ -61,7 +61,9 @@ def pixels(image: Any, mode: str) -> np.ndarray:
                 grey = _scaled(np.asarray(upright), image)
                 return grey if mode == "L" else np.repeat(grey[..., None], 3, axis=2)
             return np.array(upright.convert(mode))
-    except (OSError, ValueError, SyntaxError, MemoryError, RecursionError) as error:
+    except BadImage:
+        raise
+    except Exception as error:
         raise BadImage(reason(error)) from error
 
 

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING
 
 from trainer.data.limits import DEFAULTS, Limits
 from trainer.errors import why
+from trainer.visible import one_line, shortened
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
+"""As Pillow calls them; MPO comes with JPEG. Others run programs (EPS) or unpack before they say their size (ICO, ICNS)."""
 
 
 class BadImage(Exception):
@@ -20,7 +25,8 @@ def opened(content: bytes, limits: Limits = DEFAULTS) -> Image:
     """The image by Pillow, of which the header alone is read until its pixels are asked for.
 
     Raises:
-        BadImage: the header is not readable, or the image has more pixels than ``data.max_pixels``.
+        BadImage: it is of none of ``FORMATS``, whatever its name says; the header is not readable; or the image has
+            more pixels than ``data.max_pixels``.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -28,10 +34,10 @@ def opened(content: bytes, limits: Limits = DEFAULTS) -> Image:
     if not content:
         raise BadImage("is empty (0 bytes)")
     try:
-        image = Image.open(io.BytesIO(content))
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
     except UnidentifiedImageError as error:
-        raise BadImage("is no image of a kind that can be read, or its beginning is damaged") from error
-    except (OSError, ValueError, SyntaxError, RecursionError) as error:
+        raise BadImage(f"is no image of a kind that can be read ({', '.join(FORMATS)}), or its beginning is damaged") from error  # fmt: skip
+    except Exception as error:  # Pillow's readers break on crafted headers each in its own way
         raise BadImage(reason(error)) from error
     width, height = image.size
     if width * height > limits.pixels:
@@ -49,12 +55,15 @@ def size_of(content: bytes, limits: Limits = DEFAULTS) -> tuple[int, int]:
         width, height = image.size
         try:
             turned = image.format != "TIFF" and image.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # TIFF: Pillow turns it
-        except (OSError, ValueError, SyntaxError, RecursionError) as error:
+        except Exception as error:
             raise BadImage(reason(error)) from error
     return (width, height) if turned else (height, width)
 
 
 def reason(error: Exception) -> str:
-    """A decoder's own words, in one line, without the place in its source."""
+    """A decoder's own words, in one line, without the place in its source; shortened, for they may repeat the file's."""
     line = why(error)
-    return line.rsplit(".cpp:", 1)[-1].partition(", ")[2] or line if ".cpp:" in line else line
+    if not str(error).strip() or not isinstance(error, (OSError, ValueError, SyntaxError, RuntimeError)):
+        line = f"breaks its decoder, {type(error).__name__}" + f": {line}" * bool(str(error).strip())
+    line = line.rsplit(".cpp:", 1)[-1].partition(", ")[2] or line if ".cpp:" in line else line
+    return shortened(one_line(line))
