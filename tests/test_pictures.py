@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from trainer import curves, findings, pictures
+from trainer import curves, findings, leftovers, pictures
 from trainer.data import flower_species
 from trainer.lettering import Ruler
 from trainer.tally import Examination, Mistake
@@ -63,7 +63,7 @@ def test_every_file_is_made_and_says_what_was_found(tmp_path: Path, which: str) 
     assert [(r["sample"], r["label"], r["guess"], r["confidence"]) for r in worst] == [
         ("7", "rose", "lily", "0.750000"), ("2", "rose", "(none)", "0.000000"),
     ]  # fmt: skip
-    pictures.clear(tmp_path)
+    leftovers.clear(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

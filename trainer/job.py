@@ -22,6 +22,7 @@ from trainer.closing import finish
 from trainer.confidential import hide, text, values
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.key_checks import leaves
+from trainer.leftovers import check_reads, clear
 from trainer.modes import CLASSES
 from trainer.places import LEAST, check_folder
 from trainer.plan import Plan, make_plan
@@ -126,6 +127,9 @@ def _get_ready(
 ) -> Ready:
     before = frozenset(sys.modules)
     checked = check(config, typed)
+    with checked.lacks:
+        if not checked.elsewhere:
+            check_reads(checked.config, Path(run_dir), place)
     passed(checked)
     from trainer.launch.preload import imported_since
     from trainer.probe import probe  # imports torch: only what has passed the light checks waits for that
@@ -134,7 +138,7 @@ def _get_ready(
         checked.config["model"] = dict(for_saved_weights(checked.config["model"]))
     model = probe(checked.config, checked.facts, checked.declaration)
     if checked.config["mode"] != "train":
-        _check_weights(checked.config, Path(run_dir))
+        _check_weights(checked.config)
     check_places(checked, model, Path(run_dir), place)
     plan = make_plan(checked, model, this_machine(), run_dir)
     return Ready(checked, model, plan, imported_since(before))
@@ -155,19 +159,16 @@ def check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -
             check_folder(Path(output).parent, "predict.output", LEAST, here)
 
 
-def _check_weights(config: dict[str, Any], run_dir: Path) -> None:
-    """The weights fit the model, and the run does not write over the one that made them.
+def _check_weights(config: dict[str, Any]) -> None:
+    """The weights fit the model.
 
     Raises:
-        UserError: they do not, or it would.
+        UserError: they do not.
     """
     from trainer import weights
     from trainer.probe import build
 
-    path = Path(config["weights"])
-    weights.check(path, build(config), str(config["model"]["_target_"]))
-    if run_dir.resolve() in path.resolve().parents:
-        raise UserError(f"hydra.run.dir={run_dir}", f"holds the weights and what the run that made them left; mode={config['mode']} would write over it", "hydra.run.dir=ANOTHER")  # fmt: skip
+    weights.check(Path(config["weights"]), build(config), str(config["model"]["_target_"]))
 
 
 def this_machine() -> Machine:
@@ -195,6 +196,7 @@ def execute(
     tracked = False
     try:
         with termination_raises():
+            _clear(mine, ready.plan)
             _leave_config(mine, config)
             if config["mode"] == "train":
                 (run_dir / "checkpoints").mkdir(exist_ok=True)
@@ -261,27 +263,20 @@ def prepare_data(ready: Ready) -> Plan:
     return replace(plan, left_out=ready.plan.left_out)
 
 
+def _clear(mine: Path, plan: Plan) -> None:
+    """Make this host's folder, without what a run before left there."""
+    from trainer import progress
+
+    mine.mkdir(parents=True, exist_ok=True)
+    if clear(mine, None if plan.node_rank else plan.nnodes):
+        progress.console().print(f"written over: the run that was in {mine}", soft_wrap=True)
+
+
 def _leave_config(run_dir: Path, config: dict[str, Any]) -> None:
     import yaml
 
-    from trainer import pictures
     from trainer.report import replace_file
 
-    run_dir.mkdir(parents=True, exist_ok=True)
-    for stale in ("metrics.jsonl", "result.json", "status.json", "tracking.json", "curves.png", "servers.png"):
-        (run_dir / stale).unlink(missing_ok=True)
-    for pattern in (
-        "server.*.json",
-        "status.*.json",
-        "profile.*.json",
-        "trace.*.json.gz",
-        "model.json",
-        "example.npz",
-        CLASSES,
-    ):
-        for stale_one in run_dir.glob(pattern):
-            stale_one.unlink()
-    pictures.clear(run_dir)
     shown = yaml.safe_dump(hide(config, values(config)), sort_keys=False)
     replace_file(run_dir / "config.yaml", shown, private=True)
 

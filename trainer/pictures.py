@@ -10,7 +10,7 @@ import numpy as np
 
 from trainer import csv_files
 from trainer.curves import figure_of, save
-from trainer.findings import WHICH, Findings, path_of, read
+from trainer.findings import WHICH, Findings, read
 from trainer.lettering import Ruler, families, missing, one_line
 from trainer.tally import Mistake
 
@@ -36,13 +36,6 @@ UNDRAWN = "No font of this machine has the letters of classes that are shown by 
 def file_names(which: str) -> tuple[str, ...]:
     """The four files of the last or the best validation."""
     return FILES if which == "last" else tuple(f"{which}_{name}" for name in FILES)
-
-
-def clear(run_dir: Path) -> None:
-    """Remove what a run before left in the same folder."""
-    for which in WHICH:
-        for path in (path_of(run_dir, which), *(run_dir / name for name in file_names(which))):
-            path.unlink(missing_ok=True)
 
 
 def draw(run_dir: Path, names: Sequence[str], title: str) -> list[Path]:

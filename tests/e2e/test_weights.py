@@ -352,6 +352,6 @@ def test_weights_that_do_not_fit_are_refused_before_anything_starts(
 
 def test_the_run_that_made_the_weights_is_not_written_over(trained: Path) -> None:
     before = (trained / "result.json").read_bytes()
-    with pytest.raises(UserError, match=r"hydra\.run\.dir=.*holds the weights"):
+    with pytest.raises(UserError, match=r"^weights=.*: lies in the run's own folder .*hydra\.run\.dir=ANOTHER"):
         package.run([*RECIPE, "mode=eval", f"weights={trained}", f"hydra.run.dir={trained}"])
     assert (trained / "result.json").read_bytes() == before

@@ -1,0 +1,118 @@
+"""What a run leaves in its folder, by name: cleared before another run is written there, which may not read it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import UserError
+
+FILES = re.compile(
+    r"metrics\.jsonl|(result|status|tracking|plan|model|classes)\.json|config\.yaml|example\.npz|predictions\.csv"
+    r"|\.?model(_ema)?\.safetensors|(server|status|profile)\.\d+\.json|trace\.\d+\.json\.gz|(worker|server)log\.\d+"
+    r"|(curves|servers)\.png|(best_)?(confusion\.png|per_class\.csv|mistakes\.(csv|png))|validation\.(last|best)\.npz"
+)
+"""Files in the run's folder, or in ``host.N`` below it."""
+CHECKPOINTS, BEST = "checkpoints", re.compile(r"\.?best\.safetensors")
+SNAPSHOT = re.compile(r"persistables(\.partial|\.previous)?")
+PIECE = re.compile(r"server-\d+\.(safetensors|seal)|index\.json|COMPLETE|.*\.\d+\.tmp")
+"""Files in a snapshot of the parameter servers."""
+HYDRA = ".hydra"
+HOST = re.compile(r"host\.(\d+)")
+WRITTEN_TO = ("predict.output",)
+"""Keys whose value is no file to read."""
+
+
+def clear(run_dir: Path, hosts: int | None = None) -> bool:
+    """Remove what a run before left there; returns whether there was any. Other files stay, and no link is followed.
+
+    Args:
+        hosts: of the run that begins, whose launchers see to their own folders ``host.N``; None: this is one of those.
+    """
+    found = _clear_files(run_dir, FILES)
+    for checkpoints in _folders(run_dir, re.compile(CHECKPOINTS)):
+        for snapshot in _folders(checkpoints, SNAPSHOT):
+            found |= _clear_files(snapshot, PIECE)
+            _drop(snapshot)
+        found |= _clear_files(checkpoints, BEST)
+        _drop(checkpoints)
+    for host in _folders(run_dir, HOST):
+        if hosts is not None and int(host.name.partition(".")[2]) >= hosts:
+            found |= _clear_files(host, FILES)
+            _drop(host)
+    return found
+
+
+def check_reads(config: Mapping[str, Any], run_dir: Path, place: str) -> None:
+    """The run reads nothing of what it clears.
+
+    Args:
+        place: the key that names the folder, ``hydra.run.dir``, or ``hydra.sweep.dir`` of all jobs' folders.
+
+    Raises:
+        UserError: a text of the config names something there that a run leaves.
+    """
+    folder = os.path.realpath(run_dir)
+    for key, value in texts(config):
+        if key in WRITTEN_TO or not _there(value):
+            continue
+        below = Path(os.path.realpath(os.path.expanduser(value)))
+        parts = below.relative_to(folder).parts if below.is_relative_to(folder) else ()
+        if place == "hydra.sweep.dir" and parts and parts[0].isdecimal():
+            parts = parts[1:] or (CHECKPOINTS,)
+        if _of_a_run(parts) or (key == "weights" and below.is_relative_to(folder)):
+            raise UserError(f"{key}={value}", f"lies in the run's own folder {run_dir}, which is written anew", f"{place}=ANOTHER")  # fmt: skip
+
+
+def texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Each text in nested mappings and lists, with its key: ``callbacks[0].path``."""
+    if isinstance(node, str):
+        yield key, node
+    elif isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from texts(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, (list, tuple)):
+        for number, value in enumerate(node):
+            yield from texts(value, f"{key}[{number}]")
+
+
+def _there(value: str) -> bool:
+    """Whether it names something; of a snapshot, the one before it counts too, which is read where that is gone."""
+    path = os.path.expanduser(value)
+    return bool(value) and (os.path.lexists(path) or os.path.lexists(f"{path}.previous"))
+
+
+def _of_a_run(parts: tuple[str, ...]) -> bool:
+    """Whether a path below a run's folder is, holds or lies in what a run leaves."""
+    if not parts:
+        return False
+    if parts[0] == CHECKPOINTS:
+        return len(parts) == 1 or bool(BEST.fullmatch(parts[1]) or SNAPSHOT.fullmatch(parts[1]))
+    return parts[0] == HYDRA or bool(HOST.fullmatch(parts[0]) or (len(parts) == 1 and FILES.fullmatch(parts[0])))
+
+
+def _clear_files(folder: Path, names: re.Pattern[str]) -> bool:
+    """Remove the files of these names, and links, which a run would replace as well; folders stay."""
+    found = [path for path in _entries(folder) if names.fullmatch(path.name) and (path.is_symlink() or path.is_file())]
+    for path in found:
+        path.unlink(missing_ok=True)
+    return bool(found)
+
+
+def _folders(folder: Path, names: re.Pattern[str]) -> list[Path]:
+    """Folders of these names; a link to one is none."""
+    return [path for path in _entries(folder) if names.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _drop(folder: Path) -> None:
+    """Remove a folder that is empty now."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
