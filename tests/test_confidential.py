@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -85,14 +86,40 @@ def test_help_and_docs_are_shown_as_they_are(capsys: pytest.CaptureFixture[str])
         ] == []
 
 
-HARD = [
-    "Authorization: " + "]" * 9999, "a@" * 9999, "+" * 19999, "x-" * 9999, "{" * 19999, "auth: {" * 2999, "token=[" * 2999, "cookie: " * 2999,
-    "{" + ", ".join(f"k{i}: v{i}" for i in range(2999)) + "}", "http://" + "a:b@" * 4999, "bearer " * 2999, "password=" + "ab," * 4999,
-]  # fmt: skip
+HARD = {
+    "]": "Authorization: {]}", "@": "a@", "+": "+", "x-": "x-", "{": "{", "auth": "auth: {", "token": "token=[", "cookie": "cookie: ", "keys": "{k: v, ",
+    "logins": "http://a:b@", "logins after each other": "x://a:b@c/ ", "bearer": "bearer ", "commas": "password=ab,", "dashes": "a-", "dots": "a.", "newlines": "\n",
+    "blank lines": " \n", "overrides": "token=a ", "quoted overrides": "'token=a ", "mappings": '"token": ', "flows": "token: [", "spaces": " ", "tabs": "\t",
+    "escaped quotes": "token=\\'", "quotes": "'", "apostrophes": "''", "default": "${oc.env:a,", "underscores": "_secret", "camel": "aB", "digits": "secret1",
+    "one name": "b", "signs": "~+", "stars": "token='\\'", "words in quotes": "'a ", "numbers": "token=1,", "lines": "password: x\n", "equals": "password=",
+}  # fmt: skip
+AROUND = [("", ""), ("token=", "="), ("token=a,", "="), ("'secret: ", "x"), ("{a: ", "}"), ("x://y?", "@")]
+LENGTH = 30_000
 
 
-@pytest.mark.parametrize("line", HARD, ids=lambda line: line[:12])
-@pytest.mark.timeout(60)
-def test_a_hostile_line_takes_no_longer_than_a_long_one(line: str) -> None:
-    """Twice 20,000 characters, each of which once took minutes: patterns are tried from few places, each part once."""
-    text(line + line, {"some-s3cret 'value'"})
+def cost(line: str) -> float:
+    """CPU seconds, at best."""
+    best = 1e9
+    for _ in range(3):
+        begin = time.process_time()
+        text(line, {"some-s3cret 'value'"})
+        values([line])
+        best = min(best, time.process_time() - begin)
+        if best < 0.1:
+            break
+    return best
+
+
+@pytest.mark.parametrize("piece", HARD.values(), ids=HARD.keys())
+def test_a_hostile_line_takes_about_as_long_as_any_other(piece: str) -> None:
+    """Patterns are tried from few places, and look at each part once. What is not so takes some hundred times as long."""
+    plain = cost("loss is 0.25, all is well with it; " * (LENGTH // 35))
+    for before, after in AROUND:
+        line = before + piece * (LENGTH // len(piece)) + after
+        assert cost(line) < 0.05 + 50 * plain, line[:40]
+
+
+@pytest.mark.parametrize("line", ["'token='", '"password="', "x 'token='", "token='", "password=", "token=["])
+def test_a_quote_that_nobody_closes_breaks_nothing(line: str) -> None:
+    text(line)
+    values(line)

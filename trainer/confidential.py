@@ -33,17 +33,19 @@ NOT_SECRET_VARIABLES = ("PWD", "OLDPWD")
 
 HEADER = re.compile(r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie2?|x-[\w-]{0,40}(?:key|token|auth|secret|signature))(\s*:\s*)([^\r\n'\"]+)")  # fmt: skip
 SCHEME_OF_LOGIN = re.compile(r"(?i)\b(bearer|basic|negotiate)(\s+)([A-Za-z0-9._~+/=-]{6,})")
-URI = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]*://)([^\s'\"<>`]+)")
+URI = re.compile(r"(?<=[a-zA-Z0-9+.-])(://)([^\s'\"<>`]+)")
 WHOLE_URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)(.+)", re.DOTALL)
 NAMED = re.compile(r"(?<![\w./@-])([+~]{0,2})([A-Za-z_][\w./@-]*)([\"']?)=(?=\S)|(?<![\w./-])([\"'])([A-Za-z_][\w./@ -]*)\4\s*:\s*(?=\S)")  # fmt: skip
-LINE = re.compile(r"(?m)^(\s*(?:- )?)([A-Za-z_][\w.-]*)(:[ \t]+)(\S[^\n]*)$")
+LINE = re.compile(r"(?m)^([ \t]*(?:- )?)([A-Za-z_][\w.-]*)(:[ \t]+)(\S[^\n]*)$")
 INSIDE = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(:\s*)([^\s,:{}\[\]'\"][^,{}\[\]\n]*)")
 FLOW = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]*)[\"']?\s*:\s*(?=[\[{])")
-BARE = re.compile(r"[^\s,&;\"'`{}\[\]()<>]+(?:,[^\s,&;=\"'`{}\[\]()<>]+(?![\w./-]*=))*")
+BARE = re.compile(r"[^\s,&;\"'`{}\[\]()<>]+(?:,(?![\w./-]*=)[^\s,&;=\"'`{}\[\]()<>]+)*")
 QUOTED = re.compile(r"'(?:\\.|''|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"")
+QUOTED_OR_ESCAPED = re.compile(rf"\\.|{QUOTED.pattern}")
+"""An escaped quote begins nothing: from each one the search would go on to the end of the text."""
 FROM_ELSEWHERE = re.compile(r"\$\{[\w.:]+\}")
 """Where a value is taken from, as ``${oc.env:HF_TOKEN}``: tells nothing."""
-VARIABLE = re.compile(r"\$\{oc\.env:\s*['\"]?(\w+)['\"]?\s*(?:,\s*([^}]*))?\}")
+VARIABLE = re.compile(r"\$\{oc\.env:\s*['\"]?(\w+)['\"]?\s*(?:,\s*([^}]{0,2000}))?\}")
 OPTIONS_OF_ADDRESSES = (
     "timeout", "connect_timeout", "sslmode", "charset", "mode", "cache", "driver", "application_name", "format",
     "version", "v", "page", "encoding", "region", "uri", "workflowtype",
@@ -92,7 +94,7 @@ def of_environment(variables: Mapping[str, str]) -> set[str]:
 def _pieces(value: str) -> Iterator[str]:
     """A value as it was typed, and as it is meant: without quotes and brackets, one by one, less the keys of mappings."""
     yield value
-    yield from (quoted[0][1:-1].replace("\\", "") for quoted in QUOTED.finditer(value))
+    yield from (found[0][1:-1].replace("\\", "") for found in QUOTED_OR_ESCAPED.finditer(value) if found[0][0] != "\\")
     yield value.strip("'\"").replace("\\", "")
     if value[:1] in ("{", "[") or "," in value:
         for piece in re.split(r"[,{}\[\]]", value):
@@ -164,11 +166,11 @@ def _parts(text: str) -> Iterator[_Part]:
         yield _Part(found.start(3), found.start(3) + len(login), (login, True), (login.rpartition(" ")[2], True))
     for found in SCHEME_OF_LOGIN.finditer(text):
         yield _Part(found.start(3), found.end(3), (found[3], False))
-    done = 0
+    done, first = 0, len(text) - len(text.lstrip())
     for found in NAMED.finditer(text):
         name = re.split(r"[./@]", found[2] or found[5])[-1]
         if found.end() >= done and sounds_secret(name):
-            for part in _of_named(text, found, name):
+            for part in _of_named(text, found, name, found.start() <= first):
                 done = part.end
                 yield part
     done = 0
@@ -197,16 +199,20 @@ def _in_braces(text: str) -> Iterator[re.Match[str]]:
             yield found
 
 
-def _of_named(text: str, found: re.Match[str], name: str) -> Iterator[_Part]:
-    """``name=value`` and ``"name": value``: what stands there up to where it ends."""
+def _of_named(text: str, found: re.Match[str], name: str, first: bool) -> Iterator[_Part]:
+    """``name=value`` and ``"name": value``: what stands there up to where it ends; ``first``: nothing is before it."""
     start, strong = found.end(), means_secret(name)
     before = text[found.start() - 1] if found.start() else ""
     if text.startswith(HIDDEN, start):
         return
-    if found[2] is not None and not text[: found.start()].strip():  # the whole text is an override, or a field of one
+    if found[2] is not None and first:  # the whole text is an override, or a field of one
         end = len(text) if "\n" not in text and not re.search(r"[\s;&][\w.]+=", text[start:]) else _end(text, start)
-    elif found[2] is not None and before in ("'", '"') and before in text[start:]:
-        end = text.index(before, start + 1 if text[start] == before else start)
+    elif (
+        found[2] is not None
+        and before in ("'", '"')
+        and (closing := text.find(before, start + (text[start] == before))) > 0
+    ):
+        end = closing
     else:
         end = _end(text, start)
     value = text[start:end]
