@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 import resource
@@ -9,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +145,56 @@ def test_crafted_files_are_one_sentence_and_nothing_is_called(
     assert time.process_time() - began < 20 and "executed" not in capsys.readouterr().out
 
 
+def unicode(value: bytes) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value
+
+
+def amplified(size: int, times: int) -> dict[str, bytes]:
+    """Files in which a few bytes name the same long thing again and again, for something that would copy it."""
+    long, short = b"a" * size, unicode(b"latin1")
+    code = b"cnumpy\ndtype\nq\x010"
+    kind = b"cnumpy\ndtype\nU\x02u1\x85Rq\x030"
+    return {
+        "encoded": b"c_codecs\nencode\nq\x010" + unicode(long) + b"q\x000" + short + b"q\x020]" + b"h\x01h\x00h\x02\x86Ra" * times + b".",
+        "encoded and thrown away": b"c_codecs\nencode\nq\x010" + unicode(long) + b"q\x000" + short + b"q\x020]" + b"h\x01h\x00h\x02\x86R0" * times + b".",
+        "a type's code": code + unicode(b"<" * size + b"u1") + b"q\x000" + b"h\x01h\x00\x85R0" * times + b"}.",
+        "a type's code that ends": code + unicode(b"u1" + b"<" * size) + b"q\x000" + b"h\x01h\x00\x85R0" * times + b"}.",
+        "a type's flags": code + b"(U\x02u1" + b"N" * size + b"tq\x000" + b"h\x01h\x00R0" * times + b"}.",
+        "bytes as a key": b"B" + struct.pack("<I", size) + long + b"q\x000" + b"]" + b"}h\x00Nsa" * times + b".",
+        "equal texts as a key": unicode(long) + b"q\x000" + unicode(long) + b"q\x010" + b"}" + b"h\x00Nsh\x01Ns" * times + b".",
+        "a number's text": b"cnumpy.core.multiarray\nscalar\nq\x010" + kind + unicode(long) + b"q\x000" + b"h\x01h\x03h\x00\x86R0" * times + b"}.",
+        "keys in many dicts": b"}(" + b"".join(b"U\x04%04dN" % n for n in range(min(size, 9999) // 7)) + b"uq\x000" + b"]" + b"}h\x00sa" * times + b".",
+        "a list in many lists": b"](" + b"N" * size + b"eq\x000" + b"]" + b"h\x00a" * times + b".",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", amplified(1, 1))
+def test_memory_and_time_stay_within_a_multiple_of_the_files_size(name: str) -> None:
+    content = amplified(200_000, 60_000)[name]
+    began = time.process_time()
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(NotPlain):
+            loads(content)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 60 * len(content) and time.process_time() - began < 10, (peak, len(content))
+
+
+def test_labels_as_an_array_that_are_more_than_the_images_make_no_list(tmp_path: Path) -> None:
+    root = pictures.cifar(tmp_path)
+    path = root / "cifar-10-batches-py" / "data_batch_4"
+    path.write_bytes(pickle.dumps({"data": PIXELS, "labels": np.zeros(3_000_000, np.uint8)}, 4))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match="has 7 images and 3000000 labels"):
+            Cifar10(**config(schema.Cifar10Data, root=str(root), max_file_mib=4))._one(path)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
 def mutated(content: bytes, lots: random.Random) -> bytes:
     """A few bytes changed, put in, taken out, doubled, or the end cut off; mostly where the structure is."""
     changed = bytearray(content)
@@ -173,6 +225,7 @@ def fuzz(count: int, seed: int = 0) -> dict[str, int]:
     whole = {"data": few, "labels": LABELS, "filenames": NAMES, "more": np.array(LABELS), "one": np.int64(3)}
     layouts = [python_2_protocol_2(few), python_2_protocol_0(few), *(pickle.dumps(whole, p) for p in range(6))]
     layouts += [content for content, _ in CRAFTED.values() if len(content) < 30_000]
+    layouts += amplified(50, 20).values()
     outcome = {"read": 0, "refused": 0}
     for _ in range(count):
         try:

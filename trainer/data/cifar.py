@@ -18,6 +18,7 @@ from trainer.data.listing import class_folders, folder_of_classes
 from trainer.data.plain_pickle import Array, NotPlain, loads
 from trainer.errors import UserError, why
 from trainer.host.cache import check_data
+from trainer.visible import LONGEST_NAME
 
 FOLDER = "cifar-10-batches-py"
 TRAIN, VAL = [f"data_batch_{n}" for n in range(1, 6)], ["test_batch"]
@@ -82,7 +83,11 @@ class Cifar10(ArraySource):
             return class_names()[: DRAWN["classes"]]
         path = self._folder() / "batches.meta"
         names = unpickled(path, Limits.of(self.config)).get("label_names")
-        if not isinstance(names, list) or len(names) != CLASSES or not all(isinstance(name, str) for name in names):
+        if (
+            not isinstance(names, list)
+            or len(names) != CLASSES
+            or not all(isinstance(name, str) and len(name) <= LONGEST_NAME for name in names)
+        ):
             raise _wrong(path, f"it does not name {CLASSES} classes")
         return names
 
@@ -110,7 +115,11 @@ class Cifar10(ArraySource):
             pixels = data.made() if isinstance(data, Array) else np.zeros(0)
             if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != 3 * SIDE * SIDE:
                 raise NotPlain(f"its images are {pixels.dtype} {pixels.shape} and not uint8 (N, 3072)")
-            numbers = labels.made().tolist() if isinstance(labels, Array) else labels
+            if isinstance(labels, Array):
+                labels = labels.made()
+            numbers = labels.tolist() if isinstance(labels, np.ndarray) and labels.size <= len(pixels) else labels
+            if isinstance(numbers, np.ndarray):
+                raise NotPlain(f"it has {len(pixels)} images and {numbers.size} labels")
             if not isinstance(numbers, list) or not all(type(n) is int and abs(n) < 2**63 for n in numbers):
                 raise NotPlain("its labels are no list of whole numbers")
         except KeyError as error:

@@ -2,6 +2,8 @@
 
 A pickle is a program for a small stack machine. This one knows the operations that dicts, lists, tuples, texts, bytes,
 whole numbers and arrays of whole numbers are written with (protocols 0 to 5, of Python 2 and 3); any other is refused.
+Memory and time stay within a multiple of the file's size: whatever can be named again (a memoised text, tuple or list) is
+passed on as it is; what would copy it is limited to a few characters, or to as many bytes in total as the file has.
 An array stays its shape, type and bytes until ``numpy.frombuffer`` makes it, once these fit one another.
 """
 
@@ -21,6 +23,11 @@ from trainer.visible import one_line
 MOST_STEPS = 2_000_000
 """Operations in a file. A batch of CIFAR-10 has 70,000; each can take a hundred bytes of memory."""
 MOST_DIGITS = 20
+LONGEST_KEY = 1000
+"""Characters of a key of a dict. Keys are copied and compared, and a file can name one and the same again and again."""
+LONGEST_CODE = 4
+"""Characters of an array's type."""
+MOST_ARGUMENTS = 8
 TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "b1")
 """Of arrays."""
 
@@ -29,7 +36,7 @@ class NotPlain(Exception):
     """The bytes are no pickle of plain data; why, as the rest of a sentence."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Name:
     """A class or function that the pickle names; it is compared with those below, and never looked up."""
 
@@ -37,7 +44,7 @@ class Name:
     name: str
 
 
-@dataclass
+@dataclass(slots=True)
 class Type:
     """A ``numpy.dtype``."""
 
@@ -51,7 +58,7 @@ class Type:
         self.order = ">" if state[1] == ">" else "<"
 
 
-@dataclass
+@dataclass(slots=True)
 class Array:
     """A ``numpy.ndarray``."""
 
@@ -70,15 +77,15 @@ class Array:
     def made(self) -> np.ndarray:
         """The array, of the bytes of the pickle."""
         shape, content = self.shape, self.content
-        if isinstance(content, str):  # as Python 2 wrote bytes
-            content = content.encode("latin-1")
-        if not isinstance(self.type, Type) or not isinstance(content, (bytes, bytearray)):
+        if not isinstance(self.type, Type) or not isinstance(content, (bytes, str)):
             raise NotPlain("an array has no type or no bytes")
         if not isinstance(shape, tuple) or not 1 <= len(shape) <= 8 or not all(_is_size(size) for size in shape):
             raise NotPlain("an array has no shape")
         kind = np.dtype(self.type.order + self.type.code)
         if len(content) != math.prod(shape) * kind.itemsize:
             raise NotPlain(f"an array of {shape} has {len(content)} bytes")
+        if isinstance(content, str):  # as Python 2 wrote bytes
+            content = content.encode("latin-1")
         return np.frombuffer(content, kind).reshape(shape, order="F" if self.fortran else "C")
 
 
@@ -108,6 +115,7 @@ class _Machine:
         self.content, self.place = content, 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.encoded = 0
 
     def run(self) -> Any:
         """All operations up to the last."""
@@ -169,6 +177,14 @@ class _Machine:
         arguments, callee = self.stack.pop(), self.stack.pop()
         if not isinstance(callee, Name) or not isinstance(arguments, tuple):
             raise NotPlain("it calls what is no function")
+        if len(arguments) > MOST_ARGUMENTS:
+            raise NotPlain("it calls a function with very many arguments")
+        if callee == ENCODE and isinstance(arguments[0], str):
+            self.encoded += len(
+                arguments[0]
+            )  # of one text, which the memo has, a few bytes can ask for any number of copies
+            if self.encoded > len(self.content):
+                raise NotPlain("it makes more bytes than it has")
         self.push(MAKERS[callee.module, callee.name](*arguments))
 
     def build(self) -> None:
@@ -183,6 +199,8 @@ class _Machine:
         target = self.stack[-1]
         if type(target) is not dict or len(flat) % 2 or not all(isinstance(key, (str, bytes)) for key in flat[::2]):
             raise NotPlain("it is damaged: a dict of other keys than texts")
+        if any(len(key) > LONGEST_KEY for key in flat[::2]):
+            raise NotPlain("it has a very long key")
         target.update(zip((_text(key) for key in flat[::2]), flat[1::2], strict=True))
 
     def append(self, values: list[Any]) -> None:
@@ -235,7 +253,7 @@ def _text(key: str | bytes) -> str:
 
 
 def _type(code: Any, *flags: Any) -> Type:
-    plain = code.lstrip("<>|=") if isinstance(code, str) else ""
+    plain = code.lstrip("<>|=") if isinstance(code, str) and len(code) <= LONGEST_CODE else ""
     if plain not in TYPES:
         raise NotPlain(f"an array is of a type that is not one of {', '.join(TYPES)}")
     return Type(plain, ">" if code.startswith(">") else "<")
@@ -259,6 +277,7 @@ def _encoded(text: Any, encoding: Any) -> bytes:
     return text.encode("latin-1")
 
 
+ENCODE = Name("_codecs", "encode")
 MAKERS: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy", "dtype"): _type,
     ("numpy", "ndarray"): _type,  # named, and never called
