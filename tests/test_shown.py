@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.table import Table
 
 from trainer import csv_files, streams
-from trainer.confidential import HERE, HIDDEN
+from trainer.confidential import HERE, HIDDEN, values
 from trainer.data.pictures import Preprocessing
+from trainer.launch import here
 from trainer.prediction import Pictures, write
 from trainer.progress import console
 from trainer.visible import cell, one_line, visible
@@ -81,6 +84,36 @@ def test_what_anybody_prints_is_cleaned_line_by_line(capsys: pytest.CaptureFixtu
     assert shown.out == f"key {HIDDEN} \\x1b[2J\\x07\nhalf s3cret-va{HIDDEN}\n"
     assert shown.err == " 10%\n 20%\nwindows\n\\xff\n"
     assert "s3cret-value" not in HERE.values, "what one run knows is forgotten after it"
+
+
+ROADS = {
+    "the interpreter's own": lambda what: print(what, file=sys.__stderr__),
+    "bytes": lambda what: sys.stderr.buffer.write(what.encode() + b"\n"),
+    "own bytes": lambda what: sys.__stderr__.buffer.write(what.encode() + b"\n"),  # type: ignore[union-attr]
+    "two halves": lambda what: [print(half, end="", flush=True, file=sys.stderr) for half in (what[:5], what[5:])],
+    "letter by letter": lambda what: [print(letter, end="", flush=True, file=sys.stderr) for letter in what],
+    "no newline": lambda what: sys.stderr.write(what),
+}
+
+
+@pytest.mark.parametrize("teed", [False, True], ids=["guarded", "one worker in place"])
+@pytest.mark.parametrize("secret", ["s3cret-value", "tiger-7\nlion-9x\nbear-22"], ids=["line", "lines"])
+@pytest.mark.parametrize("road", ROADS.values(), ids=ROADS.keys())
+def test_a_secret_is_hidden_on_every_road(road: Any, secret: str, teed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, log = io.BytesIO(), io.StringIO()
+    own = io.TextIOWrapper(raw, encoding="utf-8", newline="\n")
+    monkeypatch.setattr(sys, "stderr", own)
+    monkeypatch.setattr(sys, "__stderr__", own)
+    with streams.guarded():
+        HERE.learn(values({"password": secret}))
+        with here.teed(log) if teed else contextlib.nullcontext():
+            print("before, s3", file=sys.stderr)
+            road(secret)
+            print(" after, tig", file=sys.stderr, end="", flush=True)
+    assert sys.stderr is own and sys.__stderr__ is own
+    for shown in (raw.getvalue().decode(), *([log.getvalue()] if teed else [])):
+        assert not any(line in shown for line in secret.splitlines()), shown
+        assert shown.startswith("before, s3\n(hidden)") and shown.endswith(" after, tig"), "nothing else is lost"
 
 
 def test_a_narrow_encoding_is_no_reason_to_break() -> None:

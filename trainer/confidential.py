@@ -8,6 +8,7 @@ stands it is hidden too, unless it is so short or so plain that it would be foun
 from __future__ import annotations
 
 import base64
+import bisect
 import contextlib
 import functools
 import json
@@ -70,7 +71,7 @@ def _from_elsewhere(value: str) -> bool:
 
 def values(node: Any) -> set[str]:
     """All secret values of a config (or of one text), as texts; those among them that can be looked for in any text."""
-    return {value for value, strong in _found(node) if _telling(value, strong)}
+    return set(_taught(_found(node)))
 
 
 def of_command_line(argv: Iterable[str]) -> set[str]:
@@ -81,8 +82,8 @@ def of_command_line(argv: Iterable[str]) -> set[str]:
         name = re.split(r"[./@]", key)[-1]
         if equals and sounds_secret(name):
             strong = means_secret(name)
-            found |= {piece for piece in _pieces(value) if _telling(piece, strong)}
-        found |= values(word) | {v for v in _variables(name, value) if _telling(v, True)}
+            found |= set(_taught((piece, strong) for piece in _pieces(value)))
+        found |= values(word) | set(_taught((v, True) for v in _variables(name, value)))
     return found
 
 
@@ -99,6 +100,16 @@ def _pieces(value: str) -> Iterator[str]:
     if value[:1] in ("{", "[") or "," in value:
         for piece in re.split(r"[,{}\[\]]", value):
             yield re.sub(r"^\s*['\"]?[\w.-]+['\"]?\s*:\s*", "", piece).strip(" '\"")
+
+
+def _taught(found: Iterable[tuple[str, bool]]) -> Iterator[str]:
+    """What can be looked for; each line of a value is one, since it may be all that is printed at once."""
+    for value, strong in found:
+        if _telling(value, strong):
+            yield value
+            for line in map(str.strip, value.splitlines() if "\n" in value else ()):
+                if _telling(line, strong) and len(re.findall(r"\w", line)) >= LEAST:
+                    yield line
 
 
 def _telling(value: str, strong: bool) -> bool:
@@ -365,6 +376,23 @@ def command(overrides: Iterable[str], known: Iterable[str] = ()) -> str:
     known, safe = frozenset(known), "hidden__here"
     hidden = (text(override, known).replace(HIDDEN, safe) for override in overrides)
     return " ".join(shlex.quote(override).replace(safe, HIDDEN) for override in hidden)
+
+
+def begun(line: str) -> int:
+    """How many characters at the end of a text may be the beginning of a known value."""
+    known, longest = _sorted(HERE.values)
+    for start in range(max(0, len(line) - longest), len(line)):
+        tail = line[start:]
+        place = bisect.bisect_right(known, tail)
+        if place < len(known) and known[place].startswith(tail):
+            return len(tail)
+    return 0
+
+
+@functools.lru_cache(maxsize=4)
+def _sorted(known: frozenset[str]) -> tuple[list[str], int]:
+    found = sorted({spelling for value in known for spelling in spellings(value)})
+    return found, max(map(len, found), default=1) - 1
 
 
 @functools.lru_cache(maxsize=64)

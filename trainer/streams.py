@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,15 +29,18 @@ class Guard:
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
-        self._pending = ""
+        self._pending: list[str] = []
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
         """Lines go on at once, the rest when it is complete or the stream is flushed."""
         with self._lock:
-            lines, newline, self._pending = (self._pending + text).rpartition("\n")
+            lines, newline, rest = text.rpartition("\n")
             if newline:
+                lines, self._pending = "".join((*self._pending, lines)), []
                 self._emit(lines + newline)
+            if rest:
+                self._pending.append(rest)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -45,12 +49,27 @@ class Guard:
             self.write(line)
 
     def flush(self) -> None:
-        """What is there goes on, complete or not."""
+        """What is there goes on, complete or not; but for what may be the first half of a secret, until the other comes."""
         with self._lock:
-            pending, self._pending = self._pending, ""
+            pending = "".join(self._pending)
+            held = confidential.begun(pending)
+            self._pending = [pending[len(pending) - held :]] if held else []
+            if len(pending) > held:
+                self._emit(pending[: len(pending) - held])
+        self.stream.flush()
+
+    def finish(self) -> None:
+        """Nothing more comes, or it comes by another way: all that is there goes on."""
+        with self._lock:
+            pending, self._pending = "".join(self._pending), []
             if pending:
                 self._emit(pending)
         self.stream.flush()
+
+    @property
+    def buffer(self) -> _Bytes:
+        """Bytes are cleaned as well."""
+        return _Bytes(self)
 
     def _emit(self, text: str) -> None:
         text = clean(text.replace("\r\n", "\n").replace("\r", "\n"))
@@ -64,24 +83,70 @@ class Guard:
         return getattr(self.stream, name)
 
 
+class _Bytes:
+    """The bytes below a guarded stream: as text they pass it too."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    def write(self, data: Any) -> int:
+        """Bytes that are no UTF-8 are spelled out."""
+        data = bytes(data)
+        self.guard.write(data.decode("utf-8", "surrogateescape"))
+        return len(data)
+
+    def flush(self) -> None:
+        """As of the text."""
+        self.guard.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.guard.stream.buffer, name)
+
+
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
     """Guard the standard streams; what is learnt inside of secrets is forgotten at the end."""
-    before = sys.stdout, sys.stderr
-    with HERE.for_now():
+    with HERE.for_now(), restored():
         guard()
-        try:
-            yield
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError):  # nobody may be there to read it
-                    stream.flush()
-            sys.stdout, sys.stderr = before
+        yield
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """The standard streams are as they were at the end, with nothing left in those of meanwhile."""
+    names = ("stdout", "stderr", "__stdout__", "__stderr__")
+    before = {name: getattr(sys, name) for name in names}
+    try:
+        yield
+    finally:
+        for name in names:
+            with contextlib.suppress(OSError, ValueError):  # nobody may be there to read it
+                finish(getattr(sys, name))
+        for name in names:
+            setattr(sys, name, before[name])
+
+
+def finish(stream: Any) -> None:
+    """Everything that was written goes on, complete or not."""
+    if stream is not None:
+        (stream.finish if isinstance(stream, Guard) else stream.flush)()
 
 
 def guard() -> None:
-    """Guard the standard streams of this process from here on."""
-    sys.stdout, sys.stderr = (s if isinstance(s, Guard) else Guard(s) for s in (sys.stdout, sys.stderr))
+    """Guard the standard streams of this process from here on, also under the names of the interpreter's own."""
+    stand_in(*(s if isinstance(s, Guard) else Guard(s) for s in (sys.stdout, sys.stderr)))
+
+
+def stand_in(out: Any, error: Any) -> None:
+    """Print to these from here on; ``sys.__stdout__`` and ``sys.__stderr__``, if they are somewhere else, are guarded there."""
+    for name, stream in (("stdout", out), ("stderr", error)):
+        own = getattr(sys, f"__{name}__")
+        if own is not None and unguarded(own) is unguarded(getattr(sys, name)):
+            own = stream
+        elif own is not None and not isinstance(own, Guard):
+            own = Guard(own)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", own)
 
 
 def confide(payload: Any) -> None:
@@ -89,6 +154,8 @@ def confide(payload: Any) -> None:
     if isinstance(payload, Mapping):
         HERE.learn(payload.get("secrets", ()), confidential.values(payload.get("config", {})))
     guard()
+    for stream in (sys.stdout, sys.stderr):
+        multiprocessing.util.Finalize(None, finish, (stream,), exitpriority=0)
 
 
 def log(path: Path) -> IO[str]:

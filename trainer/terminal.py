@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from trainer.streams import clean, unguarded
+from trainer.streams import clean, finish, unguarded
 
 PIPED_WIDTH = 120
 
@@ -25,7 +25,7 @@ class Screen(Console):
     """
 
     def __init__(self, width: int | None = None, **more: Any) -> None:
-        sys.stdout.flush()
+        finish(sys.stdout)
         file = unguarded(sys.stdout)
         self.seen = file.isatty()
         wide = width if width is not None or file.isatty() else PIPED_WIDTH

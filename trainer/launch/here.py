@@ -92,13 +92,7 @@ class _Tee:
 @contextlib.contextmanager
 def teed(log: Any, quiet: bool = False) -> Iterator[None]:
     """What is printed goes to the log as well; ``quiet``: to it alone, but for warnings, which are on stderr."""
-    before = sys.stdout, sys.stderr
-    sys.stdout = streams.Guard(_Tee(sys.stdout, log, quiet))
-    sys.stderr = streams.Guard(_Tee(sys.stderr, log))
-    try:
+    with streams.restored():
+        out, error = _Tee(sys.stdout, log, quiet), _Tee(sys.stderr, log)
+        streams.stand_in(streams.Guard(out), streams.Guard(error))
         yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        sys.stdout, sys.stderr = before
