@@ -53,7 +53,7 @@ def test_what_breaks_in_a_hook_is_a_failure_by_name_and_the_others_are_told(
     """A callback that calls sys.exit() ended the run as if all were well."""
     monkeypatch.setattr(loop, "_fit", lambda run: {})
     callback = Recorded(hook, error)
-    with pytest.raises(RunFailed, match=rf"callbacks\[0\] \(Recorded\) failed in {hook}, .*test_callbacks.py:\d+"):
+    with pytest.raises(RunFailed, match=rf"callbacks\[0\] \(Recorded\) broke in {hook}, .*test_callbacks.py:\d+"):
         loop.fit(Untrained(callback, tmp_path))  # type: ignore[arg-type]
     assert len(callback.seen) == 1 and isinstance(callback.seen[0], RunFailed)
 

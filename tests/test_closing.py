@@ -203,3 +203,31 @@ def test_a_log_on_a_full_disk_keeps_no_line_from_the_screen() -> None:
         tee.write("second\n")
         tee.flush()
     assert screen.getvalue() == "workerlog.0 is not written any more: No space left on device\nfirst\nsecond\n"
+
+
+@pytest.mark.parametrize(("error", "said"), [(KeyboardInterrupt(), "got SIGINT"), (RunFailed(CAUSE), CAUSE)])
+def test_a_broken_run_keeps_the_best_that_it_had_come_to(
+    error: BaseException, said: str, execute: Execute, tmp_path: Path
+) -> None:
+    def start(run_dir: Path) -> dict[str, Any]:
+        told = report.Report(run_dir, 10)
+        for step, accuracy in ((1, 0.25), (2, 0.75), (3, 0.5)):
+            told.progress(0, step)
+            told.validation(0, step, {"val/acc1": accuracy, "val/loss": step})
+        told.close()
+        raise error
+
+    _, message, _, _ = execute(start)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert message == result["error"] == said
+    assert result["best"] == {"val/acc1": 0.75, "val/loss": 1} and result["best_step"] == 2
+    assert result["metrics"] == {"val/acc1": 0.5, "val/loss": 3} and result["steps"] == 3
+
+
+def test_a_worker_that_does_more_than_the_average_raises_the_total(tmp_path: Path) -> None:
+    told = report.Report(tmp_path, 60)
+    told.progress(0, 61)
+    told.write_status("running", told.started + 1.0)
+    told.close()
+    status = bar.read_status(tmp_path)
+    assert (status["step"], status["total"], status["percent"], status["eta_s"]) == (61, 61, 100.0, 0.0)

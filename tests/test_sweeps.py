@@ -96,6 +96,9 @@ def test_names_hold_no_secret_and_a_user_without_a_name_is_a_number(monkeypatch:
     assert user().isdigit()
 
 
+BEST = {"metric": "val/acc1", "value": 0.95, "step": 22}
+
+
 def test_an_interrupted_sweep_shows_its_table_and_later_jobs_have_two_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,18 +113,23 @@ def test_an_interrupted_sweep_shows_its_table_and_later_jobs_have_two_lines(
             (Path(ready.plan.run_dir) / "result.json").write_text(
                 json.dumps({"status": "killed", "run_dir": "", "seconds": 7.5})
             )
+            (Path(ready.plan.run_dir) / "status.json").write_text(json.dumps({"best": BEST}))
+            (Path(ready.plan.run_dir) / "checkpoints").mkdir()
+            (Path(ready.plan.run_dir) / "checkpoints" / "best.safetensors").touch()
             raise Interrupted("got SIGINT")
         best = {"val/acc1": len(ran) / 10}
         return Result("done", ready.plan.run_dir, metrics=best, best=best, seconds=1.0)
 
     monkeypatch.setattr(service, "execute", execute)
     typed = ["+recipe=digits_lenet", "tracking=none", "hydra.sweep.dir=sweep", "optimizer.lr=0.1,0.2,0.3,0.4"]
-    with pytest.raises(KeyboardInterrupt), compose.hydra_app() as app:
+    with pytest.raises(KeyboardInterrupt, match="got SIGINT"), compose.hydra_app() as app:
         service.sweep(app, typed, "config")
     assert ran == ["optimizer.lr=0.1", "optimizer.lr=0.2", "optimizer.lr=0.3"]
     shown = capsys.readouterr().out
     heads = shown.split("--- job ")[1:]
     assert [head.splitlines()[0] for head in heads] == [f"{n} of 4: optimizer.lr=0.{n + 1}" for n in range(3)]
+    assert "left      sweep/2  (result.json)" in heads[2] and "left  " not in heads[1]
+    assert "best      sweep/2/checkpoints/best.safetensors  (val/acc1 0.95000 at update 22)" in heads[2]
     assert "Plan of digits_lenet" in heads[0] and "Plan" not in heads[1]
     assert len(heads[1].strip().splitlines()) == 2 and "single, 1 worker" in heads[1]
     rows = [line.split() for line in shown.split("Sweep\n")[1].splitlines()[1:5]]

@@ -99,9 +99,10 @@ BEST = {"metric": "val/acc1", "value": 0.95, "step": 22}
         (None, {}, ["starting: importing", "0/88"]),
         ({"state": "starting", "doing": "first update, compiling the model", "step": 0}, {}, ["first update, compiling the model"]),
         (STATUS, {}, ["epoch 3", "44/88", "loss 0.5000  acc1 0.2500  99 samples/s"]),
+        (STATUS | {"step": 89, "total": 89}, {}, ["89/89"]),
         (STATUS | {"best": BEST}, {1: 40, 0: 44, 10: 7}, ["best acc1 0.9500", "worker 0: 44  worker 1: 40  worker 10: 7"]),
     ],
-    ids=["importing", "compiling", "running", "apart"],
+    ids=["importing", "compiling", "running", "beyond", "apart"],
 )  # fmt: skip
 def test_the_bar_fills_the_line_and_says_what_there_is(
     status: dict[str, Any] | None, peers: dict[int, int], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ import traceback
 from typing import NoReturn
 
 from trainer import arguments, confidential, interpreter, streams
-from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
 from trainer.visible import one_line
 
 
@@ -48,8 +48,8 @@ def _answer(argv: list[str]) -> int:
         word = {2: "error", 1: "failed", 130: "interrupted"}[error.exit_code]
         print(f"{word}: {one_line(str(error)) if error.exit_code == UserError.exit_code else error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"interrupted: {error or BY_CTRL_C}", file=sys.stderr)
         return Interrupted.exit_code
     except BrokenPipeError:  # the reader of our output has gone, as in `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -55,7 +55,7 @@ def bar(run_dir: Path, total_steps: int, verbosity: str = "normal") -> Iterator[
                 progress.update(task, where=f"starting: {status['doing']}")
             elif status.get("state") == "running":
                 progress.below = tuple(filter(None, (measured(status), peers(run_dir))))
-                progress.update(task, completed=status["step"], where=f"epoch {status['epoch']}")
+                progress.update(task, completed=status["step"], total=status["total"], where=f"epoch {status['epoch']}")
 
         with _every(LOOK_EVERY_S, look):
             yield

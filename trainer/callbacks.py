@@ -194,7 +194,7 @@ def failed(name: str, method: str, call: Any, error: BaseException) -> RunFailed
         own = None
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((f for f in reversed(frames) if f.filename == own), frames[-1])
-    said = f"{name} failed in {method}, {frame.filename}:{frame.lineno}: {type(error).__name__}: {first_line(error)}"
+    said = f"{name} broke in {method}, {frame.filename}:{frame.lineno}: {type(error).__name__}: {first_line(error)}"
     ours = error.__traceback__  # whose first frame is the one that calls the user's code
     lines = traceback.format_exception(type(error), error, ours.tb_next if ours and ours.tb_next else ours)
     return RunFailed(f"{said}\n{''.join(lines)}".rstrip())

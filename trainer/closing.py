@@ -77,16 +77,18 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
 
 
 def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
-    """How far the run came; of one that broke, the result gets its last metrics from there."""
+    """How far the run came; of one that broke, the result gets its last and best metrics from there."""
     from trainer.bar import read_status
     from trainer.report import leave
 
     status = {"state": "starting", "step": 0, "total": plan.total_steps, **read_status(run_dir)}
     status["state"] = result.status
     if result.status == "done":
-        status |= {"step": result.steps, "percent": 100.0, "eta_s": 0.0, "metrics": result.metrics}
+        total = max(status["total"], result.steps)
+        status |= {"step": result.steps, "total": total, "percent": 100.0, "eta_s": 0.0, "metrics": result.metrics}
     elif not result.metrics:
         result.metrics, result.steps = status.get("metrics", {}), status["step"]
+        result.best, result.best_step = status.get("bests", {}), (status.get("best") or {}).get("step", 0)
     leave(run_dir / "status.json", status)
 
 

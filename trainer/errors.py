@@ -56,6 +56,10 @@ class RunFailed(Exception):
     exit_code = 1
 
 
+BY_CTRL_C = "got SIGINT"
+"""How an interruption is told whose exception says nothing."""
+
+
 class Interrupted(Exception):
     """The run was ended from outside, by Ctrl-C or SIGTERM. Exit code 130."""
 

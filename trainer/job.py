@@ -20,7 +20,7 @@ from trainer.build import for_saved_weights
 from trainer.checks import Checked, check, hosts_of
 from trainer.closing import finish
 from trainer.confidential import hide, text, values
-from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
 from trainer.key_checks import leaves
 from trainer.leftovers import check_reads, clear
 from trainer.modes import CLASSES
@@ -221,7 +221,7 @@ def execute(
         result = replace(result, status="done", **outcome)
         return result
     except (Interrupted, KeyboardInterrupt) as error:
-        result.status, result.error = "killed", str(error) or "interrupted"
+        result.status, result.error = "killed", str(error) or BY_CTRL_C
         raise Interrupted(result.error) from None
     except UserError as error:
         result.error = str(error)

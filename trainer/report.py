@@ -212,16 +212,18 @@ class Report:
         assert self.run_dir is not None
         self._next_status = now + STATUS_EVERY_S
         elapsed = now - self.started
-        left = (self.total_steps - self.step) * elapsed / self.step if self.step else None
+        total = max(self.total_steps, self.step)  # an average, where workers go their own ways
+        left = (total - self.step) * elapsed / self.step if self.step else None
         status = {
             "state": state,
             "epoch": self.epoch,
             "step": self.step,
-            "total": self.total_steps,
-            "percent": round(100.0 * self.step / self.total_steps, 1),
+            "total": total,
+            "percent": round(100.0 * self.step / total, 1),
             "eta_s": None if left is None else round(left, 1),
             "elapsed_s": round(elapsed, 1),
             "metrics": self.metrics,
+            "bests": self.best,
             "best": {"metric": self.watched.metric, "value": self.watched.value, "step": self.watched.step}
             if self.watched.value is not None
             else None,

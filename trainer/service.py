@@ -15,7 +15,7 @@ from trainer.checks import Checked, experiment_of
 from trainer.closing import Closing
 from trainer.compose import plain, typed_keys
 from trainer.confidential import HERE, command, hide, of_command_line, of_environment, text
-from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
 from trainer.host.links import check_run_folder, check_sweep_folder
 from trainer.job import Ready, Result, Starter, execute, get_ready, start_here
 from trainer.last_lines import say_broken, say_result, short
@@ -116,7 +116,7 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
             where, shown = str(hydra.runtime.output_dir), tuple(text(override) for override in mine)
             told = [o for o in mine if key_of(o) in swept] or mine
             Screen().print(f"\n--- job {number}" + (f" of {len(jobs)}" if jobs else "") + f": {command(told)}")
-            watched = ""
+            watched, ready = "", None
             try:
                 ready = get_ready(plain(config), typed_keys(mine), where)
                 if points:
@@ -124,9 +124,13 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
                 watched, ready.swept, ready.later = ready.plan.best, frozenset(swept), number > 0
                 result = execute(ready, start_here, [*flags, *mine], tracker, sweep_dir)
             except (Interrupted, KeyboardInterrupt) as error:
+                if ready is not None:
+                    say_broken(ready)
                 ended.append(sweeps.Job(shown, sweeps.left(where, "killed", str(error)), watched))
-                raise KeyboardInterrupt(str(error)) from None
+                raise KeyboardInterrupt(str(error) or BY_CTRL_C) from None
             except (RunFailed, UserError) as error:
+                if ready is not None:
+                    say_broken(ready)
                 print(f"job failed: {error}", flush=True)
                 result = sweeps.left(where, "failed", str(error))
             ended.append(sweeps.Job(shown, result, watched))

@@ -132,7 +132,7 @@ def test_a_callback_that_breaks_ends_the_run_with_its_file_and_line(tmp_path: Pa
         package.run([*DIGITS, "callbacks=[{_target_:tests.e2e.own_callbacks.Broken}]", f"hydra.run.dir={tmp_path}/run"])
     first, *rest = str(failed.value).splitlines()
     line = 1 + (Path(__file__).parent / "own_callbacks.py").read_text().splitlines().index("        return 1 / by")
-    assert first == f"callbacks[0] (tests.e2e.own_callbacks.Broken) failed in on_update_end, {Path(__file__).parent}/own_callbacks.py:{line}: ZeroDivisionError: division by zero"  # fmt: skip
+    assert first == f"callbacks[0] (tests.e2e.own_callbacks.Broken) broke in on_update_end, {Path(__file__).parent}/own_callbacks.py:{line}: ZeroDivisionError: division by zero"  # fmt: skip
     assert rest[0].startswith("Traceback") and rest[-1] == "ZeroDivisionError: division by zero"
     assert "trainer/callbacks.py" not in str(failed.value)
     assert [e["what"] for e in events(tmp_path / "run", 0)] == ["start", "exception"]

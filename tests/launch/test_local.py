@@ -114,7 +114,7 @@ def test_each_log_holds_both_streams_of_its_process_alone_and_the_first_is_shown
 
 def test_rank_that_raises_ends_the_job_with_its_own_error_and_log(tmp_path: Path) -> None:
     message = failure("raises", tmp_path)
-    assert message.startswith("worker 1 failed:\n")
+    assert message.startswith("worker 1:\n")
     assert "ValueError: batch 3 is broken" in message
     assert 'tests/launch/entries.py", line' in message and "in _read_batch" in message
     assert message.endswith(f"its log: {tmp_path / 'workerlog.1'}")
@@ -124,7 +124,7 @@ def test_rank_that_raises_ends_the_job_with_its_own_error_and_log(tmp_path: Path
 
 def test_rank_that_raises_and_does_not_end_ends_the_job_too(tmp_path: Path) -> None:
     message = failure("raises_and_stays", tmp_path)
-    assert message.startswith("worker 1 failed:\n") and "ValueError: batch 4 is broken" in message
+    assert message.startswith("worker 1:\n") and "ValueError: batch 4 is broken" in message
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_rank_that_raises_and_does_not_end_ends_the_job_too(tmp_path: Path) -> N
 )
 def test_error_in_words_comes_without_a_traceback(tmp_path: Path, kind: str, words: str) -> None:
     message = failure("fails_in_words", tmp_path, kind)
-    assert message == f"worker 1 failed: {words}\n  its log: {tmp_path / 'workerlog.1'}"
+    assert message == f"worker 1: {words}\n  its log: {tmp_path / 'workerlog.1'}"
 
 
 def test_cause_is_named_and_not_its_echo_in_the_same_second(tmp_path: Path) -> None:
     message = failure("echoes", tmp_path, roles=[workers("echoes")])
-    assert message.startswith("worker 1 failed") and "the cause" in message
+    assert message.startswith("worker 1:") and "the cause" in message
     assert "an echo" not in message
 
 
@@ -208,7 +208,7 @@ def test_launch_works_where_the_temporary_folder_is_too_long_for_sockets(tmp_pat
 def test_server_that_fails_ends_the_workers(tmp_path: Path) -> None:
     roles = [Role("server", 1, entry("server_fails"), ["cpu"]), workers("server_fails")]
     message = failure("server_fails", tmp_path, roles=roles)
-    assert message.startswith("server 0 failed") and "no memory for the table" in message
+    assert message.startswith("server 0:\n") and "no memory for the table" in message
     assert message.endswith(f"its log: {tmp_path / 'serverlog.0'}")
 
 
@@ -273,7 +273,7 @@ def test_readers_end_with_the_workers_of_a_failed_job(tmp_path: Path) -> None:
 
     watch = threading.Thread(target=look)
     watch.start()
-    with pytest.raises(RunFailed, match="worker 1 failed"):
+    with pytest.raises(RunFailed, match="worker 1:"):
         launch([workers("works_for_long")], at_work(tmp_path, fails=True), tmp_path / "logs", Meeting())
     watch.join()
     assert len(everybody) == 4

@@ -155,7 +155,7 @@ def test_error_of_a_rank_is_told_to_torchrun_without_secrets(agents: Path, monke
         "config": {"model": {"hub_token": "s3cret-of-a-hub"}},
         "plan": {"device": "cpu", "entries": {"worker": "tests.launch.test_torchrun:breaks"}},
     }
-    with pytest.raises(RunFailed, match=r"worker 1 failed:[^\0]*ValueError: logging in with \(hidden\)") as caught:
+    with pytest.raises(RunFailed, match=r"worker 1:[^\0]*ValueError: logging in with \(hidden\)") as caught:
         torchrun._work(dist.HashStore(), payload, 1)
     told = (agents / "attempt_0" / "1" / "error.json").read_text()
     assert "logging in with (hidden)" in told

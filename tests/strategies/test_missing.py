@@ -68,7 +68,7 @@ def test_worker_that_never_arrives_is_named_within_the_timeout(
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_stalled_worker_ends_the_run_with_its_name(warm: None, timeout_s: float, tmp_path: Path, strategy: str) -> None:
     began = time.monotonic()
-    with pytest.raises(RunFailed, match=rf"failed: worker 1 did not arrive at .* within {timeout_s:g} s"):
+    with pytest.raises(RunFailed, match=rf"worker 0: worker 1 did not arrive at .* within {timeout_s:g} s"):
         launched(strategy, 2, {"stalled": Case("stalled", overrides(timeout_s))}, tmp_path)
     assert time.monotonic() - began < timeout_s + patient(27)
 
@@ -78,5 +78,5 @@ def test_worker_that_stands_still_in_a_leased_block_ends_the_run_with_its_name(
     warm: None, timeout_s: float, tmp_path: Path, strategy: str
 ) -> None:
     leased = (*overrides(timeout_s)[:-1], "data.work=leased")
-    with pytest.raises(RunFailed, match=rf"failed: worker 1 did not arrive at .* within {timeout_s:g} s"):
+    with pytest.raises(RunFailed, match=rf"worker 0: worker 1 did not arrive at .* within {timeout_s:g} s"):
         launched(strategy, 2, {"stalled": Case("stalled_in_a_block", leased)}, tmp_path)

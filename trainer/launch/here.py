@@ -38,14 +38,12 @@ def in_place(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, An
             raise
         except OSError as error:
             if error.errno not in FULL:
-                raise RunFailed(
-                    f"worker 0 failed:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0"
-                ) from error
+                raise RunFailed(f"worker 0:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
             raise RunFailed(
                 f"worker 0 cannot write {error.filename or f'below {run_dir}'}: {error.strerror}"
             ) from error
         except (Exception, SystemExit) as error:  # of the user's own code, which may end the process
-            raise RunFailed(f"worker 0 failed:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
+            raise RunFailed(f"worker 0:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainer import streams
-from trainer.errors import Interrupted, RunFailed, first_line
+from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, first_line
 from trainer.host import private
 from trainer.launch.hosts import Meeting, meet
 from trainer.launch.preload import start_forkserver
@@ -119,7 +119,7 @@ def launch(
                 shown += _shown(members, verbosity)
                 return _watch(roles, members, store)
             except KeyboardInterrupt:
-                raise Interrupted("got SIGINT") from None
+                raise Interrupted(BY_CTRL_C) from None
             finally:
                 end([member.child for member in members], END_S)
                 for screen in shown:
@@ -318,7 +318,7 @@ def _first_failure(members: Sequence[Member]) -> str:
         child.look()
         code = child.exitcode
         if child.failure is not None:
-            reports.append((child.failure.at, f"{member} {child.failure}", child.log))
+            reports.append((child.failure.at, f"{member}{child.failure}", child.log))
         elif code and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""
             when = float("inf") if -code in (signal.SIGTERM, signal.SIGINT) else -2

@@ -43,7 +43,7 @@ class Failure:
     told: bool
 
     def __str__(self) -> str:
-        return f"failed: {self.words}" if self.told else f"failed:\n{self.words}"
+        return f": {self.words}" if self.told else f":\n{self.words}"
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:

@@ -122,7 +122,7 @@ def _work(store: Any, payload: dict[str, Any], rank: int) -> dict[str, Any]:
             raise
         except Exception:  # torchrun shows it and keeps it in a file: without what the config hides
             told = text(traceback.format_exc(), values(payload["config"]))
-            raise RunFailed(f"worker {rank} failed:\n{told}") from None
+            raise RunFailed(f"worker {rank}:\n{told}") from None
 
     outcome: dict[str, Any] = record(work)(Seat("worker", rank, world, local, here, device, store))  # type: ignore[assignment]
     return outcome
