@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import time
+import unicodedata
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
-from trainer.confidential import HIDDEN, hide, is_secret, scrub, text, values
+from trainer.confidential import HIDDEN, hide, is_secret, of_command_line, scrub, text, values
 from trainer.help import show_help
 from trainer.keys import sections
 
@@ -84,6 +87,71 @@ def test_help_and_docs_are_shown_as_they_are(capsys: pytest.CaptureFixture[str])
         assert [
             pair for pair in zip(page.splitlines(), text(page).splitlines(), strict=True) if len(set(pair)) > 1
         ] == []
+
+
+@pytest.mark.parametrize("key", ["hub_token", "otp", "auth", "token", "api_token", "pass", "signature"])
+def test_long_numbers_under_keys_of_secrets_are_hidden(key: str) -> None:
+    number = 123456789012
+    assert hide({"a": {key: number, "n": 3}}) == {"a": {key: HIDDEN, "n": 3}}
+    assert values({key: number}) == {str(number)} == values(f"{key}: {number}")
+    for line in (
+        f"{key}={number}",
+        f"a {key}={number}",
+        f"{key}: {number}",
+        f"{{'{key}': {number}}}",
+        f'"{key}": {number}',
+    ):
+        assert str(number) not in text(line), line
+    for short in (f"{key}=3", f"{key}: 0.25000", f"{{'{key}': 1234}}"):
+        assert text("it is " + short) == "it is " + short
+    assert hide({"tokens": 123456, "num_tokens": 123456}) == {"tokens": 123456, "num_tokens": 123456}
+    declared = [key.path.rpartition(".")[2] for section in sections() for key in section.keys]
+    assert not [name for name in declared if is_secret(name, number)], "no key of ours"
+
+
+def test_known_values_are_hidden_as_keys() -> None:
+    config = {"token": "zK9Quartz77x", "a": {"zK9Quartz77x": 1, "lr": 2}, "credentials": {"zK9Quartz77x": "b"}}
+    assert hide(config, values(config)) == {"token": HIDDEN, "a": {HIDDEN: 1, "lr": 2}, "credentials": {HIDDEN: HIDDEN}}
+    assert hide({"data": {"batch_size": 2}}, {"data", "batch_size"}) == {"data": {"batch_size": 2}}, "keys of ours"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Basic training of resnet50", "a bearer protein", "negotiate something", "name: basic augmentation_2x", "class cookie: 12 samples", "cookie: 12 samples",
+        "Signature: (input: Tensor) -> Tensor", "tokens: 12,345 in 3 s", "pass: 2 of 3 finished", "basic data-augmentation_v2",
+    ],
+)  # fmt: skip
+def test_sentences_hold_no_secret(line: str) -> None:
+    assert text(line) == line and values(line) == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "secret"),
+    [
+        ("Bearer abc123XYZ", "abc123XYZ"), ("Authorization: Basic training", "training"), ("basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+        ("Cookie: a=b; sid=Zx81QqPp", "Zx81QqPp"), ("cookie: Zx81QqPp", "Zx81QqPp"), ("{_target_: m.C, api_token: 'Zx81 Qq99,pp'}", "Zx81 Qq99,pp"),
+        ("bearer dXNlcjp3ZXJ0eXVp", "dXNlcjp3ZXJ0eXVp"),
+    ],
+)  # fmt: skip
+def test_and_logins_do(line: str, secret: str) -> None:
+    assert secret not in text(line) and secret in values(line)
+
+
+def test_what_says_nothing_is_not_learnt() -> None:
+    metrics = {"secret": {"_target_": "torchmetrics.classification.MulticlassF1Score", "num_classes": 102}}
+    assert values({"metrics": metrics}) == set()
+    typed = "metrics={secret:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:102}}"
+    assert not {"102", "torchmetrics.classification.MulticlassF1Score"} & of_command_line([typed])
+    assert HIDDEN in str(hide(metrics)), "at its key it is hidden all the same"
+
+
+@pytest.mark.parametrize("secret", ["pässwörtÄ9", "tiger/\tlion%7Ä"])
+def test_a_known_value_is_found_however_it_is_spelled(secret: str) -> None:
+    lower = re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), quote(secret, safe=""))
+    spelled = [ascii(secret), secret.encode("unicode_escape").decode(), str(secret.encode()), lower, *(unicodedata.normalize(f, secret) for f in ("NFC", "NFD"))]  # fmt: skip
+    for one in (*spelled, json.dumps(secret), repr(secret)):
+        assert text(f"x {one} y", {secret}) in (f"x {HIDDEN} y", f"x '{HIDDEN}' y", f'x "{HIDDEN}" y', f"x b'{HIDDEN}' y"), one  # fmt: skip
 
 
 HARD = {

@@ -139,3 +139,12 @@ def test_predictions_of_files_with_any_name_are_one_row_each(tmp_path: Path) -> 
     assert [row[0] for row in table] == ["file", "'=1+1.png", "a\\nb.png", "\\xff\\x1b[2J.png", "plain.png", "'-2.png"]
     assert table[4][1:10:2] == ["'@evil", "+1", "-1.5", "b\\x0dc", "[red]"]
     assert all(len(row) == 12 for row in table)
+
+
+def test_files_whose_names_look_like_secrets_are_told_apart(tmp_path: Path) -> None:
+    file = io.StringIO()
+    with HERE.for_now():
+        HERE.learn({"s3cret-value"})
+        csv_files.Table(file).row(["token=abc123XYZ", 1], name="token=abc123XYZ.png")
+        csv_files.Table(file).row([], name="s3cret-value.png")
+    assert file.getvalue().split() == [f"token=abc123XYZ.png,token={HIDDEN},1", f"{HIDDEN}.png"]

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shlex
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,15 @@ URI = re.compile(r"(?<=[a-zA-Z0-9+.-])(://)([^\s'\"<>`]+)")
 WHOLE_URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)(.+)", re.DOTALL)
 NAMED = re.compile(r"(?<![\w./@-])([+~]{0,2})([A-Za-z_][\w./@-]*)([\"']?)=(?=\S)|(?<![\w./-])([\"'])([A-Za-z_][\w./@ -]*)\4\s*:\s*(?=\S)")  # fmt: skip
 LINE = re.compile(r"(?m)^([ \t]*(?:- )?)([A-Za-z_][\w.-]*)(:[ \t]+)(\S[^\n]*)$")
-INSIDE = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(:\s*)([^\s,:{}\[\]'\"][^,{}\[\]\n]*)")
+INSIDE = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(:\s*)('[^'\n]*'|\"[^\"\n]*\"|[^\s,:{}\[\]'\"][^,{}\[\]\n]*)")
 FLOW = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]*)[\"']?\s*:\s*(?=[\[{])")
 BARE = re.compile(r"[^\s,&;\"'`{}\[\]()<>]+(?:,(?![\w./-]*=)[^\s,&;=\"'`{}\[\]()<>]+)*")
 QUOTED = re.compile(r"'(?:\\.|''|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"")
 QUOTED_OR_ESCAPED = re.compile(rf"\\.|{QUOTED.pattern}")
 """An escaped quote begins nothing: from each one the search would go on to the end of the text."""
+MEASURED = re.compile(r"\(.*|\d{0,4}(?:[.,]\d+)*%?(?:[ \t]+(?:[A-Za-z/%]+|\d+(?:[.,]\d+)*)[.,;]?)*", re.DOTALL)
+"""``12,345 in 3 s``, and the arguments of a function: what stands after ``tokens:`` or ``Signature:`` in a text of many words."""
+COUNTS = re.compile(r"(?i)tokens\d*$")
 FROM_ELSEWHERE = re.compile(r"\$\{[\w.:]+\}")
 """Where a value is taken from, as ``${oc.env:HF_TOKEN}``: tells nothing."""
 VARIABLE = re.compile(r"\$\{oc\.env:\s*['\"]?(\w+)['\"]?\s*(?:,\s*([^}]{0,2000}))?\}")
@@ -54,12 +58,17 @@ OPTIONS_OF_ADDRESSES = (
 
 
 def is_secret(key: str, value: Any) -> bool:
-    """Whether the value of that key is to be hidden: texts and what holds them, and numbers of keys that can be nothing else."""
+    """Whether the value of that key is to be hidden: texts and what holds them; numbers, if they are long or the key means nothing else."""
     if value is None or isinstance(value, bool) or (isinstance(value, str) and _from_elsewhere(value)):
         return False
     if isinstance(value, (str, Mapping, list, tuple)):
         return bool(value) and sounds_secret(key)
-    return means_secret(key)
+    return means_secret(key) or (isinstance(value, int) and _long_number(key, str(value)))
+
+
+def _long_number(key: str, value: str) -> bool:
+    """Whether that is a number that a key such as ``token`` or ``otp`` protects, and no measurement."""
+    return value.isdecimal() and len(value) >= LEAST_OF_WEAK and sounds_secret(key) and not COUNTS.search(key)
 
 
 def _from_elsewhere(value: str) -> bool:
@@ -98,7 +107,7 @@ def _pieces(value: str) -> Iterator[str]:
     yield from (found[0][1:-1].replace("\\", "") for found in QUOTED_OR_ESCAPED.finditer(value) if found[0][0] != "\\")
     yield value.strip("'\"").replace("\\", "")
     if value[:1] in ("{", "[") or "," in value:
-        for piece in re.split(r"[,{}\[\]]", value):
+        for piece in re.split(r"[,{}\[\]]", re.sub(r"\b_target_['\"]?\s*:[^,{}\[\]]*", "", value)):
             yield re.sub(r"^\s*['\"]?[\w.-]+['\"]?\s*:\s*", "", piece).strip(" '\"")
 
 
@@ -115,6 +124,8 @@ def _taught(found: Iterable[tuple[str, bool]]) -> Iterator[str]:
 def _telling(value: str, strong: bool) -> bool:
     """Whether a value can be looked for in any text: it is not found where nobody means it."""
     if value.lower() in WORDS or value == HIDDEN or _from_elsewhere(value):
+        return False
+    if value.isdecimal() and len(value) < LEAST_OF_WEAK:
         return False
     if strong:
         return len(value) >= LEAST
@@ -140,7 +151,7 @@ def _found(node: Any) -> Iterator[tuple[str, bool]]:
 
 def _leaves(node: Any) -> Iterator[str]:
     if isinstance(node, Mapping):
-        for value in node.values():
+        for value in (value for key, value in node.items() if key != "_target_"):
             yield from _leaves(value)
     elif isinstance(node, (list, tuple, set)):
         for value in node:
@@ -174,8 +185,15 @@ def _parts(text: str) -> Iterator[_Part]:
         yield from _of_uri(uri)
     for found in HEADER.finditer(text):
         login = found[3].rstrip("]} ")
-        yield _Part(found.start(3), found.start(3) + len(login), (login, True), (login.rpartition(" ")[2], True))
+        several = [(field.partition("=")[2], False) for field in login.split(";")]
+        if "cookie" in found[1].lower() and "=" not in login and (" " in login or not _random(login)):
+            continue  # a class of pictures
+        yield _Part(
+            found.start(3), found.start(3) + len(login), (login, True), (login.rpartition(" ")[2], True), *several
+        )
     for found in SCHEME_OF_LOGIN.finditer(text):
+        if not _random(found[3]):
+            continue
         yield _Part(found.start(3), found.end(3), (found[3], False))
     done, first = 0, len(text) - len(text.lstrip())
     for found in NAMED.finditer(text):
@@ -194,10 +212,19 @@ def _parts(text: str) -> Iterator[_Part]:
         value = found[4].strip().strip("'\"")
         if (
             is_secret(found[2], value)
-            and (means_secret(found[2]) or not value.isnumeric())
+            and (means_secret(found[2]) or _long_number(found[2], value) or not MEASURED.fullmatch(value))
             and value.lower() not in WORDS
         ):
             yield _Part(found.start(4), found.end(4), (value, means_secret(found[2])))
+
+
+def _random(word: str) -> bool:
+    """Whether a word after ``basic`` is no word of a sentence, as ``training`` or ``augmentation_2x``."""
+    mixed = any(len(part) >= 6 and re.search(r"\d", part) and re.search(r"[A-Za-z]", part) for part in re.split(r"[_./-]", word))  # fmt: skip
+    mixed = mixed or word.endswith("=") or re.search(r"[a-z][A-Z]\w*[a-z][A-Z]", word) is not None
+    parts = re.split(r"[_./-]", word)
+    words = len(parts) > 1 and all(re.fullmatch(r"[a-z]+|[a-z0-9]{1,3}", part) for part in parts)
+    return mixed or (len(word) >= 16 and not words)
 
 
 def _in_braces(text: str) -> Iterator[re.Match[str]]:
@@ -230,7 +257,10 @@ def _of_named(text: str, found: re.Match[str], name: str, first: bool) -> Iterat
     bare = value.strip("'\"")
     if bare.lower().rstrip(".") in WORDS or text.startswith("$(", start) or _from_elsewhere(bare) or end <= start:
         return
-    if not strong and (re.fullmatch(r"[\d.,e\s\[\]-]+", bare) or (name == "key" and PLAIN.fullmatch(bare))):
+    if not strong and (
+        (re.fullmatch(r"[\d.,e\s\[\]-]+", bare) and not _long_number(name, bare))
+        or (name == "key" and PLAIN.fullmatch(bare))
+    ):
         return
     yield _Part(start, end, *((v, strong) for v in dict.fromkeys(_pieces(value))))
 
@@ -328,19 +358,30 @@ def hide(node: Any, known: Iterable[str] = ()) -> Any:
 
 def _hide(node: Any, known: frozenset[str]) -> Any:
     if isinstance(node, Mapping):
-        return {k: _cover(v) if is_secret(str(k), v) else _hide(v, known) for k, v in node.items()}
+        return {_key(k, known): _cover(v, known) if is_secret(str(k), v) else _hide(v, known) for k, v in node.items()}
     if isinstance(node, (list, tuple)):
         return [_hide(value, known) for value in node]
     return text(node, known) if isinstance(node, str) else node
 
 
-def _cover(node: Any) -> Any:
+def _key(key: Any, known: frozenset[str]) -> Any:
+    """A key without known values; a plain word stays, since it may be one of ours."""
+    return key if not isinstance(key, str) or PLAIN.fullmatch(key) else without(key, known)
+
+
+def _cover(node: Any, known: frozenset[str]) -> Any:
     """Every leaf hidden; a mapping keeps its keys, which say what was there."""
     if isinstance(node, Mapping):
-        return {k: _cover(v) for k, v in node.items()}
+        return {_key(k, known): _cover(v, known) for k, v in node.items()}
     if isinstance(node, (list, tuple)):
-        return [_cover(value) for value in node]
+        return [_cover(value, known) for value in node]
     return node if node is None or isinstance(node, bool) or (isinstance(node, str) and _from_elsewhere(node)) else HIDDEN  # fmt: skip
+
+
+def without(line: str, known: Iterable[str] = ()) -> str:
+    """A text without the known values, whatever else is in it: for names of files and keys."""
+    pattern = _pattern(frozenset(known) | HERE.values)
+    return pattern.sub(HIDDEN, line) if pattern else line
 
 
 def text(line: str, known: Iterable[str] = ()) -> str:
@@ -423,7 +464,13 @@ def _escaped(value: str) -> set[str]:
     if value.isalnum() and value.isascii():
         return set()
     clean = value.encode("utf-8", "replace").decode()
-    return {
+    lower = {
+        re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), quoted)
+        for quoted in (quote(clean), quote(clean, safe=""), quote_plus(clean))
+    }
+    other = {unicodedata.normalize(form, value) for form in ("NFC", "NFD")}
+    return lower | other | {
+        ascii(value)[1:-1], value.encode("unicode_escape").decode(), repr(value.encode("utf-8", "surrogateescape"))[2:-1],
         json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], visible(value), one_line(value),
         quote(clean), quote(clean, safe=""), quote_plus(clean), value.replace("'", "''"), value.replace("'", "'\"'\"'"),
         value.replace("'", "\\'"), value.replace('"', '""'), value.replace('"', '\\"'),

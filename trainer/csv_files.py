@@ -18,9 +18,12 @@ class Table:
     def __init__(self, file: IO[str]) -> None:
         self._rows = csv.writer(file)
 
-    def row(self, values: Iterable[Any]) -> None:
-        """One line."""
-        self._rows.writerow([cell(confidential.text(value) if isinstance(value, str) else value) for value in values])
+    def row(self, values: Iterable[Any], name: str | None = None) -> None:
+        """One line; ``name`` of a file before the rest: so that rows can be told apart, only known secrets are hidden in it."""
+        shown = [confidential.text(value) if isinstance(value, str) else value for value in values]
+        if name is not None:
+            shown.insert(0, confidential.without(name))
+        self._rows.writerow([cell(value) for value in shown])
 
 
 def write(path: Path, rows: Iterable[Iterable[Any]], private: bool = False) -> None:

@@ -192,10 +192,10 @@ def write(output: Path, blocks: Iterator[torch.Tensor], pictures: Pictures, name
                 for row in rows.tolist():
                     path = printable(pictures.files[number])
                     if row[0]:
-                        table.row([path, *_columns(row, names), ""])
+                        table.row([*_columns(row, names), ""], name=path)
                     else:
                         unreadable.append(path)
-                        table.row([path, *[""] * (2 * TOP), why_unreadable(pictures, number)])
+                        table.row([*[""] * (2 * TOP), why_unreadable(pictures, number)], name=path)
                     number += 1
         os.replace(part, output)
     finally:

@@ -122,7 +122,7 @@ def write(
     try:
         with part.open("w", encoding="utf-8", newline="") as file:
             table = csv.writer(file)  # millions of rows: what is not ours in them, the names, is cleaned once
-            shown = [cell(confidential.text(name)) for name in names]
+            shown = [cell(confidential.without(name)) for name in names]
             table.writerow(HEADER)
             for chunk, values in results:
                 reasons = {} if values[:, 0].all() else dict(reader.read(chunk.text, chunk.labelled).bad)
