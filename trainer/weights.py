@@ -21,8 +21,10 @@ def check(path: Path, model: nn.Module, called: str) -> None:
     Raises:
         UserError: it has not, or it cannot be read; naming what differs.
     """
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    there = tensors.unwrapped(tensors.shapes(path, f"weights={path}"), wanted)
+    own = model.state_dict()
+    wanted = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    found = tensors.unwrapped(tensors.outlines(path, f"weights={path}"), wanted)
+    there = {name: outline.shape for name, outline in found.items()}
     missing = [one[0] for one in _same_tensors(model) if not any(name in there for name in one)]
     unknown = [name for name in there if name not in wanted]
     other = [f"{n} is {there[n]} there and {wanted[n]} here" for n in there if n in wanted and there[n] != wanted[n]]
@@ -33,6 +35,7 @@ def check(path: Path, model: nn.Module, called: str) -> None:
     ]
     if faults:
         raise UserError(f"weights={path}", f"does not fit the model ({called}): {'; '.join(faults)}", "the model and the data that it was trained with")  # fmt: skip
+    tensors.refuse_complex((name for name, outline in found.items() if outline.is_complex), own, f"weights={path}")
 
 
 def load(path: Path, model: nn.Module) -> None:
@@ -44,7 +47,9 @@ def load(path: Path, model: nn.Module) -> None:
     check(path, model, type(model).__name__)
     own = model.state_dict()
     found = tensors.unwrapped(tensors.read(path, f"weights={path}"), own)
-    model.load_state_dict(found, strict=False)  # of one and the same tensor under several names the file may have one
+    tensors.into(
+        model, found, f"weights={path}"
+    )  # of one and the same tensor under several names the file may have one
 
 
 def _same_tensors(model: nn.Module) -> list[list[str]]:

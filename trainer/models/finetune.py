@@ -114,7 +114,7 @@ def _load(model: nn.Module, given: dict[str, torch.Tensor], what: str) -> None:
     wrong = [name for name in other if found[name].shape[1:] != own[name].shape[1:]]
     if wrong:
         raise UserError(what, f"belongs to another model: {wrong[0]} is {tuple(found[wrong[0]].shape)} there and {tuple(own[wrong[0]].shape)} here")  # fmt: skip
-    model.load_state_dict({n: t for n, t in found.items() if n not in other}, strict=False)
+    tensors.into(model, {n: t for n, t in found.items() if n not in other}, what)
 
 
 def _freeze(model: nn.Module, num_classes: int) -> None:
