@@ -390,3 +390,25 @@ def test_the_first_batch_whose_time_is_that_of_starting_has_no_rate(tmp_path: Pa
     rates = ["perf/samples_per_s" in metrics for metrics in told if "train/loss" in metrics]
     assert rates == [False, True, True, True], "after 1, 3, 5 updates and at the end"
     assert run.report.outcome()["samples"] == 2 * 12
+
+
+@pytest.mark.parametrize("val_every_steps", [None, 5])
+def test_lines_come_in_the_order_of_updates_whatever_ends_the_run(
+    val_every_steps: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Batch 4 is left when the run ends: by its last update, or by a validation, after which its line would come too late."""
+    from trainer.report import Report
+
+    for early in (None, EarlyStop("val/loss", 1, 1e9)):
+        run = training([[1]] * 5, log_every=3, epochs=2 if early else 1, val_every_steps=val_every_steps)
+        if early:
+            early.why(0, {"val/loss": 0.0})
+        run.early_stop, run.report = early, Report(tmp_path, 10 if early else 5)
+        fit(run)
+        run.report.close()
+        lines = [line.partition("]")[0] for line in capsys.readouterr().out.splitlines()]
+        trained = [f"[Epoch 0, batch {n}" for n in ((0, 3) if early else (0, 3, 4))]
+        assert lines[: len(trained)] == trained and lines[len(trained)] == "[Epoch 0"
+        assert len(lines) == len(trained) + 1 + bool(early)
+        steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert sorted(steps) == [1, 4, 5, 5], "the point is there"

@@ -182,6 +182,8 @@ def train_epoch(run: Training, epoch: int) -> None:
                 run.forward.train()
         profile.step()
         if run.rhythm.val_every_steps and run.step % run.rhythm.val_every_steps == 0:
+            if run.step >= run.rhythm.total_steps or run.stop:
+                log_rest(run, epoch)
             evaluate(run, epoch)
             run.forward.train()
         if run.step >= run.rhythm.total_steps or run.stop:

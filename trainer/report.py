@@ -89,6 +89,7 @@ class Report:
         self.elsewhere = 0.0
         self._window = self._window_before = Window(self.started, 0, 0.0, 0)
         self._next_status = 0.0
+        self._validated = -1
         self._writing = threading.Lock()
         if run_dir:
             start_empty(run_dir / "metrics.jsonl")
@@ -125,6 +126,8 @@ class Report:
     ) -> None:
         """A line and a point of training: metrics since the last line, rate, share of the time waiting for data.
 
+        After a validation that ends the run, the rest before it is a point alone: its line would come out of order.
+
         Args:
             samples: since the last line, over all workers.
             gauges: values of the strategy's own.
@@ -145,7 +148,8 @@ class Report:
         self.metrics |= {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf}
         values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items())
         rate = f"{perf['perf/samples_per_s']:.1f} samples/s, data wait: {perf['perf/data_wait']:.1%}"
-        print(f"[Epoch {epoch}, batch {batch}] {values}, lr: {lr:.5g}, {rate}", flush=True)
+        if not (rest and step == self._validated):  # that validation was the last word: it ends the run
+            print(f"[Epoch {epoch}, batch {batch}] {values}, lr: {lr:.5g}, {rate}", flush=True)
         point = {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **(perf if warm else {}), **(gauges or {})}
         self._point(epoch, step, point)
 
@@ -164,6 +168,7 @@ class Report:
             told = ", ".join(f"{k.removeprefix(prefix)}: {v:.5f}" for k, v in values.items() if k.startswith(prefix))
             if told:
                 print(f"[Epoch {epoch}] {words} {told}", flush=True)
+        self._validated = step
         self._point(epoch, step, values)
         if self.run_dir:
             self.write_status("running", time.perf_counter())
