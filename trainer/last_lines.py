@@ -33,8 +33,8 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     out.print(Text.assemble(("\ndone", "bold green"), f" {_done(result, ready)}"))
     if result.stand_in:
         out.print(f"ATTENTION: {result.stand_in}", style="bold red")
-    quiet = ready.checked.config["verbosity"] == "quiet"  # else the first worker has said so, where it ended
-    if quiet and result.ended.startswith(EARLY):
+    early = result.ended.startswith(EARLY)
+    if early and ready.checked.config["verbosity"] == "quiet":  # else the first worker has said so
         out.print(result.ended, style="bold yellow")
     folder = Path(result.run_dir)
     out.fact("results", f"{short(folder)}  ({', '.join(_left(folder, result.mode))})", INDENT, "")
