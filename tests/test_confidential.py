@@ -12,9 +12,10 @@ from urllib.parse import quote
 
 import pytest
 
-from trainer.confidential import HIDDEN, hide, is_secret, of_command_line, scrub, text, values
+from trainer.confidential import hide, of_command_line, scrub, text, values
 from trainer.help import show_help
 from trainer.keys import sections
+from trainer.secret_parts import HIDDEN, is_secret
 
 SECRET = ["password", "db_password", "passwd", "hf_token", "token", "api_key", "apiKey", "access_key", "aws_secret_access_key", "client_secret", "credentials", "private_key_file", "authorization"]  # fmt: skip
 OPEN = ["tokenizer", "max_tokens", "monkey", "key_dim", "num_key_heads", "author", "secretary", "hash_size", "passes"]

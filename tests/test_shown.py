@@ -14,11 +14,12 @@ import torch
 from rich.table import Table
 
 from trainer import csv_files, streams
-from trainer.confidential import HERE, HIDDEN, values
+from trainer.confidential import HERE, values
 from trainer.data.pictures import Preprocessing
 from trainer.launch import here
 from trainer.prediction import Pictures, write
 from trainer.progress import console
+from trainer.secret_parts import HIDDEN
 from trainer.visible import cell, one_line, visible
 
 CONTROLS = [chr(c) for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"]

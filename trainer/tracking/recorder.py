@@ -18,6 +18,7 @@ from typing import Any
 from trainer import confidential, interpreter
 from trainer.errors import UserError, first_line
 from trainer.report import leave
+from trainer.secret_parts import HIDDEN
 
 BATCH = 1000
 EVERY_S = 1.0
@@ -372,7 +373,7 @@ def resend(run_dir: Path) -> int:
         uri = state["run"]["uri"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"resend {run_dir}", "is no folder of a run that was tracked: it has no tracking.json that can be read", USAGE) from error  # fmt: skip
-    if confidential.HIDDEN in uri:
+    if HIDDEN in uri:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             print(f"error: the password of {state['run']['uri']} is not kept in the run's folder. Give the whole address in MLFLOW_TRACKING_URI.")  # fmt: skip
             return 2
