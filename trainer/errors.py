@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from trainer.visible import one_line
+from trainer.visible import one_line, shortened
 
 LONGEST = 500
 """Characters of what was typed that are said again."""
+VERY_LONG = re.compile(r"\S{1000,}")
+"""A word of a reason that is no word: a name that a file from outside gave."""
 
 
 def first_line(error: BaseException) -> str:
@@ -42,7 +45,8 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         what = self.what if len(self.what) <= LONGEST else f"{self.what[:LONGEST]}..."
-        sentence = f"{what}: {self.why}".rstrip(".")
+        reason = VERY_LONG.sub(lambda word: shortened(word[0]), self.why)
+        sentence = f"{what}: {reason}".rstrip(".")
         return one_line(f"{sentence}. Type instead: {self.instead}" if self.instead else f"{sentence}.")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainer.plan import MOST_PROCESSES_SHOWN, Plan
 from trainer.terminal import Screen
+from trainer.visible import shortened
 from trainer.wording import counted
 
 
@@ -104,7 +105,10 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if facts["cache"]:
         yield "cache", facts["cache"]
     if facts["left_out"]:
-        yield "left out", f"{counted(len(facts['left_out']), 'broken image')}: {', '.join(list(facts['left_out'])[:3])}"
+        yield (
+            "left out",
+            f"{counted(len(facts['left_out']), 'broken image')}: {', '.join(map(shortened, list(facts['left_out'])[:3]))}",
+        )
     yield "model", counted(plan.parameters, "parameter", ",")
     for key, value in plan.chosen.items():
         yield key, str(value).lower() + because(key)

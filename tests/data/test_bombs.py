@@ -21,7 +21,7 @@ import pytest
 from scipy.io import loadmat, savemat
 
 from tests import pictures
-from tests.pictures import config, encoded, picture, shard
+from tests.pictures import config, encoded, picture, shard, silent
 from trainer import schema
 from trainer.data.criteo_files import find
 from trainer.data.criteo_parse import parse
@@ -33,6 +33,7 @@ from trainer.data.mnist_json import MnistJson
 from trainer.data.shards import Shards
 from trainer.data.tar_index import NotTar, members
 from trainer.errors import RunFailed, UserError
+from trainer.visible import shortened
 
 MIB = 1 << 20
 
@@ -356,6 +357,41 @@ def test_criteo_files_that_are_no_files_or_the_same_one_are_named(tmp_path: Path
         find(str(tmp_path), "data.path")
     with pytest.raises(UserError, match=r"pipe: is a FIFO and not a regular file"):
         find(str(tmp_path / "pipe"), "data.path")
+
+
+LONG = "a-" * 20_000
+
+
+def long_names() -> dict[str, tuple[list[tuple[str, bytes]], str]]:
+    image = encoded(picture(0, 0))
+    return {
+        "no label": ([(f"{LONG}.jpg", image)], "has an image but no label"),
+        "another label": ([(f"{LONG}.jpg", image), (f"{LONG}.cls", b"rose")], "b'rose' in a-a-"),
+        "a huge label": ([(f"{LONG}.jpg", image), (f"{LONG}.cls", bytes(2 << 20))], r"a label of 2,097,152 bytes in a-a-"),
+        "broken": ([(f"{LONG}.jpg", b"no image"), (f"{LONG}.cls", b"0"), ("b.jpg", image), ("b.cls", b"1")], "1 of 4 images cannot be decoded"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", long_names())
+def test_a_very_long_name_of_a_member_is_shortened_in_sentences(name: str, tmp_path: Path) -> None:
+    members, says = long_names()[name]
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        for called, content in members:
+            info = tarfile.TarInfo(called)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    source = Shards(**config(schema.ShardsData, path=str(tmp_path / "a.tar"), val_path=str(tmp_path / "a.tar"), verify=True, cache="none"))  # fmt: skip
+    with pytest.raises(UserError, match=says) as caught:
+        source.prepare(source.facts(1), silent)
+    said = str(caught.value)
+    assert len(said) < 1500 and "..." in said and LONG[:200] not in said and str(tmp_path / "a.tar")[:40] in said
+
+
+def test_no_reason_holds_a_word_of_thousands_of_characters() -> None:
+    said = str(UserError("data.root=x", f"has {LONG} and {'b' * 900}", f"data.root={'c' * 2000}"))
+    assert len(said) < 3300 and "b" * 900 in said and "c" * 2000 in said and said.startswith("data.root=x: has a-a-")
+    assert shortened("x" * 200) == "x" * 200 and len(shortened("x" * 201)) == 200
+    assert shortened("/data/" + "x" * 500 + "/rose.jpg").endswith("xxx/rose.jpg")
 
 
 def test_weights_in_a_packed_archive_are_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from trainer.data.draws import Draw
 from trainer.data.header import BadImage
 from trainer.data.listing import Listing
 from trainer.errors import RunFailed, why
+from trainer.visible import shortened
 
 View = Callable[[Iterator[torch.Tensor], np.ndarray, Draw, np.ndarray], torch.Tensor]
 """(images (3, H, W), their sizes (N, 2), (seed, epoch), addresses (N,)) -> (N, 3, S, S) uint8."""
@@ -57,7 +58,7 @@ class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             return decode(self.listing.read(number), self.listing.limits)
         except (BadImage, OSError) as error:
             raise RunFailed(
-                f"{self.listing.names[number]} cannot be read: {why(error)}. data.verify=true finds all such images before "
+                f"{shortened(self.listing.names[number])} cannot be read: {why(error)}. data.verify=true finds all such images before "
                 "the training, and data.on_bad=skip leaves them out."
             ) from error
 

@@ -23,6 +23,7 @@ from trainer.data.representation import some
 from trainer.errors import UserError
 from trainer.hashing import hash_of
 from trainer.host.cache import check_data
+from trainer.visible import shortened
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's training images."""
@@ -86,7 +87,7 @@ class ImageSource(DataSource):
         return self._without(facts, bad)
 
     def _without(self, facts: Facts, bad: dict[str, str]) -> Facts:
-        named = some([f"{name}: {reason}" for name, reason in bad.items()])
+        named = some([f"{shortened(name)}: {reason}" for name, reason in bad.items()])
         said = f"{len(bad)} of {facts.train_samples + facts.val_samples} images cannot be decoded: {named}"
         if self.config["on_bad"] == "error":
             raise UserError(f"data ({facts.source})", said, "data.on_bad=skip, or repair them")
@@ -97,7 +98,7 @@ class ImageSource(DataSource):
             raise UserError(f"data ({facts.source})", f"no image is left: {said}")
         if lost := sorted(set(train.labels.tolist()) - set(left[0].labels.tolist())):
             names = self.class_names(facts) or [str(label) for label in range(facts.classes)]
-            raise UserError(f"data ({facts.source})", f"no training image is left of {some([names[n] for n in lost])}: {said}", "put whole images into these classes, or remove them")  # fmt: skip
+            raise UserError(f"data ({facts.source})", f"no training image is left of {some([shortened(names[n]) for n in lost])}: {said}", "put whole images into these classes, or remove them")  # fmt: skip
         return replace(facts, left_out=bad, train_samples=len(left[0]), val_samples=len(left[1]))
 
     def open(self, facts: Facts) -> Splits:

@@ -28,6 +28,7 @@ from trainer.data.representation import attention, refuse_untrained, some
 from trainer.data.tar_index import Member, NotTar, members
 from trainer.data.walk import distinct
 from trainer.errors import UserError, why
+from trainer.visible import shortened
 
 MOST = 2**31
 """Labels are below this."""
@@ -58,7 +59,7 @@ class Shards(ImageSource):
         for listing in (train, val):
             wrong = np.flatnonzero((listing.labels < 0) | (listing.labels >= classes))
             if len(wrong):
-                first = some([f"{listing.names[n]} with {listing.labels[n]}" for n in wrong])
+                first = some([f"{shortened(listing.names[n])} with {listing.labels[n]}" for n in wrong])
                 raise UserError(f"data.num_classes={classes}", f"{len(wrong)} of {len(listing)} samples have a label outside 0 to {classes - 1}: {first}")  # fmt: skip
         names = [str(label) for label in range(classes)]
         refuse_untrained(f"data.path={self.config['path']}", train, val, names, folders=False)
@@ -173,7 +174,9 @@ def _add(index: dict[str, list[Any]], number: int, path: Path, shard: IO[bytes],
         if extension not in EXTENSIONS and extension not in LABELS:
             continue
         if member.sparse:
-            raise NotTar(f"{member.name} is a sparse member, which cannot be read where it lies; pack it plainly")
+            raise NotTar(
+                f"{shortened(member.name)} is a sparse member, which cannot be read where it lies; pack it plainly"
+            )
         if extension in EXTENSIONS:
             images[key] = (member.start, member.size)
         else:
@@ -182,7 +185,7 @@ def _add(index: dict[str, list[Any]], number: int, path: Path, shard: IO[bytes],
     for key, span in images.items():
         label = labels.get(key, "an image but no label")
         if isinstance(label, str):
-            wrong.append(f"{path}:{key} has {label}")
+            wrong.append(f"{path}:{shortened(key)} has {label}")
             continue
         index["file"].append(number)
         index["spans"].append(span)
@@ -194,17 +197,19 @@ def _add(index: dict[str, list[Any]], number: int, path: Path, shard: IO[bytes],
 def _label(shard: IO[bytes], member: Member, limits: LabelLimits) -> int | str:
     """The label, or what stands in its place."""
     if member.size > limits.kib << 10:
-        return f"a label of {member.size:,} bytes in {member.name}, more than data.max_label_kib={limits.kib}"
+        return (
+            f"a label of {member.size:,} bytes in {shortened(member.name)}, more than data.max_label_kib={limits.kib}"
+        )
     shard.seek(member.start)
     content = shard.read(member.size)
     as_json = member.name.lower().endswith(".json")
     if as_json and deeper(content, limits.depth):
-        return f"lists or mappings deeper than data.max_depth={limits.depth} in {member.name}"
+        return f"lists or mappings deeper than data.max_depth={limits.depth} in {shortened(member.name)}"
     try:
         label = int(str(json.loads(content)["label"]) if as_json else content)
     except (ValueError, KeyError, TypeError, RecursionError):
-        return f"{content[:40]!r} in {member.name}"
-    return label if abs(label) < MOST else f"a label of {len(str(label))} digits in {member.name}"
+        return f"{content[:40]!r} in {shortened(member.name)}"
+    return label if abs(label) < MOST else f"a label of {len(str(label))} digits in {shortened(member.name)}"
 
 
 def deeper(content: bytes, depth: int) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from trainer.data.files import printable
+from trainer.visible import shortened
 
 BLOCK = 512
 MOST_HEADER = 1 << 20
@@ -54,7 +55,9 @@ def members(file: IO[bytes], total: int) -> Iterator[Member]:
         start = place + BLOCK
         length = size if kind in WITH_DATA else 0
         if start + length > total:
-            raise NotTar(f"{_name(block, told)} ends {start + length - total:,} bytes beyond the end of the file")
+            raise NotTar(
+                f"{shortened(_name(block, told))} ends {start + length - total:,} bytes beyond the end of the file"
+            )
         place = start + -(-length // BLOCK) * BLOCK
         if kind in (LONG_NAME, PAX):
             if size > MOST_HEADER:
