@@ -55,9 +55,13 @@ class RunFailed(Exception):
 
     Args:
         message: one or more lines: which process, its own error, where its log is.
+
+    Attributes:
+        ends_run: processes that could do without the one that raises it cannot go on either.
     """
 
     exit_code = 1
+    ends_run = True
 
 
 BY_CTRL_C = "got SIGINT"

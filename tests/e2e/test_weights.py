@@ -130,8 +130,8 @@ def test_a_model_of_timm_is_kept_without_its_pretrained_weights(
     assert fetched, "the training begins with timm's weights"
     kept = read(tmp_path / "run" / "model.json")["model"]
     assert kept["_target_"] == "timm.create_model" and kept["pretrained"] is False
-    assert f"timm=={version('timm')}" in _requirements(kept["_target_"])
-    assert not any(line.startswith("timm") for line in _requirements("torchvision.models.resnet18"))
+    assert f"timm=={version('timm')}" in _requirements(kept["_target_"], {})
+    assert not any(line.startswith("timm") for line in _requirements("torchvision.models.resnet18", {}))
     fetched.clear()
     result = package.run([*common, "mode=eval", f"weights={tmp_path}/run", f"hydra.run.dir={tmp_path}/eval"])
     assert not fetched and result.metrics["val/loss"] == trained.metrics["val/loss"]

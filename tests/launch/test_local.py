@@ -23,6 +23,7 @@ from tests.runs import ROOT, alive, environment
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.launch.local import Meeting, Role, launch
 from trainer.launch.processes import Failure
+from trainer.strategies.pserver.client import Fenced
 
 pytestmark = pytest.mark.usefixtures("warm")
 FAILS_WITHIN_S, ENDS_WITHIN_S = 30, 10
@@ -322,3 +323,11 @@ def test_signal_to_the_launcher_ends_every_process(
     wait_for(lambda: not alive(everybody), ENDS_WITHIN_S - (time.monotonic() - sent), f"{everybody} end")
     assert process.returncode == 130
     assert re.match("interrupted: ", process.stdout.readline())
+
+
+def test_a_worker_that_was_declared_lost_does_not_end_the_run() -> None:
+    """One that was stopped and wakes is told so by a server; the others go on without it."""
+    assert not Failure.of(Fenced("worker 1 was declared lost")).ends_run
+    assert Failure.of(RunFailed("the loss is not a number")).ends_run
+    assert Failure.of(UserError("key", "no")).ends_run
+    assert not Failure.of(ValueError("no")).ends_run

@@ -292,11 +292,12 @@ def _nobody_waits_for(running: Iterable[Member], store: dist.TCPStore) -> dict[i
 def _can_do_without(member: Member, running: Iterable[Member], results: Mapping[str, Mapping[int, Any]]) -> bool:
     """Whether the run goes on although that process failed: others of its role are there, and it just died.
 
-    What a process says itself of why the run cannot be (a RunFailed, a UserError) ends the run.
+    What a process says itself of why the run cannot be (a RunFailed, a UserError) ends the run; that it was declared lost
+    itself does not.
     """
     others = any(m.role.name == member.role.name for m in running) or results[member.role.name]
-    told = member.child.failure is not None and member.child.failure.told
-    return member.role.apart and bool(others) and not told
+    failure = member.child.failure
+    return member.role.apart and bool(others) and not (failure is not None and failure.ends_run)
 
 
 def _lingers(member: Member) -> bool:

@@ -35,12 +35,14 @@ class Failure:
     Attributes:
         at: when, in nanoseconds of the clock that all processes of a host share.
         words: a RunFailed's or UserError's message, else the traceback.
-        told: the words are made for users: the run cannot be, whoever else is there.
+        told: the words are made for users.
+        ends_run: the run cannot be, whoever else is there.
     """
 
     at: int
     words: str
     told: bool
+    ends_run: bool = False
 
     def __str__(self) -> str:
         return f": {self.words}" if self.told else f":\n{self.words}"
@@ -53,7 +55,7 @@ class Failure:
             if step.__cause__ is not None or step.__context__ is None:
                 return cls(at, _shortened("".join(traceback.format_exception(error)).rstrip()), False)
             step = step.__context__
-        return cls(at, _shortened(str(step)), True)
+        return cls(at, _shortened(str(step)), True, getattr(step, "ends_run", True))
 
 
 class Child:

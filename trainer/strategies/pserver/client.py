@@ -36,6 +36,8 @@ BYE_S = 3.0
 class Fenced(RunFailed):
     """This worker was declared lost, or was started again elsewhere; the others go on without it."""
 
+    ends_run = False
+
 
 @dataclass
 class Request:
