@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from trainer import bar, closing, compose, curves, job, pictures, report, servic
 from trainer.closing import Closing
 from trainer.errors import Interrupted, RunFailed
 from trainer.launch.here import _Tee
+from trainer.tracking import recorder
 
 CAUSE = "worker 1 broke: the first cause"
 
@@ -231,3 +233,28 @@ def test_a_worker_that_does_more_than_the_average_raises_the_total(tmp_path: Pat
     told.close()
     status = bar.read_status(tmp_path)
     assert (status["step"], status["total"], status["percent"], status["eta_s"]) == (61, 61, 100.0, 0.0)
+
+
+def refused_by(port: int, timeout: float) -> Exception:
+    """What MLflow itself raises."""
+    from mlflow.utils.rest_utils import MlflowHostCreds, http_request
+
+    try:
+        http_request(
+            MlflowHostCreds(f"http://me:secret@127.0.0.1:{port}"),
+            "/api/2.0/mlflow/runs/log-batch",
+            "POST",
+            max_retries=0,
+            timeout=timeout,
+        )
+    except Exception as error:
+        return error
+    raise AssertionError("it answered")
+
+
+def test_of_a_server_that_is_gone_it_is_said_which_one_and_why() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        assert recorder._said(refused_by(port, 0.2)) == f"127.0.0.1:{port}: read timed out"
+    assert recorder._said(refused_by(port, 5)) == f"127.0.0.1:{port}: connection refused"
+    assert recorder._said(ValueError("another\nmistake")) == "another"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -319,6 +320,17 @@ def test_reading_is_in_the_plan_that_is_shown_with_its_reasons(tmp_path: Path, m
     shown = dict(progress.rows(planned("+recipe=cifar10_convnet", f"data.root={root}", "data.batch_size=4")))
     assert "mapped by all workers of a host" in shown["cache"]
     assert "cache" not in dict(progress.rows(planned(DIGITS)))
+
+
+@pytest.mark.parametrize("each", ["image", "row"])
+def test_the_plan_of_predicting_shows_what_is_read_and_written(each: str) -> None:
+    plan = replace(planned(DIGITS), mode="predict", predict={"input": "/in", "samples": 1200, "each": each, "output": None})  # fmt: skip
+    shown = dict(progress.rows(plan))
+    assert shown["input"] == ("/in: 1,200 images" if each == "image" else "/in: about 1,200 rows")
+    assert shown["output"] == f"{plan.run_dir}/predictions.csv" and "data" not in shown
+    assert "training" not in " ".join(shown.values())
+    there = dict(progress.rows(replace(plan, predict={**plan.predict, "output": "/x.csv"})))
+    assert there["output"] == "/x.csv"
 
 
 def test_plan_of_a_cluster_too_large_for_the_data_is_shown_and_says_so(tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]

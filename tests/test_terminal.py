@@ -22,6 +22,8 @@ from trainer import bar, last_lines, progress
 from trainer.job import Result
 from trainer.launch.here import teed
 from trainer.launch.local import _shown
+from trainer.service import show_sweep
+from trainer.sweeps import METRICS, Job
 from trainer.terminal import Screen
 
 RUN = "6ec23ca3c72c43c8b4d7ab39a4e58a38"
@@ -77,6 +79,43 @@ def test_at_80_columns_no_path_and_no_id_is_broken(monkeypatch: pytest.MonkeyPat
     assert not [line for line in lines if line != line.rstrip()]
     [first] = [line for line in lines if line.startswith("repeat")]
     assert first.endswith(" \\"), "a shell takes the next line as well"
+
+
+JOBS = [
+    Job(("+recipe=x", f"optimizer.lr={n}e-4"), Result("done", "", metrics={m: 1234.5 for m in METRICS}, best={"val/acc1": 0.5}, seconds=1234.5), "val/acc1")
+    for n in (1, 2)
+] + [Job(("+recipe=x", "optimizer.lr=3e-4"), Result("not started", ""))]  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [200, 80, 60])
+def test_a_sweeps_table_fits_the_terminal_and_says_what_is_left_out(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Terminal(columns).shown(monkeypatch) as lines:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        show_sweep(JOBS, Path.cwd() / "sweep")
+    shown = [line for line in lines if line.startswith(("  ", "job "))]
+    assert max(map(len, shown)) <= columns
+    header, *rows = shown
+    assert len(rows) == (3 if columns == 200 else 6) and header.split()[-3:] == ["best", "val/acc1", "seconds"]
+    assert [row.endswith("1234.5") for row in rows if "done" in row] == [True, True]
+    assert [f"optimizer.lr={n}e-4" for n in (1, 2, 3)] == re.findall(r"optimizer\.lr=\S+", "".join(rows))
+    told = " ".join(lines)
+    assert [m for m in METRICS if m not in header.replace("best val/acc1", "") and f"with {m}" not in told and f", {m}" not in told] == []  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mode", "metrics", "said"),
+    [
+        ("eval", {"val/acc1": 0.5}, "359 samples evaluated in 3.4 s. val/acc1: 0.50000"),
+        ("predict", {"predict/rows": 359.0}, "359 rows predicted in 3.4 s."),
+        ("predict", {"predict/files": 359.0}, "359 images predicted in 3.4 s."),
+    ],
+)
+def test_the_last_line_is_english(mode: str, metrics: dict[str, float], said: str) -> None:
+    done = Result("done", "", metrics=metrics, samples=359, seconds=3.4, mode=mode)
+    assert last_lines._done(done, SimpleNamespace()) == said  # type: ignore[arg-type]
 
 
 def test_what_is_redirected_is_neither_wrapped_nor_padded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,6 +225,10 @@ def count_workers(config: dict[str, Any], device: str, default: int | None = Non
     if nnodes > 1 and launch["master_port"] == 0:
         launch["master_port"] = 29500
     nproc, workers = launch["nproc"], launch["workers"]
+    if workers is not None and workers < nnodes and not launch["ips"]:
+        raise UserError(
+            f"launch.workers={workers}", f"is not one for each of {nnodes} hosts", f"launch.nnodes={workers}"
+        )
     if workers is not None and workers % nnodes:
         raise UserError(f"launch.workers={workers}", f"cannot be spread evenly over {nnodes} hosts", f"launch.workers={max(nnodes, workers // nnodes * nnodes)}")  # fmt: skip
     if nproc is not None and workers is not None and nproc * nnodes != workers:
@@ -321,10 +325,14 @@ def check_enough(checked: Checked) -> None:
 
 def fewer(checked: Checked) -> str:
     """How to ask for no more workers than there are training samples."""
-    samples, nodes = max(1, checked.facts.train_samples), checked.config["launch"]["nnodes"]
-    if samples >= nodes:
-        return f"launch.nproc={samples // nodes}"
-    return f"launch.nnodes={max(1, samples // checked.nproc)}" + (f" launch.nproc={samples}" if samples < checked.nproc else "")  # fmt: skip
+    config, samples = checked.config, max(1, checked.facts.train_samples)
+    if config["sampler"]["drop_last"] and config["data"]["global_batch_size"] is None:
+        samples = max(1, samples // config["data"]["batch_size"])
+    nodes, nproc = config["launch"]["nnodes"], samples // config["launch"]["nnodes"]
+    if not nproc:
+        nodes, nproc = max(1, samples // checked.nproc), min(checked.nproc, samples)
+    each = f"launch.nproc={nproc}" if config["launch"]["workers"] is None else f"launch.workers={nodes * nproc}"
+    return (f"launch.nnodes={nodes} " if nodes != config["launch"]["nnodes"] else "") + each
 
 
 def check_order(config: Mapping[str, Any], facts: Facts) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer import schema
 from trainer.confidential import HERE, hide, values
-from trainer.errors import UserError, first_line
+from trainer.errors import UserError, WrongValue, first_line
 
 if TYPE_CHECKING:
     import argparse
@@ -267,6 +267,17 @@ def sentences(app: Hydra, overrides: list[str], config_name: str = "config") -> 
         from trainer.vocabulary import Vocabulary
 
         raise explain(Vocabulary(app, overrides, config_name), error) from error
+
+
+@contextlib.contextmanager
+def usual_values(app: Hydra, overrides: list[str], config_name: str = "config") -> Iterator[None]:
+    """Inside, who is refused a value is told the recipe's own instead."""
+    try:
+        yield
+    except WrongValue as error:
+        from trainer.vocabulary import Vocabulary
+
+        raise error.usually(Vocabulary(app, overrides, config_name).usual(error.path)) from error
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from trainer.visible import one_line, shortened
 
@@ -48,6 +49,25 @@ class UserError(Exception):
         reason = VERY_LONG.sub(lambda word: shortened(word[0]), self.why)
         sentence = f"{what}: {reason}".rstrip(".")
         return one_line(f"{sentence}. Type instead: {self.instead}" if self.instead else f"{sentence}.")
+
+
+class WrongValue(UserError):
+    """A value that its key does not take.
+
+    Args:
+        refused: the value.
+        instead_of: what to type instead, of the value and of what the key is where nobody gives it.
+    """
+
+    def __init__(self, path: str, what: str, why: str, refused: Any, instead_of: Callable[[Any, Any], str]) -> None:
+        super().__init__(what, why, instead_of(refused, None))
+        self.path = path
+        self.refused = refused
+        self.instead_of = instead_of
+
+    def usually(self, usual: Any) -> UserError:
+        """The same where the key is ``usual`` in what was chosen beside it."""
+        return UserError(self.what, self.why, self.instead_of(self.refused, usual))
 
 
 class RunFailed(Exception):

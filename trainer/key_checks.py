@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer import keys, schema
-from trainer.errors import UserError
+from trainer.errors import UserError, WrongValue
 from trainer.strategies.declared import AUTO
 from trainer.targets import check_arguments, check_target, parameters
 
@@ -19,7 +19,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
     nodes = {path.partition(".")[0] for path in root} - set(root)
     for name, value in present.items():
         if name not in root and (name not in nodes or not isinstance(value, Mapping)):
-            near = keys.nearest_key(name, every_key())
+            near = keys.nearest_key(name, every_key(), value)
             raise UserError(f"{name}={keys.spelled(value)}", "there is no such key (python -m trainer --help lists them)", near and f"{near}={keys.spelled(value)}")  # fmt: skip
         if name in root and name not in schema.GROUPS:
             check_value(root[name], value)
@@ -44,7 +44,7 @@ def check_group(config: Mapping[str, Any], group: str) -> None:
         if path in known:
             check_value(known[path], value)
         elif closed and not path.startswith("tracking.tags."):
-            near = keys.nearest_key(path, known)
+            near = keys.nearest_key(path, [*known, *(k.path for k in keys.keys(schema.Config))], value)
             names = ", ".join(k.partition(".")[2] for k in known if not k.endswith("._target_"))
             raise UserError(path, f"there is no such key; this {group} has {names}", near and f"{near}={keys.spelled(value)}")  # fmt: skip
     if group not in schema.CONSTRUCTED and node.get("_target_") != AUTO:
@@ -90,7 +90,7 @@ def leaves(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def check_value(declared: keys.Key, value: Any) -> None:
     if why := declared.refuse(value):
-        raise UserError(f"{declared.path}={keys.spelled(value)}", why, declared.instead(value))
+        raise WrongValue(declared.path, f"{declared.path}={keys.spelled(value)}", why, value, declared.instead)
 
 
 def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:

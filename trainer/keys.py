@@ -22,6 +22,16 @@ WORDS = {
     bool: "true or false", str: "text", int: "a whole number", float: "a number", list: "a list",
     dict: "a mapping such as {a:1}",
 }  # fmt: skip
+TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+MEANT = {
+    "train": "path",
+    "train_path": "path",
+    "files": "path",
+    "file": "path",
+    "val": "val_path",
+    "val_files": "val_path",
+}
+"""Names of keys that others use for what is ours."""
 LIMITS = ("ge", "gt", "le", "lt")
 MOST = 10**12
 """The limit of whole numbers that have no other: products of several still fit."""
@@ -108,21 +118,30 @@ class Key:
                 return f"holds {spelled(value)}, and each item {why}"
         return ""
 
-    def instead(self, value: Any) -> str:
-        """What to type instead of a refused value; empty when nothing can be proposed."""
-        if self.choices:
-            return f"{self.path}={nearest(spelled(value).lower(), self.choices) or spelled(self.default)}"
-        if self.default == "???":
-            return ""
-        return f"{self.path}={spelled(self._example(value))}"
+    def instead(self, value: Any, usual: Any = None) -> str:
+        """What to type instead of a refused value; empty when nothing can be proposed.
 
-    def _example(self, value: Any) -> Any:
+        Args:
+            usual: what it is where nobody gives it, as in a recipe; None: the default.
+        """
+        usual = self.default if usual is None or self.refuse(usual) else usual
+        if self.choices:
+            return f"{self.path}={nearest(spelled(value).lower(), self.choices) or spelled(usual)}"
+        if self.default == "???" and usual == self.default:
+            return ""
+        return f"{self.path}={spelled(self._example(value, usual))}"
+
+    def _example(self, value: Any, usual: Any) -> Any:
         """A value that it takes, near to a refused one: the limit that was crossed where there is no default."""
+        if self.kind is bool:
+            return TRUTH.get(nearest(spelled(value).lower(), TRUTH), usual)
+        if self.kind is int and (number := _whole(value)) is not None and not self.refuse(number):
+            return number
         if self.rule.get("example") is not None:
             return self.rule["example"]
         ge, le = self.rule.get("ge"), self.rule.get("le")
-        if self.default is not None or (self.optional and ge is None):
-            return self.default
+        if usual is not None or (self.optional and ge is None):
+            return usual
         too_large = le is not None and isinstance(value, (int, float)) and value > le
         return le if too_large else ge if ge is not None else self.default
 
@@ -234,15 +253,57 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return (difflib.get_close_matches(word, known, 1, cutoff) or [""])[0]
 
 
-def nearest_key(path: str, known: Iterable[str]) -> str:
-    """The known key nearest to a path: a like one beside it, else one with the same or a very like last part."""
-    known = list(known)
+def nearest_key(path: str, known: Iterable[str], value: Any = None) -> str:
+    """The known key nearest to a path: one of the whole run of the same name, a like one beside it, else one with the same
+    or a very like last part.
+
+    Args:
+        value: that it has to take; None: any.
+    """
+    known = [key for key in known if value is None or takes(key, value)]
     parent, _, leaf = path.rpartition(".")
+    if leaf in known:
+        return leaf
     for pool, cutoff in (([k for k in known if k.rpartition(".")[0] == parent], 0.6), (known, 0.75)):
         leaves = {k.rpartition(".")[2]: k for k in reversed(pool)}
-        if found := nearest(leaf, leaves, cutoff):
-            return leaves[found]
+        if leaf in leaves or SYNONYMS.get(leaf) in leaves:
+            return leaves.get(leaf) or leaves[SYNONYMS[leaf]]
+        for found in difflib.get_close_matches(leaf, leaves, 5, cutoff):
+            if _alike(leaf, found):
+                return leaves[found]
     return ""
+
+
+def takes(path: str, value: Any) -> bool:
+    """Whether the key of that path takes the value in some section, as far as the schema tells."""
+    declared = [key for section in sections() for key in section.keys if key.path == path]
+    return not declared or any(not key.refuse(_as_hydra(key, value)) for key in declared)
+
+
+def _as_hydra(key: Key, value: Any) -> Any:
+    """A value as OmegaConf makes one for a key: numbers are texts, and 1 and yes are true."""
+    if key.kind is bool:
+        return {"1": True, "0": False, **TRUTH}.get(str(value).lower(), value)
+    return str(value) if key.kind is str and isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+def _alike(name: str, other: str) -> bool:
+    """They are like each other also without the words that both begin or end with: image_size is no batch_size."""
+    mine, theirs = name.split("_"), other.split("_")
+    while mine and theirs and mine[-1] == theirs[-1]:
+        mine, theirs = mine[:-1], theirs[:-1]
+    while mine and theirs and mine[0] == theirs[0]:
+        mine, theirs = mine[1:], theirs[1:]
+    return not mine or not theirs or difflib.SequenceMatcher(None, "_".join(mine), "_".join(theirs)).ratio() >= 0.5
+
+
+def _whole(value: Any) -> int | None:
+    """The whole number that a text or a float is, as 1e3; None where it is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return int(number) if math.isfinite(number) and number == int(number) else None
 
 
 def _kind(hint: Any) -> tuple[type | None, bool]:

@@ -13,7 +13,7 @@ from trainer.job import Ready, Result
 from trainer.terminal import Screen
 from trainer.wording import counted
 
-LOOKED = {"eval": ("evaluated", "sample"), "predict": ("looked at", "file"), "rows": ("looked at", "row")}
+LOOKED_AT = {"eval": "sample", "predict": "image", "rows": "row"}
 LEFT = {
     "train": ("curves.png", "servers.png", "confusion.png", "mistakes.png", "model.safetensors"),
     "eval": ("confusion.png", "mistakes.png", "per_class.csv"),
@@ -60,8 +60,8 @@ def say_broken(ready: Ready) -> None:
 def _done(result: Result, ready: Ready) -> str:
     shown = ", ".join(f"{k}: {v:.5f}" for k, v in result.metrics.items() if k.startswith(("val/", "val_ema/")))
     if result.mode != "train":
-        did, thing = LOOKED["rows" if "predict/rows" in result.metrics else result.mode]
-        return f"{did} {counted(result.samples, thing)} in {result.seconds:.1f} s. {shown}"
+        done = counted(result.samples, LOOKED_AT["rows" if "predict/rows" in result.metrics else result.mode])
+        return f"{done} {'evaluated' if result.mode == 'eval' else 'predicted'} in {result.seconds:.1f} s. {shown}".rstrip()
     watched = ready.plan.best
     best = f" (best {watched.removeprefix('val/')} {result.best[watched]:.5f})" if watched in result.best else ""
     whose = " of worker 0" if ready.plan.leased else ""  # each worker takes its own, as many as it gets work for

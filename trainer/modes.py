@@ -193,7 +193,7 @@ def _rows(config: dict[str, Any], node: dict[str, Any]) -> LookedAt:
     files, rows = find(config["predict"]["input"], "predict.input"), 0.0
     for path in files:
         _, text = next(pieces(Block(path, 0, 0, None), "predict.input"), (0, b""))
-        rows += text.count(b"\n") * max(1.0, path.stat().st_size / max(1, len(text)))
+        rows += (text.rstrip(b"\r\n").count(b"\n") + 1) * max(1.0, path.stat().st_size / max(1, len(text)))
         if reader.labelled(text) is None:
             raise UserError(f"predict.input={path}", f"has no row in its first MiB ({reader.format})")
     common = os.path.commonpath([path.parent for path in files])

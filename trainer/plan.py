@@ -56,6 +56,7 @@ class Plan:
         environment: of worker 0.
         lacks: why this would not run as it is, each reason a sentence; empty for a plan that can.
         left_out: what was given for a sweep and this point of it has no use for, each with the reason.
+        predict: of mode=predict ``input``, the ``samples`` there, what each of them is, and the ``output`` that was given.
         concern: what runs and is hardly meant, said loudly; empty as a rule.
     """
 
@@ -100,6 +101,7 @@ class Plan:
     left_out: list[str] = field(default_factory=list)
     concern: str = ""
     lower: dict[str, bool] = field(default_factory=dict)
+    predict: dict[str, Any] = field(default_factory=dict)
 
     @property
     def workers(self) -> int:
@@ -170,7 +172,14 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         lacks=list(checked.lacks),
         concern=model.concern,
         lower=model.lower,
+        predict=_looked_at(checked, pictures) if config["mode"] == "predict" else {},
     )
+
+
+def _looked_at(checked: Checked, pictures: bool) -> dict[str, Any]:
+    """What mode=predict reads and writes."""
+    told = checked.config["predict"]
+    return {"input": told["input"], "samples": checked.samples, "each": "image" if pictures else "row", "output": told["output"]}  # fmt: skip
 
 
 def _length(checked: Checked) -> tuple[int, int, int]:

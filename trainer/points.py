@@ -54,7 +54,7 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> tuple
                 ready = _check_point(app, master, used)
             except UserError as error:
                 if not (strange := _strange(used, error, kept)):
-                    raise UserError(f"job {command(job)}: {error.what}", error.why, error.instead) from error
+                    raise UserError(_in_job(error.what, job, jobs), error.why, error.instead) from error
                 mine |= dict.fromkeys(strange, error)
             else:
                 listed = {o: error for error in ready.checked.lacks.errors for o in _strange(used, error, kept)}
@@ -69,6 +69,13 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> tuple
         if all(key in map(compose.key_of, left) for left in left_out.values()):
             raise refused
     return points, left_out
+
+
+def _in_job(what: str, job: list[str], jobs: list[list[str]]) -> str:
+    """What is wrong, and in which job: its number, and what it has that others have not."""
+    common = set.intersection(*map(set, jobs))
+    own = [o for o in job if o not in common and o != what]
+    return f"{what} in job {jobs.index(job)}" + (f" ({command(own)})" if own else "")
 
 
 def _strange(overrides: list[str], error: UserError, kept: set[str]) -> list[str]:

@@ -97,14 +97,19 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.lockstep != plan.leased and "server" in plan.roles:
         yield "work", "leased in blocks; a lost worker's go to others" if plan.leased else "split beforehand"
     facts = plan.facts
-    yield "data", f"{facts['source']}: {facts['train_samples']} training and {counted(facts['val_samples'], 'validation sample')} of {_shape(facts['shape'])}, {counted(facts['classes'], 'class')}"  # fmt: skip
-    if facts["val_shape"]:
+    if plan.predict:
+        about = "" if plan.predict["each"] == "image" else "about "
+        yield "input", f"{plan.predict['input']}: {about}{counted(plan.predict['samples'], plan.predict['each'], ',')}"
+        yield "output", plan.predict["output"] or f"{plan.run_dir}/predictions.csv"
+    else:
+        yield "data", f"{facts['source']}: {facts['train_samples']} training and {counted(facts['val_samples'], 'validation sample')} of {_shape(facts['shape'])}, {counted(facts['classes'], 'class')}"  # fmt: skip
+    if facts["val_shape"] and not plan.predict:
         yield "  validated", f"on samples of {_shape(facts['val_shape'])}"
     if plan.preprocessing:
         yield "  images", " ".join(preprocessed(plan.preprocessing))
-    if facts["cache"]:
+    if facts["cache"] and not plan.predict:
         yield "cache", facts["cache"]
-    if facts["left_out"]:
+    if facts["left_out"] and not plan.predict:
         yield (
             "left out",
             f"{counted(len(facts['left_out']), 'broken image')}: {', '.join(map(shortened, list(facts['left_out'])[:3]))}",

@@ -179,6 +179,11 @@ class Report:
         self.metrics |= metrics
         self._point(self.epoch, self.step, metrics)
 
+    def gauges(self, values: Mapping[str, float]) -> None:
+        """A point of the strategy's own values alone."""
+        if values:
+            self._point(self.epoch, self.step, values)
+
     def system(self, node: int, time_ms: int, metrics: Mapping[str, float]) -> None:
         """A point of how busy a host was then; from any thread."""
         self._point(self.epoch, self.step, {f"system/{node}/{k}": v for k, v in metrics.items()}, time_ms)

@@ -25,6 +25,8 @@ from trainer.visible import cell
 
 LINES = 4096
 """At most so many lines are one worker's part of a round; what is in memory does not grow with the files."""
+MOST_BLANK = 64 << 10
+"""Bytes of blank lines at the end of a file that are passed over."""
 MOST_NAMED = 20
 HEADER = ("file", "row", "probability", "error")
 Result = tuple["Chunk", np.ndarray]
@@ -48,8 +50,11 @@ def chunks(files: Sequence[Path], reader: RowReader) -> Iterator[Chunk]:
         UserError: a file is broken.
     """
     for number, path in enumerate(files):
-        line, labelled = 1, None
-        for _, text in pieces(Block(path, number, 0, None), "predict.input"):
+        line, labelled, blank = 1, None, b""
+        for _, more in pieces(Block(path, number, 0, None), "predict.input"):
+            text, blank = without_last_blanks(blank + more)
+            if not text:
+                continue
             if labelled is None:
                 labelled = reader.labelled(text)
             ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1
@@ -58,6 +63,15 @@ def chunks(files: Sequence[Path], reader: RowReader) -> Iterator[Chunk]:
                 begin = int(ends[start - 1]) if start else 0
                 yield Chunk(number, line, len(part), bool(labelled), text[begin : part[-1]])
                 line += len(part)
+
+
+def without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
+    """Whole lines without the blank ones at their end, which are no rows at the end of a file, and those blank ones.
+
+    More of them than anybody types stay lines, so that what is kept of a file stays small.
+    """
+    end = text.find(b"\n", len(text.rstrip(b"\r\n"))) + 1 if text.strip(b"\r\n") else 0
+    return (text[:end], text[end:]) if len(text) - end <= MOST_BLANK else (text, b"")
 
 
 @dataclass

@@ -746,7 +746,7 @@ class PredictConfig:
 class EmaConfig:
     """ema: a moving average of the weights, evaluated and saved beside the model."""
 
-    decay: Optional[float] = key(None, "share of the average that each update keeps, e.g. 0.999 (null: no average)", ge=0, le=1)  # fmt: skip
+    decay: Optional[float] = key(None, "share of the average that each update keeps, e.g. 0.999 (null: no average)", ge=0, lt=1, example=0.999)  # fmt: skip
     warmup: bool = key(False, "the decay grows with the updates n, as 1 - (1 + n / gamma) ** -power")
     gamma: float = key(1.0, "of the warm-up: twice as much needs twice the updates", gt=0)
     power: float = key(2 / 3, "of the warm-up: 2/3 for a million updates and more, 3/4 for fewer", gt=0, le=1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import keys
@@ -53,6 +54,8 @@ def _unreadable(vocabulary: Vocabulary) -> UserError | None:
 def _malformed(vocabulary: Vocabulary, typed: str) -> UserError:
     name, equals, value = typed.partition("=")
     if not equals:
+        if name.lstrip("+") == "recipe":
+            return UserError(typed, f"needs the name of a recipe: {', '.join(vocabulary.options('recipe'))}", "+recipe=NAME")  # fmt: skip
         if name in vocabulary.options("recipe"):
             return UserError(typed, "a recipe is chosen with +recipe", f"+recipe={name}")
         near = keys.nearest_key(name, vocabulary.keys())
@@ -109,7 +112,25 @@ def _nothing_chosen(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
         return UserError(f"+recipe={recipe}", f"it chooses no {group}; there is {', '.join(vocabulary.options(group))}", f"{group}=OPTION")  # fmt: skip
     if minus := [o for o in vocabulary.overrides if o.startswith("recipe=")]:
         return UserError(minus[0], "a recipe is added to the config, with a plus", f"+{minus[0]}")
+    if any(o in ("mode=eval", "mode=predict") for o in vocabulary.overrides):
+        return _no_training_said(vocabulary)
     return UserError("nothing to train", f"no recipe and no {group} chosen (python -m trainer --help lists them)", f"+recipe=digits_lenet, or {group}=OPTION")  # fmt: skip
+
+
+def _no_training_said(vocabulary: Vocabulary) -> UserError:
+    """Saved weights are there and not the recipe that they were trained with: what their run's folder says of it."""
+    mode = next(o for o in vocabulary.overrides if o.startswith("mode="))
+    weights = Path(str(vocabulary.given("weights") or "."))
+    why = "needs the recipe that the weights were trained with, and the training's overrides of model and data"
+    for folder in (weights, *weights.parents[:2]):
+        try:
+            typed = (folder / ".hydra" / "overrides.yaml").read_text()
+        except OSError:
+            continue
+        lines = [line.removeprefix("- ") for line in typed.splitlines()]
+        if recipe := [line for line in lines if line.startswith("+recipe=") and line.isprintable()]:
+            return UserError(mode, f"{why} ({folder}/.hydra/overrides.yaml)", recipe[0])
+    return UserError(mode, why, "+recipe=NAME")
 
 
 def _no_config(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
@@ -147,6 +168,8 @@ def _unknown(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     return unknown_key(vocabulary, found[1].partition("@")[0])
 
 
+RESUMING = ("resume", "resume_from", "resume_from_checkpoint", "restore", "checkpoint", "ckpt_path")
+"""Names under which others continue a training."""
 Sentence = Callable[[Vocabulary, re.Match[str]], UserError]
 SENTENCES: tuple[tuple[str, Sentence], ...] = (
     (r"Could not (?:find|load) '(\S+)/([^'/]+)'", _no_option),
@@ -172,10 +195,18 @@ def unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError:
     value = typed.partition("=")[2] or "VALUE"
     what = f"{path} (in {file}.yaml)" if file else typed
     option = vocabulary.chosen.get(group) if name and group in vocabulary.groups else None
+    if path.rpartition(".")[2] in RESUMING:
+        return UserError(what, "a training cannot be resumed yet; what a run has left is evaluated with mode=eval weights=RUN_FOLDER, and servers (strategy=pserver_...) begin with its persistables by strategy.load_from=FOLDER")  # fmt: skip
+    given = vocabulary.given(path)
     if option is None:
         known = vocabulary.hydra_keys() if group == "hydra" else vocabulary.keys()
-        near = keys.nearest_key(path, known)
+        near = keys.nearest_key(path, known, given)
         return UserError(what, "there is no such key", near and _set(near, value, file))
+    other = keys.MEANT.get(name, "")  # of options that are called alike: criteo for synthetic_criteo
+    if other and (
+        owners := [o for o in vocabulary.options(group) if o in option and other in vocabulary.option_keys(group, o)]
+    ):
+        return UserError(what, f"there is no such key; {group}={owners[0]} has {group}.{other}", f"{group}={owners[0]} {group}.{other}={value}")  # fmt: skip
     if owners := [o for o in vocabulary.options(group) if name in vocabulary.option_keys(group, o)]:
         return UserError(what, f"{group}={option} has no such key, {group}={owners[0]} has it", f"{group}={owners[0]} {path}={value}", [path])  # fmt: skip
     parent = keys.find(path.rpartition(".")[0])
@@ -184,7 +215,7 @@ def unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError:
         return UserError(what, f"is not in {parent.path} yet" if inside else f"there is no such key; {parent.path} is a value", f"+{path}={value}" if inside else f"{parent.path}={value}")  # fmt: skip
     known = vocabulary.option_keys(group, option)
     why = f"there is no such key; {group}={option} has {', '.join(k for k in known if k != '_target_')}"
-    if near := keys.nearest_key(path, [*(f"{group}.{k}" for k in known), *vocabulary.keys()]):
+    if near := keys.nearest_key(path, [*(f"{group}.{k}" for k in known), *vocabulary.keys()], given):
         return UserError(what, why, _set(near, value, file))
     if group in vocabulary.open_groups:
         return UserError(what, f"{why}; a further argument of the constructor takes a plus", f"+{path}={value}")
@@ -221,16 +252,16 @@ def _by_key(vocabulary: Vocabulary, chain: list[BaseException], text: str) -> Us
         )
     if override is not None and override.key_or_group != path:
         return unknown_key(vocabulary, override.key_or_group)
-    return _wrong_value(path, error, file, override)
+    return _wrong_value(vocabulary, path, error, file, override)
 
 
-def _wrong_value(path: str, error: Any, file: str, override: Override | None) -> UserError:
+def _wrong_value(vocabulary: Vocabulary, path: str, error: Any, file: str, override: Override | None) -> UserError:  # fmt: skip
     value = override.get_value_string() if override is not None else keys.spelled(error.value)
     what = f"{path}={value}" + (f" (in {file}.yaml)" if file else "")
     declared = keys.find(path)
     why = declared.refuse(error.value) if declared is not None else ""
     if declared is not None and why:
-        return UserError(what, why, declared.instead(error.value))
+        return UserError(what, why, declared.instead(error.value, vocabulary.usual(path)))
     inside = [k.path for section in keys.sections() for k in section.keys if k.path.startswith(f"{path}.")]
     if inside:
         return UserError(what, f"{path} holds the keys {', '.join(inside)}", f"{inside[0]}=VALUE")

@@ -64,7 +64,8 @@ def run_one(
         def passed(checked: Checked) -> None:  # the recorder imports mlflow while this process imports torch
             trackers.append(stack.enter_context(tracking(_recorded_at(checked.config))))
 
-        ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed)
+        with compose.usual_values(app, overrides, config_name):
+            ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed)
         if ready.checked.config["plan"]:
             from trainer.progress import show_plan
 
@@ -195,9 +196,11 @@ def show_sweep(jobs: Sequence[sweeps.Job], sweep_dir: Path) -> None:
     if not jobs:
         return
     columns, rows = sweeps.table(jobs)
-    Screen().rows("Sweep", columns, rows, wide=columns.index("overrides"))
+    spare = [columns.index(name) for name in sweeps.SPARE if name in columns]
+    out = Screen().rows("Sweep", columns, rows, columns.index("overrides"), spare)
     sweeps.write(jobs, sweep_dir)
-    Screen().print(f"jobs are in {short(sweep_dir)}/0, 1, ...; the table in {short(sweep_dir)}/sweep.csv")
+    more = f", with {', '.join(out)}" if out else ""
+    Screen().print(f"jobs are in {short(sweep_dir)}/0, 1, ...; the table in {short(sweep_dir)}/sweep.csv{more}")
 
 
 def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 METRICS = ("val/loss", "val/acc1", "val/acc5", "val/auc", "train/loss")
+SPARE = ("val/acc5", "train/loss", "val/loss", "val/acc1", "val/auc")
+"""Those that a narrow terminal has no room for, the first one first; the watched metric has a column of its own."""
 NOT_STARTED = "not started"
 
 

@@ -111,22 +111,32 @@ class Screen(Console):
             made.append(f"{' ' * place * bool(made)}{current}")
         return made
 
-    def rows(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], wide: int) -> None:
-        """A table; where the terminal is too narrow, its wide column stands in a line under the others.
+    def rows(
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], wide: int, spare: Sequence[int] = ()
+    ) -> list[str]:  # fmt: skip
+        """A table; where the terminal is too narrow, its wide column stands in a line under the others. Returns the names
+        of those columns for which there was no room even so.
 
         Args:
             wide: the number of the column that may be long; it is aligned to the left, all others to the right.
+            spare: numbers of columns that can be left out, that which is missed least first.
         """
         shown = [[clean(cell) for cell in row] for row in (columns, *rows)]
         widths = [max(cell_len(row[n]) for row in shown) for n in range(len(columns))]
         below = self.seen and sum(widths) + 2 * (len(widths) - 1) > self.width
+        out = {wide} if below else set()
+        for column in spare if below else ():
+            left = [width for n, width in enumerate(widths) if n not in out]
+            if sum(left) + 2 * (len(left) - 1) > self.width:
+                out.add(column)
         self.print(Text(f"\n{title}", style="bold"))
         for number, row in enumerate(shown):
             cells = [
                 f"{' ' * (width - cell_len(cell)) * (n != wide)}{cell}{' ' * (width - cell_len(cell)) * (n == wide)}"
                 for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-                if not (below and n == wide)
+                if n not in out
             ]
             self.print(Text("  ".join(cells).rstrip(), style="" if number else "bold"), soft_wrap=True)
             if below and number:
                 self.fact("", row[wide], 4)
+        return [columns[n] for n in sorted(out - {wide})]

@@ -46,6 +46,26 @@ class Vocabulary:
                 return override
         return path
 
+    def given(self, path: str) -> Any:
+        """The value that was typed for a key; None where there is none, or several."""
+        found = [o for o in map(self.parsed, self.overrides) if o is not None and o.key_or_group == path]
+        if len(found) != 1 or found[0].is_sweep_override() or found[0].is_delete():
+            return None
+        value: Any = found[0].value()
+        return getattr(value, "text", value)
+
+    def usual(self, path: str) -> Any:
+        """What a key is without the override that was typed for it; None where that cannot be said."""
+        from hydra.types import RunMode
+        from omegaconf import OmegaConf
+
+        others = [o for o in self.overrides if o.lstrip("+~").partition("=")[0] != path]
+        try:
+            config = self.loader.load_configuration(self.config_name, others, RunMode.MULTIRUN)
+            return OmegaConf.select(config, path)
+        except Exception:  # something else is wrong, too
+            return None
+
     @property
     def recipe(self) -> str:
         """The recipe that was added; empty without one."""

@@ -68,6 +68,8 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     run_dir = Path(payload["run_dir"])
     with at_work(seat, payload) as run:
         fit(run)
+        if run.report.run_dir is not None:
+            run.report.gauges(run.strategy.last_gauges())
         run.strategy.keep(run_dir / "checkpoints")
         while True:  # again when somebody was lost meanwhile, who may have been the first
             index, taking_part = run.strategy.members()

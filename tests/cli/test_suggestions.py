@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +96,57 @@ def test_what_is_proposed_is_taken_or_gets_further(app: Any) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.typed[:100])
 def test_every_proposal_is_taken_or_gets_further(app: Any, case: Case) -> None:
     leads_on(app, case)
+
+
+DIGITS, CTR = "+recipe=digits_lenet", "+recipe=wide_and_deep"
+
+
+@pytest.mark.parametrize(
+    ("typed", "instead", "taken"),
+    [
+        ("+recipe", "+recipe=NAME", False),
+        (f"{DIGITS} launch.nnodes=10000 launch.nproc=8", "launch.nnodes=5 launch.nproc=8", True),
+        (f"{DIGITS} launch.nproc=4000", "launch.nproc=44", True),
+        (f"{DIGITS} launch.workers=4000", "launch.workers=44", True),
+        ("+recipe=resnet50_flowers launch.nnodes=10000 launch.nproc=8", "launch.nnodes=3 launch.nproc=8", True),
+        (f"{CTR} strategy=pserver_async launch.nnodes=10000 launch.servers=1 launch.workers=8", "launch.nnodes=8", True),
+        (f"{DIGITS} compile=yess", "compile=true", True),
+        (f"{DIGITS} plan=tru", "plan=true", True),
+        (f"{DIGITS} compile=nope", "compile=false", True),
+        (f"{DIGITS} compile=perhaps", "compile=false", True),
+        (f"{DIGITS} ema.decay=1", "ema.decay=0.999", True),
+        (f"{CTR} data.train=nothere/*.tsv", "data=criteo data.path=nothere/*.tsv", False),
+        (f"{DIGITS} data.limit_train_batches=4", "limit_train_batches=4", True),
+        (f"{DIGITS} data.max_steps=4", "max_steps=4", True),
+        (f"{DIGITS} +data.epochs=3", "epochs=3", True),
+        (f"{DIGITS} +data.image_size=1000", "", False),
+        (f"{DIGITS} epochs=1e3", "epochs=1000", True),
+        (f"{DIGITS} epochs=two", "epochs=12", True),
+        (f"{DIGITS} scheduler.warmup_epochs=x", "scheduler.warmup_epochs=1.0", True),
+        (f"{DIGITS} resume=true", "", False),
+        (f"-m {DIGITS} optimizer.lr=0.1,x", "optimizer.lr=0.05", True),
+    ],
+)  # fmt: skip
+def test_the_proposal_is_what_was_meant_and_is_taken(typed: str, instead: str, taken: bool, app: Any) -> None:
+    first = refusal(app, typed.split())
+    assert first is not None and first.instead == instead, str(first)
+    if taken:
+        proposed = follow(typed.split(), first)
+        assert proposed is not None and (refusal(app, proposed) is None or "compile=true" in proposed)
+
+
+@pytest.mark.parametrize("mode", ["eval", "predict"])
+@pytest.mark.parametrize(
+    "weights", ["run", "run/model.safetensors", "run/checkpoints/best.safetensors", "elsewhere.pt"]
+)
+def test_saved_weights_without_a_recipe_name_the_one_of_their_run(mode: str, weights: str, app: Any) -> None:
+    hydra = Path("run/.hydra")
+    hydra.mkdir(parents=True)
+    (hydra / "overrides.yaml").write_text("- +recipe=digits_lenet\n- epochs=1\n")
+    error = refusal(app, [f"mode={mode}", f"weights={weights}"])
+    assert error is not None and "train anything" not in str(error) and "nothing to train" not in str(error)
+    assert error.instead == ("+recipe=NAME" if "else" in weights else "+recipe=digits_lenet")
+    assert error.what == f"mode={mode}" and "needs the recipe" in error.why
 
 
 VALUES = [

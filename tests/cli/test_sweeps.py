@@ -58,8 +58,11 @@ def test_the_plan_of_each_point_says_what_is_left_out(run: Run, folder: Path) ->
         ("strategy=single,local_sgd launch.servers=1", "launch.servers=1: strategy=local_sgd has no servers"),
         ("strategy=single,collective strategy.k_steps=2", "strategy.k_steps=2: strategy="),
         ("strategy=single,local_sgd strategy.k_stepz=2", "strategy.k_stepz=2: there is no such key"),
-        ("strategy=single,local_sgd strategy.k_steps=0", "strategy.k_steps=0: must be at least 1"),
-        ("strategy=single launch.nproc=1,2", "2 workers: strategy=single is one process"),
+        (
+            "strategy=single,local_sgd strategy.k_steps=0",
+            "strategy.k_steps=0 in job 1 (strategy=local_sgd): must be at least 1",
+        ),
+        ("strategy=single launch.nproc=1,2", "2 workers in job 1 (launch.nproc=2): strategy=single is one process"),
         ("optimizer=sgd optimizer.momentum=0.1,0.9", "optimizer=sgd has no such key"),
     ],
 )

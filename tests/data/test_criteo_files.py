@@ -167,7 +167,7 @@ def test_few_bad_lines_are_left_out_and_many_are_refused(folder: Path, cache: Pa
     for number in range(100, 160):
         lines[number] = b"no row\n"
     (folder / "a.txt").write_bytes(b"".join(lines))
-    with pytest.raises(UserError, match=r"61 of 1050 lines.*a.txt:42: the label is not 0 or 1; .*a.txt:101: 1 fields instead of 40.*Type instead: data.max_bad_fraction=0.064"):  # fmt: skip
+    with pytest.raises(UserError, match=r"61 of 1050 lines.*a.txt:42: the label is not 0 or 1; .*a.txt:101: 1 field instead of 40.*Type instead: data.max_bad_fraction=0.064"):  # fmt: skip
         source(folder).prepare(source(folder).facts(8), quiet)
     assert len([p for p in (cache / "criteo").iterdir() if p.is_dir()]) == 1
     facts = source(folder, max_bad_fraction=0.1).prepare(source(folder).facts(8), quiet)
@@ -197,7 +197,7 @@ def test_what_is_no_file_of_rows_is_refused_at_once(tmp_path: Path) -> None:
     for path, why in (("nowhere", "no such file"), ("a.gz", "no gzip file"), ("empty.txt", "is empty")):
         with pytest.raises(UserError, match=f"{path}: .*{why}"):
             source(tmp_path / path).facts(8)
-    with pytest.raises(UserError, match=r"not in Criteo's format.*table.csv:1: 1 fields instead of 40"):
+    with pytest.raises(UserError, match=r"not in Criteo's format.*table.csv:1: 1 field instead of 40"):
         source(tmp_path / "table.csv").facts(8)
     assert not (tmp_path / "cache").exists()
 

@@ -128,7 +128,7 @@ def test_what_is_wrong_is_said() -> None:
     block = b"\n".join([good, b"2" + good[1:], good + b"\t", b"1\tx" + good[3:], b"", good, b""])
     assert parse(block, 10).bad == [
         (1, "the label is not 0 or 1"), (2, "41 fields instead of 40"),
-        (3, "integer feature 1 is not an integer"), (4, "1 fields instead of 40"),
+        (3, "integer feature 1 is not an integer"), (4, "1 field instead of 40"),
     ]  # fmt: skip
 
 

@@ -122,7 +122,7 @@ def test_every_row_has_its_probability_in_the_order_of_the_rows(
     assert wrong == {
         ("a.tsv", 18): "39 fields instead of 40",
         ("a.tsv", 251): "integer feature 1 is not an integer",
-        ("b.gz", 8001): "1 fields instead of 39",
+        ("b.gz", 8001): "1 field instead of 39",
     }
     right = [(p, files[n][int(i) - 1]) for n, i, p, why in found[1:] if not why]
     distinct = {r: i for i, (_, r) in enumerate(right)}
@@ -165,7 +165,7 @@ def test_the_logged_model_takes_rows_and_says_the_same(trained: Path, page: dict
     for given in ("list", "frame", "bare"):
         np.testing.assert_allclose(found[given], of(utf8), rtol=2e-5)
     assert found["error"].startswith(
-        "row 2: 1 fields instead of 40; a row is a label or none, 13 integers and 26 tokens"
+        "row 2: 1 field instead of 40; a row is a label or none, 13 integers and 26 tokens"
     )
     assert len(found["example"]) == 1
     assert read(trained / "run" / "model.json")["rows"]["hash_size"] == 1000

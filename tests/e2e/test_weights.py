@@ -87,7 +87,7 @@ def test_eval_gives_the_numbers_of_the_validation_at_the_end_of_training(
     assert points(tmp_path / "run", "val/f1") == [mine["metrics"]["val/f1"]]
     assert_found(tmp_path / "run", trained)
     assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "model.safetensors").exists()
-    assert "evaluated 359 samples" in done.stdout
+    assert "done 359 samples evaluated in" in done.stdout
 
 
 def test_eval_under_torchrun_gives_the_same(trained: Path, tmp_path: Path) -> None:

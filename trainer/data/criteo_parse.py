@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trainer.hashing import mixed
+from trainer.wording import counted
 
 DENSE, SLOTS = 13, 26
 FIELDS = 1 + DENSE + SLOTS
@@ -101,7 +102,7 @@ def _reasons(
     fields: np.ndarray, columns: int, sizes: np.ndarray, whole: np.ndarray, labelled: np.ndarray, numeric: np.ndarray
 ) -> list[tuple[int, str]]:
     other = np.flatnonzero((fields != columns) & (sizes <= LONGEST_ROW))
-    found = [(int(n), f"{fields[n]} fields instead of {columns}") for n in other]
+    found = [(int(n), f"{counted(int(fields[n]), 'field')} instead of {columns}") for n in other]
     found += [(int(whole[n]), "the label is not 0 or 1") for n in np.flatnonzero(~labelled)]
     for n in np.flatnonzero(labelled & ~numeric.all(1)):
         found.append((int(whole[n]), f"integer feature {int(np.argmin(numeric[n])) + 1} is not an integer"))

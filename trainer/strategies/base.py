@@ -265,5 +265,9 @@ class Strategy(ABC):
         """Values of the strategy's own for the log, asked of the first worker at each line; must not wait."""
         return {}
 
+    def last_gauges(self) -> dict[str, float]:
+        """Those that are measured anew at the end of the training, which may wait; asked of the first worker."""
+        return {}
+
     def leave(self) -> None:
         """End this worker's membership; every process ends and every port is free afterwards."""

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -279,7 +280,18 @@ def _dataset(told: dict[str, str]) -> Any:
     return DatasetInput(Dataset(**told), [InputTag("mlflow.data.context", "training")])
 
 
+UNREACHED = re.compile(
+    r"API request to https?://(?:[^/\s@]*@)?([^/\s]+)|HTTPS?ConnectionPool\(host='([^']+)', port=(\d+)\)"
+)
+NO_ANSWER = re.compile(r"\[Errno -?\d+\] ([^'\")\]]+)|((?:read |connect(?:ion)? )?timed out)", re.IGNORECASE)
+
+
 def _said(error: Exception) -> str:
+    """What an exception says, in one line; of a server that is not reached, which one and why, and not who raised it where."""
+    told = str(error)
+    if (server := UNREACHED.search(told)) and (why := NO_ANSWER.search(told)):
+        address = server[1] or f"{server[2]}:{server[3]}"
+        return confidential.text(f"{address}: {(why[1] or why[2]).strip().rstrip('.').lower()}")
     return confidential.text(first_line(error)[:300])
 
 

@@ -70,7 +70,6 @@ class PserverWorker(Strategy):
         self.cuts: dict[tuple[int, int], tuple[int, ...]] = {}
         self.must_push = False
         self.event_time = 0
-        self._gauges: dict[str, float] = {}
         self._asked_gauges: tuple[float, list[Request]] = (0.0, [])
         self._before: dict[int, dict[str, float]] = {}
 
@@ -550,30 +549,42 @@ class PserverWorker(Strategy):
 
     def gauges(self) -> dict[str, float]:
         """Per server: pushes and pulls per second, megabytes per second, requests that wait there, rows, median staleness;
-        and this worker's queue: its pushes that are not answered yet."""
+        and this worker's queue: its pushes that are not answered yet. Of what was told before nothing is told again."""
         self.client.take()
         asked_at, requests = self._asked_gauges
+        found: dict[str, float] = {}
         if requests and all(r.answer is not None for r in requests):
-            for request in requests:
-                assert request.answer is not None
-                self._gauges |= self._rates(request.server, request.answer.text())
+            found = self._told(requests)
             self._asked_gauges = asked_at, []
         if not self._asked_gauges[1] and time.monotonic() - asked_at > GAUGES_EVERY_S:
             asks = [self.client.ask(s, Message(Verb.STATS)) for s in self.client.servers]
             self._asked_gauges = time.monotonic(), asks
         queued = [r.server for r in self.client.under_way.values() if r.message.verb == Verb.PUSH]
-        return self._gauges | {f"server{s}/queue": float(queued.count(s)) for s in self.client.servers}
+        return found | {f"server{s}/queue": float(queued.count(s)) for s in self.client.servers}
+
+    def last_gauges(self) -> dict[str, float]:
+        self.client.wait(self._asked_gauges[1])
+        asks = [self.client.ask(s, Message(Verb.STATS)) for s in self.client.servers]
+        self.client.wait(asks)
+        return self._told([*self._asked_gauges[1], *asks])
+
+    def _told(self, requests: list[Request]) -> dict[str, float]:
+        """What servers have answered, the last answer of each."""
+        found: dict[str, float] = {}
+        for request in requests:
+            assert request.answer is not None
+            found |= self._rates(request.server, request.answer.text())
+        return found
 
     def _rates(self, server: int, now: dict[str, Any]) -> dict[str, float]:
-        before = self._before.get(server, {})
+        """What a server tells, its rates since it told before: since its start they would be those of waiting for workers."""
+        before = self._before.get(server)
         self._before[server] = {k: float(now[k]) for k in ("seconds", "pushes", "pulls", "bytes_in", "bytes_out")}
-        seconds = max(1e-9, now["seconds"] - before.get("seconds", 0.0))
-        rate = {k: (now[k] - before.get(k, 0.0)) / seconds for k in ("pushes", "pulls", "bytes_in", "bytes_out")}
-        found = {
-            "pushes_per_s": rate["pushes"], "pulls_per_s": rate["pulls"],
-            "mb_per_s": (rate["bytes_in"] + rate["bytes_out"]) / 1e6,
-            "waiting": float(now["waiting"]), "rows": float(now["rows"]),
-        }  # fmt: skip
+        found = {"waiting": float(now["waiting"]), "rows": float(now["rows"])}
+        if before is not None and (seconds := now["seconds"] - before["seconds"]) > 0:
+            rate = {k: (now[k] - before[k]) / seconds for k in ("pushes", "pulls", "bytes_in", "bytes_out")}
+            found |= {"pushes_per_s": rate["pushes"], "pulls_per_s": rate["pulls"]}
+            found["mb_per_s"] = (rate["bytes_in"] + rate["bytes_out"]) / 1e6
         if now["staleness"]:
             found["staleness"] = _median({int(k): v for k, v in now["staleness"].items()})
         return {f"server{server}/{name}": value for name, value in found.items()}
