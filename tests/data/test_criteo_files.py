@@ -178,7 +178,7 @@ def test_few_bad_lines_are_left_out_and_many_are_refused(folder: Path, cache: Pa
 
 def test_a_streamed_block_with_many_bad_lines_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(text(range(50)) + b"x\n" * 60)
-    with pytest.raises(UserError, match=r"60 of 110 lines.*a:51: 1 fields"):
+    with pytest.raises(UserError, match=r"60 of 110 lines.*a:51: 1 field"):
         blocks(tmp_path / "a", 10**6).read(0)
 
 
