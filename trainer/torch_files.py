@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import pickletools
+import pickletools  # reads opcodes; nothing is unpickled  # nosec B403
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
-import socket
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -376,10 +376,12 @@ def test_leave_ends_every_process_and_frees_every_port(evidence: Evidence, strat
         assert len(addresses) >= workers
     for answer in found["listening"]:
         assert answer["left"] == {"addresses": set(), "threads": []}, "of a worker that has left and still lives"
+    held = {c.laddr: c.pid for c in psutil.net_connections("tcp") if c.status == "LISTEN"}
     for address in addresses:
         assert address[0] == "127.0.0.1"
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(address, timeout=1)
+        if address in held:  # the system may have given the port to a test beside this one since
+            beside = psutil.Process(held[address]).environ().get("PYTEST_XDIST_WORKER")
+            assert beside != os.environ.get("PYTEST_XDIST_WORKER")
     assert not [c for c in psutil.Process().net_connections() if c.status == "LISTEN"], "the launcher's own store"
 
 

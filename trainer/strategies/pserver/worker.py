@@ -449,15 +449,20 @@ class PserverWorker(Strategy):
     # --- state -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Buffers and counts of this worker; with the first one everything that the servers keep."""
+        """Buffers and counts of this worker; with the first one everything that the servers keep.
+
+        All workers call it: servers are asked between two meetings, when every worker's pushes have been applied.
+        """
         self.finish_pushes()
         self.forget_ahead()
+        self.meet()
         own: dict[str, Any] = {
             "buffers": dict(self.model.named_buffers()), "steps": self.steps, "sequence": self.client.sequence,
             "plateau": self.updater.plateau and self.updater.plateau.state(),
         }  # fmt: skip
         if self.members()[0] == 0:
             own["servers"] = [self._server_state(s) for s in self.client.servers]
+        self.meet()
         return own
 
     def _server_state(self, server: int) -> dict[str, Any]:
