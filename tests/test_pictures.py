@@ -207,3 +207,17 @@ def test_servers_have_no_empty_panel(
         assert [axis.get_ylabel() for axis in figure.axes] == panels
         assert all((axis.lines or axis.patches) and _whole(axis) for axis in figure.axes)
         assert all(line.get_marker() == "o" for axis in figure.axes for line in axis.lines), "of one point each"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [1.0, 1e-9, 12_345_678.9, 1e300])
+def test_panels_and_their_numbers_have_room_whatever_the_values(scale: float, tmp_path: Path, seen: list[Any]) -> None:
+    points = [(step, {n: v * scale * (1 + 1e-7 * step) for n, v in POINT.items()}) for step in (1, 10_000_000)]
+    curves.draw(_left(tmp_path, points), "a long title of a run with a long name " * 9)
+    [figure] = seen
+    boxes = [axis.get_tightbbox() for axis in figure.axes]
+    title = next(text for text in figure.texts if text.get_text())
+    for one, other in itertools.combinations([*boxes, title.get_window_extent()], 2):
+        assert not one.overlaps(other)
+    for box in boxes:
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height

@@ -83,6 +83,8 @@ def figure_of(size: tuple[float, float], title: str, arranged: bool = True) -> A
     return figure
 
 
+SIDE, EDGE, FOOT, HEAD = 0.9, 0.25, 0.55, 0.75
+"""Inches around the panels: numbers and name of the upward axis, nothing, those of the other axis, two lines of title."""
 Panel = Callable[[Any], None]
 """Draws itself on an axis."""
 
@@ -93,8 +95,10 @@ def drawn(title: str, panels: Sequence[Panel | None]) -> Any:
     if not there:
         return None
     rows = -(-len(there) // 2)
-    figure = figure_of((12, 3.5 * max(rows, 1.3)), title)
-    grid = figure.add_gridspec(rows, 2)
+    wide, tall = 12, 3.5 * max(rows, 1.3)
+    figure = figure_of((wide, tall), title, arranged=False)  # to arrange it would be to draw it twice more
+    room = {"left": SIDE / wide, "right": 1 - EDGE / wide, "bottom": FOOT / tall, "top": 1 - HEAD / tall}
+    grid = figure.add_gridspec(rows, 2, **room, wspace=0.2, hspace=0.32)
     for number, panel in enumerate(there):
         alone = number == len(there) - 1 and number % 2 == 0
         panel(figure.add_subplot(grid[number // 2, :] if alone else grid[number // 2, number % 2]))

@@ -137,25 +137,19 @@ def mistakes_figure(mistakes: Sequence[Mistake], images: np.ndarray, names: Sequ
     heading = f"{title}: the worst {'mistakes' if len(mistakes) > 1 else 'mistake'}"
     figure = figure_of((wide, tall), heading, arranged=False)
     figure.text(0.5, GAP / tall, ruler.wrap(footnote, wide - 2 * GAP, 3), ha="center", va="bottom", fontsize=CAPTION)
+    page = figure.add_axes((0, 0, 1, 1), xlim=(0, wide), ylim=(0, tall), autoscale_on=False)  # in inches
+    page.axis("off")
     left = (wide - CELL * columns) / 2
     for number, (image, told) in enumerate(zip(images, captions, strict=False)):
         row, column = divmod(number, COLUMNS)
-        x, y = left + column * CELL + GAP / 2, tall - HEAD - (row + 1) * (CELL + caption)
-        axis = figure.add_axes((x / wide, y / tall, (CELL - GAP) / wide, CELL / tall))
-        axis.axis("off")
-        axis.set_anchor("N")
-        axis.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray" if image.shape[-1] == 1 else None)
-        top = (y + CELL + GAP / 2) / tall
-        figure.text(
-            (x + (CELL - GAP) / 2) / wide,
-            top,
-            told,
-            ha="center",
-            va="bottom",
-            fontsize=CAPTION,
-            fontfamily=fonts,
-            parse_math=False,
-        )
+        middle, top = left + (column + 0.5) * CELL, tall - HEAD - row * (CELL + caption) - caption
+        high, across = image.shape[:2]
+        scale = min(CELL / high, (CELL - GAP) / across)
+        place = (middle - across * scale / 2, middle + across * scale / 2, top - high * scale, top)
+        grey = image.shape[-1] == 1
+        shown, colours = (image.squeeze(-1), "gray") if grey else (image, None)
+        page.imshow(shown, cmap=colours, extent=place, aspect="auto")
+        figure.text(middle / wide, (top + GAP / 2) / tall, told, ha="center", va="bottom", fontsize=CAPTION, fontfamily=fonts, parse_math=False)  # fmt: skip
     return figure
 
 
