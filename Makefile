@@ -15,10 +15,10 @@ demo: install
 	@echo "to run the full main job:     $(BIN)/python -m trainer +recipe=resnet50_flowers"
 
 test: install-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 test-long: install-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long --timeout 7200
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m long --timeout 7200
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -32,5 +32,25 @@ def warm() -> None:
     first.join()
 
 
+BY_LAUNCH = {
+    "test_conformance.py": ("strategy", "workers"),
+    "test_tables.py": ("workers", "servers"),
+    "test_optimization.py": ("size",),
+}
+"""Files whose module's fixture launches once for each of these parameters."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share what a fixture of their module has made run in one process: `--dist loadgroup` keeps them together."""
+    for item in items:
+        if not isinstance(item, pytest.Function):
+            continue
+        fixtures = item._fixtureinfo.name2fixturedefs
+        if any(found[-1].scope == "module" for name, found in fixtures.items() if name != "one_thread"):
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            apart = [str(parameters[name]) for name in BY_LAUNCH.get(item.path.name, ()) if name in parameters]
+            item.add_marker(pytest.mark.xdist_group("-".join([item.path.stem, *apart])))
+
+
 # A CI that runs in the background of a shell ignores SIGINT, and so would every process that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.util
+import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +31,10 @@ class Guard:
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
+        self._begin()
+        GUARDS.add(self)
+
+    def _begin(self) -> None:
         self._pending: list[str] = []
         self._lock = threading.RLock()
 
@@ -101,6 +107,18 @@ class _Bytes:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.guard.stream.buffer, name)
+
+
+GUARDS: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def _begin_anew() -> None:
+    """In a forked process (one that reads data): half a line, and the lock of who was just writing, are the parent's."""
+    for guard in GUARDS:
+        guard._begin()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 @contextlib.contextmanager

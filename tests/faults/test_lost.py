@@ -89,7 +89,10 @@ def served(run: Path, number: int = 0) -> dict[str, Any]:
     return dict(json.loads((run / f"server.{number}.json").read_text()))
 
 
-@pytest.mark.parametrize(("mode", "rank", "servers"), [("async", 1, 2), ("async", 0, 1), ("ssp", 1, 2), ("geo", 0, 1)])
+@pytest.mark.parametrize(
+    ("mode", "rank", "servers"),
+    [pytest.param("async", 1, 2, marks=pytest.mark.long), ("async", 0, 1), ("ssp", 1, 2), ("geo", 0, 1)],
+)
 def test_others_finish_all_work_when_a_worker_is_killed(tmp_path: Path, mode: str, rank: int, servers: int) -> None:
     extra = ("strategy.k_steps=5",) if mode == "geo" else ()
     with running(tmp_path, f"strategy=pserver_{mode}", f"launch.servers={servers}", *extra) as (process, run, everybody):  # fmt: skip

@@ -65,7 +65,7 @@ PLACEMENTS = {
     "clipped": ("strategy.slice_above=20", "strategy.clip_norm=0.05"),
 }
 FULL = [(1, 1), (2, 1), (3, 2), (4, 3)]
-"""Workers and servers with which every optimizer meets every placement; with other numbers each meets one."""
+"""Workers and servers with which every optimizer meets every placement; with other numbers, in ``make test-long``, each meets one."""
 SIZES = [(workers, servers) for workers in range(1, 5) for servers in range(1, 4)]
 CASES = [
     (*size, optimizer, placement)
@@ -140,7 +140,10 @@ def trained(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[i
     return run
 
 
-@pytest.mark.parametrize(("workers", "servers", "optimizer", "placement"), CASES)
+@pytest.mark.parametrize(
+    ("workers", "servers", "optimizer", "placement"),
+    [c if c[:2] in FULL else pytest.param(*c, marks=pytest.mark.long) for c in CASES],
+)
 def test_sync_servers_equal_one_process_with_torchs_own_tables(
     trained: Callable[[int, int], Any], workers: int, servers: int, optimizer: str, placement: str
 ) -> None:
