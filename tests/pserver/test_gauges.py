@@ -14,15 +14,22 @@ from trainer.strategies.pserver.asynchronous import PserverAsync
 from trainer.strategies.pserver.wire import Message, Verb
 
 
+def ready(cluster: Cluster, run: dict[str, Any]) -> tuple[Bare, PserverAsync]:
+    """A worker on servers that hold the start, and who makes its messages and looks at the servers through its client."""
+    bare = Bare(cluster, 0)
+    bare.begin()
+    bare.die()
+    worker = PserverAsync(run["config"]["strategy"], cluster.seat("worker", 0))
+    bare.client = worker.client
+    return bare, worker
+
+
 def test_queue_is_what_a_server_has_not_answered_of_this_worker_s_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "GAUGES_EVERY_S", -1.0)
     run = config("async", 1, 2)
     with Cluster(run) as cluster:
-        bare = Bare(cluster, 0)
-        bare.begin()
-        bare.die()
-        worker = PserverAsync(run["config"]["strategy"], cluster.seat("worker", 0))
-        bare.client, slow, go_on = worker.client, cluster.servers[1], threading.Event()
+        bare, worker = ready(cluster, run)
+        slow, go_on = cluster.servers[1], threading.Event()
         push = slow.verbs[Verb.PUSH]
 
         def held(message: Message) -> Any:
@@ -55,11 +62,7 @@ def test_queue_is_what_a_server_has_not_answered_of_this_worker_s_pushes(monkeyp
 def test_a_value_that_was_not_measured_anew_is_not_told_again_and_the_end_measures(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     run = config("async", 1, 1)
     with Cluster(run) as cluster:
-        bare = Bare(cluster, 0)
-        bare.begin()
-        bare.die()
-        worker = PserverAsync(run["config"]["strategy"], cluster.seat("worker", 0))
-        bare.client = worker.client
+        bare, worker = ready(cluster, run)
         told: list[dict[str, float]] = []
         total = Sum(0, 1, 3)
 
