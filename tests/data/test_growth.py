@@ -49,8 +49,8 @@ def growing(idle: float, readers: int = 1, most: int = 8, sharing: int = 1, upda
     [
         (1, 0.05, 8.0, 8, 1),
         (1, 0.06, 8.0, 8, 2),
-        (1, 0.5, 0.6, 2, 2),
-        (1, 0.5, 0.4, 2, 1),
+        (1, 0.5, 0.25, 2, 2),
+        (1, 0.5, 0.24, 2, 1),
         (1, 0.9, 8.0, 16, 9),
         (1, 0.9, 3.2, 16, 4),
         (2, 0.6, 8.0, 16, 5),
@@ -76,7 +76,7 @@ def test_there_are_never_fewer_readers_and_never_more_than_idle_cores(
     readers: int, waiting: float, idle: float, most: int, other: float
 ) -> None:
     found = enough(readers, waiting, idle, most)
-    assert readers <= found <= max(readers, most, readers) and found - readers <= idle + 0.5
+    assert readers <= found <= max(readers, most, readers) and found - readers <= idle + 0.75
     assert enough(readers, min(waiting, other), idle, most) <= enough(readers, max(waiting, other), idle, most)
     assert waiting > 0.05 or found == readers
 
@@ -92,11 +92,11 @@ def test_the_decision_is_made_once_from_the_second_to_the_fiftieth_update(capsys
 
 
 def test_a_loop_that_does_not_wait_says_nothing_and_one_without_idle_cores_says_so() -> None:
-    quiet, busy, shared = growing(idle=2.0), growing(idle=0.3), growing(idle=1.2, sharing=3)
+    quiet, busy, shared = growing(idle=2.0), growing(idle=0.2), growing(idle=0.6, sharing=3)
     for one, waits in ((quiet, 0.05), (busy, 0.5), (shared, 0.5)):
         assert [one.updated(waits * (n > 0)) for n in range(50)] == [None] * 50
     assert quiet.said == "" and quiet.found() == {}
-    assert busy.said.endswith("50% of their time, and 0.3 cores of the host were idle: no more processes would help")
+    assert busy.said.endswith("50% of their time, and 0.2 cores of the host were idle: no more processes would help")
     assert shared.readers == 1 and shared.found()["chosen"] == {"num_workers": 1, "prefetch": 2}
 
 

@@ -75,9 +75,8 @@ class Augmentation:
             images: (N, C, H, W) uint8, already cropped.
             numbers: (N, COUNT).
         """
-        flipped = torch.from_numpy(np.flatnonzero(numbers[:, FLIP] < self.flip))
-        if len(flipped):
-            images[flipped] = images[flipped].flip(-1)
+        for sample in np.flatnonzero(numbers[:, FLIP] < self.flip):  # one by one: a tenth of the time of an index
+            images[sample] = images[sample].flip(-1)
         if self.policy is not None:
             with own_randomness():
                 for image, number in zip(images, numbers[:, POLICY], strict=True):
@@ -117,7 +116,7 @@ class TrainView:
             resized(image[:, top : top + height, left : left + width], self.size, self.size)
             for image, (top, left, height, width) in zip(images, boxes.tolist(), strict=True)
         ]
-        return self.augmentation.finish(torch.stack(crops), numbers)
+        return self.augmentation.finish(_stacked(crops), numbers)
 
 
 @dataclass
@@ -133,7 +132,7 @@ class CentreView:
 
     def __call__(self, images: Iterator[torch.Tensor], sizes: np.ndarray, draw: Draw, addresses: np.ndarray) -> torch.Tensor:  # fmt: skip
         """As ``TrainView``; nothing is random here."""
-        return torch.stack([self.one(image) for image in images])
+        return _stacked([self.one(image) for image in images])
 
     def one(self, image: torch.Tensor) -> torch.Tensor:
         """(C, size, size) of one image (C, H, W) uint8."""
@@ -149,4 +148,10 @@ def resized(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """(C, height, width) uint8, bilinear with antialiasing, as torchvision does it; fastest on (H, W, C) in memory."""
     if image.shape[-2:] == (height, width):
         return image
-    return F.interpolate(image[None], (height, width), mode="bilinear", antialias=True)[0]
+    batch = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)  # image[None] is taken for contiguous, which is slower
+    return F.interpolate(batch, (height, width), mode="bilinear", antialias=True)[0]
+
+
+def _stacked(images: list[torch.Tensor]) -> torch.Tensor:
+    """(N, C, H, W), which lies as (N, H, W, C) in memory like each of them, so that whole images are copied."""
+    return torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)

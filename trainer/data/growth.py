@@ -22,6 +22,8 @@ UPDATES = 50
 LEAST = 5
 BEARABLE = 0.05
 """Share of the time that a loop may wait for data."""
+WORTH_A_PROCESS = 0.25
+"""Of a core that is idle, from which on one more process is worth its start."""
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -137,12 +139,12 @@ class Growth:
 def enough(readers: int, waiting: float, idle: float, most: int) -> int:
     """Processes that read fast enough for a loop which waits that share of its time for ``readers`` of them.
 
-    No more than there are idle cores for, a half one included, and than ``most``; no fewer than there are.
+    No more than there are idle cores for, a quarter of one included, and than ``most``; no fewer than there are.
     """
     if waiting <= BEARABLE:
         return readers
     wanted = math.ceil(readers / max(1e-3, 1.0 - waiting))
-    return max(readers, min(wanted, readers + math.floor(idle + 0.5), most))
+    return max(readers, min(wanted, readers + math.floor(idle + 1 - WORTH_A_PROCESS), most))
 
 
 def growing_readers(data: Mapping[str, Any], chosen: Mapping[str, Any], workers_here: int) -> Growth | None:
