@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Any
 
 from trainer.machine import Gpu
@@ -15,8 +14,6 @@ ONE_CORE_WORK = 1 << 25
 """Multiply-adds of a batch's forward pass up to which several threads wait for each other longer than they save."""
 CORES_FED = 8
 """Cores that train on a CPU, which one reading process feeds."""
-READY, LEAST_READY = 4, 2
-"""Batches that all reading processes of a worker keep ready, and each of them at least."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +99,6 @@ def choose(
         "pin_memory": bool(pin_memory),
     }
     return values, why
-
-
-def ready_each(readers: int) -> int:
-    """Batches that each of so many reading processes keeps ready."""
-    return max(LEAST_READY, ceil(READY / readers))
 
 
 def _precision(device: str, model: ModelFacts, machine: Machine) -> tuple[str, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,17 +182,3 @@ def made(
         (f"callbacks[{n}] ({node['_target_']})", call_target(node, f"callbacks[{n}]")) for n, node in enumerate(nodes)
     ]
     return Callbacks(called, rank, size, run_dir, total_steps, model) if called else None
-
-
-def failed(name: str, method: str, call: Any, error: BaseException) -> RunFailed:
-    """The end of a run whose user's code broke: one sentence with file and line, then the traceback."""
-    try:
-        own = inspect.getsourcefile(inspect.unwrap(call))
-    except TypeError:  # made in C
-        own = None
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((f for f in reversed(frames) if f.filename == own), frames[-1])
-    said = f"{name} broke in {method}, {frame.filename}:{frame.lineno}: {type(error).__name__}: {first_line(error)}"
-    ours = error.__traceback__  # whose first frame is the one that calls the user's code
-    lines = traceback.format_exception(type(error), error, ours.tb_next if ours and ours.tb_next else ours)
-    return RunFailed(f"{said}\n{''.join(lines)}".rstrip())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -92,3 +94,17 @@ class Interrupted(Exception):
     """The run was ended from outside, by Ctrl-C or SIGTERM. Exit code 130."""
 
     exit_code = 130
+
+
+def failed(name: str, method: str, call: Any, error: BaseException) -> RunFailed:
+    """The end of a run whose user's code broke: one sentence with file and line, then the traceback."""
+    try:
+        own = inspect.getsourcefile(inspect.unwrap(call))
+    except TypeError:  # made in C
+        own = None
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((f for f in reversed(frames) if f.filename == own), frames[-1])
+    said = f"{name} broke in {method}, {frame.filename}:{frame.lineno}: {type(error).__name__}: {first_line(error)}"
+    ours = error.__traceback__  # whose first frame is the one that calls the user's code
+    lines = traceback.format_exception(type(error), error, ours.tb_next if ours and ours.tb_next else ours)
+    return RunFailed(f"{said}\n{''.join(lines)}".rstrip())

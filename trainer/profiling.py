@@ -20,8 +20,6 @@ Interval = tuple[float, float]
 MARKED = ("data", "forward", "backward", "optimizer")
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "ours")
 ELSEWHERE = "evaluation"
-WAITS = "trainer/communication"
-"""How a strategy marks that it waits for others, where torch does not say so itself."""
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 

@@ -26,25 +26,6 @@ class Waits(Protocol):
     waited: float
 
 
-def replace_file(path: Path, text: str, private: bool = False) -> None:
-    """Write a file so that a reader sees the old text or the new, never a part.
-
-    Args:
-        private: it holds a config, so it is for its owner's eyes alone (0600).
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.unlink(missing_ok=True)
-    mode = 0o600 if private else 0o666
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8", errors="backslashreplace") as file:  # fmt: skip
-        file.write(text)
-    os.replace(part, path)
-
-
-def leave(path: Path, node: Any, private: bool = False) -> None:
-    """Write a JSON file without its secrets."""
-    replace_file(path, json.dumps(confidential.hide(node), indent=1), private)
-
-
 class Window(NamedTuple):
     """Where a line of training ended and the next one begins: the time without validations, updates, seconds waited
     for data, samples."""

@@ -94,3 +94,9 @@ def materialise(model: nn.Module, seed: int, device: torch.device | str = "cpu")
                 ids = np.arange(start, min(start + CHUNK, len(weight)))
                 weight[start : start + CHUNK] = torch.from_numpy(draw_rows(key, ids, weight.shape[1], module.row_init))
             module.weight = nn.Parameter(weight.to(device))
+
+
+def dense_of(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The trainable parameters that are no sparse table."""
+    rows = {id(module.weight) for _, module in tables(model)}
+    return [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) not in rows]

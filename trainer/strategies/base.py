@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from trainer.optim.groups import Rate
     from trainer.optim.updater import Updater
 
+WAITS = "trainer/communication"
+"""How a strategy marks in a profile that it waits for others, where torch does not say so itself."""
+
 
 class Declaration(ABC):
     """What is known of a strategy before any process starts. Pure data: importing it imports nothing heavy.

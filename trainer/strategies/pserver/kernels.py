@@ -145,3 +145,11 @@ def kernel(name: str, **hyperparameters: Any) -> Kernel:
         beta1, beta2 = hyperparameters.get("betas", Adam.betas)
         return Adam(betas=(float(beta1), float(beta2)), **own("eps"))
     raise ValueError(f"a table's optimizer is sgd, adagrad, rowwise_adagrad or adam, not {name}")
+
+
+def summed(parts: Sequence[tuple[np.ndarray, torch.Tensor]]) -> tuple[np.ndarray, torch.Tensor]:
+    """Gradients of rows added up: unique ids (U,) ascending, and (U, D)."""
+    ids, positions = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)
+    gradients = torch.cat([g for _, g in parts])
+    total = gradients.new_zeros((len(ids), gradients.shape[1]))
+    return ids, total.index_add_(0, torch.from_numpy(positions.reshape(-1)), gradients)

@@ -172,14 +172,6 @@ class RemoteTable:
         return summed([(ids, g.cpu()) for ids, g in used])
 
 
-def summed(parts: Sequence[tuple[np.ndarray, torch.Tensor]]) -> tuple[np.ndarray, torch.Tensor]:
-    """Gradients of rows added up: unique ids (U,) ascending, and (U, D)."""
-    ids, positions = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)
-    gradients = torch.cat([g for _, g in parts])
-    total = gradients.new_zeros((len(ids), gradients.shape[1]))
-    return ids, total.index_add_(0, torch.from_numpy(positions.reshape(-1)), gradients)
-
-
 def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
     """The ids once each, ascending (U,), and where each is among them, in their shape and on their device."""
     flat = ids.detach().cpu().numpy().reshape(-1).astype(np.int64, copy=False)
@@ -197,12 +189,6 @@ def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
     positions = np.empty(len(packed), dtype=np.int64)
     positions[places] = np.cumsum(first) - 1
     return packed[first], torch.from_numpy(positions.reshape(ids.shape)).to(ids.device)
-
-
-def dense_of(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The trainable parameters that are no sparse table."""
-    rows = {id(module.weight) for _, module in tables(model)}
-    return [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) not in rows]
 
 
 def layouts(dense: DenseMap, remote: Sequence[RemoteTable], dtype: torch.dtype, servers: int) -> list[Layout]:

@@ -20,7 +20,7 @@ import torch
 from trainer.build import locate
 from trainer.errors import RunFailed, UserError
 from trainer.optim.schedules import Plateau
-from trainer.report import replace_file
+from trainer.host.files import replace_file
 from trainer.strategies.base import Seat
 from trainer.strategies.pserver import snapshot
 from trainer.strategies.pserver.codec import decode, encode
@@ -32,10 +32,6 @@ from trainer.strategies.pserver.sockets import ServerSocket
 from trainer.strategies.pserver.starting import kept_by
 from trainer.strategies.pserver.wire import Kind, Malformed, Message, Record, Verb, text
 
-WANTS_DENSE, CREATES, HOLDS = 1, 2, 4
-"""Flags of a pull."""
-RESTS, WAKES = 1, 2
-"""Flags of a push."""
 LOOK_MS = 200
 SMALLEST_LIMIT = 64 << 20
 MOST_WAITING = 100
@@ -46,7 +42,6 @@ NONSENSE = (Malformed, ValueError, LookupError, TypeError, AttributeError, Arith
 """What a request raises whose content makes no sense, and a disk that is full; its sender is told, the server goes on."""
 ONCE = (Verb.START, Verb.RESTORE, Verb.SAVE, Verb.SHRINK, Verb.RATE)
 """A second copy of these, late, must not be done again: parameters have moved since."""
-ENDPOINT = "pserver/endpoint/{}"
 
 
 class NotYet(Exception):

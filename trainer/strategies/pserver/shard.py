@@ -25,47 +25,6 @@ Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
 """By table number: unique ids (U,) and values or gradients (U, D)."""
 
 
-@dataclass(frozen=True)
-class TableSpec:
-    """A sparse table as all sides know it: number on the wire (from 1), name, columns, rows (None: any id), fresh rows,
-    factor on the learning rate."""
-
-    number: int
-    name: str
-    dim: int
-    rows: int | None
-    init: str
-    scale: float
-    lr: float = 1.0
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What the model is made of, seen from one server: dtype, its pieces (name, start, stop) of dense parameters, tables,
-    and how the elements of the pieces learn, in their order: (elements, factor on the learning rate, whether they
-    decay); none: all alike."""
-
-    dtype: str
-    pieces: list[tuple[str, int, int]] = field(default_factory=list)
-    tables: list[TableSpec] = field(default_factory=list)
-    groups: list[tuple[int, float, bool]] = field(default_factory=list)
-
-    @property
-    def dense(self) -> int:
-        """Elements of the dense vector."""
-        return sum(stop - start for _, start, stop in self.pieces)
-
-    @classmethod
-    def parsed(cls, told: Mapping[str, Any]) -> Layout:
-        """From JSON."""
-        pieces = [(str(n), int(a), int(b)) for n, a, b in told["pieces"]]
-        groups = [(int(n), float(lr), bool(decays)) for n, lr, decays in told.get("groups", ())]
-        made = cls(str(told["dtype"]), pieces, [TableSpec(**t) for t in told["tables"]], groups)
-        if groups and (sum(n for n, _, _ in groups) != made.dense or min(n for n, _, _ in groups) < 1):
-            raise ValueError(f"groups of {[n for n, _, _ in groups]} elements for {made.dense}")
-        return made
-
-
 class Shard:
     """The parameters of one server; one thread uses it.
 

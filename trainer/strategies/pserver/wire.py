@@ -25,6 +25,11 @@ LINE = struct.Struct("<IBBHQQQ")
 """table, kind, dtype, dimensions, rows, columns, length in bytes."""
 MOST_RECORDS = 4096
 TEXT_LIMIT = 1 << 20
+WANTS_DENSE, CREATES, HOLDS = 1, 2, 4
+"""Flags of a pull."""
+RESTS, WAKES = 1, 2
+"""Flags of a push."""
+ENDPOINT = "pserver/endpoint/{}"
 
 
 class Verb(IntEnum):

@@ -1,0 +1,13 @@
+"""How many batches reading processes keep ready."""
+
+from __future__ import annotations
+
+from math import ceil
+
+READY, LEAST_READY = 4, 2
+"""Batches that all reading processes of a worker keep ready, and each of them at least."""
+
+
+def ready_each(readers: int) -> int:
+    """Batches that each of so many reading processes keeps ready."""
+    return max(LEAST_READY, ceil(READY / readers))
