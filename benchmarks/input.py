@@ -39,17 +39,19 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import datasets
 from torchvision import transforms as v1
 
-from trainer import machine, schema
-from trainer.auto import ModelFacts, choose, ready_each
-from trainer.data.base import DataSource, Splits
-from trainer.data.cifar import Cifar10
+from trainer.config import schema
 from trainer.data.feed import Feed, Placement, _Addresses, _Reader
 from trainer.data.growth import Growth, Host
-from trainer.data.image_folder import ImageFolder
-from trainer.data.images import MEAN, STD
+from trainer.data.images.source import MEAN, STD
+from trainer.data.prefetch import ready_each
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
-from trainer.job import this_machine
-from trainer.worker import keep_freed_memory
+from trainer.data.sets.cifar import Cifar10
+from trainer.data.sets.image_folder import ImageFolder
+from trainer.data.source import DataSource, Splits
+from trainer.host import hardware
+from trainer.job.job import this_machine
+from trainer.planning.auto import ModelFacts, choose
+from trainer.worker.train import keep_freed_memory
 
 BATCH = 64
 Epoch = Callable[[], int]
@@ -148,7 +150,7 @@ def node(kind: type, **given: Any) -> dict[str, Any]:
 def chosen(slow: bool) -> tuple[int, int]:
     """Reading processes and batches that each keeps ready, as ``auto`` has them for one worker here; says why."""
     config = {"precision": "auto", "execution": asdict(schema.ExecutionConfig()), "data": asdict(schema.DataConfig())}
-    device = "cuda" if machine.gpus() else "cpu"
+    device = "cuda" if hardware.gpus() else "cpu"
     values, why = choose(config, device, ModelFacts(25_000_000, convolutional=True), this_machine(), 1, slow)
     print(f"auto: num_workers={values['num_workers']} ({why['num_workers']}), prefetch={values['prefetch']} ({why['prefetch']})")  # fmt: skip
     return values["num_workers"], values["prefetch"]
@@ -181,7 +183,7 @@ def ours_training(splits: Splits, reading: tuple[int, int]) -> tuple[Epoch, Call
     """One epoch of the run's own feed, with auto's own measurement, and a training on it; what was measured."""
     keep_freed_memory()
     samples = len(splits.train)  # type: ignore[arg-type]
-    growth = Growth(reading[0], 1, machine.cores(), ready_each, Host())
+    growth = Growth(reading[0], 1, hardware.cores(), ready_each, Host())
     place = Placement(splits, torch.device("cpu"), torch.float32, False)
     sampler = DistributedBatchSampler(samples, BATCH, drop_last=True)
     feed = Feed(
@@ -270,7 +272,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores are meant
-    cores = machine.cores()
+    cores = hardware.cores()
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["TRAINER_CACHE"] = scratch
         root = arguments.folder or photographs(Path(scratch) / "photographs", arguments.images)

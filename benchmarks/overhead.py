@@ -23,13 +23,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from trainer import worker
-from trainer.build import call_target, locate
-from trainer.data.base import Facts
-from trainer.launch.local import Meeting, Role, launch
-from trainer.loop import train_epoch
-from trainer.report import Report
-from trainer.strategies.base import Seat
+from trainer.config.instantiate import call_target, locate
+from trainer.data.source import Facts
+from trainer.launch.forkserver import Meeting, Role, launch
+from trainer.run_folder.report import Report
+from trainer.strategies.contract import Seat
+from trainer.worker import train
+from trainer.worker.loop import train_epoch
 
 PLAIN = ["execution=plain", "precision=fp32", "tracking=none", "strategy=collective"]
 CASES = {
@@ -84,7 +84,7 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(plan["chosen"]["threads"])
     strategy = locate(plan["strategy_worker"])(config["strategy"], seat)
     report = Report(Path(plan["run_dir"]) if seat.rank == 0 else None, 10**9)
-    run = worker.build(config, plan, seat, strategy, report)
+    run = train.build(config, plan, seat, strategy, report)
     run.rhythm.total_steps = 10**9
 
     def ours(number: int) -> int:
@@ -105,7 +105,7 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     return {**seconds, "shares": shares}
 
 
-def where_it_goes(run: worker.Training) -> dict[str, float]:
+def where_it_goes(run: train.Training) -> dict[str, float]:
     """Seconds per step of our loop's parts, measured apart, over one epoch."""
     spent = dict.fromkeys(("data", "forward", "backward + exchange", "update", "line + point"), 0.0)
     meter, steps = run.task.meter(), 0
@@ -153,9 +153,9 @@ def main() -> None:
 
 def run_case(overrides: list[str], nproc: int, rounds: int) -> dict[str, Any]:
     """One case in its own processes; worker 0's measurements."""
-    from trainer import compose
-    from trainer.job import get_ready
-    from trainer.service import plain
+    from trainer.cli import compose
+    from trainer.cli.commands import plain
+    from trainer.job.job import get_ready
 
     with tempfile.TemporaryDirectory() as folder:
         with compose.hydra_app() as app:

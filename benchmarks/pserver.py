@@ -29,14 +29,14 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import Dataset
 
-from trainer import worker
-from trainer.build import locate
-from trainer.data.base import DataSource, Facts, Splits
-from trainer.launch.local import Meeting, Role, launch
-from trainer.loop import train_epoch
-from trainer.report import Report
-from trainer.strategies.base import Seat
-from trainer.strategies.pserver import server
+from trainer.config.instantiate import locate
+from trainer.data.source import DataSource, Facts, Splits
+from trainer.launch.forkserver import Meeting, Role, launch
+from trainer.run_folder.report import Report
+from trainer.strategies.contract import Seat
+from trainer.strategies.pserver.server import server
+from trainer.worker import train
+from trainer.worker.loop import train_epoch
 
 ROWS, COLUMNS, SLOTS, NUMBERS = 1_000_001, 10, 26, 13
 ZIPF = 1.2
@@ -171,12 +171,12 @@ def cases() -> list[Case]:
 def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """A worker: an epoch of the product's loop; after each step the time, CPU time, bytes received and sent."""
     config, plan = payload["config"], payload["plan"]
-    worker.take_seat(seat, config, plan)
+    train.take_seat(seat, config, plan)
     stamps: list[tuple[float, float, int, int]] = []
-    with worker.settings(config, plan, seat):
+    with train.settings(config, plan, seat):
         strategy = locate(plan["strategy_worker"])(config["strategy"], seat)
         report = Report(Path(plan["run_dir"]) if seat.rank == 0 else None, 10**9)
-        run = worker.build(config, plan, seat, strategy, report)
+        run = train.build(config, plan, seat, strategy, report)
         update, client = strategy.update, getattr(strategy, "client", None)
 
         def stamped(samples: int) -> None:
@@ -236,9 +236,9 @@ def run_case(case: Case, figures: Figures, profile: str = "") -> None:
 
 
 def _payload(case: Case, folder: str) -> dict[str, Any]:
-    from trainer import compose
-    from trainer.job import get_ready
-    from trainer.service import plain, typed_keys
+    from trainer.cli import compose
+    from trainer.cli.commands import plain, typed_keys
+    from trainer.job.job import get_ready
 
     overrides = case.config()
     with compose.hydra_app() as app:
@@ -377,9 +377,9 @@ def more_servers(numbers: list[int], repetitions: int) -> None:
 def snapshots(repetitions: int, rows: int = 2_000_000, columns: int = 16) -> None:
     """Gigabytes per second of saving and reading a table with Adagrad's state."""
     from trainer.models.rows import RowInit
-    from trainer.strategies.pserver import snapshot
-    from trainer.strategies.pserver.kernels import kernel
-    from trainer.strategies.pserver.sparse_table import SparseTable
+    from trainer.strategies.pserver.protocol import snapshot
+    from trainer.strategies.pserver.server.sparse_table import SparseTable
+    from trainer.strategies.pserver.tables.kernels import kernel
 
     table = SparseTable("t", columns, torch.float32, 0, RowInit(), kernel("adagrad"), num_rows=rows)
     began = time.perf_counter()

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from trainer.data.criteo import Criteo
-from trainer.data.criteo_blocks import CriteoBlocks
-from trainer.data.criteo_files import Part
-from trainer.data.criteo_teacher import Teacher, write
+from trainer.data.criteo.blocks import CriteoBlocks
+from trainer.data.criteo.files import Part
+from trainer.data.criteo.source import Criteo
+from trainer.data.criteo.teacher import Teacher, write
 from trainer.models.rows import materialise
 from trainer.models.wide_and_deep import WideAndDeep
 

@@ -81,11 +81,12 @@ def baseline(proof: Proof) -> float:
     from sklearn.linear_model import LogisticRegression
     from torch.nn.functional import interpolate
 
-    from trainer import checks, service
-    from trainer.compose import compose, hydra_app
+    from trainer.cli import commands
+    from trainer.cli.compose import compose, hydra_app
+    from trainer.planning import validate
 
     with hydra_app() as app:
-        checked = checks.check(service.plain(compose(app, list(proof.overrides))))
+        checked = validate.check(commands.plain(compose(app, list(proof.overrides))))
     splits = checked.source.open(checked.source.prepare(checked.facts, lambda *_: None))
 
     def pixels(dataset: Any) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainer.strategies.base import Seat
+from trainer.strategies.contract import Seat
 
 
 def available() -> str:

@@ -13,7 +13,7 @@ import pytest
 # one of 300. Set before torch is imported, here and in every process that the tests start; results are the same.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-PRELOAD = ["trainer.launch.local", "trainer.worker", "torch._dynamo", "tests.strategies.entries"]
+PRELOAD = ["trainer.launch.forkserver", "trainer.worker.train", "torch._dynamo", "tests.strategies.entries"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(found[-1].scope == "module" for name, found in fixtures.items() if name != "one_thread"):
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
             apart = [str(parameters[name]) for name in BY_LAUNCH.get(item.path.name, ()) if name in parameters]
-            item.add_marker(pytest.mark.xdist_group("-".join([item.path.stem, *apart])))
+            item.add_marker(pytest.mark.xdist_group("-".join([str(item.path), *apart])))
 
 
 # A CI that runs in the background of a shell ignores SIGINT, and so would every process that the tests start.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.job import Result
+    from trainer.job.job import Result
 
 __version__ = "0.1.0"
 
@@ -24,6 +24,6 @@ def run(overrides: list[str]) -> Result:
         UserError: the overrides ask for something that cannot be; nothing was started or written.
         RunFailed: the run was started and broke.
     """
-    from trainer.service import run as run_service
+    from trainer.cli.commands import run as run_service
 
     return run_service(overrides)

@@ -11,17 +11,18 @@ import sys
 import traceback
 from typing import NoReturn
 
-from trainer import arguments, confidential, interpreter, streams
+from trainer.cli import arguments
+from trainer.config import redact
 from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
+from trainer.host import interpreter
+from trainer.terminal import streams
 from trainer.visible import one_line
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command line; returns the exit code (0 done, 1 failed, 2 wrong input, 130 interrupted)."""
     with streams.guarded():
-        confidential.HERE.learn(
-            confidential.of_environment(os.environ), confidential.of_command_line(argv or sys.argv[1:])
-        )
+        redact.HERE.learn(redact.of_environment(os.environ), redact.of_command_line(argv or sys.argv[1:]))
         if argv is None:
             arguments.cover()
             _import_alike()
@@ -77,30 +78,30 @@ def command() -> NoReturn:
 def dispatch(argv: list[str]) -> int:
     """Do what the flags ask for."""
     if any(a in ("-h", "--help") for a in argv):
-        from trainer.help import show_help
+        from trainer.cli.help import show_help
 
         show_help(argv)
         return 0
-    from trainer.launch import torchrun
+    from trainer.cli import torchrun
 
     if torchrun.present():
         return torchrun.join(lambda: parse(argv))
     args = parse(argv)
     config_name = args.config_name or "config"
-    from trainer import compose, service
+    from trainer.cli import commands, compose
 
     with compose.hydra_app(args.config_dir) as app:
         if args.cfg or args.info or args.shell_completion:
-            service.show(app, args, config_name)
+            commands.show(app, args, config_name)
             return 0
         if args.hydra_help:
             with compose.sentences(app, args.overrides, config_name):
                 app.hydra_help(config_name, _parser(), args)
             return 0
         if args.multirun:
-            results = service.sweep(app, args.overrides, config_name, compose.flags(args))
-            return max(map(service.exit_code, results), default=0)
-        return service.exit_code(service.run_one(app, args.overrides, config_name, flags=compose.flags(args)))
+            results = commands.sweep(app, args.overrides, config_name, compose.flags(args))
+            return max(map(commands.exit_code, results), default=0)
+        return commands.exit_code(commands.run_one(app, args.overrides, config_name, flags=compose.flags(args)))
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -126,7 +127,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     modes = [f for f, on in (("--multirun", args.multirun), ("--cfg", args.cfg), ("--info", args.info)) if on]
     if len(modes) > 1:
         raise UserError(" ".join(modes), "do not go together; choose one", modes[-1])
-    from trainer.compose import quoted
+    from trainer.cli.compose import quoted
 
     args.overrides = quoted(args.overrides)
     return args
@@ -134,7 +135,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def _check_package(package: str) -> None:
     """``--package`` names a part of the config, by its first part at least; Hydra ends the process otherwise."""
-    from trainer import keys, schema
+    from trainer.config import keys, schema
 
     known = ["_global_", "hydra", *(k.path for k in keys.keys(schema.Config))]
     if (first := package.partition(".")[0]) not in known:
@@ -153,7 +154,7 @@ def _check_completion(overrides: list[str]) -> None:
 
 def _as_key(flag: str, value: str) -> str:
     """The override that somebody means who typed a flag: ``--plan`` is ``plan=true``, ``--lr 0.1`` is ``optimizer.lr=0.1``."""
-    from trainer import keys
+    from trainer.config import keys
 
     name = flag.lstrip("-").replace("-", "_")
     if name == "recipe":

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer import __main__, job, machine, service
+from trainer import __main__
+from trainer.cli import commands
+from trainer.host import hardware
+from trainer.job import job
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -41,9 +44,9 @@ def run(
     def started(*args: object, **kwargs: object) -> None:
         pytest.fail("a run was started")
 
-    monkeypatch.setattr(machine, "gpus", lambda: ())
+    monkeypatch.setattr(hardware, "gpus", lambda: ())
     monkeypatch.setattr(job, "execute", started)
-    monkeypatch.setattr(service, "execute", started)
+    monkeypatch.setattr(commands, "execute", started)
 
     def run(*argv: str) -> tuple[int, str, str]:
         code = __main__.main(list(argv))

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from trainer import checks, compose, keys, machine, schema, service
-from trainer.checks import check
+from trainer.cli import commands, compose
+from trainer.config import keys, schema
 from trainer.errors import UserError
-from trainer.key_checks import check_group, check_keys, leaves
+from trainer.host import hardware
+from trainer.planning import validate
+from trainer.planning.key_checks import check_group, check_keys, leaves
+from trainer.planning.validate import check
 
 HOSTILE: tuple[Any, ...] = (
     10**30, -(10**30), 10**400, 2**63, -1, 0, 1.5, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf, "", " ", "\0", "1e400", None,
@@ -27,7 +30,7 @@ HOSTILE: tuple[Any, ...] = (
 def composed() -> dict[str, Any]:
     """The digits recipe, as plain data."""
     with compose.hydra_app() as app:
-        return service.plain(compose.compose(app, ["+recipe=digits_lenet"]))
+        return commands.plain(compose.compose(app, ["+recipe=digits_lenet"]))
 
 
 WHOLE = {"num_classes": 10}
@@ -91,8 +94,8 @@ def test_what_the_ranges_let_through_is_taken_or_refused_in_a_sentence(
     composed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "gpus", lambda: ())
-    monkeypatch.setattr(checks, "check_targets", lambda *_: None)
+    monkeypatch.setattr(hardware, "gpus", lambda: ())
+    monkeypatch.setattr(validate, "check_targets", lambda *_: None)
     taken = 0
     for path, _ in leaves(composed, ""):
         for value, plan in itertools.product(EXTREMES, (False, True)):

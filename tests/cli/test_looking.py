@@ -11,8 +11,9 @@ import yaml
 
 from tests.cli.conftest import Run
 from tests.runs import environment
-from trainer import __version__, keys, schema
-from trainer.compose import folder as shipped
+from trainer import __version__
+from trainer.cli.compose import folder as shipped
+from trainer.config import keys, schema
 from trainer.tracking import recorder
 
 DIGITS = "+recipe=digits_lenet"

@@ -8,7 +8,7 @@ import pytest
 
 import trainer
 from tests.cli.conftest import Run
-from trainer import machine
+from trainer.host import hardware
 
 DIGITS = "+recipe=digits_lenet"
 
@@ -98,14 +98,14 @@ def test_every_reason_is_listed_not_only_the_first(run: Run, folder: Path) -> No
 
 
 def test_a_plan_of_one_host_speaks_of_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr(hardware, "cores", lambda: 2)
     code, out, _ = run("+recipe=resnet50_flowers", "data=embedded_flowers", "plan=true", "launch.nproc=8")
     assert code == 0 and "2 cores / 8 workers" in out and "127.0.0.1" in out
     assert "0 core" not in out and "fewer cores than workers" in out
 
 
 def test_a_model_without_convolutions_is_not_called_small(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
     _, out, _ = run("+recipe=wide_and_deep", "plan=true")
     assert "on a CPU bf16 pays for convolutions, and this model has none" in " ".join(out.split())
     _, out, _ = run(DIGITS, "plan=true")

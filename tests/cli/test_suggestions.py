@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from tests.cli.test_bad_input import CASES, Case
-from trainer import checks, compose, keys, machine, points
+from trainer.cli import compose, points
+from trainer.cli.options import Vocabulary
+from trainer.config import keys
 from trainer.errors import UserError
-from trainer.vocabulary import Vocabulary
+from trainer.host import hardware
+from trainer.planning import validate
 
 A_WORD = re.compile(r"(?:[+~]*[A-Za-z][\w./@-]*(?:=\S*)?|-m)$")
 TO_BE_FILLED_IN = re.compile(r"\b(?:[A-Z]{3,}(?:_[A-Z]+)*)\b|10\.0\.0\.1|\$\{")
@@ -32,7 +35,7 @@ def app() -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def nothing_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "gpus", lambda: ())
+    monkeypatch.setattr(hardware, "gpus", lambda: ())
 
 
 def refusal(app: Any, argv: list[str]) -> UserError | None:
@@ -42,13 +45,13 @@ def refusal(app: Any, argv: list[str]) -> UserError | None:
         if "-m" not in argv:
             config = compose.compose(app, overrides)
             compose.named_folder(config, "hydra.run.dir")
-            checks.check(compose.plain(config), compose.typed_keys(overrides))
+            validate.check(compose.plain(config), compose.typed_keys(overrides))
             return None
         master, _ = compose.compose_sweep(app, overrides, "config")
         for job in points.expand(master)[:2]:
             with compose.sentences(app, job):
                 config = app.config_loader.load_sweep_config(master, job)
-            checks.check(compose.plain(config), compose.typed_keys(job))
+            validate.check(compose.plain(config), compose.typed_keys(job))
     except UserError as error:
         return error
     return None

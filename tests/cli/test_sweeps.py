@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
-from trainer import __main__, service
-from trainer.job import Ready, Result
+from trainer import __main__
+from trainer.cli import commands
+from trainer.job.job import Ready, Result
 
 DIGITS = "+recipe=digits_lenet"
 STRATEGIES = "strategy=single,local_sgd,pserver_async"
@@ -24,7 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Ready]:
         jobs.append(ready)
         return Result("done", ready.plan.run_dir)
 
-    monkeypatch.setattr(service, "execute", execute)
+    monkeypatch.setattr(commands, "execute", execute)
     return jobs
 
 

@@ -22,16 +22,16 @@ from scipy.io import loadmat, savemat
 
 from tests import pictures
 from tests.pictures import config, encoded, picture, shard, silent
-from trainer import schema
-from trainer.data.criteo_files import find
-from trainer.data.criteo_parse import parse
-from trainer.data.flowers import Flowers102
-from trainer.data.image_folder import ImageFolder
-from trainer.data.matlab import NotMatlab, arrays
-from trainer.data.mnist import Mnist
-from trainer.data.mnist_json import MnistJson
-from trainer.data.shards import Shards
-from trainer.data.tar_index import NotTar, members
+from trainer.config import schema
+from trainer.data.criteo.files import find
+from trainer.data.criteo.parse import parse
+from trainer.data.images.tar_index import NotTar, members
+from trainer.data.sets.flowers import Flowers102
+from trainer.data.sets.image_folder import ImageFolder
+from trainer.data.sets.matlab import NotMatlab, arrays
+from trainer.data.sets.mnist import Mnist
+from trainer.data.sets.mnist_json import MnistJson
+from trainer.data.sets.shards import Shards
 from trainer.errors import RunFailed, UserError
 from trainer.visible import shortened
 
@@ -399,19 +399,19 @@ def test_weights_in_a_packed_archive_are_refused(tmp_path: Path) -> None:
 
     import torch
 
-    from trainer import tensors
+    from trainer.weights import tensor_files
 
     torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain.pt")
     with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed:  # fmt: skip
         for name in plain.namelist():
             packed.writestr(name, plain.read(name))
-    assert list(tensors.read(tmp_path / "plain.pt", "weights=plain.pt")) == ["a"]
+    assert list(tensor_files.read(tmp_path / "plain.pt", "weights=plain.pt")) == ["a"]
     with pytest.raises(UserError, match=r"weights=packed\.pt: is a packed archive"):
-        tensors.read(tmp_path / "packed.pt", "weights=packed.pt")
+        tensor_files.read(tmp_path / "packed.pt", "weights=packed.pt")
     for name in ("cut.pt", "cut.safetensors", "nothing.safetensors"):
         (tmp_path / name).write_bytes((tmp_path / "plain.pt").read_bytes()[:3000] if "cut" in name else b"")
         with pytest.raises(UserError, match=rf"weights={name}: cannot be read") as caught:
-            tensors.read(tmp_path / name, f"weights={name}")
+            tensor_files.read(tmp_path / name, f"weights={name}")
         assert "\n" not in str(caught.value)
 
 

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 
 import trainer
 from tests.strategies.tiny import Augmented
-from trainer import closing, job, service
-from trainer.compose import compose, hydra_app
+from trainer.cli import commands
+from trainer.cli.compose import compose, hydra_app
 from trainer.data import growth
-from trainer.data.arrays import ArrayDataset
-from trainer.data.base import Splits
+from trainer.data.arrays.tensors import ArrayDataset
 from trainer.data.feed import Feed, Placement
 from trainer.data.growth import Growth, Host, enough, growing_readers
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+from trainer.data.source import Splits
+from trainer.job import closing, job
 
 
 class Told:
@@ -222,7 +223,7 @@ def test_mlflows_run_is_tagged(warm: None, tmp_path: Path) -> None:
         return {"run_id": "1", "error": "", "unsent": 0}
 
     with hydra_app() as app:
-        ready = job.get_ready(service.plain(compose(app, ["+recipe=digits_lenet"])), [], str(tmp_path))
+        ready = job.get_ready(commands.plain(compose(app, ["+recipe=digits_lenet"])), [], str(tmp_path))
     for chosen in ({**ready.plan.chosen, "num_workers": 3}, ready.plan.chosen, {}):
         result = job.Result("done", str(tmp_path), chosen=chosen, why={"num_workers": "it waited"})
         closing._close_tracking(result, tmp_path, ready, [], SimpleNamespace(close=close))

@@ -11,9 +11,9 @@ import torch
 
 import trainer
 from tests.pictures import cifar
-from trainer import service
-from trainer.build import call_target
-from trainer.compose import compose, hydra_app
+from trainer.cli import commands
+from trainer.cli.compose import compose, hydra_app
+from trainer.config.instantiate import call_target
 
 PLAIN = ["+recipe=cifar10_convnet", "data.download=false", "data.batch_size=10", "max_steps=3", "execution.log_every=1", "execution.threads=1", "execution.val_every=0", "precision=fp64", "tracking=none", "device=cpu"]  # fmt: skip
 
@@ -26,8 +26,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def losses(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("trainer.curves.draw", lambda *arguments: None)
-    monkeypatch.setattr("trainer.pictures.draw", lambda *arguments: None)
+    monkeypatch.setattr("trainer.job.pictures.curves.draw", lambda *arguments: None)
+    monkeypatch.setattr("trainer.job.pictures.validation.draw", lambda *arguments: None)
 
     def run(*overrides: str) -> list[float]:
         where = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -55,7 +55,7 @@ def test_every_option_changes_the_training(losses) -> None:  # type: ignore[no-u
 
 def test_label_smoothing_is_the_share_that_all_classes_get() -> None:
     with hydra_app() as app:
-        node = service.plain(compose(app, [*PLAIN, "loss.label_smoothing=0.3"]))["loss"]
+        node = commands.plain(compose(app, [*PLAIN, "loss.label_smoothing=0.3"]))["loss"]
     random = np.random.default_rng(0)
     logits, labels = random.normal(size=(6, 10)), random.integers(0, 10, 6)
     log = logits - np.log(np.exp(logits).sum(1, keepdims=True))

@@ -18,18 +18,19 @@ import pytest
 import torch
 from PIL import Image
 
+import trainer
 from tests.pictures import CLASSES, config, encoded, image_folder, picture, silent
-from trainer import schema
-from trainer.data.augment import CentreView
-from trainer.data.decode import decode, decode_grey
+from trainer.config import schema
+from trainer.data.augment.views import CentreView
 from trainer.data.feed import Feed, Placement
-from trainer.data.files import open_regular, read_regular
-from trainer.data.header import BadImage, size_of
-from trainer.data.image_folder import ImageFolder
+from trainer.data.images.decode import decode, decode_grey
+from trainer.data.images.header import BadImage, size_of
+from trainer.data.images.listing import images_in
 from trainer.data.limits import Limits
-from trainer.data.listing import images_in
-from trainer.data.pictures import Centre
+from trainer.data.opening import open_regular, read_regular
+from trainer.data.preprocessing import Centre
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+from trainer.data.sets.image_folder import ImageFolder
 from trainer.errors import RunFailed, UserError
 
 
@@ -55,7 +56,7 @@ def png(width: int, height: int, bits: int, kind: int, data: bytes) -> bytes:
 
 def peak_of(script: str, *args: object) -> tuple[str, int]:
     """What a process prints, and the MiB that it takes beyond its imports (ru_maxrss of a fresh one)."""
-    lines = f"import resource, sys\nfrom trainer.data.decode import decode\nfrom trainer.data.header import BadImage\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n{script}\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    lines = f"import resource, sys\nfrom trainer.data.images.decode import decode\nfrom trainer.data.images.header import BadImage\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n{script}\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     done = subprocess.run([sys.executable, "-c", lines, *map(str, args)], capture_output=True, text=True, timeout=2000)
     assert done.returncode == 0, done.stderr
     *said, peak = done.stdout.strip().splitlines()
@@ -131,7 +132,7 @@ def test_kinds_that_are_not_named_are_refused_whatever_their_name_says(
 
 def test_images_are_opened_in_one_place_alone() -> None:
     """Where the kinds and the limits are asked."""
-    package = Path(schema.__file__).parent
+    package = Path(trainer.__file__).parent
     found = [path.name for path in package.rglob("*.py") if "Image.open(" in path.read_text() or "imread(" in path.read_text()]  # fmt: skip
     assert found == ["header.py"]
 

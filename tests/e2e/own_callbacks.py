@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainer.callbacks import Event
+from trainer.worker.callbacks import Event
 
 
 class Recorder:

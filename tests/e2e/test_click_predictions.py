@@ -20,9 +20,9 @@ from safetensors.numpy import load_file
 import trainer as package
 from tests.pages import blocks
 from tests.runs import environment, mlflow_runs, read, trainer
-from trainer import schema
-from trainer.build import call_target
-from trainer.data.criteo_rows import CriteoRows
+from trainer.config import schema
+from trainer.config.instantiate import call_target
+from trainer.data.criteo.rows import CriteoRows
 from trainer.errors import UserError
 
 CLICKS = ["+recipe=wide_and_deep", "data.train_rows=2000", "data.val_rows=200", "data.hash_size=1000", "strategy=single", "launch.servers=null", "data.batch_size=64", "epochs=1", "model.hidden=[8,4]", "precision=fp32"]  # fmt: skip

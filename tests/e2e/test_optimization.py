@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.runs import SMALL, mlflow_runs, points, read, trainer
-from trainer.data.base import Facts
-from trainer.data.digits import Digits
+from trainer.data.sets.digits import Digits
+from trainer.data.source import Facts
 from trainer.models.lenet import LeNet
 
 

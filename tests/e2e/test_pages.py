@@ -15,8 +15,8 @@ import pytest
 import trainer as package
 from tests.pages import NAMED, blocks, write_files
 from tests.runs import ROOT, read, trainer
-from trainer import schema
-from trainer.build import call_target
+from trainer.config import schema
+from trainer.config.instantiate import call_target
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def table(page: str, first: str) -> list[list[str]]:
 
 
 def test_the_table_of_preprocessing_is_what_each_source_does() -> None:
-    from trainer.data.base import Facts
+    from trainer.data.source import Facts
 
     told = {}
     for names, resize, crop, divide, mean, std in table("data.md", "data | shorter side becomes"):

@@ -58,8 +58,8 @@ def test_saved_weights_give_the_validation_accuracy_of_the_run(tmp_path: Path) -
     result = package.run([*SMALL, f"hydra.run.dir={tmp_path}/run", "tracking=none"])
     from safetensors.torch import load_model
 
-    from trainer.data.base import Facts
-    from trainer.data.digits import Digits
+    from trainer.data.sets.digits import Digits
+    from trainer.data.source import Facts
     from trainer.models.lenet import LeNet
 
     plan = read(tmp_path / "run" / "plan.json")
@@ -229,7 +229,7 @@ def test_compiled_execution_equals_eager_and_uses_a_cache_of_its_own(
 
 
 def test_runs_started_in_the_same_second_get_their_own_folders(tmp_path: Path) -> None:
-    from trainer.service import claim
+    from trainer.cli.commands import claim
 
     folders = {claim(tmp_path / "outputs" / "now", chosen=False) for _ in range(3)}
     assert sorted(f.name for f in folders) == ["now", "now-1", "now-2"]

@@ -378,8 +378,8 @@ def test_the_logged_model_predicts_as_the_trained_one_without_the_run(
     import torch
     from safetensors.torch import load_file
 
-    from trainer.data.base import Facts
-    from trainer.data.digits import MEAN, STD, Digits
+    from trainer.data.sets.digits import MEAN, STD, Digits
+    from trainer.data.source import Facts
 
     folder, server, run = told
     val: Any = Digits(val_fraction=0.2, split_seed=0).open(Facts("", "", 1438, 359, (1, 8, 8), 10)).val
@@ -409,8 +409,8 @@ def test_the_logged_model_predicts_as_the_trained_one_without_the_run(
 def test_the_logged_model_takes_images_as_they_are_and_finds_what_validation_found(tmp_path: Path) -> None:
     import numpy as np
 
-    from trainer import schema
-    from trainer.data.image_folder import ImageFolder
+    from trainer.config import schema
+    from trainer.data.sets.image_folder import ImageFolder
 
     folder = image_folder(tmp_path / "images", per_class=8, val=6)
     done = trainer(
@@ -506,8 +506,8 @@ def test_what_can_be_switched_off_is_off(tmp_path: Path) -> None:
 
 
 def test_digest_changes_with_the_data_and_with_nothing_else(tmp_path: Path) -> None:
-    from trainer.data.base import digest_of, listed
-    from trainer.data.digits import Digits
+    from trainer.data.sets.digits import Digits
+    from trainer.data.source import digest_of, listed
 
     def digest(**config: Any) -> str:
         source = Digits(val_fraction=0.2, split_seed=0, **config)

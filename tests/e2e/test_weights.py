@@ -19,11 +19,11 @@ from sklearn import metrics as truth
 import trainer as package
 from tests.pictures import CLASSES, image_folder
 from tests.runs import environment, points, read, trainer
-from trainer.build import call_target, for_saved_weights
-from trainer.data.base import Facts
-from trainer.data.digits import MEAN, STD, Digits
+from trainer.config.instantiate import call_target, for_saved_weights
+from trainer.data.sets.digits import MEAN, STD, Digits
+from trainer.data.source import Facts
 from trainer.errors import UserError
-from trainer.findings import read as findings
+from trainer.metrics.validation_file import read as findings
 from trainer.models.lenet import LeNet
 
 RECIPE = ["+recipe=digits_lenet", "tracking=none"]
@@ -165,13 +165,13 @@ def test_state_dict_of_torch_gives_the_same(trained: Path, tmp_path: Path, name:
 
 
 def test_a_models_own_name_is_no_wrapper(tmp_path: Path) -> None:
-    from trainer import weights
+    from trainer.weights import fit
 
     saved, model = (torch.nn.Sequential() for _ in range(2))
     for one in (saved, model):
         one.add_module("module", torch.nn.Linear(2, 3))
     torch.save(saved.state_dict(), tmp_path / "own.pt")
-    weights.load(tmp_path / "own.pt", model)
+    fit.load(tmp_path / "own.pt", model)
     assert torch.equal(model.state_dict()["module.weight"], saved.state_dict()["module.weight"])
 
 
@@ -256,7 +256,7 @@ def test_predictions_of_flowers_have_names_and_the_validations_preprocessing(tmp
     from torchvision.models import resnet18
     from torchvision.transforms import v2
 
-    from trainer.data.drawn_flowers import class_names
+    from trainer.data.drawn_flowers.draw import class_names
 
     torch.manual_seed(0)
     model = resnet18(num_classes=102).eval()
@@ -301,7 +301,7 @@ def test_blocks_are_put_together_in_order(
 ) -> None:
     arguments = [*RECIPE, "mode=predict", f"weights={trained}", f"predict.input={pictures[0]}"]
     package.run([*arguments, f"hydra.run.dir={tmp_path}/whole"])
-    monkeypatch.setattr("trainer.prediction.BLOCK", 5)
+    monkeypatch.setattr("trainer.worker.predict.BLOCK", 5)
     package.run([*arguments, f"hydra.run.dir={tmp_path}/parts"])
     whole, parts = (list(csv.reader((tmp_path / d / "predictions.csv").open())) for d in ("whole", "parts"))
     assert [row[:2] for row in whole] == [row[:2] for row in parts]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.models.lenet import LeNet
-from trainer.strategies.pserver import snapshot
+from trainer.strategies.pserver.protocol import snapshot
 
 
 class Dying(LeNet):

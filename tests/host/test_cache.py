@@ -14,11 +14,11 @@ import torch._inductor.codecache as codecache
 
 import trainer as package
 from tests.faults.stranger import NOBODY, said_by_nobody
-from trainer.checks import check_compiler
-from trainer.compiling import own_code
-from trainer.data.once import MARKER, known, made_once
+from trainer.data.prepared import MARKER, known, made_once
 from trainer.errors import UserError
 from trainer.host import cache, private
+from trainer.planning.validate import check_compiler
+from trainer.worker.compiling import own_code
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 COMPILE = {"compile": True}

@@ -11,11 +11,13 @@ import torch
 
 import trainer as package
 from tests.runs import SMALL
-from trainer import curves, example
 from trainer.errors import UserError
 from trainer.host import private
+from trainer.host.files import replace_file
 from trainer.host.links import check_run_folder
-from trainer.report import Report, replace_file
+from trainer.job.pictures import curves
+from trainer.run_folder.report import Report
+from trainer.worker import example
 
 NAMES = (
     "workerlog.0", "workerlog.3", "serverlog.0", "metrics.jsonl", "status.json", "result.json", "config.yaml", "plan.json",

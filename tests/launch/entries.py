@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 
 from tests.pace import wait_for
-from trainer.data.arrays import ArrayDataset
-from trainer.data.base import Splits
+from trainer.data.arrays.tensors import ArrayDataset
 from trainer.data.feed import Feed, Placement
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
+from trainer.data.source import Splits
 from trainer.errors import RunFailed, UserError
-from trainer.strategies.base import Seat
+from trainer.strategies.contract import Seat
 
 LONG_S = 300
 

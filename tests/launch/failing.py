@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import RunFailed
-from trainer.launch.local import Meeting, Role, launch
-from trainer.strategies.base import Seat
+from trainer.launch.forkserver import Meeting, Role, launch
+from trainer.strategies.contract import Seat
 
 
 def exits(seat: Seat, payload: Any) -> None:

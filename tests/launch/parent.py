@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from trainer.errors import Interrupted
-from trainer.launch.local import Meeting, Role, launch
+from trainer.launch.forkserver import Meeting, Role, launch
 
 if __name__ == "__main__":
     folder, deaf = Path(sys.argv[1]), "deaf" in sys.argv

@@ -13,8 +13,8 @@ from trainer.launch import preload
 ASK = """
 import json, sys
 from pathlib import Path
-from trainer.launch.hosts import Meeting
-from trainer.launch.local import Role, launch
+from trainer.launch.rendezvous import Meeting
+from trainer.launch.forkserver import Role, launch
 
 if __name__ == "__main__":
     worker = Role("worker", 2, "tests.launch.entries:imported", ["cpu", "cpu"])
@@ -37,7 +37,7 @@ def asked(folder: Path, names: list[str], preloaded: list[str]) -> dict[str, lis
 def test_workers_find_imported_what_was_asked_for_and_what_an_optimizer_needs(tmp_path: Path) -> None:
     (tmp_path / "of_the_users.py").write_text("")
     (tmp_path / "broken.py").write_text("raise ValueError('where it is needed, and not in the forkserver')")
-    names = ["torch._dynamo", "trainer.launch.local", "of_the_users", "broken", "trainer.strategies.collective"]
+    names = ["torch._dynamo", "trainer.launch.forkserver", "of_the_users", "broken", "trainer.strategies.collective"]
     found = asked(tmp_path, names, ["of_the_users", "broken", "no_such_module", "trainer.strategies.collective"])
     assert found["imported"] == [name for name in names if name != "broken"]
     assert found["variable"] == [], "no process sees what was meant for the forkserver"
@@ -55,5 +55,5 @@ def test_modules_are_those_of_targets_and_entries() -> None:
     config = {group: {} for group in ("model", "data", "loss", "optimizer", "scheduler")}
     config |= {"model": {"_target_": "mine.nets:Net"}, "data": {"_target_": "mine.data.Source"}}
     config |= {"callbacks": [{"_target_": "mine.calls.Back"}], "metrics": {"own": {"_target_": "mine.kappa.Kappa"}}}
-    found = preload.modules_of(config, ["trainer.worker:train"])
-    assert found == ["trainer.worker", "mine.nets", "mine.data", "mine.calls", "mine.kappa"]
+    found = preload.modules_of(config, ["trainer.worker.train:train"])
+    assert found == ["trainer.worker.train", "mine.nets", "mine.data", "mine.calls", "mine.kappa"]

@@ -1,1 +1,1 @@
-"""Conformance of every strategy with the contract of trainer/strategies/base.py, with real processes."""
+"""Conformance of every strategy with the contract of trainer/strategies/contract.py, with real processes."""

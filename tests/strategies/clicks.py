@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.data.arrays import ArrayDataset
-from trainer.data.base import DataSource, Facts, Splits
+from trainer.data.arrays.tensors import ArrayDataset
+from trainer.data.source import DataSource, Facts, Splits
 from trainer.models.rows import RowEmbedding
 
 ROWS = 50

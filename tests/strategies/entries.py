@@ -1,4 +1,4 @@
-"""What the conformance suite's processes do: the run's own pieces (trainer.worker.build, trainer.loop), looked at inside.
+"""What the conformance suite's processes do: the run's own pieces (trainer.worker.train.build, trainer.worker.loop), looked at inside.
 
 Every function takes (seat, payload, ...) like a role's entry, and returns plain data for the parent to judge.
 """
@@ -24,16 +24,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.build import locate
+from trainer.config.instantiate import locate
 from trainer.errors import RunFailed
-from trainer.launch.local import resolve
-from trainer.loop import Training, fit, train_epoch
+from trainer.launch.forkserver import resolve
 from trainer.models.sync_batch_norm import synchronised
-from trainer.report import Report
-from trainer.strategies.base import Seat
-from trainer.strategies.pserver.server import WANTS_DENSE
-from trainer.strategies.pserver.wire import Kind, Message, Verb
-from trainer.worker import build, settings, take_seat
+from trainer.run_folder.report import Report
+from trainer.strategies.contract import Seat
+from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Kind, Message, Verb
+from trainer.worker.loop import Training, fit, train_epoch
+from trainer.worker.train import build, settings, take_seat
 
 RUN = "run"
 
@@ -58,7 +57,7 @@ def in_run(seat: Seat, run: str) -> Seat:
 
 @contextmanager
 def taking_part(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
-    """A worker of the run up to the loop, as ``trainer.worker.train`` makes it."""
+    """A worker of the run up to the loop, as ``trainer.worker.train.train`` makes it."""
     config, plan = payload["config"], payload["plan"]
     take_seat(seat, config, plan)
     node = {k: v for k, v in config["strategy"].items() if k != "_target_"}

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.pages import write_files
-from trainer.compose import compose, hydra_app
-from trainer.job import Ready, get_ready
-from trainer.launch.local import Meeting, Role, launch
-from trainer.service import plain, typed_keys
+from trainer.cli.commands import plain, typed_keys
+from trainer.cli.compose import compose, hydra_app
+from trainer.job.job import Ready, get_ready
+from trainer.launch.forkserver import Meeting, Role, launch
 
 
 def vocabulary() -> str:

@@ -1,4 +1,4 @@
-"""Every strategy keeps the contract of trainer/strategies/base.py: one launch per strategy and size, many questions."""
+"""Every strategy keeps the contract of trainer/strategies/contract.py: one launch per strategy and size, many questions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import pytest
 from tests.strategies.launching import SERVERS, Case, launched, payload
 from tests.strategies.toy_server import ToyServer
 from tests.strategies.truth import by_hand, replicas, start
-from trainer.build import locate
-from trainer.compose import folder
-from trainer.strategies import declared
-from trainer.strategies.base import Declaration
+from trainer.cli.compose import folder
+from trainer.config.instantiate import locate
+from trainer.strategies import builtin
+from trainer.strategies.contract import Declaration
 
 SHARED = ("data.global_batch_size=15", "data.train_samples=47", "sampler.drop_last=false", "data.work=static")
 """Nothing divides: workers get 7 and 8 of 15, and in the last update 1 and none of 2."""
@@ -147,14 +147,14 @@ def cases(strategy: str, workers: int) -> dict[str, Case]:
 
 
 DECLARED: dict[str, type[Declaration]] = {
-    "single": declared.Single,
-    "collective": declared.Collective,
-    "local_sgd": declared.LocalSgd,
+    "single": builtin.Single,
+    "collective": builtin.Collective,
+    "local_sgd": builtin.LocalSgd,
     "toy_server": ToyServer,
-    "pserver_sync": declared.PserverSync,
-    "pserver_async": declared.PserverAsync,
-    "pserver_ssp": declared.PserverSsp,
-    "pserver_geo": declared.PserverGeo,
+    "pserver_sync": builtin.PserverSync,
+    "pserver_async": builtin.PserverAsync,
+    "pserver_ssp": builtin.PserverSsp,
+    "pserver_geo": builtin.PserverGeo,
     "averaging": locate("my_package.averaging.Averaging"),  # as launching.py has written it from the page
 }
 GROUPS = [(strategy, workers) for strategy, sizes in SIZES.items() for workers in sizes]
@@ -205,9 +205,9 @@ def differ(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 
 
 def test_every_registered_strategy_is_in_this_suite() -> None:
-    known = {c for _, c in inspect.getmembers(declared, inspect.isclass) if issubclass(c, Declaration)} - {Declaration}
+    known = {c for _, c in inspect.getmembers(builtin, inspect.isclass) if issubclass(c, Declaration)} - {Declaration}
     options = {path.stem for path in (folder("conf") / "strategy").glob("*.yaml")} - {"auto"}
-    assert known - {declared.Pserver, declared.OutOfStep, declared.Evaluators} <= set(DECLARED.values())
+    assert known - {builtin.Pserver, builtin.OutOfStep, builtin.Evaluators} <= set(DECLARED.values())
     assert options == SIZES.keys() - {"toy_server", "averaging"}
 
 
@@ -255,9 +255,9 @@ def test_every_precision_and_memory_format_equals_one_process_in_float64(
 def test_exactness_is_declared_where_it_is_proved(strategy: str) -> None:
     config = {"k_steps": 1, "gradient_merge": {}, "clip_norm": None}
     assert DECLARED[strategy](**config).exact == (strategy not in ALONE)
-    assert not declared.LocalSgd(k_steps=4).exact
+    assert not builtin.LocalSgd(k_steps=4).exact
     for lossy in ({"wire": "bf16"}, {"wire": "int8"}, {"evict_after": 9}, {"entry": {"count": 2, "probability": 1.0}}, {"entry": {"count": 1, "probability": 0.5}}):  # fmt: skip
-        assert not declared.PserverSync(**{"wire": "full", "evict_after": None, "entry": {"count": 1, "probability": 1.0}} | lossy).exact  # fmt: skip
+        assert not builtin.PserverSync(**{"wire": "full", "evict_after": None, "entry": {"count": 1, "probability": 1.0}} | lossy).exact  # fmt: skip
 
 
 @pytest.mark.parametrize("workers", [2, 4])

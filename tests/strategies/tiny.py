@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from trainer.data.arrays import ArrayDataset
-from trainer.data.base import DataSource, Facts, Splits
+from trainer.data.arrays.tensors import ArrayDataset
+from trainer.data.source import DataSource, Facts, Splits
 
 CLASSES = 7
 SIDE = 8

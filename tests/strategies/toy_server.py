@@ -25,7 +25,7 @@ from torch import nn
 
 from trainer.errors import RunFailed, UserError
 from trainer.optim.updater import Updater
-from trainer.strategies.base import Declaration, MakeUpdater, Seat, Strategy
+from trainer.strategies.contract import Declaration, MakeUpdater, Seat, Strategy
 
 ADDRESS = "toy_server/address"
 MARGIN_S = 5.0
@@ -249,7 +249,7 @@ class Server:
             return current.reply
 
     def start(self, brought: list[list[torch.Tensor]]) -> dict[str, Any]:
-        from trainer.worker import make_updater
+        from trainer.worker.train import make_updater
 
         self.parameters = nn.ParameterList(brought[0])
         config, plan = self.payload["config"], self.payload["plan"]

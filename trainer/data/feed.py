@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainer.data.base import Splits
+from trainer.data.augment.mixing import Mixing
+from trainer.data.augment.seeded import Seeded
 from trainer.data.growth import Growth, Rest, end_processes
 from trainer.data.inputs import Inputs, each
-from trainer.data.mixing import Mixing
-from trainer.data.pictures import Preprocessing
+from trainer.data.preprocessing import Preprocessing
 from trainer.data.reading import Told, as_it_is, from_processes, reading_process
 from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
-from trainer.data.seeded import Seeded
+from trainer.data.source import Splits
 from trainer.data.work import MapWork, StreamWork
 
 Scatter = Callable[[list[tuple[Inputs, torch.Tensor]] | None], tuple[Inputs, torch.Tensor]]

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import psutil
 from torch.utils.data import DataLoader
 
-from trainer import machine
-from trainer.auto import ready_each
+from trainer.data.prefetch import ready_each
+from trainer.host import hardware
 
 UPDATES = 50
 """Of the first epoch, that are measured; fewer where the epoch has fewer, but no fewer than ``LEAST``."""
@@ -159,7 +159,7 @@ def growing_readers(data: Mapping[str, Any], chosen: Mapping[str, Any], workers_
         return None
     sharing = 1 if data["read"] == "scatter" else workers_here
     prefetch = ready_each if data["prefetch"] == "auto" else lambda _: int(chosen["prefetch"])
-    return Growth(readers, sharing, max(readers, machine.cores()), prefetch, Host())
+    return Growth(readers, sharing, max(readers, hardware.cores()), prefetch, Host())
 
 
 def end_processes(loader: DataLoader[Any] | None) -> None:

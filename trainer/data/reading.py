@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from trainer.errors import RunFailed, UserError, why
-from trainer.lifeline import end_with
+from trainer.host.parent_death import end_with
 
 
 @dataclass(frozen=True)

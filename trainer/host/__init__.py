@@ -1,1 +1,1 @@
-"""This machine: folders and files that other users of it cannot reach into."""
+"""This machine: its hardware, its network, and files that other users of it cannot reach into."""

@@ -21,14 +21,14 @@ VARIABLE = "TRAINER_PRELOAD"
 """Names for the forkserver, which takes them out of its environment."""
 LEFT_OUT = ("hydra", "omegaconf", "antlr4", "mlflow", "rich", "pygments", "matplotlib", "__main__", "__mp_main__")
 """What the parent alone needs."""
-ALWAYS = ("trainer.launch.local", "torch._dynamo")
+ALWAYS = ("trainer.launch.forkserver", "torch._dynamo")
 """The first optimizer of a process imports torch._dynamo, which takes longer than an epoch of a small model."""
 DEPTH = 2
 
 
 def imported_since(before: Collection[str]) -> list[str]:
-    """Names of the packages, and of what is directly in them, that this process has imported meanwhile."""
-    new = [name for name in list(sys.modules) if name not in before and name.count(".") < DEPTH]
+    """Names of our modules, of other packages and of what is directly in those, that this process has imported meanwhile."""
+    new = [n for n in list(sys.modules) if n not in before and (n.count(".") < DEPTH or n.startswith("trainer."))]
     known = {*sys.stdlib_module_names, *LEFT_OUT}
     return [name for name in new if name.partition(".")[0] not in known]
 

@@ -1,8 +1,7 @@
-"""``torchrun ... -m trainer +recipe=X``: rank 0 is the parent, composes once, and hands the finished config to the ranks."""
+"""Processes that torchrun has started: rank 0 is the parent as well, and hands the finished config to the others."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import traceback
@@ -10,23 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer import streams
-from trainer.confidential import text, values
+from trainer.config.redact import text, values
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import private
 from trainer.launch.handover import Handover, handover
+from trainer.launch.in_process import teed
+from trainer.terminal import streams
+
+Start = Callable[[Any, dict[str, Any], Path], dict[str, Any]]
+"""Starts a plan's processes with a payload, in a run's folder; returns worker 0's outcome."""
 
 
-def present() -> bool:
-    """Whether this process is one of torchrun's."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
-
-
-def join(parse: Callable[[], argparse.Namespace]) -> int:
+def join(lead: Callable[[Start], object]) -> int:
     """Run as one of torchrun's ranks; returns the exit code.
 
     Args:
-        parse: the command line's flags and overrides, asked of rank 0 alone.
+        lead: called on rank 0 alone; composes the config and runs the job with the ranks as its processes.
     """
     import torch.distributed as dist
 
@@ -41,7 +39,7 @@ def join(parse: Callable[[], argparse.Namespace]) -> int:
     if rank:
         return _follow(way, store, rank)
     try:
-        _lead(way, store, parse())
+        lead(lambda plan, payload, run_dir: _start(way, store, plan, payload, run_dir))
     except (UserError, RunFailed, Interrupted) as error:
         way.stop(str(error))
         raise
@@ -49,27 +47,13 @@ def join(parse: Callable[[], argparse.Namespace]) -> int:
     return 0
 
 
-def _lead(way: Handover, store: Any, args: argparse.Namespace) -> None:
-    """Rank 0: the parent, and a worker."""
-    from trainer import compose, service
-    from trainer.launch.here import teed
-
-    if args.multirun or args.cfg or args.info:
-        raise UserError("torchrun", "runs one job; sweeps and --cfg start without it", "python -m trainer ...")
-    size, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    topology = [f"launch.nproc={local}", *([f"launch.nnodes={size // local}"] if size > local else [])]
-    ignored = ["launch.nnodes=1"] * (size == local) + ["launch.ips=null", "launch.workers=null"]
-
-    def start(plan: Any, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-        if set(plan.roles) != {"worker"}:
-            raise RunFailed(f"torchrun starts workers alone; strategy={plan.strategy} has {', '.join(plan.roles)}")
-        handed = way.give(payload)
-        with streams.log(run_dir / "workerlog.0") as log, teed(log, payload["config"]["verbosity"] == "quiet"):
-            return _work(store, handed, 0)
-
-    with compose.hydra_app(args.config_dir) as app:
-        overrides, flags = [*args.overrides, *topology], compose.flags(args)
-        service.run_one(app, overrides, args.config_name or "config", start, flags, ignored)
+def _start(way: Handover, store: Any, plan: Any, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Hand the config to the other ranks, and work as rank 0."""
+    if set(plan.roles) != {"worker"}:
+        raise RunFailed(f"torchrun starts workers alone; strategy={plan.strategy} has {', '.join(plan.roles)}")
+    handed = way.give(payload)
+    with streams.log(run_dir / "workerlog.0") as log, teed(log, payload["config"]["verbosity"] == "quiet"):
+        return _work(store, handed, 0)
 
 
 def _store() -> Any:
@@ -107,8 +91,8 @@ def _follow(way: Handover, store: Any, rank: int) -> int:
 def _work(store: Any, payload: dict[str, Any], rank: int) -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from trainer.build import locate
-    from trainer.strategies.base import Seat
+    from trainer.config.instantiate import locate
+    from trainer.strategies.contract import Seat
 
     local = int(os.environ["LOCAL_RANK"])
     device = f"cuda:{local}" if payload["plan"]["device"] == "cuda" else "cpu"

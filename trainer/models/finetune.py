@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer import tensors
+from trainer.config.schema import WEIGHT_FILES
 from trainer.errors import UserError
+from trainer.host.network import unreachable
 from trainer.models.classifiers import HEADS, unfilled
-from trainer.schema import WEIGHT_FILES
-from trainer.sites import unreachable
+from trainer.weights import tensor_files
 
 
 def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", **arguments: Any) -> nn.Module:
@@ -94,27 +94,27 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
             raise UserError(f"model.weights={weights}", f"{_cached(entry.url)} holds more than tensors by name", f"rm {_cached(entry.url)}, which is then fetched anew") from error  # fmt: skip
         except (OSError, RuntimeError) as error:
             raise UserError(f"model.weights={weights}", f"cannot be fetched: {error}", "model.weights=FILE") from error
-    return tensors.read(Path(weights), f"model.weights={weights}")
+    return tensor_files.read(Path(weights), f"model.weights={weights}")
 
 
 def _load(model: nn.Module, given: dict[str, torch.Tensor], what: str) -> None:
     """All but layers that tell another number of classes apart, and auxiliary classifiers that the model goes without."""
     own = model.state_dict()
-    named = tensors.unwrapped(given, own)
+    named = tensor_files.unwrapped(given, own)
     found = {name: tensor for name, tensor in named.items() if name in own or name.partition(".")[0] not in HEADS}
     strange = [name for name in found if name not in own]
     missing = [name for name in own if name not in found and not name.endswith("num_batches_tracked")]
     if strange or missing:
         raise UserError(
             what,
-            f"belongs to another model: {len(missing)} tensors are missing ({tensors.some(missing)}), "
-            f"{len(strange)} are unknown ({tensors.some(strange)})",
+            f"belongs to another model: {len(missing)} tensors are missing ({tensor_files.some(missing)}), "
+            f"{len(strange)} are unknown ({tensor_files.some(strange)})",
         )
     other = [name for name, tensor in found.items() if tensor.shape != own[name].shape]
     wrong = [name for name in other if found[name].shape[1:] != own[name].shape[1:]]
     if wrong:
         raise UserError(what, f"belongs to another model: {wrong[0]} is {tuple(found[wrong[0]].shape)} there and {tuple(own[wrong[0]].shape)} here")  # fmt: skip
-    tensors.into(model, {n: t for n, t in found.items() if n not in other}, what)
+    tensor_files.into(model, {n: t for n, t in found.items() if n not in other}, what)
 
 
 def _freeze(model: nn.Module, num_classes: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.build import call_target
+from trainer.config.instantiate import call_target
 from trainer.errors import UserError
 from trainer.optim.layers import NORMS, layer_numbers
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.watched import Best
+from trainer.metrics.best import Best
 
 
 class Constant:

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.errors import RunFailed
-from trainer.strategies.base import MakeUpdater
 from trainer.strategies.comm_hooks import PowerSgd, register
-from trainer.strategies.group import GroupMember
+from trainer.strategies.contract import MakeUpdater
+from trainer.strategies.process_group import GroupMember
 
 
 class Collective(GroupMember):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from trainer.strategies.base import MakeUpdater
-from trainer.strategies.group import GroupMember
+from trainer.strategies.contract import MakeUpdater
+from trainer.strategies.process_group import GroupMember
 
 
 class Evaluators(GroupMember):

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.strategies.base import MakeUpdater, Seat
-from trainer.strategies.group import GroupMember
+from trainer.strategies.contract import MakeUpdater, Seat
+from trainer.strategies.process_group import GroupMember
 
 
 class LocalSgd(GroupMember):

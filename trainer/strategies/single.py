@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trainer.optim.updater import Updater
-from trainer.strategies.base import MakeUpdater, Strategy
+from trainer.strategies.contract import MakeUpdater, Strategy
 
 
 class OwnUpdater(Strategy):

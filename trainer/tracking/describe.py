@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.confidential import HERE, command, hide, text, values
-from trainer.plan import Plan
+from trainer.config.redact import HERE, command, hide, text, values
+from trainer.planning.plan import Plan
 from trainer.tracking.naming import model_name, run_name
 from trainer.wording import counted
 

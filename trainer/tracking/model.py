@@ -15,8 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trainer import example
 from trainer.tracking.own_code import PACKAGE, own_modules, place, stage, third_parties
+from trainer.worker import example
 
 SERVED = Path(__file__).with_name("served.py")
 REQUIREMENTS = ("torch", "torchvision", "safetensors", "numpy", "pillow", "mlflow")

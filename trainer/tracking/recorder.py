@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer import confidential, interpreter
+from trainer.config import redact
+from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError, first_line
-from trainer.report import leave
-from trainer.secret_parts import HIDDEN
+from trainer.host import interpreter
+from trainer.run_folder.json_files import leave
 
 BATCH = 1000
 EVERY_S = 1.0
@@ -291,14 +292,14 @@ def _said(error: Exception) -> str:
     told = str(error)
     if (server := UNREACHED.search(told)) and (why := NO_ANSWER.search(told)):
         address = server[1] or f"{server[2]}:{server[3]}"
-        return confidential.text(f"{address}: {(why[1] or why[2]).strip().rstrip('.').lower()}")
-    return confidential.text(first_line(error)[:300])
+        return redact.text(f"{address}: {(why[1] or why[2]).strip().rstrip('.').lower()}")
+    return redact.text(first_line(error)[:300])
 
 
 def tell(message: dict[str, Any]) -> None:
     """An answer to the parent, which may be gone."""
     with contextlib.suppress(OSError):
-        said = {k: confidential.text(v) for k, v in message.items() if k in ("warning", "error")}
+        said = {k: redact.text(v) for k, v in message.items() if k in ("warning", "error")}
         print(json.dumps({**message, **said}), file=sys.__stdout__, flush=True)
 
 
@@ -344,7 +345,7 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
         if parent is not None and parent.run_id is None:
             parent.try_once()
         secrets, away = message.pop("secrets"), message.pop("away", "")
-        confidential.HERE.learn(secrets)
+        redact.HERE.learn(secrets)
         follower = Follower(
             Path(message["open"]), message, children_of=parent.run_id if parent else None, secrets=secrets
         )
@@ -367,7 +368,7 @@ def _mark_killed(follower: Follower) -> None:
         leave(status_file, {**status, "state": "killed"})
     except (OSError, ValueError):
         pass
-    confidential.scrub(follower.run_dir, LOGS, follower.secrets)
+    redact.scrub(follower.run_dir, LOGS, follower.secrets)
     follower.finish("KILLED", {"trainer.ended": "the launcher was killed"}, LAST_WORDS_S)
 
 

@@ -14,10 +14,10 @@ import mlflow
 import numpy as np
 import torch
 
-from trainer import weights
-from trainer.build import call_target
+from trainer.config.instantiate import call_target
 from trainer.data.feed import Placement
-from trainer.data.pictures import Preprocessing
+from trainer.data.preprocessing import Preprocessing
+from trainer.weights import fit
 
 
 class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
@@ -34,7 +34,7 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
             rows: Any = table.weight
             table.weight = torch.nn.Parameter(torch.empty(rows.shape))
         module = module.to(dtype)
-        weights.load(Path(context.artifacts["weights"]), module)
+        fit.load(Path(context.artifacts["weights"]), module)
         self.module = module.eval()
         mean, std = (None if spec[k] is None else tuple(spec[k]) for k in ("mean", "std"))
         self.place = Placement(Preprocessing(_unused, mean, std), cpu, dtype, channels_last=False)

@@ -1,0 +1,194 @@
+"""What sounds secret is hidden wherever it stands, and nothing else is."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+import unicodedata
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from trainer.cli.help import show_help
+from trainer.config.keys import sections
+from trainer.config.redact import hide, of_command_line, scrub, text, values
+from trainer.config.secret_parts import HIDDEN, is_secret
+
+SECRET = ["password", "db_password", "passwd", "hf_token", "token", "api_key", "apiKey", "access_key", "aws_secret_access_key", "client_secret", "credentials", "private_key_file", "authorization"]  # fmt: skip
+OPEN = ["tokenizer", "max_tokens", "monkey", "key_dim", "num_key_heads", "author", "secretary", "hash_size", "passes"]
+
+
+@pytest.mark.parametrize("key", SECRET)
+def test_keys_that_sound_secret(key: str) -> None:
+    assert hide({"a": [{key: "value"}], "b": 1}) == {"a": [{key: HIDDEN}], "b": 1}
+
+
+@pytest.mark.parametrize("key", OPEN)
+def test_keys_that_do_not(key: str) -> None:
+    assert hide({key: "value"}) == {key: "value"}
+
+
+def test_numbers_are_hidden_where_the_key_can_mean_nothing_else() -> None:
+    assert is_secret("password", 12345) and is_secret("api_key", 99)
+    assert not is_secret("token", 2) and not is_secret("password", None) and not is_secret("use_password", True)
+
+
+def test_no_key_of_ours_is_hidden() -> None:
+    declared = [key.path.rpartition(".")[2] for section in sections() for key in section.keys]
+    assert not [name for name in declared if is_secret(name, "value")]
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("postgresql://me:pa:ss@host:1/db", f"postgresql://{HIDDEN}@host:1/db"),
+        ("look at https://ghp_1@host/x, or not", f"look at https://{HIDDEN}@host/x, or not"),
+        ("+x.api_key=abc optimizer.lr=0.1", f"+x.api_key={HIDDEN} optimizer.lr=0.1"),
+        ("'+x.token=a b' seed=1", f"'+x.token={HIDDEN}' seed=1"),
+        ("data.password='a b' seed=1", f"data.password={HIDDEN} seed=1"),
+        ("https://host/p?token=abc&x=1", f"https://host/p?token={HIDDEN}&x=1"),
+        ("~x.password=null", "~x.password=null"),
+        ("sqlite:////tmp/a@b.db name=a@b", "sqlite:////tmp/a@b.db name=a@b"),
+    ],
+)
+def test_texts(line: str, shown: str) -> None:
+    assert text(line) == shown
+
+
+def test_known_values_are_hidden_wherever_they_stand() -> None:
+    config = {"x": {"token": "t0ken with 'quotes'"}, "uri": ["https://me:pw-123@host/"], "password": "ab"}
+    known = values(config)
+    login = base64.b64encode(b"me:pw-123").decode()
+    assert known == {"t0ken with 'quotes'", "pw-123", login}, "two letters would be found everywhere"
+    said = text("cannot log in with t0ken with 'quotes' or pw-123: about", known)
+    assert said == f"cannot log in with {HIDDEN} or {HIDDEN}: about"
+
+
+def test_files_of_others_are_scrubbed(tmp_path: Path) -> None:
+    (tmp_path / "workerlog.0").write_bytes(b"\xff token is s3cret\n")
+    (tmp_path / "other").write_text("s3cret")
+    scrub(tmp_path, ["workerlog.*"], {"s3cret", ""})
+    assert (tmp_path / "workerlog.0").read_bytes() == b"\xff token is (hidden)\n"
+    assert (tmp_path / "other").read_text() == "s3cret"
+
+
+def test_help_and_docs_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sentences that speak of keys, tokens and passwords hold none. (Not so the examples of what is hidden, in docs/runs.md.)"""
+    show_help([])
+    root = Path(__file__).parents[2]
+    pages = [
+        root / "README.md",
+        *(p for p in (root / "docs").glob("*.md") if p.name != "runs.md"),
+        *(root / "conf").rglob("*.yaml"),
+    ]
+    for page in [capsys.readouterr().out, *(re.sub(r"user:password@|_SECRET=\w+", "", p.read_text()) for p in pages)]:
+        assert [
+            pair for pair in zip(page.splitlines(), text(page).splitlines(), strict=True) if len(set(pair)) > 1
+        ] == []
+
+
+@pytest.mark.parametrize("key", ["hub_token", "otp", "auth", "token", "api_token", "pass", "signature"])
+def test_long_numbers_under_keys_of_secrets_are_hidden(key: str) -> None:
+    number = 123456789012
+    assert hide({"a": {key: number, "n": 3}}) == {"a": {key: HIDDEN, "n": 3}}
+    assert values({key: number}) == {str(number)} == values(f"{key}: {number}")
+    for line in (
+        f"{key}={number}",
+        f"a {key}={number}",
+        f"{key}: {number}",
+        f"{{'{key}': {number}}}",
+        f'"{key}": {number}',
+    ):
+        assert str(number) not in text(line), line
+    for short in (f"{key}=3", f"{key}: 0.25000", f"{{'{key}': 1234}}"):
+        assert text("it is " + short) == "it is " + short
+    assert hide({"tokens": 123456, "num_tokens": 123456}) == {"tokens": 123456, "num_tokens": 123456}
+    declared = [key.path.rpartition(".")[2] for section in sections() for key in section.keys]
+    assert not [name for name in declared if is_secret(name, number)], "no key of ours"
+
+
+def test_known_values_are_hidden_as_keys() -> None:
+    config = {"token": "zK9Quartz77x", "a": {"zK9Quartz77x": 1, "lr": 2}, "credentials": {"zK9Quartz77x": "b"}}
+    assert hide(config, values(config)) == {"token": HIDDEN, "a": {HIDDEN: 1, "lr": 2}, "credentials": {HIDDEN: HIDDEN}}
+    assert hide({"data": {"batch_size": 2}}, {"data", "batch_size"}) == {"data": {"batch_size": 2}}, "keys of ours"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Basic training of resnet50", "a bearer protein", "negotiate something", "name: basic augmentation_2x", "class cookie: 12 samples", "cookie: 12 samples",
+        "Signature: (input: Tensor) -> Tensor", "tokens: 12,345 in 3 s", "pass: 2 of 3 finished", "basic data-augmentation_v2",
+    ],
+)  # fmt: skip
+def test_sentences_hold_no_secret(line: str) -> None:
+    assert text(line) == line and values(line) == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "secret"),
+    [
+        ("Bearer abc123XYZ", "abc123XYZ"), ("Authorization: Basic training", "training"), ("basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+        ("Cookie: a=b; sid=Zx81QqPp", "Zx81QqPp"), ("cookie: Zx81QqPp", "Zx81QqPp"), ("{_target_: m.C, api_token: 'Zx81 Qq99,pp'}", "Zx81 Qq99,pp"),
+        ("bearer dXNlcjp3ZXJ0eXVp", "dXNlcjp3ZXJ0eXVp"),
+    ],
+)  # fmt: skip
+def test_and_logins_do(line: str, secret: str) -> None:
+    assert secret not in text(line) and secret in values(line)
+
+
+def test_what_says_nothing_is_not_learnt() -> None:
+    metrics = {"secret": {"_target_": "torchmetrics.classification.MulticlassF1Score", "num_classes": 102}}
+    assert values({"metrics": metrics}) == set()
+    typed = "metrics={secret:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:102}}"
+    assert not {"102", "torchmetrics.classification.MulticlassF1Score"} & of_command_line([typed])
+    assert HIDDEN in str(hide(metrics)), "at its key it is hidden all the same"
+
+
+@pytest.mark.parametrize("secret", ["pässwörtÄ9", "tiger/\tlion%7Ä"])
+def test_a_known_value_is_found_however_it_is_spelled(secret: str) -> None:
+    lower = re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), quote(secret, safe=""))
+    spelled = [ascii(secret), secret.encode("unicode_escape").decode(), str(secret.encode()), lower, *(unicodedata.normalize(f, secret) for f in ("NFC", "NFD"))]  # fmt: skip
+    for one in (*spelled, json.dumps(secret), repr(secret)):
+        assert text(f"x {one} y", {secret}) in (f"x {HIDDEN} y", f"x '{HIDDEN}' y", f'x "{HIDDEN}" y', f"x b'{HIDDEN}' y"), one  # fmt: skip
+
+
+HARD = {
+    "]": "Authorization: {]}", "@": "a@", "+": "+", "x-": "x-", "{": "{", "auth": "auth: {", "token": "token=[", "cookie": "cookie: ", "keys": "{k: v, ",
+    "logins": "http://a:b@", "logins after each other": "x://a:b@c/ ", "bearer": "bearer ", "commas": "password=ab,", "dashes": "a-", "dots": "a.", "newlines": "\n",
+    "blank lines": " \n", "overrides": "token=a ", "quoted overrides": "'token=a ", "mappings": '"token": ', "flows": "token: [", "spaces": " ", "tabs": "\t",
+    "escaped quotes": "token=\\'", "quotes": "'", "apostrophes": "''", "default": "${oc.env:a,", "underscores": "_secret", "camel": "aB", "digits": "secret1",
+    "one name": "b", "signs": "~+", "stars": "token='\\'", "words in quotes": "'a ", "numbers": "token=1,", "lines": "password: x\n", "equals": "password=",
+}  # fmt: skip
+AROUND = [("", ""), ("token=", "="), ("token=a,", "="), ("'secret: ", "x"), ("{a: ", "}"), ("x://y?", "@")]
+LENGTH = 30_000
+
+
+def cost(line: str) -> float:
+    """CPU seconds, at best."""
+    best = 1e9
+    for _ in range(3):
+        begin = time.process_time()
+        text(line, {"some-s3cret 'value'"})
+        values([line])
+        best = min(best, time.process_time() - begin)
+        if best < 0.1:
+            break
+    return best
+
+
+@pytest.mark.parametrize("piece", HARD.values(), ids=HARD.keys())
+def test_a_hostile_line_takes_about_as_long_as_any_other(piece: str) -> None:
+    """Patterns are tried from few places, and look at each part once. What is not so takes some hundred times as long."""
+    plain = cost("loss is 0.25, all is well with it; " * (LENGTH // 35))
+    for before, after in AROUND:
+        line = before + piece * (LENGTH // len(piece)) + after
+        assert cost(line) < 0.05 + 50 * plain, line[:40]
+
+
+@pytest.mark.parametrize("line", ["'token='", '"password="', "x 'token='", "token='", "password=", "token=["])
+def test_a_quote_that_nobody_closes_breaks_nothing(line: str) -> None:
+    text(line)
+    values(line)

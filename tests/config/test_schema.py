@@ -1,0 +1,149 @@
+"""Every key is documented and typed in one place, and every option and recipe that is shipped says only such keys."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pictures import needs
+from trainer.cli import commands
+from trainer.cli.compose import compose, folder, hydra_app
+from trainer.cli.help import options
+from trainer.config import keys, schema
+from trainer.host import hardware
+from trainer.planning import key_checks, validate
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = [key for section in keys.sections() for key in section.keys]
+NO_UNIT = {
+    "probability", "delay_compensation", "staleness_power",
+    "seed", "split_seed", "draw_seed", "node_rank", "master_port",  # numbers that name something
+    "lr", "weight_decay", "momentum", "eps", "clip_norm", "clip_value", "init_scale", "initial_accumulator_value",  # in units of parameters and gradients, which have none
+    "warmup_start", "gamma", "final", "initial", "least", "layer_decay",  # factors
+    "power", "min_delta",  # an exponent; in units of the metric
+    "val_fraction", "min_scale", "min_ratio", "flip", "max_bad_fraction", "erasing", "mix_probability", "label_smoothing",  # shares
+    "decay", "alpha", "rise",  # further shares
+    "randaugment_magnitude", "mixup", "cutmix",  # strengths
+}  # fmt: skip
+OPTIONS = [(group, name) for group in schema.GROUPS for name, _ in options(group)]
+RECIPES = [name for name, _ in options("recipe")]
+CHOSEN = {"model": "lenet", "data": "digits"}
+
+
+@pytest.fixture(autouse=True)
+def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "gpus", lambda: ())
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    with hydra_app() as app:
+        return commands.plain(compose(app, list(overrides)))
+
+
+def undocumented(key: keys.Key) -> str:
+    """What is wrong with the documentation of a key."""
+    if not 2 < len(key.help) < 110 or key.help.endswith("."):
+        return f"help {key.help!r}"
+    if key.kind is None and not key.choices and not key.rule["texts"]:
+        return "neither a type nor the words that it takes"
+    if key.kind in (int, float) and bool(key.unit) == (key.path.rpartition(".")[2] in NO_UNIT):
+        return "neither a unit nor a place among those without, or both"
+    return ""
+
+
+def test_every_key_is_documented() -> None:
+    assert len(KEYS) > 250
+    assert {key.path: why for key in KEYS if (why := undocumented(key))} == {}
+
+
+def test_every_default_is_a_value_of_its_key() -> None:
+    given = [key for key in KEYS if key.default != "???" and not str(key.default).startswith("${")]
+    assert {key.path: why for key in given if (why := key.refuse(key.default))} == {}
+
+
+def test_groups_of_the_schema_are_those_of_conf() -> None:
+    assert set(schema.GROUPS) == {p.name for p in folder("conf").iterdir() if p.is_dir()} - {"hydra"}
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda word: word)
+def test_every_option_composes_and_brings_documented_keys_only(group: str, option: str) -> None:
+    named = {"optimizer=torch": ["optimizer.name=SGD"], "model=torchvision": ["model.name=resnet18"]}
+    chosen = [f"{g}={o}" for g, o in {**CHOSEN, group: option}.items()]
+    node = composed(*chosen, *named.get(f"{group}={option}", []))[group]
+    assert {path for path, _ in key_checks.leaves(node, f"{group}.")} <= {key.path for key in KEYS}
+    assert dict(options(group))[option], "its file begins with a comment of one line"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_composes_and_passes_the_checks(
+    recipe: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    config = composed(f"+recipe={recipe}", *needs(recipe, tmp_path_factory.mktemp("data")))
+    assert config["name"] == recipe, "experiment and folder are called as the recipe"
+    assert dict(options("recipe"))[recipe], "its file begins with a comment of one line"
+    if "download" in config["data"]:
+        config["data"] |= {"download": False, "root": str(tmp_path)}
+    checked = validate.check(config)
+    assert checked.workers == (checked.declaration.default_workers or 1) and checked.facts.train_samples > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_config_reference_is_current(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert generate.main(["--check"]) == 0, "make docs"
+    monkeypatch.setattr(generate, "PAGE", tmp_path / "config.md")
+    assert generate.main(["--check"]) == 1
+    (tmp_path / "config.md").write_text("stale")
+    assert generate.main(["--check"]) == 1
+    assert generate.main([]) == 0 and generate.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        ("epochs", 1, ""),
+        ("epochs", True, "must be a whole number of epochs"),
+        ("epochs", "3", "must be a whole number of epochs"),
+        ("max_steps", None, ""),
+        ("data.batch_size", 0, "must be at least 1 sample"),
+        ("optimizer.lr", 1, ""),
+        ("optimizer.lr", float("nan"), "must be a finite number"),
+        ("scheduler.warmup_start", 1.5, "must be at most 1"),
+        ("precision", "fp8", "must be one of auto, fp64, fp32, bf16, fp16"),
+        ("data.num_workers", "auto", ""),
+        ("data.num_workers", None, ""),
+        ("data.prefetch", 3, ""),
+        ("data.prefetch", "auto", ""),
+        ("data.prefetch", "many", "must be a whole number of batches, or auto"),
+        ("data.prefetch", 0, "must be at least 1 batch"),
+        ("data.pin_memory", True, ""),
+        ("data.pin_memory", "True", ""),
+        ("compile", "true", "must be true or false"),
+        ("name", 3, "must be text"),
+        ("tracking.tags", {"a": "b"}, ""),
+    ],
+)
+def test_what_a_key_refuses(path: str, value: Any, why: str) -> None:
+    key = keys.find(path)
+    assert key is not None and key.refuse(value) == why
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("epoch", "epochs"),
+        ("lr", "optimizer.lr"),
+        ("optimiser.lr", "optimizer.lr"),
+        ("optimizer.wieght_decay", "optimizer.weight_decay"),
+        ("scheduler.foo", ""),
+        ("qqq", ""),
+    ],
+)
+def test_nearest_key(typed: str, near: str) -> None:
+    assert keys.nearest_key(typed, key_checks.every_key()) == near

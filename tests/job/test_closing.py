@@ -1,0 +1,264 @@
+"""The first failure is what the screen, result.json and MLflow say; what fails while a run is closed cannot replace it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import io
+import json
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rich.console
+
+from trainer.cli import commands, compose
+from trainer.errors import Interrupted, RunFailed
+from trainer.job import closing, job
+from trainer.job.closing import Closing
+from trainer.job.pictures import curves, validation
+from trainer.launch.in_process import _Tee
+from trainer.run_folder import report
+from trainer.terminal import bar
+from trainer.tracking import recorder
+
+CAUSE = "worker 1 broke: the first cause"
+
+
+class Tracker:
+    """Instead of the recorder: what it was told."""
+
+    def __init__(self) -> None:
+        self.tags: dict[str, str] = {}
+        self.status = ""
+
+    def open(self, run_dir: Path, run: Any) -> None:
+        pass
+
+    def trained(self, run_dir: Path) -> None:
+        pass
+
+    def close(self, run_dir: Path, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
+        self.status, self.tags = status, tags
+        return {"run_id": "abc", "unsent": 0, "error": ""}
+
+
+@pytest.fixture(scope="module")
+def ready() -> job.Ready:
+    """A checked run of the digits; its folder is set by each test."""
+    with compose.hydra_app() as app:
+        config = commands.plain(compose.compose(app, ["+recipe=digits_lenet", "tracking=none"]))
+    return job.get_ready(config, [], "run")
+
+
+Executed = tuple[type[BaseException] | None, str, Tracker, str]
+Execute = Callable[..., Executed]
+
+
+@pytest.fixture
+def execute(ready: job.Ready, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Execute:
+    """Run a job whose processes do what is given; returns what was raised and said, the tracker, and what was shown."""
+
+    def execute(start: Callable[[Path], dict[str, Any]], folder: Path = tmp_path / "run") -> Executed:
+        folder.mkdir(exist_ok=True)
+        mine = copy.copy(ready)
+        mine.plan = replace(ready.plan, run_dir=str(folder))
+        mine.checked = copy.deepcopy(ready.checked)
+        tracker, raised = Tracker(), None
+        try:
+            job.execute(mine, lambda plan, payload, run_dir: start(run_dir), ["x"], tracker)  # type: ignore[arg-type]
+        except BaseException as error:
+            raised = error
+        return type(raised) if raised else None, str(raised or ""), tracker, capsys.readouterr().out
+
+    return execute
+
+
+def fails(run_dir: Path) -> dict[str, Any]:
+    raise RunFailed(CAUSE)
+
+
+def full(*args: Any, **kwargs: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device", "some.file")
+
+
+def leaves_no(name: str) -> Callable[..., None]:
+    """``report.leave`` that cannot write that file."""
+    true = report.leave
+    return lambda path, *rest, **more: full() if path.name == name else true(path, *rest, **more)
+
+
+STEPS: dict[str, tuple[Any, str, Any]] = {
+    "status.json": (report, "leave", leaves_no("status.json")),
+    "result.json": (report, "leave", leaves_no("result.json")),
+    "what it had come to": (bar, "read_status", lambda folder: ["no mapping"]),
+    "logs without secrets": (closing, "scrub", full),
+    "curves.png": (curves, "draw", full),
+    "servers.png": (curves, "draw_servers", full),
+    "the pictures of the validation": (validation, "draw", lambda *_: exit("a user's own class ends the process")),
+    "the end of the MLflow run": (Tracker, "close", full),
+    "the screen": (rich.console.Console, "print", full),
+}
+
+
+@pytest.mark.parametrize("step", [*STEPS, "all"])
+@pytest.mark.parametrize("how", ["failed", "interrupted", "done"])
+def test_a_closing_step_that_fails_hides_neither_the_cause_nor_the_other_steps(
+    step: str, how: str, execute: Execute, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def start(run_dir: Path) -> dict[str, Any]:
+        for name in STEPS if step == "all" else [step]:
+            monkeypatch.setattr(*STEPS[name])
+        if how == "failed":
+            raise RunFailed(CAUSE)
+        if how == "interrupted":
+            raise KeyboardInterrupt(CAUSE)
+        return {"steps": 3}
+
+    kind, said, tracker, shown = execute(start)
+    assert kind == {"failed": RunFailed, "interrupted": Interrupted, "done": None}[how]
+    assert said == ("" if how == "done" else CAUSE)
+    if step not in ("all", "the end of the MLflow run"):
+        assert tracker.status == {"failed": "FAILED", "interrupted": "KILLED", "done": "FINISHED"}[how]
+        assert tracker.tags.get("trainer.error") == (None if how == "done" else CAUSE)
+    if step not in ("all", "result.json"):
+        result = json.loads((tmp_path / "run" / "result.json").read_text())
+        assert (result["status"], result["error"]) == ({"interrupted": "killed"}.get(how, how), said)
+    drawn = how == "interrupted" and step in ("curves.png", "servers.png", "the pictures of the validation")
+    assert shown.count("could not be done at the end") == (0 if drawn or step in ("the screen", "all") else 1)
+    if step in shown:
+        assert "(OSError" in shown or "(SystemExit" in shown
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 300 KiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(place)], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_disk_that_fills_up_is_what_the_run_says(execute: Execute, small: Path) -> None:
+    def start(run_dir: Path) -> dict[str, Any]:
+        with (run_dir / "filler").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
+
+    kind, said, tracker, shown = execute(start, small)
+    assert kind is RunFailed and said == "OSError: [Errno 28] No space left on device"
+    assert tracker.status == "FAILED" and tracker.tags["trainer.error"] == said
+    [line] = [line for line in shown.splitlines() if "could not be done" in line]
+    assert "status.json, result.json" in line and "No space left" in line
+
+
+def test_a_folder_that_is_removed_meanwhile_hides_nothing(execute: Execute, tmp_path: Path) -> None:
+    def start(run_dir: Path) -> dict[str, Any]:
+        shutil.rmtree(run_dir)
+        raise RunFailed(CAUSE)
+
+    kind, said, tracker, shown = execute(start)
+    assert (kind, said, tracker.tags["trainer.error"]) == (RunFailed, CAUSE, CAUSE)
+    assert "could not be done at the end" in shown and not (tmp_path / "run").exists()
+
+
+def test_a_mistake_of_a_users_class_is_in_the_result_and_raised_as_it_is(execute: Execute, tmp_path: Path) -> None:
+    def start(run_dir: Path) -> dict[str, Any]:
+        raise ZeroDivisionError("of the user's own")
+
+    kind, _, tracker, _ = execute(start)
+    assert kind is ZeroDivisionError
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["error"] == "ZeroDivisionError: of the user's own"
+    assert tracker.status == "FAILED"
+
+
+def test_reasons_are_said_once_with_all_that_they_kept_from_being_done() -> None:
+    lines: list[str] = []
+    end = Closing(lines.append)
+    for name in ("a", "b"):
+        with end.step(name):
+            full()
+    with end.step("c"):
+        raise ValueError("something else\nand more")
+    with end.step("d"):
+        pass
+    end.tell()
+    assert lines == [
+        "could not be done at the end: a, b (OSError: [Errno 28] No space left on device: 'some.file')",
+        "could not be done at the end: c (ValueError: something else)",
+    ]
+
+
+def test_a_log_on_a_full_disk_keeps_no_line_from_the_screen() -> None:
+    class Full(io.StringIO):
+        name = "workerlog.0"
+        write = full
+
+    screen = io.StringIO()
+    with contextlib.closing(Full()) as log:
+        tee = _Tee(screen, log)
+        tee.write("first\n")
+        tee.write("second\n")
+        tee.flush()
+    assert screen.getvalue() == "workerlog.0 is not written any more: No space left on device\nfirst\nsecond\n"
+
+
+@pytest.mark.parametrize(("error", "said"), [(KeyboardInterrupt(), "got SIGINT"), (RunFailed(CAUSE), CAUSE)])
+def test_a_broken_run_keeps_the_best_that_it_had_come_to(
+    error: BaseException, said: str, execute: Execute, tmp_path: Path
+) -> None:
+    def start(run_dir: Path) -> dict[str, Any]:
+        told = report.Report(run_dir, 10)
+        for step, accuracy in ((1, 0.25), (2, 0.75), (3, 0.5)):
+            told.progress(0, step)
+            told.validation(0, step, {"val/acc1": accuracy, "val/loss": step})
+        told.close()
+        raise error
+
+    _, message, _, _ = execute(start)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert message == result["error"] == said
+    assert result["best"] == {"val/acc1": 0.75, "val/loss": 1} and result["best_step"] == 2
+    assert result["metrics"] == {"val/acc1": 0.5, "val/loss": 3} and result["steps"] == 3
+
+
+def test_a_worker_that_does_more_than_the_average_raises_the_total(tmp_path: Path) -> None:
+    told = report.Report(tmp_path, 60)
+    told.progress(0, 61)
+    told.write_status("running", told.started + 1.0)
+    told.close()
+    status = bar.read_status(tmp_path)
+    assert (status["step"], status["total"], status["percent"], status["eta_s"]) == (61, 61, 100.0, 0.0)
+
+
+def refused_by(port: int, timeout: float) -> Exception:
+    """What MLflow itself raises."""
+    from mlflow.utils.rest_utils import MlflowHostCreds, http_request
+
+    try:
+        http_request(
+            MlflowHostCreds(f"http://me:secret@127.0.0.1:{port}"),
+            "/api/2.0/mlflow/runs/log-batch",
+            "POST",
+            max_retries=0,
+            timeout=timeout,
+        )
+    except Exception as error:
+        return error
+    raise AssertionError("it answered")
+
+
+def test_of_a_server_that_is_gone_it_is_said_which_one_and_why() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        assert recorder._said(refused_by(port, 0.2)) == f"127.0.0.1:{port}: read timed out"
+    assert recorder._said(refused_by(port, 5)) == f"127.0.0.1:{port}: connection refused"
+    assert recorder._said(ValueError("another\nmistake")) == "another"

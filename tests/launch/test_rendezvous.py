@@ -1,0 +1,239 @@
+"""Several hosts for real: network namespaces joined by a veth pair, each with its own address and its own two workers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from tests.pace import wait_for
+from tests.runs import alive, environment, read
+from trainer.errors import RunFailed
+from trainer.host import hardware
+from trainer.launch.rendezvous import Meeting, meet
+
+ADDRESSES = ("10.213.7.1", "10.213.7.2")
+DIGITS = (
+    "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "precision=fp64", "max_steps=30", "device=cpu",
+    "data.global_batch_size=64", "launch.nproc=2", "execution.log_every=1",
+)  # fmt: skip
+LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0")
+ENDS_WITHIN_S = 20
+PATIENCE_S = 1200
+"""Each command imports torch twice, and test machines are shared."""
+
+
+@dataclass
+class Hosts:
+    """Two namespaces; commands are started in them as on two machines, each in a folder of its own."""
+
+    folder: Path
+    names: tuple[str, str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, number: int, *argv: str) -> subprocess.Popen[str]:
+        """``python -m trainer`` on that host; its output goes to ``screen.txt`` in the host's folder."""
+        folder = self.at(number)
+        folder.mkdir(exist_ok=True)
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            self.names[number],
+            sys.executable,
+            "-m",
+            "trainer",
+            *argv,
+            "hydra.run.dir=run",
+        ]
+        with (folder / "screen.txt").open("w") as screen:
+            process = subprocess.Popen(
+                command, cwd=folder, env=environment(), stdout=screen, stderr=subprocess.STDOUT, text=True
+            )
+        self.started.append(process)
+        return process
+
+    def at(self, number: int) -> Path:
+        """A host's folder."""
+        return self.folder / f"at{number}"
+
+    def screen(self, number: int) -> str:
+        """What a host's command has shown."""
+        return (self.at(number) / "screen.txt").read_text()
+
+    def cut(self) -> None:
+        """Pull host 1's cable."""
+        ip("-n", self.names[1], "link", "set", "eth", "down")
+
+    def close(self) -> None:
+        """End everything that runs in the namespaces, and remove them."""
+        for process in self.started:
+            process.kill()
+            process.wait()
+        for name in self.names:
+            inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
+            for pid in inside:
+                with suppress(psutil.NoSuchProcess):
+                    psutil.Process(int(pid)).kill()
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+    def running(self) -> list[str]:
+        """Processes of all namespaces."""
+        return [p for n in self.names for p in ip("netns", "pids", n).split()]
+
+
+def ip(*argv: str) -> str:
+    return subprocess.run(["ip", *argv], check=True, capture_output=True, text=True).stdout
+
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    if shutil.which("ip") is None:
+        pytest.skip("there is no ip command (iproute2) on this machine")
+    names = (f"trainer-{os.getpid()}-0", f"trainer-{os.getpid()}-1")
+    pair = Hosts(tmp_path, names)
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", "eth", "netns", names[0], "type", "veth", "peer", "name", "eth", "netns", names[1])
+        for name, address in zip(names, ADDRESSES, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "eth", "up")
+            ip("netns", "exec", name, "true")
+    except subprocess.CalledProcessError as error:
+        pair.close()
+        pytest.skip(f"this machine allows no network namespaces: {error.stderr.strip()}")
+    try:
+        yield pair
+    finally:
+        pair.close()
+
+
+def node(number: int) -> tuple[str, ...]:
+    return "launch.nnodes=2", f"launch.node_rank={number}", f"launch.master_addr={ADDRESSES[0]}"
+
+
+@pytest.fixture(scope="module")
+def on_one_host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """The metrics of four workers on one host, at the end."""
+    folder = tmp_path_factory.mktemp("one")
+    command = [sys.executable, "-m", "trainer", *DIGITS, "launch.nproc=4", "hydra.run.dir=run"]
+    subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True)
+    return read(folder / "run" / "result.json")["metrics"]
+
+
+def assert_same_metrics(hosts: Hosts, on_one_host: dict[str, float]) -> None:
+    result = read(hosts.at(0) / "run" / "result.json")
+    assert result["status"] == "done" and result["steps"] == 30, hosts.screen(0)
+    for name in ("train/loss", "val/loss", "val/acc1", "val/acc5"):
+        assert result["metrics"][name] == pytest.approx(on_one_host[name], abs=1e-10), name
+
+
+def test_same_command_on_each_of_two_hosts_is_one_job_even_if_one_comes_late(
+    hosts: Hosts, on_one_host: dict[str, float]
+) -> None:
+    command = (*DIGITS, f"launch.ips={','.join(ADDRESSES)}")
+    first = hosts.start(0, *command)
+    wait_for(lambda: "Plan of" in hosts.screen(0), PATIENCE_S, "host 0 has planned")
+    time.sleep(3)
+    assert not (hosts.at(0) / "run" / "workerlog.0").exists(), "nobody starts before all are there"
+    second = hosts.start(1, *command)
+    assert [first.wait(PATIENCE_S), second.wait(PATIENCE_S)] == [0, 0], hosts.screen(0) + hosts.screen(1)
+    assert_same_metrics(hosts, on_one_host)
+    assert {p.name for p in (hosts.at(0) / "run").glob("workerlog.*")} == {"workerlog.0", "workerlog.1"}
+    assert {p.name for p in (hosts.at(1) / "run").glob("workerlog.*")} == {"workerlog.2", "workerlog.3"}
+    own = read(hosts.at(1) / "run" / "host.1" / "result.json")
+    assert own["metrics"]["val/loss"] == pytest.approx(on_one_host["val/loss"], abs=1e-10)
+    assert not (hosts.at(1) / "run" / "result.json").exists(), "a folder that hosts share belongs to host 0"
+
+
+def test_servers_on_host_0_serve_the_workers_of_all_hosts(hosts: Hosts, on_one_host: dict[str, float]) -> None:
+    both = [hosts.start(n, *DIGITS, "strategy=pserver_sync", "launch.servers=2", *node(n)) for n in range(2)]
+    assert [host.wait(PATIENCE_S) for host in both] == [0, 0], hosts.screen(0) + hosts.screen(1)
+    assert_same_metrics(hosts, on_one_host)
+    for number in range(2):
+        log = (hosts.at(0) / "run" / f"serverlog.{number}").read_text()
+        assert f"tcp://{ADDRESSES[0]}:" in log, "encrypted, and at the address that host 1 reaches"
+
+
+def test_host_that_never_comes_is_named_in_time_and_nothing_is_left(hosts: Hosts) -> None:
+    alone = hosts.start(0, *DIGITS, f"launch.ips={','.join(ADDRESSES)}", "launch.timeout_s=4")
+    assert alone.wait(PATIENCE_S) == 1
+    assert (
+        f"host 1 ({ADDRESSES[1]}) did not come to {ADDRESSES[0]}:29500 within 4 s (launch.timeout_s)" in hosts.screen(0)
+    )
+    wait_for(lambda: not hosts.running(), ENDS_WITHIN_S, "all processes end")
+    assert read(hosts.at(0) / "run" / "result.json")["status"] == "failed"
+
+
+def test_host_that_is_cut_off_is_named_and_all_hosts_end(hosts: Hosts) -> None:
+    patience = ("strategy.timeout_s=12", "strategy=collective")
+    both = [hosts.start(n, *DIGITS, *LONG, *patience, *node(n)) for n in range(2)]
+    wait_for(lambda: read(hosts.at(0) / "run" / "status.json").get("step", 0) > 20, PATIENCE_S, "they train")
+    everybody = [psutil.Process(int(pid)) for pid in hosts.running()]
+    assert len(everybody) >= 6
+    hosts.cut()
+    assert [host.wait(PATIENCE_S) for host in both] == [1, 1], hosts.screen(0) + hosts.screen(1)
+    assert "worker 2 (host 1), worker 3 (host 1) did not arrive at " in hosts.screen(0)
+    assert "within 12 s (strategy.timeout_s)" in hosts.screen(0)
+    assert "host 0 cannot be reached" in hosts.screen(1)
+    wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
+
+
+def test_worker_that_breaks_is_shown_by_its_host_and_named_by_the_other(hosts: Hosts) -> None:
+    broken = ("model._target_=tests.e2e.own_models.Breaks", "~model.in_channels", "~model.image_size", "+model.rank=3")
+    both = [hosts.start(n, *DIGITS, *LONG, *broken, *node(n)) for n in range(2)]
+    assert [host.wait(PATIENCE_S) for host in both] == [1, 1], hosts.screen(0) + hosts.screen(1)
+    assert "the model broke on purpose" in hosts.screen(1), hosts.screen(1)
+    assert "worker 3" in hosts.screen(0).partition("failed: ")[2], hosts.screen(0)
+    wait_for(lambda: not hosts.running(), ENDS_WITHIN_S, "all processes end")
+
+
+def test_interface_of_an_address_is_found() -> None:
+    assert hardware.interface_of("127.0.0.1") == hardware.interface_towards("127.0.0.1") == "lo"
+    assert hardware.interface_of("240.0.0.1") is None  # no host has such a one
+
+
+def meetings(*hosts: Meeting) -> list[str]:
+    """How a meeting of these ends for each, in one process."""
+    stores = [dist.HashStore()] * len(hosts)
+
+    def come(store: dist.Store, host: Meeting) -> str:
+        try:
+            meet(store, host)
+        except RunFailed as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(come, stores, hosts))
+
+
+def test_hosts_that_were_started_differently_say_what_differs() -> None:
+    terms = {"seed": 0, "strategy.clip_norm": None}
+    assert meetings(Meeting(number=0, hosts=2, terms=terms), Meeting(number=1, hosts=2, terms=terms)) == ["", ""]
+    for said in meetings(
+        Meeting(number=0, hosts=2, terms=terms), Meeting(number=1, hosts=2, terms={**terms, "seed": 1})
+    ):
+        assert said.startswith("host 1 was started with another command: seed is 1 there and 0 on host 0")
+
+
+def test_two_hosts_of_the_same_number_are_told() -> None:
+    first, *others = meetings(*(Meeting(number=number, hosts=2, timeout_s=2) for number in (0, 1, 1)))
+    assert first == ""
+    assert sorted(others) == ["", "there is another host 1 already: every host needs a launch.node_rank of its own"]

@@ -1,0 +1,356 @@
+"""The plan: processes, devices, batches and steps of any cluster, and what ``auto`` chooses, with its reasons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pictures import cifar, image_folder, needs
+from trainer.cli import commands
+from trainer.cli.compose import compose, hydra_app
+from trainer.errors import UserError
+from trainer.host import hardware
+from trainer.host.hardware import Gpu
+from trainer.job import job, plan_table
+from trainer.planning.auto import Machine, ModelFacts, choose
+from trainer.planning.batches import batch_size
+from trainer.planning.plan import Plan
+from trainer.tracking.describe import note
+from trainer.wording import counted
+
+DIGITS = "+recipe=digits_lenet"
+TRAIN = 1438  # of 1,797 digits a fifth is held out
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cores, no GPU, no 16-bit arithmetic."""
+    monkeypatch.setattr(hardware, "cores", lambda: 2)
+    monkeypatch.setattr(hardware, "gpus", lambda: ())
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset())
+
+
+def planned(*overrides: str) -> Plan:
+    with hydra_app() as app:
+        config = commands.plain(compose(app, list(overrides)))
+    return job.get_ready(config, commands.typed_keys(overrides), "somewhere").plan
+
+
+# --- topologies -----------------------------------------------------------------------------------------------------
+
+
+def test_one_worker() -> None:
+    plan = planned(DIGITS)
+    assert (plan.strategy, plan.roles, plan.device) == ("single", {"worker": 1}, "cpu")
+    assert plan.why["strategy"] == "one worker"
+    assert (plan.batch_size, plan.global_batch_size) == (32, 32)
+    assert (plan.steps_per_epoch, plan.epochs, plan.total_steps) == (TRAIN // 32, 12, 12 * (TRAIN // 32))
+    assert plan.facts["train_samples"] == TRAIN and plan.facts["classes"] == 10
+    assert plan.endpoint == "127.0.0.1:a free port"
+
+
+def test_outputs_without_a_class_are_in_the_plan_and_in_the_runs_note() -> None:
+    plan = planned(DIGITS, "model.num_classes=12")
+    assert "12 outputs for the 10 classes" in plan.concern and f"**ATTENTION: {plan.concern}**" in note(plan, [])
+    assert planned(DIGITS).concern == "" and "ATTENTION" not in note(planned(DIGITS), [])
+
+
+def test_several_workers_are_collective() -> None:
+    plan = planned(DIGITS, "launch.nproc=3")
+    assert (plan.strategy, plan.why["strategy"], plan.exact) == ("collective", "3 workers", True)
+    assert [(p.rank, p.node, p.local_rank, p.device) for p in plan.processes] == [(i, 0, i, "cpu") for i in range(3)]
+    assert plan.global_batch_size == 96 and plan.steps_per_epoch == ceil(TRAIN / 3) // 32
+
+
+def test_sixteen_hosts_of_eight_gpus_without_any_of_them() -> None:
+    typed = ("plan=true", "launch.nnodes=16", "launch.nproc=8", "launch.master_addr=10.0.0.1", "device=cuda")
+    plan = planned("+recipe=resnet50_random", *typed)
+    assert plan.roles == {"worker": 128} and plan.strategy == "collective"
+    expected = [("worker", rank, rank // 8, rank % 8, f"cuda:{rank % 8}") for rank in range(128)]
+    assert [(p.role, p.rank, p.node, p.local_rank, p.device) for p in plan.processes] == expected
+    assert plan.global_batch_size == 128 * 32 and (plan.steps_per_epoch, plan.total_steps) == (100, 100)
+    assert plan.endpoint == "10.0.0.1:29500"
+    assert plan.environment == {
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "128", "LOCAL_WORLD_SIZE": "8",
+        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+    }  # fmt: skip
+    assert plan.chosen["precision"] == "bf16" and "assuming" in plan.why["precision"]
+    assert plan.chosen["pin_memory"] is True and plan.chosen["keep_memory"] is False
+
+
+def test_ips_instead_of_nnodes_and_address() -> None:
+    plan = planned(DIGITS, "plan=true", "launch.ips=10.0.0.1, 10.0.0.2", "launch.nproc=2")
+    assert (plan.nnodes, plan.roles, plan.endpoint) == (2, {"worker": 4}, "10.0.0.1:29500")
+    assert [p.node for p in plan.processes] == [0, 0, 1, 1]
+
+
+def test_ips_say_which_host_this_is() -> None:
+    assert planned(DIGITS, "launch.ips=10.255.255.1,127.0.0.1").node_rank == 1
+
+
+def test_workers_over_all_hosts_instead_of_nproc() -> None:
+    plan = planned(DIGITS, "plan=true", "launch.nnodes=2", "launch.workers=6")
+    assert plan.roles == {"worker": 6} and plan.environment["LOCAL_WORLD_SIZE"] == "3"
+
+
+def test_one_worker_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "gpus", lambda: (Gpu("H100", (9, 0)),) * 4)
+    plan = planned(DIGITS)
+    assert [p.device for p in plan.processes] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert planned(DIGITS, "device=cpu").roles == {"worker": 1}
+
+
+# --- batches and steps ----------------------------------------------------------------------------------------------
+
+
+def test_global_batch_size_is_the_other_way_to_say_it() -> None:
+    plan = planned(DIGITS, "launch.nproc=3", "data.global_batch_size=48", "data.batch_size=null")
+    assert (plan.batch_size, plan.global_batch_size) == (16, 48)
+    assert planned(DIGITS, "launch.nproc=3", "data.global_batch_size=48").batch_size == 16, (
+        "typed goes before the recipe"
+    )
+    assert planned(DIGITS, "data.global_batch_size=32", "data.batch_size=32").global_batch_size == 32
+
+
+@pytest.mark.parametrize(("k", "steps"), [(1, 44), (4, 11), (5, 9)])
+def test_gradient_merge(k: int, steps: int) -> None:
+    plan = planned(DIGITS, f"strategy.gradient_merge.k_steps={k}")
+    assert TRAIN // 32 == 44
+    assert (plan.merge, plan.global_batch_size, plan.steps_per_epoch) == (k, 32 * k, steps)
+
+
+def test_gradient_merge_in_the_global_batch() -> None:
+    plan = planned(DIGITS, "strategy.gradient_merge.k_steps=2", "launch.nproc=2", "data.global_batch_size=64")
+    assert (plan.batch_size, plan.global_batch_size) == (16, 64)
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_updates_of_an_epoch_follow_from_the_global_batch_alone(drop: bool) -> None:
+    updates = TRAIN // 32 if drop else ceil(TRAIN / 32)
+    for workers, merge in ((1, 1), (2, 1), (4, 1), (3, 1), (1, 2), (2, 3), (7, 4)):
+        plan = planned(DIGITS, f"launch.nproc={workers}", "data.global_batch_size=32", f"strategy.gradient_merge.k_steps={merge}", f"sampler.drop_last={str(drop).lower()}")  # fmt: skip
+        assert (plan.global_batch_size, plan.steps_per_epoch, plan.total_steps) == (32, updates, 12 * updates)
+        assert plan.batch_size == ceil(32 / workers / merge)
+        shown = dict(plan_table.rows(plan))["batch size"]
+        assert shown.endswith("= 32 global") == (32 % (workers * merge) == 0)
+        assert shown.startswith("32 global, shared out: at most ") == (32 % (workers * merge) > 0)
+
+
+def test_batch_size_on_the_command_line_goes_before_a_recipes_global_batch(tmp_path: Path) -> None:
+    config = {"data": {"batch_size": 8, "global_batch_size": 64}}
+    assert batch_size(config["data"], 4, 1, {"data.batch_size"}) == 8
+    assert config["data"]["global_batch_size"] is None
+
+
+def test_leased_work_takes_only_global_batches_that_divide() -> None:
+    leased = ("+recipe=wide_and_deep", "launch.workers=2", "data.batch_size=null")
+    assert planned(*leased, "data.global_batch_size=512").batch_size == 256
+    with pytest.raises(UserError, match=r"multiple of 2 workers, and work that is leased in blocks.*data\.work=static"):
+        planned(*leased, "data.global_batch_size=511")
+    assert planned(*leased, "data.global_batch_size=511", "data.work=static").global_batch_size == 511
+
+
+def test_max_steps_goes_beyond_epochs_or_ends_before() -> None:
+    longer = planned(DIGITS, "epochs=1", "max_steps=100")
+    assert (longer.total_steps, longer.epochs) == (100, 3)
+    shorter = planned(DIGITS, "epochs=12", "max_steps=45")
+    assert (shorter.total_steps, shorter.epochs) == (45, 2)
+
+
+@pytest.mark.parametrize("drop", [True, False])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_last_batches(workers: int, drop: bool) -> None:
+    plan = planned(DIGITS, f"launch.nproc={workers}", f"sampler.drop_last={str(drop).lower()}", "data.batch_size=100")
+    mine = ceil(TRAIN / workers)
+    assert plan.steps_per_epoch == (mine // 100 if drop else ceil(mine / 100))
+
+
+def test_limited_epochs() -> None:
+    plan = planned(DIGITS, "limit_train_batches=10", "epochs=2")
+    assert (plan.steps_per_epoch, plan.total_steps) == (10, 20)
+
+
+def test_evaluation_batches_follow_training_batches() -> None:
+    assert planned(DIGITS).val_batch_size == 32
+    assert planned(DIGITS, "data.val_batch_size=64").val_batch_size == 64
+
+
+def test_a_batch_that_fits_one_worker_may_not_fit_many() -> None:
+    assert planned(DIGITS, "data.batch_size=700").steps_per_epoch == 2
+    with pytest.raises(UserError, match="with 4 workers a batch of 2800 does not fit the 1438 training samples"):
+        planned(DIGITS, "data.batch_size=700", "launch.nproc=4")
+
+
+# --- auto -----------------------------------------------------------------------------------------------------------
+
+CONFIG: dict[str, Any] = {
+    "precision": "auto",
+    "execution": {"channels_last": "auto", "keep_memory": "auto", "threads": None},
+    "data": {"num_workers": "auto", "prefetch": "auto", "pin_memory": "auto"},
+}
+BIG, SMALL = ModelFacts(25_000_000, convolutional=True), ModelFacts(20_000, convolutional=True)
+AMX = frozenset({"avx512f", "amx_bf16"})
+
+
+def gpu_of(major: int, minor: int) -> Machine:
+    return Machine(16, frozenset(), (Gpu("a GPU", (major, minor)),))
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "host", "precision", "channels_last", "reason"),
+    [
+        ("cpu", BIG, Machine(2, AMX, ()), "bf16", True, "this CPU has amx_bf16"),
+        ("cpu", BIG, Machine(2, frozenset({"avx512_bf16"}), ()), "bf16", True, "this CPU has avx512_bf16"),
+        ("cpu", BIG, Machine(2, frozenset({"avx2"}), ()), "fp32", False, "no bf16 instructions"),
+        ("cpu", SMALL, Machine(2, AMX, ()), "fp32", False, "below 1,000,000"),
+        ("cpu", ModelFacts(25_000_000, convolutional=False), Machine(2, AMX, ()), "fp32", False, "this model has none"),
+        ("cuda", BIG, gpu_of(9, 0), "bf16", True, "compute capability 9.0"),
+        ("cuda", BIG, gpu_of(8, 0), "bf16", True, "compute capability 8.0"),
+        ("cuda", BIG, gpu_of(7, 0), "fp16", True, "compute capability 7.0"),
+        ("cuda", BIG, gpu_of(6, 0), "fp32", False, "no 16-bit matrix units"),
+        ("cuda", BIG, Machine(2, AMX, ()), "bf16", True, "assuming GPUs of compute capability 8.0"),
+    ],
+)
+def test_auto_precision_and_memory_format(
+    device: str, model: ModelFacts, host: Machine, precision: str, channels_last: bool, reason: str
+) -> None:
+    chosen, why = choose(CONFIG, device, model, host, 1, False)
+    assert (chosen["precision"], chosen["channels_last"]) == (precision, channels_last)
+    assert reason in why["precision"] and why["channels_last"]
+
+
+def test_the_weakest_gpu_decides() -> None:
+    host = Machine(16, frozenset(), (Gpu("H100", (9, 0)), Gpu("V100", (7, 0))))
+    assert choose(CONFIG, "cuda", BIG, host, 2, False)[0]["precision"] == "fp16"
+
+
+def test_random_images_are_so_many_updates_however_many_batches_these_merge() -> None:
+    for merge in (1, 3):
+        plan = planned("+recipe=resnet50_random", f"strategy.gradient_merge.k_steps={merge}", "data.batches=7")
+        assert (plan.steps_per_epoch, plan.facts["train_samples"]) == (7, 7 * plan.global_batch_size)
+        assert plan.global_batch_size == plan.batch_size * merge
+
+
+def test_auto_takes_one_thread_where_a_batch_is_too_little_work_for_two() -> None:
+    host = Machine(8, AMX, ())
+    lenet = ModelFacts(
+        11_350, convolutional=True, work=11_350 * 64
+    )  # on digits: 0.2 million multiply-adds, 0.7 at most
+    assert choose(CONFIG, "cpu", lenet, host, 1, False, 32)[0]["threads"] == 1
+    assert choose(CONFIG, "cpu", lenet, host, 1, False, 512)[0]["threads"] == 8
+    assert choose(CONFIG, "cpu", SMALL, host, 1, False, 32)[0]["threads"] == 8, "not known how much work"
+    given = {**CONFIG, "execution": {**CONFIG["execution"], "threads": 5}}
+    assert choose(given, "cpu", lenet, host, 1, False, 32)[0]["threads"] == 5
+    plan = planned(DIGITS)
+    assert plan.chosen["threads"] == 1 and "little work" in plan.why["threads"]
+
+
+def test_auto_threads_share_the_cores() -> None:
+    for workers, threads, shared in ((1, 8, "1 worker"), (3, 2, "3 workers"), (16, 1, "16 workers")):
+        chosen, why = choose(CONFIG, "cpu", BIG, Machine(8, AMX, ()), workers, False)
+        assert chosen["threads"] == threads and why["threads"] == f"8 cores / {shared}"
+
+
+@pytest.mark.parametrize(
+    ("device", "slow", "cores", "workers", "readers"),
+    [("cpu", False, 8, 1, 0), ("cpu", True, 2, 1, 1), ("cpu", True, 8, 1, 1), ("cpu", True, 32, 1, 4), ("cpu", True, 64, 4, 2), ("cpu", True, 4, 8, 1),
+     ("cuda", True, 16, 1, 8), ("cuda", True, 16, 4, 3), ("cuda", True, 2, 4, 1)],
+)  # fmt: skip
+def test_auto_reading_processes(device: str, slow: bool, cores: int, workers: int, readers: int) -> None:
+    chosen, why = choose(CONFIG, device, BIG, Machine(cores, frozenset(), ()), workers, slow)
+    assert chosen["num_workers"] == readers
+    share = f"{counted(cores // workers, 'core')} per worker" if cores >= workers else "fewer cores than workers"
+    assert (share if readers else "cut from memory") in why["num_workers"]
+    null = {**CONFIG, "data": {**CONFIG["data"], "num_workers": None}}
+    assert choose(null, device, BIG, Machine(cores, frozenset(), ()), workers, slow) == (chosen, why)
+
+
+@pytest.mark.parametrize(("readers", "batches"), [(0, 0), (1, 4), (2, 2), (8, 2)])
+def test_auto_prefetch(readers: int, batches: int) -> None:
+    data = {"num_workers": readers, "pin_memory": "auto"}
+    chosen, why = choose({**CONFIG, "data": {**data, "prefetch": "auto"}}, "cpu", BIG, Machine(8, AMX, ()), 1, True)
+    assert chosen["prefetch"] == batches
+    assert (f"{readers * batches} batches are ready" if readers else "data.num_workers") in why["prefetch"]
+    given, why = choose({**CONFIG, "data": {**data, "prefetch": 7}}, "cpu", BIG, Machine(8, AMX, ()), 1, True)
+    assert given["prefetch"] == (7 if readers else 0) and ("prefetch" in why) == (not readers)
+
+
+def test_auto_memory() -> None:
+    on_cpu, on_gpu = choose(CONFIG, "cpu", BIG, Machine(2, AMX, ()), 1, False), choose(CONFIG, "cuda", BIG, gpu_of(9, 0), 1, False)  # fmt: skip
+    assert (on_cpu[0]["keep_memory"], on_cpu[0]["pin_memory"]) == (True, False)
+    assert (on_gpu[0]["keep_memory"], on_gpu[0]["pin_memory"]) == (False, True)
+    assert {"keep_memory", "pin_memory"} <= set(on_cpu[1]) & set(on_gpu[1])
+
+
+def test_what_is_given_is_taken_without_a_reason() -> None:
+    given = {
+        "precision": "fp64",
+        "execution": {"channels_last": True, "keep_memory": False, "threads": 5},
+        "data": {"num_workers": 3, "prefetch": 5, "pin_memory": True},
+    }
+    chosen, why = choose(given, "cpu", BIG, Machine(2, AMX, ()), 1, True)
+    assert why == {} and chosen == {
+        "precision": "fp64", "channels_last": True, "keep_memory": False, "threads": 5, "num_workers": 3,
+        "prefetch": 5, "pin_memory": True,
+    }  # fmt: skip
+
+
+def test_reasons_are_in_the_plan() -> None:
+    plan = planned(DIGITS, "execution.threads=1")
+    assert plan.chosen["threads"] == 1 and "threads" not in plan.why
+    assert plan.chosen["precision"] == "fp32" and "no bf16 instructions" in plan.why["precision"]
+
+
+def test_reading_is_in_the_plan_that_is_shown_with_its_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "cores", lambda: 16)
+    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path))
+    typed = ["+recipe=resnet50_imagefolder", f"data.root={image_folder(tmp_path / 'd', per_class=24)}"]
+    shown = dict(plan_table.rows(planned(*typed)))
+    assert shown["num_workers"] == "2  (auto: 16 cores per worker, and one process decodes for 8 that train)"
+    assert shown["prefetch"] == "2  (auto: 4 batches are ready where one takes longer)"
+    assert "in memory shared by this host's workers" in shown["cache"]
+    assert shown["pin_memory"] == "false  (auto: no GPU)"
+    typed += ["data.num_workers=3", "data.prefetch=5", "data.cache=none"]
+    shown = dict(plan_table.rows(planned(*typed)))
+    assert (shown["num_workers"], shown["prefetch"]) == ("3", "5")
+    assert shown["cache"] == "none: images are decoded each time"
+    root = cifar(tmp_path / "c")
+    shown = dict(plan_table.rows(planned("+recipe=cifar10_convnet", f"data.root={root}", "data.batch_size=4")))
+    assert "mapped by all workers of a host" in shown["cache"]
+    assert "cache" not in dict(plan_table.rows(planned(DIGITS)))
+
+
+@pytest.mark.parametrize("each", ["image", "row"])
+def test_the_plan_of_predicting_shows_what_is_read_and_written(each: str) -> None:
+    plan = replace(planned(DIGITS), mode="predict", predict={"input": "/in", "samples": 1200, "each": each, "output": None})  # fmt: skip
+    shown = dict(plan_table.rows(plan))
+    assert shown["input"] == ("/in: 1,200 images" if each == "image" else "/in: about 1,200 rows")
+    assert shown["output"] == f"{plan.run_dir}/predictions.csv" and "data" not in shown
+    assert "training" not in " ".join(shown.values())
+    there = dict(plan_table.rows(replace(plan, predict={**plan.predict, "output": "/x.csv"})))
+    assert there["output"] == "/x.csv"
+
+
+def test_plan_of_a_cluster_too_large_for_the_data_is_shown_and_says_so(tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    from trainer.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+    argv = ["+recipe=digits_lenet", "launch.nnodes=16", "launch.nproc=8", "data.batch_size=32"]
+    assert main([*argv, "plan=true"]) == 2
+    shown = capsys.readouterr().out
+    assert "128 workers" in shown and "4096 global" in shown and "16 hosts" in shown
+    assert "this run would be refused:\n  - data.batch_size=32" in shown
+    assert main(argv) == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp", "geo"])
+@pytest.mark.parametrize("recipe", sorted(p.stem for p in (Path(__file__).parents[2] / "recipes" / "recipe").glob("*.yaml")))  # fmt: skip
+def test_every_recipe_can_run_on_servers(recipe: str, mode: str, tmp_path: Path) -> None:
+    plan = planned(f"+recipe={recipe}", f"strategy=pserver_{mode}", *needs(recipe, tmp_path))
+    assert plan.roles == {"worker": 2, "server": 1}
+    assert plan.total_steps > 0

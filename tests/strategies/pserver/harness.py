@@ -1,0 +1,377 @@
+"""Servers as threads or processes, and bare workers that push numbers whose sum shows every lost or doubled push."""
+
+from __future__ import annotations
+
+import copy
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from tests.pace import wait_for
+from tests.strategies.launching import payload
+from trainer.strategies.contract import Seat
+from trainer.strategies.pserver.protocol.messages import (
+    CREATES,
+    ENDPOINT,
+    WANTS_DENSE,
+    Kind,
+    Message,
+    Record,
+    Verb,
+    text,
+)
+from trainer.strategies.pserver.protocol.sharding import bucket_key, buckets_of, server_of_bucket
+from trainer.strategies.pserver.protocol.sockets import WorkerSocket
+from trainer.strategies.pserver.server import server as server_module
+from trainer.strategies.pserver.server.server import Server
+from trainer.strategies.pserver.worker import client as client_module
+from trainer.strategies.pserver.worker.client import Client
+
+DIM = 3
+TABLE = "rows"
+PLAIN = (
+    "optimizer=sgd", "optimizer.lr=1", "optimizer.weight_decay=0",
+    "scheduler.warmup_steps=0", "scheduler.final=1", "data.global_batch_size=12",
+)  # fmt: skip
+"""Adds what is pushed, with its sign turned: small integers in float64 add up exactly in any order."""
+
+
+def config(mode: str, workers: int, servers: int = 1, **strategy: Any) -> dict[str, Any]:
+    """The payload of a run of that mode, with these keys of its strategy."""
+    made = copy.deepcopy(payload(f"pserver_{mode}", 2, PLAIN))  # composed once per mode
+    made["plan"]["roles"] |= {"worker": workers, "server": servers}
+    made["config"]["strategy"] |= {"timeout_s": 20.0, "lost_after_s": 60.0, **strategy}
+    return made
+
+
+class Cluster:
+    """Servers in threads of this process, until the block ends.
+
+    Args:
+        run: a payload, see :func:`config`.
+        folder: of Unix sockets; empty: TCP.
+    """
+
+    def __init__(self, run: dict[str, Any], folder: str = "") -> None:
+        self.run, self.folder = run, folder
+        self.workers = run["plan"]["roles"]["worker"]
+        self.size = run["plan"]["roles"]["server"]
+        self.secret = secrets.token_bytes(32)
+        self.store = dist.HashStore()
+        self.servers = [Server(self.seat("server", n), run) for n in range(self.size)]
+        for number, server in enumerate(self.servers):
+            self.store.set(ENDPOINT.format(number), server.socket.endpoint)
+        self.errors: list[BaseException] = []
+        self.threads = [threading.Thread(target=self._serve, args=(s,), daemon=True) for s in self.servers]
+
+    def seat(self, role: str, rank: int) -> Seat:
+        """Where a process of that role sits."""
+        size = self.workers if role == "worker" else self.size
+        return Seat(
+            role, rank, size, rank, size, "cpu", self.store, secret=self.secret, servers=self.size, folder=self.folder
+        )
+
+    def _serve(self, server: Server) -> None:
+        try:
+            server.run()
+        except BaseException as error:
+            self.errors.append(error)
+        finally:
+            server.socket.close()
+
+    def __enter__(self) -> Cluster:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        for server in self.servers:
+            server._over = lambda: True
+        for thread in self.threads:
+            thread.join(20)
+            assert not thread.is_alive(), "a server does not end"
+        if kind is None and self.errors:
+            raise self.errors[0]
+
+
+class Weather:
+    """What happens to messages, seeded: some are dropped, doubled, or held back so that later ones overtake them."""
+
+    def __init__(self, seed: int, drop: float = 0.0, double: float = 0.0, delay: float = 0.0, most_s: float = 0.01) -> None:  # fmt: skip
+        self.random = random.Random(seed)
+        self.drop, self.double, self.delay, self.most_s = drop, double, delay, most_s
+        self.counts = dict.fromkeys(("dropped", "doubled", "delayed"), 0)
+
+    def copies(self) -> list[float]:
+        """Seconds after which copies of a message go on: none of them if it is lost."""
+        draw = self.random.random
+        if draw() < self.drop:
+            self.counts["dropped"] += 1
+            return []
+        number = 1 + (draw() < self.double)
+        self.counts["doubled"] += number - 1
+        late = [draw() * self.most_s if draw() < self.delay else 0.0 for _ in range(number)]
+        self.counts["delayed"] += sum(x > 0 for x in late)
+        return late
+
+
+class StormySocket(WorkerSocket):
+    """A worker's end of a connection that loses, doubles and reorders whole messages, both ways."""
+
+    weather = Weather(0)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.going: list[tuple[float, Any]] = []
+        self.coming: list[tuple[float, Message]] = []
+
+    def send(self, frames: Sequence[Any]) -> None:
+        now = time.monotonic()
+        for late in self.weather.copies():
+            if late:
+                self.going.append((now + late, [bytes(memoryview(f).cast("B")) if np.size(f) else b"" for f in frames]))
+            else:
+                super().send(frames)
+        self._flush(now)
+
+    def _flush(self, now: float) -> None:
+        due = [f for at, f in self.going if at <= now]
+        self.going = [(at, f) for at, f in self.going if at > now]
+        for frames in due:
+            self.socket.send_multipart(frames)
+
+    def receive(self) -> Message | None:
+        now = time.monotonic()
+        self._flush(now)
+        while (message := super().receive()) is not None:
+            self.coming += [(now + late, message) for late in self.weather.copies()]
+        for place, (at, message) in enumerate(self.coming):
+            if at <= now:
+                del self.coming[place]
+                return message
+        return None
+
+
+@contextmanager
+def impatient(monkeypatch: Any, weather: Weather | None = None, again_s: float = 0.01) -> Iterator[None]:
+    """Clients that send again soon, through that weather."""
+    with monkeypatch.context() as patch:
+        patch.setattr(client_module, "AGAIN_S", again_s)
+        patch.setattr(server_module, "LOOK_MS", 20)
+        if weather is not None:
+            patch.setattr(client_module, "WorkerSocket", StormySocket)
+            patch.setattr(StormySocket, "weather", weather)
+        yield
+
+
+class Resetting:
+    """A TCP proxy that passes bytes on and, when told so, resets all connections."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        self.target = host, int(port)
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self.listening.getsockname()[1]}"
+        self.lock = threading.Lock()
+        self.open: list[socket.socket] = []
+        self.passed = 0
+        self.resets = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self.listening.accept()
+                far = socket.create_connection(self.target)
+            except OSError:
+                return
+            with self.lock:
+                self.open += [near, far]
+            for one, other in ((near, far), (far, near)):
+                threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+
+    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+        try:
+            while data := one.recv(4096):
+                self.passed += len(data)
+                other.sendall(data)
+        except OSError:
+            pass
+        _reset(one)
+        _reset(other)
+
+    def reset(self) -> None:
+        """Reset every connection that is open now."""
+        with self.lock:
+            ends, self.open = self.open, []
+        self.resets += bool(ends)
+        for end in ends:
+            _reset(end)
+
+    def close(self) -> None:
+        """No more connections."""
+        self.listening.close()
+        self.reset()
+
+
+def _reset(end: socket.socket) -> None:
+    try:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        end.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    end.close()
+
+
+class Bare:
+    """A worker without a model: one dense vector per server, and one table of rows that start at zero.
+
+    Args:
+        dense: elements that each server keeps.
+    """
+
+    def __init__(self, cluster: Any, rank: int, dense: int = 4) -> None:
+        self.cluster, self.rank, self.dense = cluster, rank, dense
+        strategy = cluster.run["config"]["strategy"]
+        self.client = Client(cluster.seat("worker", rank), cluster.size, strategy["timeout_s"], strategy["lost_after_s"])  # fmt: skip
+        self.key, self.home = bucket_key(TABLE), server_of_bucket(cluster.size)
+
+    def begin(self) -> None:
+        """As worker 0: tell all servers the start."""
+        told = {
+            "dtype": "float64", "last": True,
+            "tables": [{"number": 1, "name": TABLE, "dim": DIM, "rows": 1000, "init": "zeros", "scale": 0.0}],
+        }  # fmt: skip
+        for server in self.client.servers:
+            layout = {**told, "pieces": [[f"p{server}", 0, self.dense]]}
+            start = Record(Kind.DENSE, np.zeros(self.dense))
+            self.client.wait([self.client.ask(server, Message(Verb.START, records=[text(layout), start]))])
+
+    def _own(self, server: int, ids: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(ids[self.home[buckets_of(self.key, ids)] == server])
+
+    def gradient(self, dense: np.ndarray, ids: np.ndarray, value: float, sign: float, clock: int) -> list[Message]:
+        """A push's messages that add ``dense`` to every server's vector and ``value`` to each of these rows."""
+        messages = []
+        numbers = Record(Kind.NUMBERS, np.array([0.0, 1.0, float(clock)]))
+        for server in self.client.servers:
+            own = self._own(server, ids)
+            records = [numbers, Record(Kind.DENSE, sign * dense)]
+            if len(own):
+                records += [Record(Kind.IDS, own, 1), Record(Kind.ROWS, np.full((len(own), DIM), sign * value), 1)]
+            messages.append(Message(Verb.PUSH, clock=clock, records=records))
+        return messages
+
+    def look(self, ids: np.ndarray) -> tuple[np.ndarray, dict[int, float]]:
+        """(servers, n) the dense vectors, and each row's value, all columns of which are equal."""
+        vectors, rows = [], {}
+        for server in self.client.servers:
+            own = self._own(server, ids)
+            asked = Message(Verb.PULL, flags=WANTS_DENSE | CREATES, records=[Record(Kind.IDS, own, 1)])
+            [answer] = self.client.wait([self.client.ask(server, asked)])
+            vectors.append(np.array(answer.need(Kind.DENSE)))
+            values = answer.need(Kind.ROWS, 1)
+            assert (values == values[:, :1]).all()
+            rows |= dict(zip(own.tolist(), values[:, 0].tolist(), strict=True))
+        return np.array(vectors), rows
+
+    def leave(self) -> None:
+        """Say goodbye and close."""
+        self.client.bye()
+        self.client.close()
+
+    def die(self) -> None:
+        """Vanish without a word, with all that is not sent yet."""
+        for socket_ in self.client.sockets:
+            socket_.close(0)
+        self.client.sockets = []
+        self.client.close()
+
+
+class Sum:
+    """Which pushes there are: the same ones for whoever asks, and what they add up to."""
+
+    IDS = np.arange(0, 40, dtype=np.int64)
+
+    def __init__(self, seed: int, workers: int, pushes: int, dense: int = 4) -> None:
+        generator = np.random.default_rng(seed)
+        self.pushes = pushes
+        self.vectors = generator.integers(1, 1000, size=(workers, pushes, dense)).astype(np.float64)
+        self.values = generator.integers(1, 1000, size=(workers, pushes)).astype(np.float64)
+        self.picked = generator.random((workers, pushes, len(self.IDS))) < 0.2
+
+    def messages(self, worker: Bare, number: int, sign: float) -> list[Message]:
+        """Push ``number`` (from 0) of that worker."""
+        r = worker.rank
+        return worker.gradient(self.vectors[r, number], self.IDS[self.picked[r, number]], self.values[r, number], sign, number + 1)  # fmt: skip
+
+    @property
+    def dense(self) -> np.ndarray:
+        """What every server's vector comes to."""
+        total: np.ndarray = self.vectors.sum((0, 1))
+        return total
+
+    @property
+    def rows(self) -> dict[int, float]:
+        """What each row comes to."""
+        totals = (self.picked * self.values[:, :, None]).sum((0, 1))
+        return dict(zip(self.IDS.tolist(), totals.tolist(), strict=True))
+
+
+def push_all(worker: Bare, total: Sum, sign: float, stop: int | None = None, under_way: int = 4, in_step: bool = False) -> None:  # fmt: skip
+    """Give servers what they lack of the pushes of the life before, then go on after the last of these to the end.
+
+    Args:
+        in_step: after each push the parameters of the next step are waited for, as workers in sync and ssp do.
+    """
+    client = worker.client
+    waiting: list[Any] = []
+
+    def room() -> bool:
+        return sum(r.answer is None for r in waiting) < under_way
+
+    for server, done in enumerate(client.watermarks):
+        for number in range(done, client.sequence):
+            message = total.messages(worker, number, sign)[server]
+            message.sequence = number + 1
+            waiting.append(client.ask(server, message))
+            client.until(room)
+    client.watermarks = [client.sequence] * len(client.watermarks)
+    while client.sequence < (total.pushes if stop is None else stop):
+        waiting += client.push(total.messages(worker, client.sequence, sign))
+        if in_step:
+            pull = {"clock": client.sequence, "flags": WANTS_DENSE | CREATES}
+            client.wait([*waiting, *(client.ask(s, Message(Verb.PULL, **pull)) for s in client.servers)])
+        client.until(room)
+    if stop is None:
+        client.wait(waiting)
+
+
+def in_threads(functions: Mapping[str, Any], seconds: float = 60) -> dict[str, Any]:
+    """Run functions side by side; what each returned. The first error of any is raised."""
+    done: dict[str, Any] = {}
+    errors: list[BaseException] = []
+
+    def call(name: str, function: Any) -> None:
+        try:
+            done[name] = function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=item, daemon=True) for item in functions.items()]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: errors or not any(t.is_alive() for t in threads), seconds, f"{set(functions) - set(done)}")
+    if errors:
+        for thread in threads:
+            thread.join(5)
+        raise errors[0]
+    return done

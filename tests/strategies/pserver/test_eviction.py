@@ -1,0 +1,137 @@
+"""Rows that nobody has touched for long are dropped, by the age that the run counts: how it goes on at the servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.strategies.pserver.harness import Bare, Cluster, config
+from trainer.strategies.builtin import PserverAsync
+from trainer.strategies.pserver.protocol import snapshot
+from trainer.strategies.pserver.protocol.messages import Message, Verb, text
+
+OLD, NEW = np.arange(0, 10, dtype=np.int64), np.arange(20, 30, dtype=np.int64)
+BOTH = OLD.tolist() + NEW.tolist()
+DENSE = np.ones(4)
+
+
+def push(workers: list[Bare], ids: np.ndarray, age: int) -> None:
+    """A push of each worker with these rows, all at that age; waited for."""
+    clock = workers[0].client.sequence + 1
+    asked = []
+    for worker in workers:
+        messages = worker.gradient(DENSE, ids, 1.0, 1.0, age)
+        for message in messages:
+            message.clock = clock
+        asked.append((worker, worker.client.push(messages)))
+    for worker, requests in asked:
+        worker.client.wait(requests)
+
+
+def shrink(worker: Bare, age: int) -> None:
+    """What the first worker says when all have met."""
+    ask = worker.client.ask
+    worker.client.wait([ask(s, Message(Verb.SHRINK, records=[text({"age": age})])) for s in worker.client.servers])
+
+
+def kept(cluster: Cluster, worker: Bare) -> list[int]:
+    """Ids of the rows that are there, ascending."""
+    found: list[int] = []
+    for server in worker.client.servers:  # an answer, so that the server is done with what came before
+        worker.client.wait([worker.client.ask(server, Message(Verb.STATS))])
+        shard = cluster.servers[server].shard
+        assert shard is not None
+        found += shard.tables[1].state()["ids"].tolist()
+    return sorted(found)
+
+
+def crew(cluster: Cluster) -> list[Bare]:
+    """All workers of the cluster, the first of which has made the start."""
+    first = Bare(cluster, 0)
+    first.begin()
+    return [first, *(Bare(cluster, rank) for rank in range(1, cluster.workers))]
+
+
+def made(mode: str, workers: int, servers: int = 2, **strategy: Any) -> dict[str, Any]:
+    return config(mode, workers, servers, **({} if mode == "sync" else {"launch_barrier": False}), **strategy)
+
+
+@pytest.mark.parametrize("evict_by", ["steps", "event_time"])
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp"])
+def test_rows_are_as_old_as_the_pushes_say(mode: str, evict_by: str) -> None:
+    with Cluster(made(mode, 2, evict_by=evict_by)) as cluster:
+        workers = crew(cluster)
+        push(workers, OLD, 1000)
+        push(workers, NEW, 1500)
+        shrink(workers[0], 600)
+        assert kept(cluster, workers[0]) == BOTH
+        shrink(workers[0], 400)
+        assert kept(cluster, workers[0]) == NEW.tolist()
+        for worker in workers:
+            worker.die()
+
+
+@pytest.mark.parametrize("entry", [{"count": 1, "probability": 1.0}, {"count": 2, "probability": 1.0}])
+@pytest.mark.parametrize("mode", ["async", "ssp"])
+def test_rows_that_a_slow_worker_has_just_brought_stay(mode: str, entry: dict[str, float]) -> None:
+    with Cluster(made(mode, 2, entry=entry)) as cluster:
+        fast, slow = crew(cluster)
+        for age in (1, 2, 100):
+            push([fast], OLD, age)
+        for age in range(1, entry["count"]):
+            push([slow], NEW, age)
+            shrink(fast, 10)  # ids that wait count from their last push, too
+        push([slow], NEW, entry["count"])
+        shrink(fast, 10)
+        assert kept(cluster, fast) == BOTH
+        for worker in (fast, slow):
+            worker.die()
+
+
+@pytest.mark.parametrize("evict_by", ["steps", "event_time"])
+def test_age_goes_on_where_the_loaded_run_ended(tmp_path: Path, evict_by: str) -> None:
+    run = made("async", 1, evict_by=evict_by) | {"run_dir": str(tmp_path)}
+    with Cluster(run) as cluster:
+        [worker] = crew(cluster)
+        push([worker], OLD, 100)
+        target = snapshot.begin(tmp_path / "persistables")
+        saves = [worker.client.ask(s, Message(Verb.SAVE, records=[text({"folder": str(target)})])) for s in (0, 1)]
+        worker.client.wait(saves)
+        snapshot.complete(target, 2)
+        worker.die()
+    run["config"]["strategy"]["load_from"] = str(target)
+    model = nn.Linear(1, 1)
+    for by, said in ((evict_by, 0), ({"steps": "event_time", "event_time": "steps"}[evict_by], 1)):
+        strategy = run["config"]["strategy"] | {"evict_by": by, "evict_after": 5}
+        config = run["config"] | {"strategy": strategy}
+        refused = PserverAsync(**strategy).refuse_model(config, model, torch.optim.SGD(model.parameters()))
+        assert sum(f"counted by {evict_by}" in str(error) for error in refused) == said  # another model is refused, too
+    with Cluster(run) as cluster:
+        [worker] = crew(cluster)
+        began = 0 if evict_by == "steps" else 100  # a worker counts its own steps from 1; time is the data's
+        push([worker], NEW, began + 20)
+        shrink(worker, 21)
+        assert kept(cluster, worker) == BOTH
+        shrink(worker, 19)
+        assert kept(cluster, worker) == NEW.tolist()
+        worker.die()
+
+
+def test_rows_of_the_start_count_from_the_first_time_that_is_told() -> None:
+    with Cluster(made("async", 1, servers=1, evict_by="event_time")) as cluster:
+        [worker] = crew(cluster)
+        shard = cluster.servers[0].shard
+        assert shard is not None
+        shard.tables[1].assign(OLD, shard.tables[1].pull(OLD, create=False))
+        push([worker], NEW, 1_000_000)
+        shrink(worker, 10)
+        assert kept(cluster, worker) == BOTH
+        push([worker], NEW, 1_000_020)
+        shrink(worker, 10)
+        assert kept(cluster, worker) == NEW.tolist()
+        worker.die()

@@ -1,0 +1,124 @@
+"""Parameters that learn at rates of their own, kept by servers: the same as torch's groups, on any number of them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.strategies.pserver.harness import config as payload
+from trainer.models.rows import dense_of
+from trainer.optim.groups import rates
+from trainer.strategies.builtin import ELEMENTWISE
+from trainer.strategies.pserver.protocol.layout import Layout
+from trainer.strategies.pserver.server.shard import Shard
+from trainer.strategies.pserver.worker.remote_model import DenseMap, layouts
+from trainer.worker.train import make_updater
+
+OPTIMIZERS = {
+    "adamw": {"_target_": "torch.optim.AdamW", "lr": 0.05, "weight_decay": 0.1},
+    "momentum": {"_target_": "torch.optim.SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
+    "asgd": {"_target_": "trainer.optim.by_name.by_name", "name": "ASGD", "lr": 0.05, "weight_decay": 0.1, "lambd": 0.01},
+    "rprop": {"_target_": "trainer.optim.by_name.by_name", "name": "Rprop", "lr": 0.05, "weight_decay": 0.0},
+    **{
+        name.lower(): {"_target_": "trainer.optim.by_name.by_name", "name": name, "lr": 0.05, "weight_decay": 0.1}
+        for name in ("RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam")
+    },
+    "adam": {"_target_": "torch.optim.Adam", "lr": 0.05, "weight_decay": 0.1, "amsgrad": True},
+    "adagrad": {"_target_": "torch.optim.Adagrad", "lr": 0.05, "weight_decay": 0.0, "initial_accumulator_value": 0.1},
+}  # fmt: skip
+OWN = {"lr_factors": {"0": 0.5, "*.bias": 2.0}, "layer_decay": 0.9, "decay_norms_and_biases": False, "sparse": "auto"}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3)).double()
+
+
+def test_every_optimizer_that_servers_take_is_here() -> None:
+    assert {o.get("name", o["_target_"].split(".")[-1]) for o in OPTIMIZERS.values()} == set(ELEMENTWISE)
+
+
+def run(optimizer: str, own: dict[str, Any]) -> dict[str, Any]:
+    made = payload("sync", 2)
+    made["config"]["optimizer"] = {**OPTIMIZERS[optimizer], **own}
+    made["plan"]["lr"] = 0.1  # scaled: twice the node's
+    return made
+
+
+class Servers:
+    """So many servers' shards, and the map of the model's parameters onto them."""
+
+    def __init__(self, made: dict[str, Any], model: nn.Module, servers: int, slice_above: int | None) -> None:
+        found = rates(model, made["config"]["optimizer"])
+        self.map = DenseMap(dense_of(model), servers, "round_robin", slice_above, found)
+        self.shards = []
+        for number, layout in enumerate(layouts(self.map, [], torch.float64, servers)):
+            told = Layout.parsed(
+                {"dtype": layout.dtype, "pieces": layout.pieces, "tables": [], "groups": layout.groups}
+            )
+            self.shards.append(Shard(made["config"], made["plan"], number, servers, told))
+            self.shards[-1].vector.copy_(self.map.values(number))
+
+    def step(self, model: nn.Module) -> None:
+        for number, shard in enumerate(self.shards):
+            shard.apply(self.map.gradients(number), {}, 0)
+            self.map.write(number, shard.vector)
+
+
+def give_gradients(model: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+
+
+def equal(one: nn.Module, other: nn.Module) -> None:
+    for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("slice_above", [None, 4])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_servers_update_as_one_process_does_and_go_on_on_another_number_of_them(
+    optimizer: str, slice_above: int | None, servers: int
+) -> None:
+    made = run(optimizer, OWN)
+    alone, served = net(), net()
+    updater = make_updater(made["config"], made["plan"], alone, "fp64")
+    cluster = Servers(made, served, servers, slice_above)
+    for step in range(12):
+        if step == 6:
+            states = [copy.deepcopy(shard.state()) for shard in cluster.shards]
+            cluster = Servers(made, served, 5 - servers, 6)
+            for shard in cluster.shards:
+                shard.vector.zero_()
+                shard.load(states)
+        give_gradients(alone, step), give_gradients(served, step)
+        updater.step()
+        cluster.step(served)
+        equal(alone, served)
+
+
+def test_what_is_saved_of_one_rate_starts_parameters_of_others() -> None:
+    made, other = run("adamw", {"sparse": "auto", "decay_norms_and_biases": True}), run("adamw", OWN)
+    model = net()
+    before = Servers(made, model, 2, None)
+    give_gradients(model, 0)
+    before.step(model)
+    after = Servers(other, model, 1, None)
+    [shard] = after.shards
+    shard.load([s.state() for s in before.shards])
+    assert len(shard.parts) > 3
+    assert [float(shard.optimizer.state[p]["step"]) for p in shard.parts] == [1.0] * len(shard.parts)
+
+
+def test_groups_that_do_not_fit_the_pieces_are_refused() -> None:
+    told = {"dtype": "float64", "pieces": [["a", 0, 4]], "tables": []}
+    assert Layout.parsed(told).groups == []
+    for groups in ([[3, 1.0, True]], [[0, 1.0, True], [4, 1.0, True]]):
+        with pytest.raises(ValueError, match="groups of"):
+            Layout.parsed({**told, "groups": groups})

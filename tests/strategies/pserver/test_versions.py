@@ -1,0 +1,65 @@
+"""Servers take their pushes in an order of their own, so each has its version: a worker tells each the one it has of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from tests.strategies.pserver.harness import Cluster, config
+from trainer.strategies.pserver.worker.asynchronous import PserverAsync
+from trainer.worker.train import Updaters
+
+STRENGTH = 0.3
+
+
+def placed(cluster: Cluster) -> PserverAsync:
+    """The worker of a cluster with one, the model placed."""
+    run = cluster.run
+    node = {k: v for k, v in run["config"]["strategy"].items() if k != "_target_"}
+    worker = PserverAsync(node, cluster.seat("worker", 0))
+    worker.place(net(), Updaters(run["config"], run["plan"], "fp64"))
+    return worker
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).double()
+
+
+def step(worker: PserverAsync, gradient: float) -> None:
+    """One update with equal gradients everywhere, done at the servers."""
+    worker.prepare(SimpleNamespace(inputs=torch.zeros(1), work=None, last=True))
+    for p in worker.model.parameters():
+        p.grad = torch.full_like(p, gradient)
+    worker.update(1)
+    worker.finish_pushes()
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_each_server_compensates_and_counts_staleness_by_its_own_version(servers: int) -> None:
+    run = config("async", 1, servers, launch_barrier=False, independent_recv_thread=False, slice_above=4, delay_compensation=STRENGTH)  # fmt: skip
+    with Cluster(run) as cluster:
+        worker = placed(cluster)
+        shards = [server.shard for server in cluster.servers]
+        step(worker, 1.0)
+        for ahead, shard in enumerate(shards):  # others' pushes that have come here and not there yet
+            for _ in range(ahead):
+                shard.apply(torch.zeros_like(shard.vector), {}, 0)
+        worker.prepare(SimpleNamespace(inputs=torch.zeros(1), work=None, last=True))
+        for ahead, shard in enumerate(shards):
+            for _ in range(ahead + 1):
+                shard.apply(torch.full_like(shard.vector, 0.5), {}, 0)
+        before = [shard.vector.clone() for shard in shards]
+        for p in worker.model.parameters():
+            p.grad = torch.full_like(p, 2.0)
+        worker.update(1)
+        worker.finish_pushes()
+        for ahead, (server, shard) in enumerate(zip(cluster.servers, shards, strict=True)):
+            moved = -0.5 * (ahead + 1)  # sgd with a learning rate of 1
+            expected = before[ahead] - (2.0 + STRENGTH * 4.0 * moved)
+            torch.testing.assert_close(shard.vector, expected, rtol=0, atol=1e-12)
+            assert server.rule.staleness == {0: 1, ahead + 1: 1}
+        worker.leave()

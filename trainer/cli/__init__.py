@@ -1,0 +1,1 @@
+"""What the user types: flags, overrides and configs become jobs; what is wrong becomes a sentence."""

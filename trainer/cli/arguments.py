@@ -1,0 +1,33 @@
+"""The arguments of this very process, which everybody on the machine can read (``ps``), without their secrets."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from trainer.config.redact import starred
+
+ARGUMENTS = slice(45, 47)
+"""Of the fields of /proc/self/stat that follow the name, where the arguments begin and end."""
+
+
+def cover() -> None:
+    """Write stars over the secrets, each as long as it was; where the system has no such place, leave them.
+
+    From the start of the process until now they could be seen; a value from the environment (``${oc.env:NAME}``) never
+    can.
+    """
+    try:
+        start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[ARGUMENTS])
+        before = Path("/proc/self/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return
+    after = b"\0".join(_starred(argument) for argument in before.split(b"\0"))
+    if start > 0 and end - start == len(before) == len(after) and after != before:
+        ctypes.memmove(start, after, len(after))
+
+
+def _starred(argument: bytes) -> bytes:
+    """The same number of bytes."""
+    return starred(os.fsdecode(argument), lambda hidden: "*" * len(os.fsencode(hidden))).encode("utf-8", "surrogateescape")  # fmt: skip

@@ -1,0 +1,92 @@
+"""The last lines of a run: its result, where it is, how to look at it, the command that repeats it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from trainer.config.redact import command
+from trainer.job.job import Ready, Result
+from trainer.terminal.bar import read_status
+from trainer.terminal.screen import Screen
+from trainer.wording import counted
+
+LOOKED_AT = {"eval": "sample", "predict": "image", "rows": "row"}
+LEFT = {
+    "train": ("curves.png", "servers.png", "confusion.png", "mistakes.png", "model.safetensors"),
+    "eval": ("confusion.png", "mistakes.png", "per_class.csv"),
+    "predict": ("predictions.csv",),
+}
+"""What a run may leave that is worth looking at, by mode."""
+EARLY = ("early stop", "stopped by a callback")
+"""How the reason begins why a run ended before its last epoch."""
+TRAINING_VIEW = "workflowType=machine_learning"
+"""What an address of MLflow's pages ends with, so that they open as of trainings and not of agents."""
+INDENT = 10
+
+
+def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
+    """The result, where it is, how to look at it, and the command that repeats it."""
+    out = Screen()
+    out.print(Text.assemble(("\ndone", "bold green"), f" {_done(result, ready)}"))
+    if result.stand_in:
+        out.print(f"ATTENTION: {result.stand_in}", style="bold red")
+    early = result.ended.startswith(EARLY)
+    if early and ready.checked.config["verbosity"] == "quiet":  # else the first worker has said so
+        out.print(result.ended, style="bold yellow")
+    folder = Path(result.run_dir)
+    out.fact("results", f"{short(folder)}  ({', '.join(_left(folder, result.mode))})", INDENT, "")
+    if output := ready.checked.config["predict"]["output"]:
+        out.fact("guesses", short(Path(output)), INDENT, "")
+    if ready.plan.tracking and result.run_id is not None:
+        out.fact("look", _look(ready.plan.tracking, result), INDENT, "")
+    out.command("repeat", ["python", "-m", "trainer", *(command([o]) for o in overrides)], INDENT)
+
+
+def say_broken(ready: Ready) -> None:
+    """Of a run that was interrupted or has failed: where its folder is, and its best weights so far."""
+    out, folder = Screen(), Path(ready.plan.run_dir)
+    if not folder.is_dir():
+        return
+    out.print("")
+    out.fact("left", f"{short(folder)}  ({', '.join(_left(folder, ready.plan.mode))})", INDENT, "")
+    best, weights = read_status(folder).get("best"), folder / "checkpoints" / "best.safetensors"
+    if best and weights.is_file():
+        out.fact("best", f"{short(weights)}  ({best['metric']} {best['value']:.5f} at update {best['step']})", INDENT, "")  # fmt: skip
+
+
+def _done(result: Result, ready: Ready) -> str:
+    shown = ", ".join(f"{k}: {v:.5f}" for k, v in result.metrics.items() if k.startswith(("val/", "val_ema/")))
+    if result.mode != "train":
+        done = counted(result.samples, LOOKED_AT["rows" if "predict/rows" in result.metrics else result.mode])
+        return f"{done} {'evaluated' if result.mode == 'eval' else 'predicted'} in {result.seconds:.1f} s. {shown}".rstrip()
+    watched = ready.plan.best
+    best = f" (best {watched.removeprefix('val/')} {result.best[watched]:.5f})" if watched in result.best else ""
+    whose = " of worker 0" if ready.plan.leased else ""  # each worker takes its own, as many as it gets work for
+    return f"{counted(result.steps, 'update')}{whose}, {counted(result.samples, 'sample')} in {result.seconds:.1f} s. {shown}{best}"
+
+
+def _left(folder: Path, mode: str) -> list[str]:
+    """Names of what is there to look at."""
+    found = [name for name in (*LEFT[mode], "result.json") if (folder / name).exists()]
+    return found + [f"{log}.N" for log in ("workerlog", "serverlog") if any(folder.glob(f"{log}.*"))]
+
+
+def _look(uri: str, result: Result) -> str:
+    """How MLflow's pages are opened, on those of trainings."""
+    page = f"#/experiments/{result.experiment_id}?{TRAINING_VIEW}" if result.experiment_id else ""
+    if uri.startswith("http"):
+        return f"{uri.rstrip('/')}/{page}  (run {result.run_id})"
+    ours = uri == f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+    start = "mlflow ui" if ours or "://" not in uri else f"mlflow ui --backend-store-uri {uri}"
+    return f"{start}   then http://127.0.0.1:5000/{page}  (run {result.run_id})"
+
+
+def short(path: Path) -> str:
+    """The path from here, where it is below."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,138 @@
+"""What a command line may say: the groups, options and keys on Hydra's search path, the user's own included."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from trainer.config import schema
+
+if TYPE_CHECKING:
+    from hydra._internal.hydra import Hydra
+    from hydra.core.override_parser.types import Override
+
+
+class Vocabulary:
+    """Looked up only when something was wrong, to name what is nearest.
+
+    Args:
+        app: Hydra with its search path.
+        overrides: what was typed.
+        config_name: the primary config.
+    """
+
+    open_groups = schema.CONSTRUCTED
+
+    def __init__(self, app: Hydra, overrides: list[str], config_name: str) -> None:
+        self.loader: Any = app.config_loader
+        self.overrides = overrides
+        self.config_name = config_name
+
+    def parsed(self, typed: str) -> Override | None:
+        """One override as Hydra reads it; None when it cannot."""
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+        from hydra.errors import HydraException
+
+        try:
+            return OverridesParser.create().parse_overrides([typed])[0]
+        except (HydraException, ValueError):  # of a number with more digits than Python reads
+            return None
+
+    def typed(self, path: str) -> str:
+        """The override of that key as it was typed, or the key itself."""
+        for override in self.overrides:
+            if override.lstrip("+~").partition("=")[0].partition("@")[0] == path:
+                return override
+        return path
+
+    def given(self, path: str) -> Any:
+        """The value that was typed for a key; None where there is none, or several."""
+        found = [o for o in map(self.parsed, self.overrides) if o is not None and o.key_or_group == path]
+        if len(found) != 1 or found[0].is_sweep_override() or found[0].is_delete():
+            return None
+        value: Any = found[0].value()
+        return getattr(value, "text", value)
+
+    def usual(self, path: str) -> Any:
+        """What a key is without the override that was typed for it; None where that cannot be said."""
+        from hydra.types import RunMode
+        from omegaconf import OmegaConf
+
+        others = [o for o in self.overrides if o.lstrip("+~").partition("=")[0] != path]
+        try:
+            config = self.loader.load_configuration(self.config_name, others, RunMode.MULTIRUN)
+            return OmegaConf.select(config, path)
+        except Exception:  # something else is wrong, too
+            return None
+
+    @property
+    def recipe(self) -> str:
+        """The recipe that was added; empty without one."""
+        return next((o.partition("=")[2] for o in self.overrides if o.startswith("+recipe=")), "")
+
+    @functools.cached_property
+    def groups(self) -> list[str]:
+        """All groups that a command line may choose from."""
+        return [g for g in self.loader.list_groups("") if g not in ("schema", "hydra")]
+
+    def options(self, group: str) -> list[str]:
+        """The options of a group; empty when there is no such group."""
+        return list(self.loader.get_group_options(group))
+
+    @functools.cached_property
+    def chosen(self) -> dict[str, str]:
+        """The option of each group, as far as the choices themselves can be read."""
+        from hydra.types import RunMode
+
+        groups = [o for o in self.overrides if o.lstrip("+~").partition("=")[0].partition("@")[0] in self.groups]
+        try:
+            found = self.loader.compute_defaults_list(self.config_name, groups, RunMode.MULTIRUN)
+        except Exception:  # a choice itself is wrong; then no option can be named
+            return {}
+        return {k: str(v) for k, v in found.overrides.known_choices.items() if v is not None}
+
+    def option_keys(self, group: str, option: str) -> list[str]:
+        """The keys that an option of a group brings, without the group's name."""
+        return sorted(set(self._keys(f"{group}/{option}")))
+
+    def keys(self) -> list[str]:
+        """Every key of the config that the chosen options make, and the groups."""
+        known = [*self._keys("schema"), *self.groups]
+        for group, option in self.chosen.items():
+            if group in self.groups and group != "recipe":
+                known += [f"{group}.{k}" for k in self.option_keys(group, option)]
+        return known
+
+    def hydra_keys(self) -> list[str]:
+        """Hydra's own keys."""
+        return [f"hydra.{k}" for k in self._keys("hydra/config")]
+
+    def package(self, path: str) -> str | None:
+        """Where a config file's keys go: its ``@package`` line."""
+        loaded = self.loader.repository.load_config(path)
+        return loaded.header["package"] if loaded is not None else None
+
+    def _keys(self, path: str) -> Iterator[str]:
+        """Keys of a config file and of those that its defaults list takes in at the same place."""
+        from omegaconf import DictConfig
+
+        loaded = self.loader.repository.load_config(path)
+        if loaded is None or not isinstance(loaded.config, DictConfig):
+            return
+        for default in loaded.defaults_list or ():
+            taken = getattr(default, "path", None)
+            if taken not in (None, "_self_"):
+                yield from self._keys(taken[1:] if taken.startswith("/") else f"{path.rpartition('/')[0]}/{taken}")
+        yield from _paths(loaded.config, "")
+
+
+def _paths(node: Any, prefix: str) -> Iterator[str]:
+    from omegaconf import DictConfig
+
+    for name in node:
+        child = node._get_node(name)
+        if isinstance(child, DictConfig) and not child._is_missing() and not child._is_none() and len(child):
+            yield from _paths(child, f"{prefix}{name}.")
+        elif name != "defaults":
+            yield f"{prefix}{name}"

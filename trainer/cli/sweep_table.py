@@ -1,0 +1,122 @@
+"""What a sweep came to: its jobs as a table on the screen, in sweep.csv, and in the description of its MLflow run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.job.job import Result
+from trainer.metrics.best import falls
+from trainer.run_folder import csv_files
+from trainer.wording import counted
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+METRICS = ("val/loss", "val/acc1", "val/acc5", "val/auc", "train/loss")
+SPARE = ("val/acc5", "train/loss", "val/loss", "val/acc1", "val/auc")
+"""Those that a narrow terminal has no room for, the first one first; the watched metric has a column of its own."""
+NOT_STARTED = "not started"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a sweep.
+
+    Attributes:
+        overrides: as they may be shown; result: how it ended; watched: the metric by which its best model was chosen.
+    """
+
+    overrides: tuple[str, ...]
+    result: Result
+    watched: str = ""
+
+    @property
+    def best(self) -> float | None:
+        """The best value of the watched metric; None where it has none."""
+        value = self.result.best.get(self.watched)
+        return None if value is None or math.isnan(value) else value
+
+
+def swept_keys(master: DictConfig) -> set[str]:
+    """The keys of which the sweep takes several values, of the command line or of the sweeper's own config."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    typed = OverridesParser.create().parse_overrides(list(master.hydra.overrides.task))
+    own = master.hydra.sweeper.get("params") or {}
+    return {str(o.key_or_group) for o in typed if o.is_sweep_override()} | {str(key).lstrip("+~") for key in own}
+
+
+def left(run_dir: str, status: str, error: str) -> Result:
+    """The result that a job has left in its folder before it broke; without one, what is known of it."""
+    try:
+        told = json.loads((Path(run_dir) / "result.json").read_text())
+        return Result(**{field.name: told[field.name] for field in fields(Result) if field.name in told})
+    except (OSError, ValueError, TypeError):
+        return Result(status, run_dir, error=error)
+
+
+def waiting(overrides: Iterable[str]) -> Job:
+    """A job to which it did not come."""
+    return Job(tuple(overrides), Result(NOT_STARTED, ""))
+
+
+def best_of(jobs: Sequence[Job]) -> int | None:
+    """The number of the job whose best model is the best; None where none has one, or they go by different metrics."""
+    done = [(job.best, number) for number, job in enumerate(jobs) if job.best is not None]
+    watched = {job.watched for job in jobs if job.best is not None}
+    if len(watched) != 1 or not done:
+        return None
+    value = (min if falls(watched.pop()) else max)(value for value, _ in done)
+    return next(number for found, number in done if found == value)
+
+
+def table(jobs: Sequence[Job]) -> tuple[list[str], list[list[str]]]:
+    """The columns, and a row for each job: what differs, how it ended, last metrics, the best of the watched one."""
+    metrics = [m for m in METRICS if any(m in job.result.metrics for job in jobs)]
+    watched = sorted({job.watched for job in jobs if job.best is not None})
+    columns = ["job", "overrides", "status", *metrics, *(f"best {name}" for name in watched), "seconds"]
+    common = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
+    rows = []
+    for number, job in enumerate(jobs):
+        differing = " ".join(o for o in job.overrides if o not in common)
+        values = [f"{job.result.metrics[m]:.4f}" if m in job.result.metrics else "" for m in metrics]
+        best = [f"{job.best:.4f}" if job.best is not None and job.watched == name else "" for name in watched]
+        seconds = "" if job.result.status == NOT_STARTED else f"{job.result.seconds:.1f}"
+        rows.append([str(number), differing, job.result.status, *values, *best, seconds])
+    return columns, rows
+
+
+def write(jobs: Sequence[Job], folder: Path) -> Path:
+    """``sweep.csv``."""
+    columns, rows = table(jobs)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "sweep.csv"
+    csv_files.write(path, [columns, *rows], private=True)
+    return path
+
+
+def note(name: str, jobs: Sequence[Job], swept: Collection[str], repeat: str, folder: Path) -> str:
+    """The sweep in Markdown: what was swept, its jobs, the best of them in bold, how to repeat it."""
+    columns, rows = table(jobs)
+    best = best_of(jobs)
+    ended = [status for status in ("done", "failed", "killed", NOT_STARTED) if any(row[2] == status for row in rows)]
+    counts = ", ".join(f"{sum(row[2] == status for row in rows)} {status}" for status in ended)
+    lines = [f"## {name}: sweep of {counted(len(jobs), 'job')}", "", f"Swept: {', '.join(f'`{key}`' for key in sorted(swept))}. {counts}."]  # fmt: skip
+    if best is not None:
+        job, differing = jobs[best], rows[best][1]
+        run = f" (run `{job.result.run_id}`)" if job.result.run_id else ""
+        lines += ["", f"**Best: job {best}, `{differing}`: {job.watched} {job.best:.5f}**{run}"]
+    lines += ["", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for number, row in enumerate(rows):
+        cells = [_cell(value) for value in row]
+        lines.append("| " + " | ".join(f"**{cell}**" if cell and number == best else cell for cell in cells) + " |")
+    return "\n".join([*lines, "", "Repeat it:", "", "```", repeat, "```", "", f"Files: `{folder}`"])
+
+
+def _cell(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*").replace("\n", " ")

@@ -1,0 +1,42 @@
+"""``torchrun ... -m trainer +recipe=X``: rank 0 composes the config once; the other ranks wait for it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from trainer.launch.torchrun import Start
+
+
+def present() -> bool:
+    """Whether this process is one of torchrun's."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+
+
+def join(parse: Callable[[], argparse.Namespace]) -> int:
+    """Run as one of torchrun's ranks; returns the exit code.
+
+    Args:
+        parse: the command line's flags and overrides, asked of rank 0 alone.
+    """
+    from trainer.launch import torchrun  # imports torch
+
+    return torchrun.join(lambda start: _run(parse(), start))
+
+
+def _run(args: argparse.Namespace, start: Start) -> None:
+    from trainer.cli import commands, compose
+
+    if args.multirun or args.cfg or args.info:
+        raise UserError("torchrun", "runs one job; sweeps and --cfg start without it", "python -m trainer ...")
+    size, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    topology = [f"launch.nproc={local}", *([f"launch.nnodes={size // local}"] if size > local else [])]
+    ignored = ["launch.nnodes=1"] * (size == local) + ["launch.ips=null", "launch.workers=null"]
+    with compose.hydra_app(args.config_dir) as app:
+        overrides, flags = [*args.overrides, *topology], compose.flags(args)
+        commands.run_one(app, overrides, args.config_name or "config", start, flags, ignored)

@@ -1,0 +1,140 @@
+"""Makes objects from config nodes with ``_target_``."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.config import schema
+from trainer.errors import UserError, first_line
+
+EXTRAS = ("timm",)
+"""Packages that come with an extra of their name."""
+FETCHED: dict[str, dict[str, Any]] = {
+    "timm": {"pretrained": False, "checkpoint_path": ""},
+    "torchvision": {"weights": None},
+}
+"""Arguments by which others' models get weights that were trained before, with the values for none."""
+
+
+def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None = None, **kwargs: Any) -> Any:
+    """Call the node's ``_target_`` with the node's other keys (and what is given here), less those that are not its own.
+
+    Args:
+        kind: what the result must be an instance of.
+
+    Raises:
+        UserError: there is no such target, or it does not take these arguments, or refuses them.
+    """
+    target = locate(node["_target_"], f"{key}._target_")
+    arguments = {k: v for k, v in node.items() if k not in ("_target_", *schema.NOT_ARGUMENTS.get(key, ()))}
+    if not callable(target):
+        raise UserError(f"{key}._target_={node['_target_']}", f"is a {type(target).__name__}, not a class or function")
+    try:
+        made = target(*args, **{**arguments, **kwargs})
+    except UserError:
+        raise
+    except Exception as error:
+        if (found := re.search(r"unexpected keyword argument '(\w+)'", str(error))) and found[1] in arguments:
+            name = f"{key}.{found[1]}"
+            raise UserError(name, f"{node['_target_']} takes no such argument (~{name} takes away what a recipe brings)") from error  # fmt: skip
+        said, wrong = first_line(error), blamed(lambda some: target(*args, **{**some, **kwargs}), arguments)
+        if wrong is not None:
+            raise UserError(f"{key}.{wrong}={arguments[wrong]}", f"{node['_target_']} does not take this value: {said}", _default(target, key, wrong)) from error  # fmt: skip
+        given = ", ".join(f"{k}={v}" for k, v in arguments.items())
+        raise UserError(f"{key} ({node['_target_']})", f"called with {given or 'nothing'} it says: {said}") from error
+    if kind is not None and not isinstance(made, kind):
+        raise UserError(f"{key}._target_={node['_target_']}", f"gave a {type(made).__name__}, not a {kind.__module__.partition('.')[0]} {kind.__name__}")  # fmt: skip
+    return made
+
+
+def blamed(call: Callable[[dict[str, Any]], Any], arguments: Mapping[str, Any]) -> str | None:
+    """Of the arguments with which a call fails, the one without which it works; None: none alone, or several would do.
+
+    Not tried where weights would be fetched each time.
+    """
+    if any(arguments.get(name) for name in ("weights", "pretrained", "checkpoint_path")):
+        return None
+    found = []
+    for name in arguments:
+        with contextlib.suppress(Exception):
+            call({k: v for k, v in arguments.items() if k != name})
+            found.append(name)
+    return found[0] if len(found) == 1 else None
+
+
+def _default(target: Any, key: str, name: str) -> str:
+    """How to give an argument the value that the target's own definition has for it; empty where none is seen.
+
+    Not of models, whose defaults are for other data.
+    """
+    if key == "model":
+        return ""
+    try:
+        default = inspect.signature(target).parameters[name].default
+    except (TypeError, ValueError, KeyError):
+        return ""
+    if not isinstance(default, (bool, int, float, tuple)):
+        return ""
+    shown = f"[{','.join(map(str, default))}]" if isinstance(default, tuple) else str(default).lower()
+    return f"{key}.{name}={shown}"
+
+
+def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The model's node where its weights come from a file of ours: nothing pretrained is needed then.
+
+    A target that fetches weights says which other one builds the same model without, as ``without_pretrained``; timm and
+    torchvision have an argument for it.
+    """
+    target = str(node["_target_"])
+    plain = getattr(locate(target, "model._target_"), "without_pretrained", None)
+    if isinstance(plain, str):
+        return {**node, "_target_": plain}
+    fetched = FETCHED.get(target.replace(":", ".").partition(".")[0], {})
+    return {**node, **{name: none for name, none in fetched.items() if name in node}}
+
+
+def locate(target: str, key: str = "_target_") -> Any:
+    """The object behind ``package.module.name`` or ``package.module:name``.
+
+    Raises:
+        UserError: there is none; with the nearest match.
+    """
+    parts = target.replace(":", ".").split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:cut])
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and not (module_name + ".").startswith(error.name + "."):
+                raise UserError(f"{key}={target}", f"importing {module_name} failed: {error}") from error
+            continue
+        except Exception as error:
+            raise UserError(f"{key}={target}", f"importing {module_name} failed: {type(error).__name__}: {error}") from error  # fmt: skip
+        for number, part in enumerate(parts[cut:]):
+            if not hasattr(found, part):
+                names = [n for n in dir(found) if not n.startswith("_")]
+                raise missing(key, target, ".".join(parts[: cut + number]), part, names)
+            found = getattr(found, part)
+        return found
+    raise no_module(key, target)
+
+
+def no_module(key: str, target: str) -> UserError:
+    """The error for a package that is not installed, nor in the working directory or on PYTHONPATH."""
+    package, _, rest = target.partition(".")
+    if package in EXTRAS:
+        return UserError(f"{key}={target}", f"needs {package}, which is not installed", f"pip install 'trainer[{package}]' (in a checkout: '.[{package}]')")  # fmt: skip
+    nearest = difflib.get_close_matches(package, ("torch", "torchvision", "trainer"), 1, 0.6)
+    return UserError(f"{key}={target}", f"there is no module {package!r} here (is it on PYTHONPATH?)", f"{key}={nearest[0]}.{rest}" if nearest else "")  # fmt: skip
+
+
+def missing(key: str, target: str, owner: str, name: str, names: list[str]) -> UserError:
+    """The error for a name that its module does not have."""
+    nearest = difflib.get_close_matches(name, names, 1, 0.6)
+    return UserError(f"{key}={target}", f"{owner} has no {name!r}", f"{key}={owner}.{nearest[0]}" if nearest else "")

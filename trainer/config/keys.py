@@ -1,0 +1,333 @@
+"""The walk over the schema that the checks, ``--help`` and the docs share: every key, what it takes, the nearest word."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+import operator
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from trainer.config import schema
+from trainer.visible import one_line
+
+SYNONYMS = {
+    "gpu": "cuda", "double": "fp64", "float64": "fp64", "float32": "fp32", "float": "fp32", "32": "fp32",
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "16": "fp16", "yes": "true", "no": "false",
+}  # fmt: skip
+WORDS = {
+    bool: "true or false", str: "text", int: "a whole number", float: "a number", list: "a list",
+    dict: "a mapping such as {a:1}",
+}  # fmt: skip
+TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+MEANT = {
+    "train": "path",
+    "train_path": "path",
+    "files": "path",
+    "file": "path",
+    "val": "val_path",
+    "val_files": "val_path",
+}
+"""Names of keys that others use for what is ours."""
+LIMITS = ("ge", "gt", "le", "lt")
+MOST = 10**12
+"""The limit of whole numbers that have no other: products of several still fit."""
+LONGEST_VALUE = 200
+MOST_BITS = 4000
+SHORT = {bool: "true|false", str: "text", int: "int", float: "float", list: "list", dict: "mapping"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One documented config key.
+
+    Attributes:
+        path: from the root, e.g. ``data.batch_size``.
+        kind: bool, int, float, str, list or dict; None where the schema leaves the type open.
+        optional: null is a value.
+        unit: e.g. ``samples``; empty where there is none.
+        rule: ``ge``, ``gt``, ``le`` (limits of a number or None) and ``choices``.
+    """
+
+    path: str
+    kind: type | None
+    optional: bool
+    default: Any
+    help: str
+    unit: str
+    rule: Mapping[str, Any]
+
+    @property
+    def choices(self) -> list[str]:
+        """The words that it takes; empty: anything of its type."""
+        return [spelled(choice) for choice in self.rule.get("choices") or ()]
+
+    @property
+    def type(self) -> str:
+        """Its type as ``--help`` says it."""
+        if self.rule.get("texts"):
+            return "text or list" + (" or null" if self.optional else "")
+        word = "|".join(self.choices) or SHORT.get(self.kind, "any")  # type: ignore[arg-type]
+        word = f"auto|{word}" if self.rule.get("or_auto") else word
+        return f"{word} or null" if self.optional else word
+
+    def refuse(self, value: Any) -> str:
+        """Why it cannot be that value, as the rest of a sentence; empty when it can."""
+        if value is None:
+            return "" if self.optional else f"must be {self._words()}, not null"
+        if self.choices:
+            if spelled(value).lower() in self.choices:
+                return ""
+            alone = f"this version has {self.choices[0]} alone"
+            return f"must be one of {', '.join(self.choices)}" if len(self.choices) > 1 else alone
+        if self.rule.get("texts"):
+            several = value if isinstance(value, list) and value else [value]
+            if not all(isinstance(v, str) for v in several):
+                return "must be a text or a list of texts"
+            return next(filter(None, map(_wrong_text, several)), "")
+        if self.rule.get("or_auto") and value == "auto":
+            return ""
+        if not self._has_type(value):
+            return f"must be {self._words()}"
+        if isinstance(value, str):
+            return _wrong_text(value)
+        if self.numbers and isinstance(value, list):
+            return self._wrong_items(value)
+        return self._out_of_range(value) if isinstance(value, (int, float)) else ""
+
+    @property
+    def numbers(self) -> bool:
+        """It is a list of numbers (of anything else: ``data.transforms``)."""
+        return self.kind is list and any(self.rule.get(name) is not None for name in LIMITS)
+
+    def _wrong_items(self, values: list[Any]) -> str:
+        """Why a list of numbers cannot be that one: how many there are, and each of them."""
+        length = self.rule.get("length")
+        if length is not None and len(values) != length:
+            return f"must be {length} numbers, not {len(values)}"
+        if not values:
+            return "must hold a number at least"
+        whole = all(isinstance(v, int) for v in self.default)
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+                return f"holds {spelled(value)}, and each item must be {'a whole number' if whole else 'a number'}"
+            if why := self._out_of_range(value):
+                return f"holds {spelled(value)}, and each item {why}"
+        return ""
+
+    def instead(self, value: Any, usual: Any = None) -> str:
+        """What to type instead of a refused value; empty when nothing can be proposed.
+
+        Args:
+            usual: what it is where nobody gives it, as in a recipe; None: the default.
+        """
+        usual = self.default if usual is None or self.refuse(usual) else usual
+        if self.choices:
+            return f"{self.path}={nearest(spelled(value).lower(), self.choices) or spelled(usual)}"
+        if self.default == "???" and usual == self.default:
+            return ""
+        return f"{self.path}={spelled(self._example(value, usual))}"
+
+    def _example(self, value: Any, usual: Any) -> Any:
+        """A value that it takes, near to a refused one: the limit that was crossed where there is no default."""
+        if self.kind is bool:
+            return TRUTH.get(nearest(spelled(value).lower(), TRUTH), usual)
+        if self.kind is int and (number := _whole(value)) is not None and not self.refuse(number):
+            return number
+        if self.rule.get("example") is not None:
+            return self.rule["example"]
+        ge, le = self.rule.get("ge"), self.rule.get("le")
+        if usual is not None or (self.optional and ge is None):
+            return usual
+        too_large = le is not None and isinstance(value, (int, float)) and value > le
+        return le if too_large else ge if ge is not None else self.default
+
+    def _words(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        words = WORDS.get(self.kind, "a value")  # type: ignore[arg-type]
+        words += f" of {self.unit}" if self.unit else ""
+        return words + (", or auto" if self.rule.get("or_auto") else " or null" if self.optional else "")
+
+    def _has_type(self, value: Any) -> bool:
+        if self.kind is None:
+            return True
+        if self.kind in (int, float) and isinstance(value, bool):
+            return False
+        accepted = {float: (int, float), dict: Mapping}.get(self.kind, self.kind)
+        return isinstance(value, accepted)  # type: ignore[arg-type]
+
+    def _out_of_range(self, value: float) -> str:
+        if isinstance(value, float) and not math.isfinite(value):
+            return "must be a finite number"
+        ge, gt, le, lt = (self.rule.get(name) for name in LIMITS)
+        if le is None and lt is None:
+            le = MOST if isinstance(value, int) else None
+        for limit, kept, words in (
+            (ge, operator.ge, "at least"),
+            (gt, operator.gt, "greater than"),
+            (le, operator.le, "at most"),
+            (lt, operator.lt, "less than"),
+        ):
+            if limit is not None and not kept(value, limit):
+                return f"must be {words} {_number(limit)}{_units(self.unit, limit)}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Keys that belong together: ``group`` they are of (empty: the whole run), a title, and what they are about."""
+
+    group: str
+    title: str
+    keys: tuple[Key, ...]
+
+
+def sections() -> Iterator[Section]:
+    """The reference of all keys, each once, in the schema's order."""
+    root = tuple(k for k in keys(schema.Config) if k.path not in schema.GROUPS)
+    yield Section("", "the whole run", root)
+    for group, classes in schema.GROUPS.items():
+        for declared in classes:
+            title = " ".join((declared.__doc__ or group).split())
+            yield Section(group, title, tuple(keys(declared, f"{group}.", own=True)))
+
+
+def keys(declared: type, prefix: str = "", own: bool = False) -> Iterator[Key]:
+    """Every key of a schema class, nested ones with their dotted path; ``own``: without what it only inherits."""
+    yield from _keys(declared, prefix, own)
+
+
+@functools.cache
+def _keys(declared: type, prefix: str, own: bool) -> tuple[Key, ...]:
+    return tuple(_walk(declared, prefix, own))
+
+
+def _walk(declared: type, prefix: str, own: bool) -> Iterator[Key]:
+    hints = get_type_hints(declared)
+    inherited = (
+        {f.name: f for base in reversed(declared.__mro__[1:]) if is_dataclass(base) for f in fields(base)}
+        if own
+        else {}
+    )
+    for f in fields(declared):
+        if f.name in inherited and inherited[f.name].default == f.default:
+            continue
+        if is_dataclass(hints[f.name]):
+            yield from keys(hints[f.name], f"{prefix}{f.name}.")  # type: ignore[arg-type]
+            continue
+        default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[misc, operator]
+        kind, optional = _kind(hints[f.name])
+        kind = int if f.metadata["or_auto"] else kind
+        yield Key(prefix + f.name, kind, optional, default, f.metadata["help"], f.metadata["unit"], f.metadata)
+
+
+def find(path: str) -> Key | None:
+    """The key of that path in the first section that has it."""
+    return next((key for section in sections() for key in section.keys if key.path == path), None)
+
+
+def spelled(value: Any) -> str:
+    """A value as one types it: ``null``, ``true``; in one line, and cut where it is longer than anybody reads."""
+    if isinstance(value, (list, tuple)):
+        return _cut(f"[{','.join(spelled(v) for v in value)}]")
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return "a number of more than a thousand digits"
+    return _cut(one_line(str(value)))
+
+
+def _cut(written: str) -> str:
+    return written if len(written) <= LONGEST_VALUE else f"{written[:LONGEST_VALUE]}..."
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known word most like this one, or a synonym of it; empty when none is near."""
+    known = list(known)
+    if SYNONYMS.get(word) in known:
+        return SYNONYMS[word]
+    return (difflib.get_close_matches(word, known, 1, cutoff) or [""])[0]
+
+
+def nearest_key(path: str, known: Iterable[str], value: Any = None) -> str:
+    """The known key nearest to a path: one of the whole run of the same name, a like one beside it, else one with the same
+    or a very like last part.
+
+    Args:
+        value: that it has to take; None: any.
+    """
+    known = [key for key in known if value is None or takes(key, value)]
+    parent, _, leaf = path.rpartition(".")
+    if leaf in known:
+        return leaf
+    for pool, cutoff in (([k for k in known if k.rpartition(".")[0] == parent], 0.6), (known, 0.75)):
+        leaves = {k.rpartition(".")[2]: k for k in reversed(pool)}
+        if leaf in leaves or SYNONYMS.get(leaf) in leaves:
+            return leaves.get(leaf) or leaves[SYNONYMS[leaf]]
+        for found in difflib.get_close_matches(leaf, leaves, 5, cutoff):
+            if _alike(leaf, found):
+                return leaves[found]
+    return ""
+
+
+def takes(path: str, value: Any) -> bool:
+    """Whether the key of that path takes the value in some section, as far as the schema tells."""
+    declared = [key for section in sections() for key in section.keys if key.path == path]
+    return not declared or any(not key.refuse(_as_hydra(key, value)) for key in declared)
+
+
+def _as_hydra(key: Key, value: Any) -> Any:
+    """A value as OmegaConf makes one for a key: numbers are texts, and 1 and yes are true."""
+    if key.kind is bool:
+        return {"1": True, "0": False, **TRUTH}.get(str(value).lower(), value)
+    return str(value) if key.kind is str and isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+def _alike(name: str, other: str) -> bool:
+    """They are like each other also without the words that both begin or end with: image_size is no batch_size."""
+    mine, theirs = name.split("_"), other.split("_")
+    while mine and theirs and mine[-1] == theirs[-1]:
+        mine, theirs = mine[:-1], theirs[:-1]
+    while mine and theirs and mine[0] == theirs[0]:
+        mine, theirs = mine[1:], theirs[1:]
+    return not mine or not theirs or difflib.SequenceMatcher(None, "_".join(mine), "_".join(theirs)).ratio() >= 0.5
+
+
+def _whole(value: Any) -> int | None:
+    """The whole number that a text or a float is, as 1e3; None where it is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return int(number) if math.isfinite(number) and number == int(number) else None
+
+
+def _kind(hint: Any) -> tuple[type | None, bool]:
+    args = [a for a in get_args(hint) if a is not type(None)]
+    if get_origin(hint) is Union and len(args) == 1:
+        return _kind(args[0])[0], True
+    origin = get_origin(hint) or hint
+    return (origin if origin in SHORT else None), False
+
+
+def _wrong_text(value: str) -> str:
+    """No path, name or address is empty, or holds what no terminal shows."""
+    if not value.strip():
+        return "must not be empty"
+    control = next((c for c in value if unicodedata.category(c) == "Cc"), "")
+    return f"holds the control character {one_line(control)}" if control else ""
+
+
+def _number(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
+
+
+def _units(unit: str, number: float) -> str:
+    """`` samples``, `` sample`` for one; nothing where there is no unit."""
+    if number == 1:
+        unit = unit[:-2] if unit.endswith(("sses", "ches")) else unit.removesuffix("s")
+    return f" {unit}" if unit else ""

@@ -1,0 +1,172 @@
+"""Finds out what a ``_target_`` is by reading source files: importing torch to refuse a typing error takes seconds."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.config import schema
+from trainer.config.instantiate import missing, no_module
+from trainer.errors import UserError
+
+
+def check_target(target: str, key: str) -> None:
+    """Refuse a target that does not exist.
+
+    What cannot be decided that way (compiled modules, names made at run time) passes; ``locate`` decides it later.
+
+    Raises:
+        UserError: there is no such module or name.
+    """
+    parts = target.replace(":", ".").split(".")
+    if len(parts) < 2 or not all(p.isidentifier() for p in parts):
+        raise UserError(f"{key}={target}", "must be package.module.name of a class or function")
+    file, used = _source_file(parts[:-1])
+    if used == 0:
+        if parts[0] in sys.builtin_module_names or parts[0] in sys.modules:
+            return
+        raise no_module(key, target)
+    if file is None or file.suffix != ".py":
+        return
+    names = _names(file, set())
+    if names is not None and parts[used] not in names:
+        raise missing(key, target, ".".join(parts[:used]), parts[used], sorted(names))
+
+
+def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
+    """Refuse keys that the target's definition does not take, as far as its source tells.
+
+    Raises:
+        UserError: with the nearest argument, or, for a key that an option brought along, how to take it away.
+    """
+    taken = parameters(str(node["_target_"]))
+    if taken is None:
+        return
+    for name, value in node.items():
+        if name in (*taken, "_target_", *schema.NOT_ARGUMENTS.get(key, ())):
+            continue
+        nearest = difflib.get_close_matches(name, [t for t in taken if t not in node], 1, 0.6)
+        instead = f"+{key}.{nearest[0]}={value}" if nearest else "" if f"{key}.{name}" in typed else f"~{key}.{name}"
+        raise UserError(f"{key}.{name}", f"{node['_target_']} takes no such argument; it takes {', '.join(taken)}", instead)  # fmt: skip
+
+
+def parameters(target: str) -> list[str] | None:
+    """The names that a class or function can be called with, read from its source; None: cannot be told."""
+    *module, name = target.replace(":", ".").split(".")
+    file, used = _source_file(module)
+    found = _definition(file, name, set()) if file is not None and used == len(module) else None
+    if isinstance(found, ast.ClassDef):
+        constructors = [n for n in found.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+        found = constructors[-1] if constructors and not found.decorator_list else None
+    if not isinstance(found, ast.FunctionDef) or found.decorator_list or found.args.kwarg:
+        return None
+    return [a.arg for a in (*found.args.args, *found.args.kwonlyargs) if a.arg != "self"]
+
+
+def _definition(file: Path, name: str, visited: set[Path]) -> ast.stmt | None:
+    """The class or function of that name in a module's source, followed through imports."""
+    if file in visited or file.suffix != ".py":
+        return None
+    visited.add(file)
+    for node in _parsed(file).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+            return node
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        for alias in node.names:
+            source = _imported(file, node) if alias.name == "*" or (alias.asname or alias.name) == name else None
+            found = _definition(source, name if alias.name == "*" else alias.name, visited) if source else None
+            if found is not None:
+                return found
+    return None
+
+
+def _parsed(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def _source_file(parts: list[str]) -> tuple[Path | None, int]:
+    """The source file of the longest module path that ``parts`` begins with, and how many parts that is."""
+    path: list[str] | None = None
+    file: Path | None = None
+    for number, _ in enumerate(parts):
+        spec = _spec(".".join(parts[: number + 1]), path)
+        if spec is None:
+            return file, number
+        file = Path(spec.origin) if spec.origin not in (None, "built-in", "frozen") else None
+        path = list(spec.submodule_search_locations) if spec.submodule_search_locations else None
+        if path is None:
+            return file, number + 1
+    return file, len(parts)
+
+
+def _spec(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec | None:
+    """Where a module is; of a top-level one all finders are asked (editable installs bring their own)."""
+    if path is not None:
+        return importlib.machinery.PathFinder.find_spec(name, path)
+    try:
+        return importlib.util.find_spec(name)
+    except ValueError:  # a module without a spec, like __main__
+        return None
+
+
+def _names(file: Path, visited: set[Path]) -> set[str] | None:
+    """Names that a module may define, star imports followed; None: cannot be told."""
+    if file in visited:
+        return set()
+    visited.add(file)
+    tree = _parsed(file)
+    if not tree.body or _makes_names(tree):
+        return None
+    names = _submodules(file.parent) if file.name == "__init__.py" else set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(a.asname or a.name).split(".")[0] for a in node.names}
+            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                source = _imported(file, node)
+                starred = _names(source, visited) if source is not None else None
+                if starred is None:
+                    return None
+                names |= starred
+    return names
+
+
+def _makes_names(tree: ast.Module) -> bool:
+    """Whether a module makes names while it runs, in ways that its source does not show."""
+    if any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body):
+        return True
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    on_self = [n for n in calls if n.args and isinstance(n.args[0], ast.Name) and n.args[0].id == "self"]
+    return any(n.func.id in ("globals", "setattr") for n in calls if n not in on_self)  # type: ignore[attr-defined]
+
+
+def _submodules(folder: Path) -> set[str]:
+    return {child.stem for child in folder.iterdir() if child.is_dir() or child.suffix == ".py"}
+
+
+def _imported(file: Path, node: ast.ImportFrom) -> Path | None:
+    """The source file of the module that an import names."""
+    if not node.level:
+        found, used = _source_file((node.module or "").split("."))
+        return found if used == len((node.module or "").split(".")) else None
+    base = file.parent
+    for _ in range(node.level - 1):
+        base = base.parent
+    path = base.joinpath(*(node.module or "").split(".")) if node.module else base
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None

@@ -1,0 +1,1 @@
+"""Data sets that lie in memory, read a whole batch at a time."""

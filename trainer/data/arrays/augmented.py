@@ -1,0 +1,60 @@
+"""Small images in memory with the usual augmentation, a whole batch at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from trainer.data.augment.draws import Draw, uniform
+from trainer.data.augment.views import COUNT, Augmentation
+
+
+class AugmentedArrays(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Images (N, C, H, W) uint8 and labels (N,).
+
+    Args:
+        pad_crop: a window of the image's size is cut from the image in a frame of so many zero pixels.
+        augmentation: what follows.
+    """
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor, pad_crop: int, augmentation: Augmentation) -> None:
+        self.images = images
+        self.labels = labels
+        self.pad_crop = pad_crop
+        self.augmentation = augmentation
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        images, labels = self.augmented((0, 0), np.array([index]))
+        return images[0], labels[0]
+
+    def augmented(self, draw: Draw, addresses: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """The batch of these samples: (N, C, H, W) uint8 and labels (N,).
+
+        Args:
+            draw: (seed, epoch), from which the augmentation follows.
+            addresses: numbers of samples, plus the set's length for each earlier use in the same epoch.
+        """
+        chosen = torch.from_numpy(addresses % len(self))
+        numbers = uniform(draw, addresses, COUNT)
+        images = self.images[chosen]
+        if self.pad_crop:
+            images = shifted(images, self.pad_crop, numbers[:, 0], numbers[:, 1])
+        return self.augmentation.finish(images, numbers), self.labels[chosen]
+
+
+def shifted(images: torch.Tensor, pad: int, down: np.ndarray, right: np.ndarray) -> torch.Tensor:
+    """Each image's window within its frame of ``pad`` zeros; its place is drawn by two numbers in [0, 1).
+
+    Args:
+        images: (N, C, H, W).
+        down, right: (N,).
+    """
+    _, _, height, width = images.shape
+    framed = torch.nn.functional.pad(images, (pad, pad, pad, pad)).numpy()
+    windows = np.lib.stride_tricks.sliding_window_view(framed, (height, width), (2, 3))
+    top, left = ((2 * pad + 1) * down).astype(np.int64), ((2 * pad + 1) * right).astype(np.int64)
+    return torch.from_numpy(np.ascontiguousarray(windows[np.arange(len(top)), :, top, left]))

@@ -1,0 +1,122 @@
+"""Sets of small images in memory: whole batches are cut from one array and augmented as tensors."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+from trainer.data.arrays.files import Pair, digest, keep, mapped
+from trainer.data.limits import Limits
+from trainer.data.prepared import known, made_once, place_of
+from trainer.data.preprocessing import Centre, Preprocessing
+from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
+from trainer.errors import UserError
+
+SPLITS = ("train", "val")
+
+
+class ArraySource(DataSource):
+    """Images of one size. Those of files are kept once per host as arrays in the user's cache, which workers map.
+
+    Attributes:
+        mean, std: of the training images, by channel.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @abstractmethod
+    def files(self) -> list[Path]:
+        """What the set is read from, all of which are there."""
+
+    @abstractmethod
+    def read(self) -> tuple[Pair, Pair]:
+        """The training and the validation samples of these files.
+
+        Raises:
+            UserError: a file is damaged, or a label is not of the set's classes.
+        """
+
+    @abstractmethod
+    def embedded(self) -> tuple[Pair, Pair]:
+        """What takes their place where they cannot be had."""
+
+    def drawing(self) -> tuple[Any, ...]:
+        """What the embedded samples follow from, beside their name."""
+        return ()
+
+    def counted(self) -> list[int]:
+        """Samples of each split. Files that nobody has kept yet are read, so that damaged ones are refused here.
+
+        Raises:
+            UserError: as ``read``.
+        """
+        noted = known(self._place())
+        return noted["samples"] if noted else [len(labels) for _, labels in self.read()]
+
+    def kept(self, kind: str, samples: int, *shape: int) -> str:
+        """What the plan says of the memory that they take."""
+        size = f"{samples * math.prod(shape) / 2**20:.0f} MiB as uint8"
+        if kind == "embedded":
+            return f"{size}, in memory of each worker"
+        return f"{size}, mapped by all workers of a host" + (f" ({self._place()})" if kind == "real" else "")
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        """Keep what was read as arrays, once per host."""
+        if facts.kind == "real":
+            made_once(self._place(), self._write)
+        return facts
+
+    def fingerprint(self, facts: Facts) -> str:
+        """Of the images and labels themselves, wherever they lie and however they are augmented."""
+        if facts.kind == "embedded":
+            return digest_of(facts.source, *self.drawing())
+        if facts.kind != "real":  # mode=predict looks at other files, and fetches nothing
+            return super().fingerprint(facts)
+        noted = known(self._place())
+        return digest_of(*(noted["digests"] if noted else [digest(*pair) for pair in self.read()]))
+
+    sees_pictures = True
+
+    def preprocessing(self, facts: Facts) -> Preprocessing:
+        channels, _, side = facts.shape
+        limits = Limits.of(self.config)
+        return Preprocessing(Centre(side, side, channels, limits), self.mean, self.std, limits)  # type: ignore[arg-type]
+
+    def open(self, facts: Facts) -> Splits:
+        import torch
+
+        from trainer.data.arrays.augmented import AugmentedArrays
+        from trainer.data.arrays.tensors import ArrayDataset
+        from trainer.data.augment.views import Augmentation
+
+        pairs = self.embedded() if facts.kind == "embedded" else [mapped(self._place(), split) for split in SPLITS]
+        train, val = ((torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in pairs)
+        augmentation = Augmentation.of(self.config, self.mean)
+        return Splits(
+            AugmentedArrays(*train, self.config["pad_crop"], augmentation), ArrayDataset(*val), self.mean, self.std
+        )
+
+    def refuse_labels(self, labels: dict[Path, Any], classes: int) -> None:
+        """All labels are of the classes.
+
+        Raises:
+            UserError: some are not; how many, and where the first is.
+        """
+        wrong = [(path, n, v) for path, mine in labels.items() for n, v in enumerate(mine.tolist()) if not 0 <= v < classes]  # fmt: skip
+        if wrong:
+            path, number, value = wrong[0]
+            total = sum(len(mine) for mine in labels.values())
+            raise UserError(f"data.root={self.config['root']}", f"{len(wrong)} of {total} labels are wrong, which should be 0 to {classes - 1}; the first is {value}, of image {number} in {path}", "fetch it anew")  # fmt: skip
+
+    def _place(self) -> Path:
+        return place_of(type(self).__name__.lower(), self.files())
+
+    def _write(self, folder: Path) -> dict[str, Any]:
+        folder.mkdir(parents=True)
+        pairs = self.read()
+        for split, pair in zip(SPLITS, pairs, strict=True):
+            keep(folder, split, *pair)
+        return {"samples": [len(labels) for _, labels in pairs], "digests": [digest(*pair) for pair in pairs]}

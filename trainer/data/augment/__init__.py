@@ -1,0 +1,1 @@
+"""What happens to training samples between file and batch, all from (seed, epoch, sample)."""

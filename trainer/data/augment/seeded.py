@@ -1,0 +1,49 @@
+"""Samples whose augmentation follows from (seed, epoch, sample), whoever reads them and when."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from trainer.data.augment.mixing import Mixing
+from trainer.data.augment.randomness import own_randomness
+
+
+class Seeded(Dataset[Any]):
+    """A data set whose augmentation depends on (seed, epoch, sample) alone, not on workers or reading processes."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int, mixing: Mixing | None = None) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self.mixing = mixing
+
+    def __getitems__(self, address: tuple[int, np.ndarray]) -> Any:
+        """The batch of these samples in that epoch, mixed where that is asked for."""
+        epoch, addresses = address
+        inputs, labels = self._batch(epoch, addresses)
+        if self.mixing is None:
+            return inputs, labels
+        return self.mixing(inputs, labels, (self.seed, epoch), addresses)
+
+    def _batch(self, epoch: int, indices: np.ndarray) -> Any:
+        if hasattr(self.dataset, "augmented"):
+            return self.dataset.augmented((self.seed, epoch), indices)
+        if hasattr(self.dataset, "batch"):
+            return self.dataset.batch(indices % len(self.dataset))  # type: ignore[arg-type]
+        with own_randomness():
+            return default_collate([self._sample(epoch, index) for index in indices.tolist()])
+
+    def __getitem__(self, address: tuple[int, int]) -> Any:
+        epoch, index = address
+        return self.__getitems__((epoch, np.array([index])))
+
+    def _sample(self, epoch: int, index: int) -> Any:
+        mixed = hash((self.seed, epoch, index)) & 0x7FFFFFFFFFFFFFFF
+        torch.default_generator.manual_seed(mixed)
+        random.seed(mixed)
+        np.random.seed(mixed % 2**32)
+        return self.dataset[index % len(self.dataset)]  # type: ignore[arg-type]

@@ -1,0 +1,94 @@
+"""data.transforms: further changes of training images, torchvision's transforms v2 or one's own, tried before the start."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.config.instantiate import call_target
+from trainer.data.augment.randomness import own_randomness
+from trainer.errors import RunFailed, UserError, first_line
+
+TRIES = 8
+"""Of each transform before the start: what it draws decides what it does."""
+
+Nodes = Sequence[Mapping[str, Any]]
+
+
+class Transforms:
+    """Calls with an image (C, H, W) uint8, one after the other; each gives another of the same shape and type.
+
+    Args:
+        nodes: of each its ``_target_`` and that one's arguments.
+
+    Raises:
+        UserError: there is no such target, or it does not take these arguments.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.calls: list[Callable[[Any], Any]] = [call_target(node, named(n)) for n, node in enumerate(nodes)]
+
+    def __call__(self, image: torch.Tensor, number: float) -> torch.Tensor:
+        """The changed image.
+
+        Args:
+            number: in [0, 1), from which everything that is drawn follows, by whichever generator.
+
+        Raises:
+            RunFailed: an image of another shape or type came out.
+        """
+        seed_all(int(number * 2**53))
+        for place, call in enumerate(self.calls):
+            changed = call(image)
+            if why := unlike(changed, image):
+                raise RunFailed(f"{named(place)}: {why}")
+            image = changed
+        return image
+
+
+def try_out(nodes: Nodes, side: int) -> None:
+    """Build the transforms and call each with an image (3, side, side) of noise.
+
+    Raises:
+        UserError: one cannot be built or called, or makes something else of the image.
+    """
+    with own_randomness():
+        for place, (node, call) in enumerate(zip(nodes, Transforms(nodes).calls, strict=True)):
+            what = f"{named(place)} ({node['_target_']})"
+            if not callable(call):
+                raise UserError(what, f"is a {type(call).__name__}, which cannot be called with an image")
+            for seed in range(TRIES):
+                seed_all(seed)
+                image = torch.randint(0, 256, (3, side, side), dtype=torch.uint8)
+                try:
+                    changed = call(image.clone())
+                except Exception as error:
+                    raise UserError(what, f"does not take an image (3, {side}, {side}) of uint8: {first_line(error)}") from error  # fmt: skip
+                if why := unlike(changed, image):
+                    raise UserError(what, why, "a transform of uint8 images that keeps their size; the device normalises them")  # fmt: skip
+
+
+def named(place: int) -> str:
+    """The config key of a transform."""
+    return f"data.transforms[{place}]"
+
+
+def unlike(changed: Any, image: torch.Tensor) -> str:
+    """What is wrong with the changed image; empty when nothing is."""
+    if not isinstance(changed, torch.Tensor):
+        return f"gives a {type(changed).__name__} instead of a tensor {tuple(image.shape)} of uint8"
+    if changed.shape == image.shape and changed.dtype == image.dtype:
+        return ""
+    kind = str(changed.dtype).removeprefix("torch.")
+    return f"gives {tuple(changed.shape)} of {kind} instead of {tuple(image.shape)} of uint8"
+
+
+def seed_all(seed: int) -> None:
+    """Of torch, Python and numpy, because nobody knows which of them a transform asks."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)

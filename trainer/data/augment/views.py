@@ -1,0 +1,157 @@
+"""What happens to images between file and batch: crops, flips, RandAugment, erasing; all on uint8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from torchvision.transforms import v2
+
+from trainer.data.augment.boxes import NUMBERS, random_crops, random_patches
+from trainer.data.augment.draws import Draw, uniform
+from trainer.data.augment.randomness import own_randomness
+from trainer.data.augment.transforms import Transforms
+
+ERASED, ERASED_RATIO = (0.02, 1 / 3), (0.3, 3.3)
+"""Share of the area and aspect ratio of an erased patch, as in the paper and in torchvision."""
+
+LONGEST = 20
+"""Times the shorter side: what is longer is cut before it is resized."""
+
+FIRST, FLIP, ERASE, POLICY = slice(0, NUMBERS), NUMBERS, NUMBERS + 1, NUMBERS + 2
+PATCH = slice(NUMBERS + 3, 2 * NUMBERS + 3)
+TRANSFORMS = 2 * NUMBERS + 3
+COUNT = 2 * NUMBERS + 4
+
+
+def policy_of(name: str, ops: int, magnitude: int, fill: list[int]) -> Callable[[Any], Any] | None:
+    """torchvision's RandAugment (Cubuk et al., 2020), TrivialAugment (Mueller & Hutter, 2021), or AutoAugment."""
+    if name == "randaugment":
+        return v2.RandAugment(ops, magnitude, fill=fill)  # type: ignore[no-any-return]
+    if name == "trivialaugment":
+        return v2.TrivialAugmentWide(fill=fill)  # type: ignore[no-any-return]
+    if name == "autoaugment":
+        return v2.AutoAugment(fill=fill)  # type: ignore[no-any-return]
+    return None
+
+
+@dataclass
+class Augmentation:
+    """The random part that all kinds of images share.
+
+    Attributes:
+        flip: probability of a horizontal flip.
+        policy: an image (C, H, W) to another of the same shape, by torch's generator; None: none.
+        transforms: the user's own, after it.
+        erasing: probability of an erased patch, which becomes the channels' means.
+        mean: (C,) uint8.
+    """
+
+    flip: float
+    policy: Callable[[Any], Any] | None
+    erasing: float
+    mean: torch.Tensor
+    transforms: Transforms | None = None
+
+    @staticmethod
+    def of(config: Mapping[str, Any], mean: tuple[float, ...]) -> Augmentation:
+        """From the ``data`` node."""
+        fill = [round(255 * m) for m in mean]
+        policy = policy_of(config["augment"], config["randaugment_ops"], config["randaugment_magnitude"], fill)
+        nodes = config.get("transforms")  # of images in files alone
+        transforms = Transforms(nodes) if nodes else None
+        return Augmentation(
+            config["flip"], policy, config["erasing"], torch.tensor(fill, dtype=torch.uint8), transforms
+        )
+
+    def finish(self, images: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
+        """Flip, policy, transforms and erasing, in place where that can be.
+
+        Args:
+            images: (N, C, H, W) uint8, already cropped.
+            numbers: (N, COUNT).
+        """
+        for sample in np.flatnonzero(numbers[:, FLIP] < self.flip):  # one by one: a tenth of the time of an index
+            images[sample] = images[sample].flip(-1)
+        if self.policy is not None:
+            with own_randomness():
+                for image, number in zip(images, numbers[:, POLICY], strict=True):
+                    torch.default_generator.manual_seed(int(number * 2**53))
+                    image.copy_(self.policy(image))
+        if self.transforms is not None:
+            with own_randomness():
+                for image, number in zip(images, numbers[:, TRANSFORMS], strict=True):
+                    image.copy_(self.transforms(image, float(number)))
+        if self.erasing:
+            self._erase(images, numbers)
+        return images
+
+    def _erase(self, images: torch.Tensor, numbers: np.ndarray) -> None:
+        chosen = np.flatnonzero(numbers[:, ERASE] < self.erasing)
+        heights, widths = (np.full(len(chosen), side) for side in images.shape[-2:])
+        for sample, (top, left, height, width) in zip(
+            chosen, random_patches(numbers[chosen, PATCH], heights, widths, ERASED, ERASED_RATIO), strict=True
+        ):
+            images[sample, :, top : top + height, left : left + width] = self.mean[:, None, None]
+
+
+@dataclass
+class TrainView:
+    """A random resized crop of each image to (C, size, size), then the rest of the augmentation."""
+
+    size: int
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    augmentation: Augmentation
+
+    def __call__(self, images: Iterator[torch.Tensor], sizes: np.ndarray, draw: Draw, addresses: np.ndarray) -> torch.Tensor:  # fmt: skip
+        """(N, C, size, size) uint8 of these images (C, H, W), whose (N, 2) sizes are known."""
+        numbers = uniform(draw, addresses, COUNT)
+        boxes = random_crops(numbers[:, FIRST], sizes[:, 0], sizes[:, 1], self.scale, self.ratio)
+        crops = [
+            resized(image[:, top : top + height, left : left + width], self.size, self.size)
+            for image, (top, left, height, width) in zip(images, boxes.tolist(), strict=True)
+        ]
+        return self.augmentation.finish(_stacked(crops), numbers)
+
+
+@dataclass
+class CentreView:
+    """For validation: the shorter side to ``resize``, then the centre (C, size, size).
+
+    Of an image that is more than ``LONGEST`` times as long as wide, what lies further out is cut off before: a strip of
+    1 x 60,000 pixels would become one of 12 GB.
+    """
+
+    resize: int
+    size: int
+
+    def __call__(self, images: Iterator[torch.Tensor], sizes: np.ndarray, draw: Draw, addresses: np.ndarray) -> torch.Tensor:  # fmt: skip
+        """As ``TrainView``; nothing is random here."""
+        return _stacked([self.one(image) for image in images])
+
+    def one(self, image: torch.Tensor) -> torch.Tensor:
+        """(C, size, size) of one image (C, H, W) uint8."""
+        short = min(image.shape[-2:])
+        height, width = (min(side, LONGEST * short) for side in image.shape[-2:])
+        if image.shape[-2:] != (height, width):
+            image = v2.functional.center_crop(image, [height, width])
+        larger = resized(image, height * self.resize // short, width * self.resize // short)
+        return v2.functional.center_crop(larger, [self.size, self.size])  # type: ignore[no-any-return]
+
+
+def resized(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """(C, height, width) uint8, bilinear with antialiasing, as torchvision does it; fastest on (H, W, C) in memory."""
+    if image.shape[-2:] == (height, width):
+        return image
+    batch = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)  # image[None] is taken for contiguous, which is slower
+    return F.interpolate(batch, (height, width), mode="bilinear", antialias=True)[0]
+
+
+def _stacked(images: list[torch.Tensor]) -> torch.Tensor:
+    """(N, C, H, W), which lies as (N, H, W, C) in memory like each of them, so that whole images are copied."""
+    return torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)

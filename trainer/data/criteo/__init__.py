@@ -1,0 +1,1 @@
+"""Click logs in Criteo's format."""

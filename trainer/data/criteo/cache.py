@@ -1,0 +1,142 @@
+"""Criteo rows converted once into arrays on disk, which workers map into memory and read by number."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from trainer.data.criteo.files import Part, Tally, blocks_of, rows_of
+from trainer.data.criteo.parse import DENSE, SLOTS, Parsed
+from trainer.data.prepared import known, made_once
+
+VERSION = 1
+WHOLE = 1 << 40
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Files and options, which together name a place in the cache.
+
+    Attributes:
+        files: of each part, its rows' source; parts: which rows of these; names of both are those of the parts.
+        hash_size: ids are below it; None: below 2^63.
+        root: folder of all conversions.
+    """
+
+    files: dict[str, list[Path]]
+    parts: dict[str, Part]
+    hash_size: int | None
+    root: Path
+
+    def folder(self) -> Path:
+        """Where the arrays lie, whether or not they are there; another one when a file has changed."""
+        stats = {str(p): p.stat() for files in self.files.values() for p in files}
+        known = {
+            "version": VERSION, "hash_size": self.hash_size,
+            "files": {name: [str(p) for p in files] for name, files in self.files.items()},
+            "stats": {name: (s.st_size, s.st_mtime_ns) for name, s in stats.items()},
+            "parts": {name: asdict(part) for name, part in self.parts.items()},
+        }  # fmt: skip
+        digest = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=12).hexdigest()
+        return self.root / digest
+
+    def done(self) -> dict[str, Any] | None:
+        """What is known of the arrays (rows of each part, bad lines); None when they are not there."""
+        return known(self.folder())
+
+    def convert(self, most_bad: float, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
+        """Write the arrays unless they are there. Several processes may ask at once; one of them does it.
+
+        Args:
+            most_bad: greatest share of malformed lines.
+            on_progress: told MiB done and in all.
+
+        Raises:
+            UserError: too many lines are malformed, or a file is broken; nothing is left then.
+        """
+        found = made_once(self.folder(), lambda part: self._write(part, most_bad, on_progress))
+        Tally(sum(found["rows"].values()), found["bad"], found["named"]).check(most_bad)
+        return found
+
+    def _write(self, folder: Path, most_bad: float, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
+        """One pass over each list of files, all parts of it written side by side."""
+        sources = list(dict.fromkeys(tuple(files) for files in self.files.values()))
+        writers = {name: Writer(folder / name, self.hash_size) for name in self.files}
+        tally, done, total = Tally(), 0, sum(p.stat().st_size for files in sources for p in files)
+        for source in sources:
+            names = [name for name, files in self.files.items() if tuple(files) == source]
+            for block in blocks_of(list(source), WHOLE):
+                for parsed, start in rows_of(block, self.hash_size, tally):
+                    for name in names:
+                        writers[name].add(parsed, self.parts[name].chosen(parsed.offsets + start, block.number))
+                    unpacked = block.path.suffix == ".gz"
+                    now = done if unpacked else done + start
+                    on_progress(now >> 20, max(1, total >> 20))
+                done += block.path.stat().st_size
+        on_progress(max(1, total >> 20), max(1, total >> 20))
+        rows = {name: writer.close() for name, writer in writers.items()}
+        tally.check(most_bad)
+        return {"rows": rows, "bad": tally.bad, "named": tally.named}
+
+
+def id_type(hash_size: int | None) -> type[np.integer[Any]]:
+    """How ids lie on disk: in four bytes where they fit."""
+    return np.int32 if hash_size is not None and hash_size <= 2**31 else np.int64
+
+
+class Writer:
+    """Appends rows to a part's three files."""
+
+    def __init__(self, folder: Path, hash_size: int | None) -> None:
+        folder.mkdir(parents=True)
+        self.ids = id_type(hash_size)
+        self.rows = 0
+        self.files: list[IO[bytes]] = [(folder / name).open("wb") for name in ("label", "dense", "sparse")]
+
+    def add(self, parsed: Parsed, chosen: np.ndarray) -> None:
+        """Append the chosen rows."""
+        self.rows += int(chosen.sum())
+        arrays = (parsed.labels, parsed.dense, parsed.sparse.astype(self.ids))
+        for file, array in zip(self.files, arrays, strict=True):
+            file.write(array[chosen].tobytes())
+
+    def close(self) -> int:
+        """The rows in all."""
+        for file in self.files:
+            file.close()
+        return self.rows
+
+
+class CriteoArrays(Dataset[Any]):
+    """A part's rows by number: ``dense`` (N, 13) float32 and ``sparse`` (N, 26) int64 by name, labels (N,) int64."""
+
+    def __init__(self, folder: Path, rows: int, hash_size: int | None) -> None:
+        self.rows = rows
+        self.labels = _mapped(folder / "label", np.uint8, (rows,))
+        self.dense = _mapped(folder / "dense", np.float32, (rows, DENSE))
+        self.sparse = _mapped(folder / "sparse", id_type(hash_size), (rows, SLOTS))
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def batch(self, indices: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """The rows of these numbers (a list or an integer array)."""
+        chosen = np.asarray(indices)
+        inputs = {
+            "dense": torch.from_numpy(self.dense[chosen]),
+            "sparse": torch.from_numpy(self.sparse[chosen].astype(np.int64)),
+        }
+        return inputs, torch.from_numpy(self.labels[chosen].astype(np.int64))
+
+
+def _mapped(path: Path, kind: type[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """The file as an array that is read as it is used; an empty file cannot be mapped."""
+    return np.memmap(path, kind, "r", shape=shape).view(np.ndarray) if shape[0] else np.zeros(shape, kind)

@@ -1,0 +1,40 @@
+"""Criteo's rows for mode=predict and for the logged model: with a label, which is not looked at, or without."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainer.data.criteo.parse import FIELDS, parse
+from trainer.data.rows import RowReader, Rows
+
+
+class CriteoRows(RowReader):
+    """Rows of 13 integers and 26 tokens, with a label before them or without.
+
+    Args:
+        hash_size: ids are below it; None: below 2^63.
+    """
+
+    format = "a label or none, 13 integers and 26 tokens, separated by tabs"
+    example = "\t".join([*map(str, range(1, 14)), *(f"{37 * n:08x}" for n in range(1, 27))])
+
+    def __init__(self, hash_size: int | None) -> None:
+        self.hash_size = hash_size
+
+    def labelled(self, text: bytes) -> bool | None:
+        fields = np.diff(_cumulated(text), prepend=0) + 1
+        rows = fields[(fields == FIELDS) | (fields == FIELDS - 1)]
+        return bool(rows[0] == FIELDS) if len(rows) else None
+
+    def read(self, text: bytes, labelled: bool) -> Rows:
+        parsed = parse(text, self.hash_size, "ignored" if labelled else "absent")
+        good = np.ones(parsed.lines, bool)
+        good[[line for line, _ in parsed.bad]] = False
+        return Rows({"dense": parsed.dense, "sparse": parsed.sparse}, good, parsed.bad)
+
+
+def _cumulated(text: bytes) -> np.ndarray:
+    """(N,) tabs up to the end of each line."""
+    symbols = np.frombuffer(text, np.uint8)
+    tabs: np.ndarray = np.cumsum(symbols == ord("\t"))[symbols == ord("\n")]
+    return tabs

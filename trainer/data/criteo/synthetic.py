@@ -1,0 +1,71 @@
+"""data=synthetic_criteo: files in Criteo's format drawn by a teacher, read as Criteo's own are."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+from trainer.data.criteo.source import Criteo
+from trainer.data.prepared import known, made_once
+from trainer.data.source import Facts, Progress
+
+VERSION = 1
+CHUNK = 20_000
+FILES = 4
+
+
+class SyntheticCriteo(Criteo):
+    """Rows with a planted truth in the user's cache: three text files and a .gz for training, one for validation."""
+
+    def facts(self, global_batch_size: int) -> Facts:
+        drawn = known(self._folder())
+        return self._facts(
+            _name(drawn), self.config["train_rows"], self.config["val_rows"], drawn["auc"] if drawn else None
+        )
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        """Draw the files unless they are there, then as for Criteo's own."""
+        drawn = made_once(self._folder(), lambda part: self._write(part, progress))
+        facts = super().prepare(facts, progress)
+        return self._facts(_name(drawn), facts.train_samples, facts.val_samples, drawn["auc"])
+
+    def _write(self, folder: Path, progress: Progress) -> dict[str, Any]:
+        import numpy as np
+
+        from trainer.data.criteo.teacher import Teacher, area_under_curve, write
+
+        (folder / "train").mkdir(parents=True)
+        seed, total = self.config["draw_seed"], self.config["train_rows"] + self.config["val_rows"]
+        teacher, done, drawn = Teacher(seed), 0, []
+        names = [f"train/part-{n}.txt" + (".gz" if n == FILES - 1 else "") for n in range(FILES)]
+        shares = [(name, len(range(n, self.config["train_rows"], FILES))) for n, name in enumerate(names)]
+        for number, (name, rows) in enumerate([*shares, ("val.txt", self.config["val_rows"])]):
+            generator = np.random.default_rng([seed, 1, number])
+            path = folder / name
+            with gzip.open(path, "wb", 1) if path.suffix == ".gz" else path.open("wb") as file:
+                for start in range(0, rows, CHUNK):
+                    chunk = teacher.draw(min(CHUNK, rows - start), generator)
+                    write(file, chunk)  # type: ignore[arg-type]
+                    done += len(chunk.labels)
+                    progress("drawing Criteo rows", done, total)
+                    if name == "val.txt":
+                        drawn.append((chunk.probability, chunk.labels))
+        probability, labels = (np.concatenate(column) for column in zip(*drawn, strict=True))
+        return {"auc": area_under_curve(probability, labels), "clicks": float(labels.mean())}
+
+    def _folder(self) -> Path:
+        config = self.config
+        name = f"v{VERSION}-seed{config['draw_seed']}-{config['train_rows']}-{config['val_rows']}"
+        return self._place() / "synthetic-criteo" / name
+
+    def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
+        from trainer.data.criteo.files import Part, find
+
+        folder = self._folder()
+        files = {"train": find(folder / "train", "data.path"), "val": find(folder / "val.txt", "data.val_path")}
+        return files, {"train": Part(), "val": Part()}
+
+
+def _name(drawn: dict[str, Any] | None) -> str:
+    return "synthetic Criteo rows" + (f" (teacher AUC {drawn['auc']:.4f})" if drawn else "")

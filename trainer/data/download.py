@@ -1,0 +1,91 @@
+"""Data sets that may be downloaded: whether their site answers, and what is said when they cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import UserError
+from trainer.host.network import fetch_file, unreachable
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a set: its name, and what it has to be."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a set is fetched from.
+
+    Attributes:
+        name: of the set; address: of the folder that holds its files, over https.
+        folder: where torchvision looks for them, below ``data.root``.
+        files: with their checksums, which are known beforehand: torchvision's own are MD5, and it tries http where https fails.
+    """
+
+    name: str
+    address: str
+    folder: str
+    files: tuple[File, ...]
+
+    @property
+    def megabytes(self) -> int:
+        """To come."""
+        return round(sum(file.size for file in self.files) / 1e6)
+
+    def stand_in(self, reason: str, instead: str) -> str:
+        """What is said where something else is used."""
+        return (
+            f"this is NOT {self.name}, which is not there and cannot be had ({reason}). {instead} instead; "
+            "data.on_missing=error refuses, data.root=FOLDER uses yours."
+        )
+
+
+def absent(config: Mapping[str, Any], site: Site, folder: Path) -> str:
+    """Why a set that is not in the folder cannot be had; empty when it can be downloaded.
+
+    Raises:
+        UserError: it cannot, and ``data.on_missing`` is ``error``.
+    """
+    reason = unreachable(site.address + site.files[-1].name) if config["download"] else "data.download=false"
+    if reason and config["on_missing"] == "error":
+        raise UserError(
+            f"data.root={config['root']}",
+            f"{site.name} is not in {folder} and cannot be downloaded ({reason})",
+            f"data.root=FOLDER that holds {folder.name}/, or data.on_missing=embedded",
+        )
+    return reason
+
+
+def fetch(config: Mapping[str, Any], site: Site, unpack: Callable[[str], object]) -> str:
+    """Download it, one process at a time; returns why that failed, or nothing.
+
+    Args:
+        unpack: torchvision's loader, which finds the files that it would download.
+
+    Raises:
+        UserError: it failed, and ``data.on_missing`` is ``error``.
+    """
+    from filelock import FileLock
+
+    root = Path(config["root"])
+    root.mkdir(parents=True, exist_ok=True)
+    print(f"downloading {site.name} into {root} ({site.megabytes} MB)", flush=True)
+    try:
+        with FileLock(root / f".{site.name.lower().replace(' ', '-')}.lock"):
+            for file in site.files:
+                fetch_file(site.address + file.name, root / site.folder / file.name, file.size, file.sha256)
+            unpack(str(root))
+    except (OSError, RuntimeError) as error:
+        reason = f"the download broke: {error}"
+        if config["on_missing"] == "error":
+            raise UserError(f"data.root={root}", reason, "data.on_missing=embedded") from error
+        return reason
+    return ""

@@ -1,0 +1,1 @@
+"""The embedded flowers: drawn once into the user's cache."""

@@ -1,0 +1,195 @@
+"""The embedded flowers: 102 classes of drawn flowers in the user's cache, an offline stand-in for Oxford Flowers-102.
+
+The pictures lie as `<folder>/{train,val}/<class 000-101>/<index>.jpg`, the layout of torchvision's ImageFolder. A set
+is whole or absent: it is drawn into a folder beside its place, a marker is written last, and the folder is renamed.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from trainer.data.drawn_flowers.species import CLASSES, VERSION, species
+from trainer.data.drawn_flowers.worker import SPLITS, Job
+from trainer.data.prepared import MARKER, beside, cache_root, known, locked
+
+__all__ = ["CLASSES", "VERSION", "class_names", "draw", "folder", "is_drawn"]
+
+_MOST_PROCESSES = 16
+_WORTH_A_PROCESS = 24  # pictures; below that, starting an interpreter costs more than it saves
+
+
+def folder(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> Path:
+    """Where the set with these parameters lies, whether or not it has been drawn."""
+    name = f"v{VERSION}-seed{seed}-{per_class}x{size}px"
+    return cache_root() / "drawn-flowers" / (name if classes == CLASSES else f"{name}-first{classes}")
+
+
+def is_drawn(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> bool:
+    """Whether the whole set is there. Reads one small file; a set from which pictures were deleted still counts."""
+    return known(folder(seed, per_class, size, classes)) is not None
+
+
+def class_names() -> list[str]:
+    """The 102 classes' readable names, all different, in the order of the labels."""
+    return [kind.name for kind in species()]
+
+
+def draw(
+    seed: int = 0,
+    per_class: int = 10,
+    size: int = 500,
+    classes: int = CLASSES,
+    processes: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Draws the set unless it is there, and returns its folder.
+
+    `per_class` pictures for each of the first `classes` classes in each of train and val, shorter side `size` pixels.
+    The same arguments give the same bytes whatever `processes` is (default: one for each usable core, at most 16).
+    `on_progress(done, total)` counts pictures, from the calling thread; it is not called when the set is there already
+    or another process has drawn it while this one waited.
+
+    Raises ValueError for an argument out of range, UserError when the cache cannot be written or another user can write
+    there, OSError with the path when it is full, and RuntimeError when a drawing process dies of something else. In each case the set stays absent.
+    """
+    _check(seed, per_class, size, classes, processes)
+    target = folder(seed, per_class, size, classes)
+    if is_drawn(seed, per_class, size, classes):
+        return target
+    with _naming(target.parent), locked(target):
+        if not is_drawn(seed, per_class, size, classes):
+            _draw_in_place(target, seed, per_class, size, classes, processes, on_progress)
+    return target
+
+
+def _check(seed: int, per_class: int, size: int, classes: int, processes: int | None) -> None:
+    if seed < 0:
+        raise ValueError(f"seed={seed}: must be 0 or more")
+    if not 1 <= per_class <= 10_000:
+        raise ValueError(f"per_class={per_class}: must be 1 to 10000")
+    if not 16 <= size <= 4096:
+        raise ValueError(f"size={size}: must be 16 to 4096 pixels")
+    if not 1 <= classes <= CLASSES:
+        raise ValueError(f"classes={classes}: must be 1 to {CLASSES}")
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes={processes}: must be 1 or more")
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Gives an OSError that names no path this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise
+
+
+def _draw_in_place(
+    target: Path,
+    seed: int,
+    per_class: int,
+    size: int,
+    classes: int,
+    processes: int | None,
+    on_progress: Callable[[int, int], None] | None,
+) -> None:
+    """With the lock held: removes what a killed process left, draws beside the target, and renames."""
+    total = len(SPLITS) * classes * per_class
+    workers = min(processes, total) if processes else _default_processes(total)
+    with beside(target) as part:
+        jobs = [Job(str(part), seed, per_class, size, classes, n, workers, parent=os.getpid()) for n in range(workers)]
+        for split in SPLITS:
+            for label in range(classes):
+                (part / split / f"{label:03d}").mkdir(parents=True)
+        _run(jobs, total, on_progress)
+        marker = {"version": VERSION, "seed": seed, "per_class": per_class, "size": size, "classes": classes}
+        with _naming(part / MARKER):
+            (part / MARKER).write_text(json.dumps(marker) + "\n")
+
+
+def _default_processes(total: int) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
+    return max(1, min(cores, _MOST_PROCESSES, total // _WORTH_A_PROCESS))
+
+
+def _run(jobs: list[Job], total: int, on_progress: Callable[[int, int], None] | None) -> None:
+    """Runs one process for each job to its end; ends them all on the way out, however that happens."""
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        for job in jobs:
+            children.append(_start(job))
+        done = 0
+        for line in _lines(children):
+            if line != b".":
+                continue
+            done += 1
+            if on_progress is not None:
+                on_progress(done, total)
+        if done != total or any(child.wait() for child in children):
+            raise RuntimeError(f"the flowers were not drawn: {done} of {total} pictures, no reason given")
+    finally:
+        for child in children:
+            child.kill()
+        for child in children:
+            child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+
+
+def _start(job: Job) -> subprocess.Popen[bytes]:
+    """Starts one drawing process.
+
+    A plain command, not `multiprocessing`: fork is unsafe where the caller has threads, and spawn would import the
+    caller's `__main__` again, which a notebook or a script without a main guard does not survive.
+    """
+    home = Path(__file__).resolve().parents[2]
+    paths = [
+        str(home),
+        *(os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry),
+    ]
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
+        job.command(),
+        cwd=home,  # `-m` puts the working directory first on the path, where a stray numpy.py could lie
+        env={**os.environ, **single, "PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def _lines(children: list[subprocess.Popen[bytes]]) -> Iterator[bytes]:
+    """The children's lines as they come; raises at the first child that fails, with the reason it gave."""
+    with selectors.DefaultSelector() as selector:
+        pending = {child.pid: b"" for child in children}
+        said: dict[int, list[bytes]] = {child.pid: [] for child in children}
+        for child in children:
+            assert child.stdout is not None
+            selector.register(child.stdout, selectors.EVENT_READ, child)
+        while selector.get_map():
+            for key, _ in selector.select():
+                child = key.data
+                chunk = os.read(key.fd, 65536)
+                *lines, pending[child.pid] = (pending[child.pid] + chunk).split(b"\n")
+                said[child.pid] += [line for line in lines if line != b"."]
+                yield from lines
+                if chunk:
+                    continue
+                selector.unregister(key.fileobj)
+                if status := child.wait():
+                    raise _failure(status, said[child.pid])
+
+
+def _failure(status: int, said: list[bytes]) -> Exception:
+    """The exception that tells why a drawing process ended with `status` after these words."""
+    words = [line.decode(errors="replace") for line in said]
+    if words and words[-1].startswith("{"):
+        error = json.loads(words[-1])
+        return OSError(error["errno"], error["strerror"], error["filename"])
+    return RuntimeError(f"a flower-drawing process ended with status {status}:\n" + "\n".join(words[-20:]))

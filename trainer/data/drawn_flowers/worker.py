@@ -1,0 +1,79 @@
+"""One process of the drawing: paints its share of a set's pictures into a folder that `drawn_flowers.draw` has made.
+
+Run as `python -m trainer.data.drawn_flowers.worker '<job as JSON>'`. On standard output it writes one line `.` for each
+picture and, if the file system refuses, one line `{"errno": ..., "strerror": ..., "filename": ...}` before it exits
+with status 1. It ends by itself when the process that started it is gone.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trainer.data.drawn_flowers.species import VERSION, species
+
+SPLITS = ("train", "val")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The set to draw and this process's share of it: every `workers`-th picture, beginning with number `worker`."""
+
+    folder: str
+    seed: int
+    per_class: int
+    size: int
+    classes: int
+    worker: int
+    workers: int
+    parent: int  # the process id of the caller
+
+    def command(self) -> list[str]:
+        """The command that does it."""
+        return [sys.executable, "-m", "trainer.data.drawn_flowers.worker", json.dumps(asdict(self))]
+
+    def pictures(self) -> Iterator[tuple[int, int, int]]:
+        """The share as (split, class, index), in the order of drawing."""
+        for number in range(self.worker, len(SPLITS) * self.classes * self.per_class, self.workers):
+            split_and_class, index = divmod(number, self.per_class)
+            split, label = divmod(split_and_class, self.classes)
+            yield split, label, index
+
+
+def picture_path(folder: Path, split: int, label: int, index: int) -> Path:
+    """Where a picture of a set lies, as torchvision's ImageFolder expects it."""
+    return folder / SPLITS[split] / f"{label:03d}" / f"{index:02d}.jpg"
+
+
+def _draw(job: Job) -> None:
+    import numpy as np  # not above: the caller takes Job from this file and stays light
+
+    from trainer.data.drawn_flowers.painter import jpeg, paint
+
+    kinds = species()
+    for split, label, index in job.pictures():
+        if os.getppid() != job.parent:
+            raise SystemExit(3)
+        # the generator depends on the picture alone, so neither order nor number of processes can show in it
+        rng = np.random.default_rng([VERSION, job.seed, split, label, index])
+        content = jpeg(paint(kinds[label], job.size, rng))
+        path = picture_path(Path(job.folder), split, label, index)
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            print(json.dumps({"errno": error.errno, "strerror": error.strerror, "filename": str(path)}), flush=True)
+            raise SystemExit(1) from None
+        print(".", flush=True)
+
+
+def main() -> None:
+    """Draw the job named on the command line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the caller ends us in order
+    _draw(Job(**json.loads(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Images decoded once: checked, and kept as uint8 in a file that all workers of a host map into memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer.data.images.decode import decode
+from trainer.data.images.header import BadImage, size_of
+from trainer.data.images.listing import Listing
+from trainer.data.prepared import known, made_once
+from trainer.errors import RunFailed, why
+from trainer.host import hardware
+
+PIXELS, SIZES = "pixels.bin", "sizes.npy"
+AT_A_TIME = 256
+
+Tell = Callable[[int, int], None]
+"""Told how many of how many images are done."""
+
+
+class Decoded:
+    """The decoded images of a listing. The pixels lie one image after the other, each as (H, W, 3) uint8."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self.sizes = np.load(folder / SIZES)
+        except (OSError, ValueError, EOFError) as error:
+            raise _damaged(folder, error) from error
+        self.starts = np.concatenate([[0], np.cumsum(self.sizes.prod(1) * 3)])
+        try:
+            there = (folder / PIXELS).stat().st_size
+            if there < self.starts[-1]:  # reading what is not there would end the process
+                raise ValueError(f"{PIXELS} has {there:,} bytes instead of {int(self.starts[-1]):,}")
+        except (OSError, ValueError) as error:
+            raise _damaged(folder, error) from error
+        self.pixels = torch.from_file(str(folder / PIXELS), shared=True, size=int(self.starts[-1]), dtype=torch.uint8)
+
+    def __call__(self, number: int) -> torch.Tensor:
+        """Image (3, H, W) by number, without a copy."""
+        height, width = self.sizes[number].tolist()
+        start = int(self.starts[number])
+        return self.pixels[start : start + height * width * 3].view(height, width, 3).permute(2, 0, 1)
+
+
+def _damaged(folder: Path, error: Exception) -> RunFailed:
+    return RunFailed(f"the decoded images in {folder} are gone or damaged: {why(error)}. Without that folder they are made anew.")  # fmt: skip
+
+
+def verified(listing: Listing, tell: Tell) -> dict[str, str]:
+    """Decode every image and keep none: name -> reason of those that are broken."""
+    bad: dict[str, str] = {}
+    _each(listing, np.arange(len(listing)), lambda number: decode(listing.read(number), listing.limits), bad, tell)
+    return bad
+
+
+def keep_decoded(listing: Listing, folder: Path, tell: Tell) -> dict[str, str]:
+    """Decode the images into the folder unless that is done already; name -> reason of those that are broken.
+
+    Decoded images of an earlier state of the same data, which lie beside the folder, are removed.
+    """
+    if not known(folder) and folder.parent.is_dir():
+        for earlier in folder.parent.iterdir():
+            if earlier.is_dir() and earlier.name.rpartition("-")[0] == folder.name.rpartition("-")[0]:
+                shutil.rmtree(earlier, ignore_errors=True)
+    noted = made_once(folder, lambda part: _write(listing, part, tell))
+    return dict(noted["bad"])
+
+
+def _write(listing: Listing, folder: Path, tell: Tell) -> dict[str, dict[str, str]]:
+    folder.mkdir(parents=True)
+    bad: dict[str, str] = {}
+    sizes = np.zeros((len(listing), 2), np.int64)
+
+    def measure(number: int) -> None:
+        sizes[number] = size_of(listing.read(number), listing.limits)
+
+    _each(listing, np.arange(len(listing)), measure, bad, lambda done, total: None)
+    starts = np.concatenate([[0], np.cumsum(sizes.prod(1) * 3)])
+    with (folder / PIXELS).open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(1, int(starts[-1])))
+    pixels = np.memmap(folder / PIXELS, np.uint8, "r+")
+
+    def fill(number: int) -> None:
+        image = decode(listing.read(number), listing.limits)
+        if tuple(image.shape[-2:]) != tuple(sizes[number]):
+            raise BadImage(f"its header says {tuple(sizes[number])}, but it has {tuple(image.shape[-2:])} pixels")
+        pixels[starts[number] : starts[number + 1]] = image.permute(1, 2, 0).reshape(-1).numpy()
+
+    _each(listing, np.flatnonzero(sizes.prod(1)), fill, bad, tell)
+    pixels.flush()
+    np.save(folder / SIZES, sizes)
+    return {"bad": bad}
+
+
+def _each(
+    listing: Listing, numbers: np.ndarray, work: Callable[[int], object], bad: dict[str, str], tell: Tell
+) -> None:
+    """The work for each number, on all cores; what is broken is noted with its reason."""
+
+    def one(number: int) -> tuple[int, str]:
+        try:
+            work(number)
+        except (BadImage, OSError) as error:
+            return number, why(error)
+        return number, ""
+
+    with ThreadPoolExecutor(hardware.cores()) as threads:
+        for start in range(0, len(numbers), AT_A_TIME):
+            for number, reason in threads.map(one, numbers[start : start + AT_A_TIME].tolist()):
+                if reason:
+                    bad[listing.names[number]] = reason
+            tell(min(start + AT_A_TIME, len(numbers)), len(numbers))

@@ -1,0 +1,78 @@
+"""A split of images as a data set: batches of uint8 images, decoded from files or cut from the decoded cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from trainer.data.augment.draws import Draw
+from trainer.data.images.cache import Decoded
+from trainer.data.images.decode import decode
+from trainer.data.images.header import BadImage
+from trainer.data.images.listing import Listing
+from trainer.errors import RunFailed, why
+from trainer.visible import shortened
+
+View = Callable[[Iterator[torch.Tensor], np.ndarray, Draw, np.ndarray], torch.Tensor]
+"""(images (3, H, W), their sizes (N, 2), (seed, epoch), addresses (N,)) -> (N, 3, S, S) uint8."""
+
+
+class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Images (3, S, S) uint8 and labels of a listing.
+
+    Args:
+        view: makes a batch of equal size of images of any size.
+        cache: folder of the decoded images; None: they are decoded each time.
+    """
+
+    def __init__(self, listing: Listing, view: View, cache: Path | None = None) -> None:
+        self.listing = listing
+        self.view = view
+        self.cache = cache
+        self.labels = torch.from_numpy(listing.labels)
+        self._decoded: Decoded | None = None
+
+    def __len__(self) -> int:
+        return len(self.listing)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        images, labels = self.augmented((0, 0), np.array([index]))
+        return images[0], labels[0]
+
+    def image(self, number: int) -> torch.Tensor:
+        """The whole image (3, H, W).
+
+        Raises:
+            RunFailed: it cannot be read or decoded; with its name.
+        """
+        if self.cache is not None:
+            if self._decoded is None:  # mapped by the process that reads, once
+                self._decoded = Decoded(self.cache)
+            return self._decoded(int(self.listing.number[number]))
+        try:
+            return decode(self.listing.read(number), self.listing.limits)
+        except (BadImage, OSError) as error:
+            raise RunFailed(
+                f"{shortened(self.listing.names[number])} cannot be read: {why(error)}. data.verify=true finds all such images before "
+                "the training, and data.on_bad=skip leaves them out."
+            ) from error
+
+    def augmented(self, draw: Draw, addresses: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """The batch of these samples: (N, 3, S, S) uint8 and labels (N,).
+
+        Args:
+            draw: (seed, epoch), from which the augmentation follows.
+            addresses: numbers of samples, plus the set's length for each earlier use in the same epoch.
+        """
+        numbers = addresses % len(self)
+        images = [self.image(number) for number in numbers.tolist()]
+        sizes = np.array([image.shape[-2:] for image in images], np.int64).reshape(-1, 2)
+        return self.view(iter(images), sizes, draw, addresses), self.labels[torch.from_numpy(numbers)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_decoded": None}

@@ -1,0 +1,151 @@
+"""Which images a split has: where their bytes lie and what their labels are. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from trainer.data.limits import DEFAULTS, Limits
+from trainer.data.opening import printable, read_regular
+from trainer.data.walk import Walk, leads_back, once_each
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif", ".avif")
+
+
+@dataclass
+class Listing:
+    """Images of a split.
+
+    Attributes:
+        files: paths of the files that hold the images, each once.
+        file: (N,) number of the file of each image.
+        spans: (N, 2) first byte and length within it; length -1: the whole file.
+        labels: (N,) int64.
+        names: (N,) a short name of each image, for messages.
+        number: (N,) its number in the whole listing, from which some may have been left out.
+        limits: of one image.
+        passed_over: names that are not listed although they look like images, and why.
+        missing: links to images that are not there.
+        linked: some of the files may have other names as well.
+    """
+
+    files: list[str]
+    file: np.ndarray
+    spans: np.ndarray
+    labels: np.ndarray
+    names: list[str]
+    number: np.ndarray
+    limits: Limits = DEFAULTS
+    passed_over: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    linked: bool = False
+
+    @staticmethod
+    def of_files(paths: list[str], labels: np.ndarray, limits: Limits = DEFAULTS) -> Listing:
+        """One image per file."""
+        spans = np.tile(np.array([0, -1], np.int64), (len(paths), 1))
+        everything = np.arange(len(paths))
+        return Listing(paths, everything, spans, labels, [printable(path) for path in paths], everything, limits)
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def read(self, number: int) -> bytes:
+        """The encoded image.
+
+        Raises:
+            OSError: the file is gone, or no regular file any more, or larger than the limit.
+        """
+        start, length = self.spans[number].tolist()
+        return read_regular(self.files[self.file[number]], self.limits, start, length)
+
+    def without(self, names: set[str]) -> Listing:
+        """The rest, when these are left out."""
+        if not names:
+            return self
+        return self._only(np.array([name not in names for name in self.names], bool))
+
+    def split(self, fraction: float, seed: int) -> tuple[Listing, Listing]:
+        """Training and validation: that share of each class is held out."""
+        out = held_out(self.labels, fraction, seed)
+        return self._only(~out).renumbered(), self._only(out).renumbered()
+
+    def renumbered(self) -> Listing:
+        """The same as a whole listing of its own."""
+        return replace(self, number=np.arange(len(self)))
+
+    def _only(self, chosen: np.ndarray) -> Listing:
+        names = [name for name, keep in zip(self.names, chosen, strict=True) if keep]
+        return replace(
+            self, file=self.file[chosen], spans=self.spans[chosen], labels=self.labels[chosen], names=names,
+            number=self.number[chosen],
+        )  # fmt: skip
+
+    def digest(self) -> str:
+        """24 hexadecimal digits of what is listed and of the files' sizes and times."""
+        hashed = hashlib.blake2b(digest_size=12)
+        for path in self.files:
+            about = os.stat(path)
+            hashed.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+        for array in (self.file, self.spans, self.labels):
+            hashed.update(np.ascontiguousarray(array).tobytes())
+        return hashed.hexdigest()
+
+
+def is_image(path: str) -> bool:
+    """By its name."""
+    return path.lower().endswith(EXTENSIONS)
+
+
+def images_in(folder: Path) -> tuple[list[str], list[str]]:
+    """Paths of all images in a folder and the folders in it, relative to it, sorted; and links that are not followed.
+
+    Links to folders are followed, each folder once. What is no regular file is listed: its row says so.
+    """
+    walk = Walk().through([str(folder)])
+    paths = [os.path.relpath(entry.path, folder) for entry in walk.entries if is_image(entry.path)]
+    return sorted(paths), walk.again
+
+
+def class_folders(root: Path) -> list[str]:
+    """Names of the folders in a folder, sorted, which are its classes; hidden ones and links back do not count."""
+    found = (entry for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in found if not (entry.is_symlink() and leads_back(entry.path)))
+
+
+def folder_of_classes(root: Path, classes: list[str], limits: Limits = DEFAULTS) -> Listing:
+    """The images below ``root/<class>/``, sorted by path; the label is the class's place in the list.
+
+    Only regular files count, each once: what else has an image's name is in ``passed_over``.
+    """
+    walk = Walk().through([os.path.join(root, name) for name in classes])
+    found, passed, missing = once_each([entry for entry in walk.entries if is_image(entry.path)])
+    found.sort(key=lambda entry: (entry.root, entry.path))
+    listing = Listing.of_files(
+        [entry.path for entry in found], np.array([entry.root for entry in found], np.int64), limits
+    )
+    linked = any(entry.linked or (entry.about and entry.about.st_nlink > 1) for entry in found)
+    over = (*_no_classes(root), *walk.again, *passed)
+    return replace(listing, passed_over=over, missing=tuple(missing), linked=linked)
+
+
+def _no_classes(root: Path) -> list[str]:
+    """Links in the place of class folders that lead back or nowhere."""
+    links = sorted(entry.path for entry in os.scandir(root) if entry.is_symlink())
+    nowhere = [f"{printable(link)} leads nowhere" for link in links if not os.path.exists(link)]
+    back = [link for link in links if os.path.isdir(link) and leads_back(link)]
+    return [*nowhere, *(f"{printable(link)} leads back to a folder that it lies in" for link in back)]
+
+
+def held_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Which samples are held out for validation: the fraction of each class, at least one of those with two."""
+    chosen = np.zeros(len(labels), bool)
+    random = np.random.default_rng(seed)
+    for label in np.unique(labels):
+        mine = random.permutation(np.flatnonzero(labels == label))
+        chosen[mine[: min(len(mine) - 1, max(1, round(fraction * len(mine))))]] = True
+    return chosen

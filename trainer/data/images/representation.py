@@ -1,0 +1,74 @@
+"""Which classes have images in which split, and which images are in both: what is refused and what is only said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from trainer.data.images.listing import Listing
+from trainer.data.opening import printable
+from trainer.errors import UserError
+
+MOST_NAMED = 5
+
+
+def some(said: Sequence[str]) -> str:
+    """The first few, and how many more there are."""
+    more = [f"and {len(said) - MOST_NAMED} more"] if len(said) > MOST_NAMED else []
+    return "; ".join([*said[:MOST_NAMED], *more])
+
+
+def without(listing: Listing, names: Sequence[str]) -> list[str]:
+    """The classes that have no image in a split."""
+    return [names[n] for n in np.flatnonzero(np.bincount(listing.labels, minlength=len(names)) == 0).tolist()]
+
+
+def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[str], folders: bool) -> None:
+    """Every class of the validation images has training images; of class folders, every class.
+
+    Raises:
+        UserError: some have none.
+    """
+    untrained = without(train, names)
+    if not folders:
+        absent = set(without(val, names))
+        untrained = [name for name in untrained if name not in absent]
+    if not untrained:
+        return
+    why = f" ({some(train.passed_over)})" if train.passed_over else ""
+    if folders:
+        raise UserError(what, f"{len(untrained)} of {len(names)} classes have no training images: {some(untrained)}{why}", "put images into these folders, or remove them")  # fmt: skip
+    raise UserError(what, f"{len(untrained)} class{'es are' if len(untrained) > 1 else ' is'} in the validation images and not in the training images: {some(untrained)}")  # fmt: skip
+
+
+def attention(train: Listing, val: Listing, names: Sequence[str]) -> str:
+    """What is odd and no reason to refuse the images; empty where nothing is."""
+    said = []
+    if passed := [*train.passed_over, *(name for name in val.passed_over if name not in train.passed_over)]:
+        said.append(f"{len(passed)} name{'s are' if len(passed) > 1 else ' is'} passed over: {some(passed)}")
+    if missing := [*train.missing, *(name for name in val.missing if name not in train.missing)]:
+        what = "images are links that lead" if len(missing) > 1 else "image is a link that leads"
+        said.append(f"{len(missing)} {what} nowhere: {some(missing)}")
+    if unseen := without(val, names):
+        said.append(f"{len(unseen)} of {len(names)} classes have no validation images: {some(unseen)}")
+    if both := in_both(train, val):
+        said.append(f"{len(both)} of {len(val)} validation images are training images as well: {some(both)}")
+    return ". ".join(said)
+
+
+def in_both(train: Listing, val: Listing) -> list[str]:
+    """Validation images that are training images by another name, as links make them."""
+    if not (train.linked or val.linked):
+        return []
+    known = {identity: path for path, identity in _identities(train)}
+    found = ((path, known.get(identity)) for path, identity in _identities(val))
+    return [f"{printable(path)} is {printable(first)}" for path, first in found if first]
+
+
+def _identities(listing: Listing) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The files that hold the images of a split; of a listing that was divided its own alone."""
+    for path in (listing.files[number] for number in listing.file.tolist()):
+        about = os.stat(path)
+        yield path, (about.st_dev, about.st_ino)

@@ -1,0 +1,172 @@
+"""What data sources of images in files share: the random crop and the centre view, checks, the decoded cache."""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import abstractmethod
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.data.images.header import BadImage, size_of
+from trainer.data.images.listing import Listing
+from trainer.data.images.representation import some
+from trainer.data.limits import Limits
+from trainer.data.prepared import cache_root
+from trainer.data.preprocessing import Centre, Preprocessing
+from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
+from trainer.errors import UserError
+from trainer.hashing import hash_of
+from trainer.host import hardware
+from trainer.host.cache import check_data
+from trainer.visible import shortened
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of ImageNet's training images."""
+
+MEASURED = 48
+"""Images whose headers are read to estimate the decoded size of all."""
+SHARE_OF_MEMORY, SHARE_OF_DISK = 0.25, 0.5
+"""What ``data.cache=auto`` may take of the memory and of the disk space that are free."""
+
+
+class ImageSource(DataSource):
+    """Images of any size in files, which become (3, S, S) uint8: a random crop for training, the centre else."""
+
+    @abstractmethod
+    def listings(self, facts: Facts) -> tuple[Listing, Listing]:
+        """The training and the validation images, by a look at folders or indices."""
+
+    def sized(self, facts: Facts, listings: tuple[Listing, Listing] | None = None) -> Facts:
+        """The facts with the size of validation images, and what they say of the cache, if the images are there already."""
+        side = self._centre()[1]
+        facts = replace(facts, val_shape=(3, side, side) if side != self.config["image_size"] else None)
+        wanted = self.config["cache"]
+        if wanted == "none":
+            return replace(facts, cached=False, cache="none: images are decoded each time")
+        try:
+            train, val = listings or self.listings(facts)
+            total = decoded_bytes(train) + decoded_bytes(val)
+        except OSError:
+            return replace(facts, cached=None, cache=f"{wanted}: decided when the images are there")
+        memory, disk = hardware.free_memory(), hardware.free_disk(self._cache_folder())
+        there = self._place("train", train).is_dir() and self._place("val", val).is_dir()
+        fits = total <= SHARE_OF_MEMORY * memory and (there or total <= SHARE_OF_DISK * disk)
+        size = f"{total / 2**30:.1f} GiB decoded"
+        if wanted == "auto" and not fits:
+            return replace(facts, cached=False, cache=f"none: {size} do not fit {memory / 2**30:.1f} GiB of free memory and {disk / 2**30:.1f} GiB of disk")  # fmt: skip
+        if not there and total > disk:
+            raise UserError("data.cache=ram", f"{size} do not fit {disk / 2**30:.1f} GiB of free disk in {self._cache_folder()}", "data.cache=none or data.cache_dir=FOLDER")  # fmt: skip
+        check_data(self._place("train", train))
+        return replace(facts, cached=True, cache=f"{size}, in memory shared by this host's workers ({self._cache_folder()})")  # fmt: skip
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        """Decode the images where they are to be kept or checked; images that are broken end the run, or are left out.
+
+        Raises:
+            UserError: images are broken and ``data.on_bad`` is ``error``.
+        """
+        if facts.cached is None:
+            facts = self.sized(facts)
+        if not facts.cached and not self.config["verify"]:
+            return facts
+        from trainer.data.images.cache import keep_decoded, verified
+
+        bad: dict[str, str] = {}
+        for split, listing in self._by_split(facts):
+            if facts.cached:
+                bad |= keep_decoded(listing, self._place(split, listing), lambda done, total, split=split: progress(f"decoding {split} images", done, total))  # type: ignore[misc]  # fmt: skip
+            else:
+                bad |= verified(listing, lambda done, total, split=split: progress(f"checking {split} images", done, total))  # type: ignore[misc]  # fmt: skip
+        if not bad:
+            return facts
+        return self._without(facts, bad)
+
+    def _without(self, facts: Facts, bad: dict[str, str]) -> Facts:
+        named = some([f"{shortened(name)}: {reason}" for name, reason in bad.items()])
+        said = f"{len(bad)} of {facts.train_samples + facts.val_samples} images cannot be decoded: {named}"
+        if self.config["on_bad"] == "error":
+            raise UserError(f"data ({facts.source})", said, "data.on_bad=skip, or repair them")
+        print(f"ATTENTION: {said}. They are left out (data.on_bad=skip).", flush=True)
+        train, val = self.listings(facts)
+        left = [listing.without(set(bad)) for listing in (train, val)]
+        if not all(len(listing) for listing in left):
+            raise UserError(f"data ({facts.source})", f"no image is left: {said}")
+        if lost := sorted(set(train.labels.tolist()) - set(left[0].labels.tolist())):
+            names = self.class_names(facts) or [str(label) for label in range(facts.classes)]
+            raise UserError(f"data ({facts.source})", f"no training image is left of {some([shortened(names[n]) for n in lost])}: {said}", "put whole images into these classes, or remove them")  # fmt: skip
+        return replace(facts, left_out=bad, train_samples=len(left[0]), val_samples=len(left[1]))
+
+    def open(self, facts: Facts) -> Splits:
+        from trainer.data.augment.views import Augmentation, CentreView, TrainView
+        from trainer.data.images.dataset import ImageSet
+
+        config = self.config
+        size = config["image_size"]
+        ratio = (config["min_ratio"], 1 / config["min_ratio"])
+        train, val = (
+            (whole.without(set(facts.left_out)), self._place(split, whole) if facts.cached else None)
+            for split, whole in self._by_split(facts)
+        )
+        crops = TrainView(size, (config["min_scale"], 1.0), ratio, Augmentation.of(config, MEAN))
+        centres = CentreView(*self._centre())
+        return Splits(ImageSet(train[0], crops, train[1]), ImageSet(val[0], centres, val[1]), MEAN, STD)
+
+    sees_pictures = True
+
+    def preprocessing(self, facts: Facts) -> Preprocessing:
+        limits = Limits.of(self.config)
+        return Preprocessing(Centre(*self._centre(), limits=limits), MEAN, STD, limits)
+
+    def fingerprint(self, facts: Facts) -> str:
+        """Of the names and sizes of the files, and of the labels."""
+        told: list[Any] = []
+        for listing in self.listings(facts):
+            above = os.path.commonpath([os.path.dirname(path) for path in listing.files])
+            files = [(os.path.relpath(path, above), os.stat(path).st_size) for path in listing.files]
+            left_out = [number for number, name in enumerate(listing.names) if name in facts.left_out]
+            told += [files, listing.spans.tolist(), listing.labels.tolist(), left_out]
+        return digest_of(*told)
+
+    def _centre(self) -> tuple[int, int]:
+        """What validation resizes the shorter side to, and the side of the centre that it takes."""
+        val_size = self.config["val_size"] or self.config["image_size"]
+        return max(self.config["val_resize"] or round(val_size * 8 / 7), val_size), val_size
+
+    def shape(self) -> tuple[int, int, int]:
+        """Of one training image."""
+        return 3, self.config["image_size"], self.config["image_size"]
+
+    def _by_split(self, facts: Facts) -> list[tuple[str, Listing]]:
+        return list(zip(("train", "val"), self.listings(facts), strict=True))
+
+    def _cache_folder(self) -> Path:
+        return Path(self.config["cache_dir"] or cache_root() / "decoded")
+
+    def _place(self, split: str, listing: Listing) -> Path:
+        """Where the decoded images of a split lie; another place when a file has changed."""
+        whose = hash_of(f"{listing.files[0] if listing.files else ''}/{split}")
+        return self._cache_folder() / f"{whose:016x}-{listing.digest()}"
+
+
+def decoded_bytes(listing: Listing) -> int:
+    """Memory that the decoded images take, from the headers of some.
+
+    Raises:
+        OSError: an image is not there.
+    """
+    sizes = []
+    for number in np.unique(np.linspace(0, len(listing) - 1, min(MEASURED, len(listing))).astype(int)).tolist():
+        content = listing.read(number)
+        with suppress(BadImage):  # broken images are looked for elsewhere
+            sizes.append(3 * math.prod(size_of(content, listing.limits)))
+    return int(np.mean(sizes) * len(listing)) if sizes else 0
+
+
+def no_such_folder(key: str, folder: Any, what: str) -> UserError:
+    """The refusal for data that are not where they should be."""
+    return UserError(f"{key}={folder}", f"there is no such folder, which should hold {what}", f"{key}=FOLDER")

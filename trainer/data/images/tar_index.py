@@ -1,0 +1,134 @@
+"""Where the files in a plain tar file lie: headers alone are read, in one pass that only goes forward.
+
+A parser of its own instead of ``tarfile``, which reads headers of any length, follows chains of them by recursion, goes
+back where a size is negative, takes sparse files for whole ones, and ends without a word at a damaged header. Formats:
+ustar, GNU's long names, pax's ``path`` and ``size``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+from trainer.data.opening import printable
+from trainer.visible import shortened
+
+BLOCK = 512
+MOST_HEADER = 1 << 20
+"""Bytes of a long name or of pax records."""
+FILES, LONG_NAME, PAX, SPARSE = b"0\x007", b"L", b"x", b"S"
+WITH_DATA = FILES + b"LKxgXSDMVN"
+"""Kinds of members after whose header so many bytes follow as it says."""
+
+
+class NotTar(Exception):
+    """The file is no plain tar file, or is damaged; why, as the rest of a sentence."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file in a tar file: its name, its first byte, and its length; sparse ones lie otherwise and cannot be read."""
+
+    name: str
+    start: int
+    size: int
+    sparse: bool = False
+
+
+def members(file: IO[bytes], total: int) -> Iterator[Member]:
+    """The files in a tar file of so many bytes, in their order.
+
+    Raises:
+        NotTar: it is none, damaged, or cut off.
+    """
+    place, told = 0, dict[bytes, bytes]()
+    while place < total:
+        file.seek(place)
+        block = file.read(BLOCK)
+        if not block.strip(b"\0"):
+            return
+        _check(block, place)
+        kind, size = block[156:157], _octal(block[124:136])
+        if kind in FILES and b"size" in told:
+            size = _decimal(told[b"size"])
+        start = place + BLOCK
+        length = size if kind in WITH_DATA else 0
+        if start + length > total:
+            raise NotTar(
+                f"{shortened(_name(block, told))} ends {start + length - total:,} bytes beyond the end of the file"
+            )
+        place = start + -(-length // BLOCK) * BLOCK
+        if kind in (LONG_NAME, PAX):
+            if size > MOST_HEADER:
+                raise NotTar(f"it has a header of {size:,} bytes at byte {start - BLOCK}")
+            data = file.read(size)
+            told |= _records(data) if kind == PAX else {b"path": data.rstrip(b"\0")}
+        elif kind in FILES:
+            sparse = any(key.startswith(b"GNU.sparse") for key in told)
+            name = told.get(b"GNU.sparse.name")
+            yield Member(printable(_text(name)) if name else _name(block, told), start, size, sparse)
+            told = {}
+        else:
+            if kind == SPARSE:
+                yield Member(_name(block, told), start, size, True)
+            told = {} if kind not in (b"K", b"g") else told
+
+
+def _check(block: bytes, place: int) -> None:
+    """A header tells the sum of its bytes."""
+    where = f"at byte {place:,}" if place else "at its beginning"
+    if len(block) < BLOCK:
+        raise NotTar(f"it is cut off {where}")
+    others = block[:148] + b" " * 8 + block[156:]
+    signed = sum(byte - 256 if byte > 127 else byte for byte in others)  # as some old programs counted
+    if _octal(block[148:156]) not in (sum(others), signed):
+        raise NotTar(f"it has no header of a member {where}")
+
+
+def _octal(field: bytes) -> int:
+    """A number in a header: octal digits, or bytes after 0x80.
+
+    Raises:
+        NotTar: it is negative, or no number.
+    """
+    if field[:1] == b"\x80":
+        return int.from_bytes(field[1:], "big")
+    digits = field.strip(b" \0")
+    if digits.strip(b"01234567"):
+        raise NotTar("it has a header with a negative number or none")
+    return int(digits or b"0", 8)
+
+
+def _decimal(digits: bytes) -> int:
+    """A number of pax."""
+    if not digits.isdigit() or len(digits) > 20:
+        raise NotTar("it has damaged pax records")
+    return int(digits)
+
+
+def _records(data: bytes) -> dict[bytes, bytes]:
+    """The records of pax: ``length key=value`` and a newline each."""
+    records, place = {}, 0
+    while place < len(data) and data[place : place + 1] != b"\0":
+        space = data.find(b" ", place, place + 20)
+        digits = data[place:space]
+        if space < 0 or _decimal(digits) <= len(digits) + 1:
+            raise NotTar("it has damaged pax records")
+        key, equals, value = data[space + 1 : place + int(digits) - 1].partition(b"=")
+        if not equals:
+            raise NotTar("it has damaged pax records")
+        records[key] = value
+        place += int(digits)
+    return records
+
+
+def _name(block: bytes, told: dict[bytes, bytes]) -> str:
+    if (path := told.get(b"path")) is not None:
+        return printable(_text(path))
+    name, prefix = block[:100].split(b"\0")[0], block[345:500].split(b"\0")[0]
+    return printable(_text(prefix + b"/" + name if prefix and block[257:263] == b"ustar\0" else name))
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")

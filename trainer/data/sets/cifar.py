@@ -1,0 +1,165 @@
+"""data=cifar10: the 60,000 images (3, 32, 32) of CIFAR-10, or small drawn flowers in their place, said loudly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.data.arrays.files import Pair
+from trainer.data.arrays.images import ArraySource
+from trainer.data.download import File, Site, absent, fetch
+from trainer.data.drawn_flowers.draw import VERSION, class_names, draw, folder
+from trainer.data.images.listing import class_folders, folder_of_classes
+from trainer.data.limits import DEFAULTS, Limits
+from trainer.data.opening import read_regular
+from trainer.data.sets.plain_pickle import Array, NotPlain, loads
+from trainer.data.source import Facts, Progress
+from trainer.errors import UserError, why
+from trainer.host.cache import check_data
+from trainer.visible import LONGEST_NAME
+
+FOLDER = "cifar-10-batches-py"
+TRAIN, VAL = [f"data_batch_{n}" for n in range(1, 6)], ["test_batch"]
+SITE = Site(
+    "CIFAR-10", "https://www.cs.toronto.edu/~kriz/", "", (
+        File("cifar-10-python.tar.gz", 170498071, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
+    ),
+)  # fmt: skip
+DRAWN = {"classes": 10, "per_class": 100, "size": 32}
+SIDE, CLASSES = 32, 10
+
+
+class Cifar10(ArraySource):
+    """CIFAR-10 as torchvision lays it out; where it cannot be had, 2,000 flowers of 10 species, or a refusal."""
+
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+    def facts(self, global_batch_size: int) -> Facts:
+        if self._present():
+            return self._facts(f"CIFAR-10 in {self.config['root']}", "real", self.counted())
+        reason = absent(self.config, SITE, self._folder())
+        if not reason:
+            return self._facts(f"CIFAR-10, to be downloaded into {self.config['root']}", "download", [50000, 10000])
+        return self._instead(reason)
+
+    def _facts(self, source: str, kind: str, counts: list[int], stand_in: str = "") -> Facts:
+        kept = self.kept(kind, sum(counts), 3, SIDE, SIDE)
+        return Facts(source, kind, counts[0], counts[1], (3, SIDE, SIDE), CLASSES, stand_in, cache=kept)
+
+    def _instead(self, reason: str) -> Facts:
+        check_data(folder(**DRAWN))
+        samples = DRAWN["classes"] * DRAWN["per_class"]
+        return self._facts(
+            "embedded drawn flowers of 10 species, 32 pixels",
+            "embedded",
+            [samples, samples],
+            SITE.stand_in(reason, "2,000 drawn flowers of 10 species are used"),
+        )
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        if facts.kind == "download":
+            from torchvision.datasets import CIFAR10
+
+            reason = fetch(self.config, SITE, lambda root: CIFAR10(root, download=True))
+            facts = self._instead(reason) if reason else self.facts(0)
+        if facts.kind == "embedded":
+            draw(**DRAWN, on_progress=lambda done, total: progress("drawing small flowers", done, total))
+        return super().prepare(facts, progress)
+
+    def files(self) -> list[Path]:
+        return [self._folder() / name for name in [*TRAIN, *VAL]]
+
+    def embedded(self) -> tuple[Pair, Pair]:
+        return _drawn("train"), _drawn("val")
+
+    def drawing(self) -> tuple[Any, ...]:
+        return VERSION, DRAWN
+
+    def class_names(self, facts: Facts) -> list[str]:
+        """The ten classes' names."""
+        if facts.kind == "embedded":
+            return class_names()[: DRAWN["classes"]]
+        path = self._folder() / "batches.meta"
+        names = unpickled(path, Limits.of(self.config)).get("label_names")
+        if (
+            not isinstance(names, list)
+            or len(names) != CLASSES
+            or not all(isinstance(name, str) and len(name) <= LONGEST_NAME for name in names)
+        ):
+            raise _wrong(path, f"it does not name {CLASSES} classes")
+        return names
+
+    def _folder(self) -> Path:
+        return Path(self.config["root"]) / FOLDER
+
+    def _present(self) -> bool:
+        return all((self._folder() / name).is_file() for name in [*TRAIN, *VAL])
+
+    def read(self) -> tuple[Pair, Pair]:
+        pairs = {path: self._one(path) for path in self.files()}
+        self.refuse_labels({path: labels for path, (_, labels) in pairs.items()}, CLASSES)
+        every = list(pairs.values())
+        return _joined(every[: len(TRAIN)]), _joined(every[len(TRAIN) :])
+
+    def _one(self, path: Path) -> Pair:
+        """The images and labels of a file.
+
+        Raises:
+            UserError: it is damaged.
+        """
+        content = unpickled(path, Limits.of(self.config))
+        try:
+            data, labels = content["data"], content["labels"]
+            pixels = data.made() if isinstance(data, Array) else np.zeros(0)
+            if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != 3 * SIDE * SIDE:
+                raise NotPlain(f"its images are {pixels.dtype} {pixels.shape} and not uint8 (N, 3072)")
+            if isinstance(labels, Array):
+                labels = labels.made()
+            numbers = labels.tolist() if isinstance(labels, np.ndarray) and labels.size <= len(pixels) else labels
+            if isinstance(numbers, np.ndarray):
+                raise NotPlain(f"it has {len(pixels)} images and {numbers.size} labels")
+            if not isinstance(numbers, list) or not all(type(n) is int and abs(n) < 2**63 for n in numbers):
+                raise NotPlain("its labels are no list of whole numbers")
+        except KeyError as error:
+            raise _wrong(path, f"it has no {error.args[0]!r}") from error
+        except NotPlain as error:
+            raise _wrong(path, str(error)) from error
+        if len(pixels) != len(numbers):
+            raise UserError(f"data.root={self.config['root']}", f"{path} has {len(pixels)} images and {len(numbers)} labels", "fetch it anew")  # fmt: skip
+        return pixels.reshape(-1, 3, SIDE, SIDE), np.array(numbers, np.int64)
+
+
+def _joined(pairs: list[Pair]) -> Pair:
+    images, labels = zip(*pairs, strict=True)
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def _drawn(split: str) -> Pair:
+    from trainer.data.augment.views import CentreView
+    from trainer.data.images.decode import decode
+
+    root = folder(**DRAWN) / split
+    listing = folder_of_classes(root, class_folders(root))
+    centre = CentreView(SIDE, SIDE)
+    return np.stack([centre.one(decode(listing.read(n))).numpy() for n in range(len(listing))]), listing.labels
+
+
+def unpickled(path: Path, limits: Limits = DEFAULTS) -> dict[str, Any]:
+    """What a file of CIFAR-10 holds, by name.
+
+    Raises:
+        UserError: it is not such a file.
+    """
+    try:
+        content = loads(read_regular(path, limits))
+        if not isinstance(content, dict):
+            raise NotPlain("it holds no dict")
+    except (NotPlain, OSError) as error:
+        raise _wrong(path, why(error)) from error
+    return content
+
+
+def _wrong(path: Path, reason: str) -> UserError:
+    return UserError(f"data.root={path.parent.parent}", f"{path} is not a file of CIFAR-10: {reason}", "fetch it anew")

@@ -1,0 +1,62 @@
+"""data=digits: the real handwritten digits that scikit-learn ships."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from trainer.data.limits import Limits
+from trainer.data.preprocessing import Centre, Preprocessing
+from trainer.data.source import DataSource, Facts, Splits
+
+SAMPLES = 1797
+MEAN, STD = (0.305,), (0.376,)
+
+
+class Digits(DataSource):
+    """1,797 images (1, 8, 8) of 10 digits (UCI Optical Recognition of Handwritten Digits), split by a seed."""
+
+    def facts(self, global_batch_size: int) -> Facts:
+        val = round(SAMPLES * self.config["val_fraction"])
+        return Facts("scikit-learn's handwritten digits", "real", SAMPLES - val, val, (1, 8, 8), 10)
+
+    def open(self, facts: Facts) -> Splits:
+        import numpy as np
+        import torch
+
+        from trainer.data.arrays.tensors import ArrayDataset
+
+        drawn, shown = read_digits()
+        images = torch.from_numpy((drawn / 16.0).astype(np.float32)).unsqueeze(1)
+        labels = torch.from_numpy(shown)
+        order = torch.from_numpy(np.random.default_rng(self.config["split_seed"]).permutation(SAMPLES))
+        val, train = order[: facts.val_samples], order[facts.val_samples :]
+        return Splits(ArrayDataset(images[train], labels[train]), ArrayDataset(images[val], labels[val]), MEAN, STD)
+
+    sees_pictures = True
+
+    def preprocessing(self, facts: Facts) -> Preprocessing:
+        """Light strokes on dark ground, 8 x 8 points."""
+        limits = Limits.of(self.config)
+        return Preprocessing(Centre(8, 8, channels=1, limits=limits), MEAN, STD, limits)
+
+
+def read_digits() -> tuple[Any, Any]:
+    """The file that scikit-learn ships, read without importing scikit-learn, which takes longer than an epoch.
+
+    Returns:
+        Strokes 0 to 16 as float64 (1797, 8, 8) and the digits as int64 (1797,), as ``sklearn.datasets.load_digits``.
+    """
+    import numpy as np
+
+    package = importlib.util.find_spec("sklearn")
+    places = (package.submodule_search_locations or []) if package is not None else []
+    files = [file for place in places if (file := Path(place) / "datasets" / "data" / "digits.csv.gz").is_file()]
+    if not files:  # another layout than that of 1.4 to 1.9
+        from sklearn.datasets import load_digits
+
+        bunch = load_digits()
+        return bunch.images, bunch.target.astype(np.int64)
+    table = np.loadtxt(files[0], delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)

@@ -1,0 +1,166 @@
+"""data=flowers102 and data=embedded_flowers: Oxford Flowers-102, or the drawn stand-in, said loudly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from trainer.data.download import File, Site, absent, fetch
+from trainer.data.drawn_flowers.draw import CLASSES, VERSION, class_names, draw, is_drawn
+from trainer.data.drawn_flowers.draw import folder as drawn_folder
+from trainer.data.images.listing import Listing, class_folders, folder_of_classes
+from trainer.data.images.source import ImageSource
+from trainer.data.limits import Limits
+from trainer.data.opening import read_regular
+from trainer.data.sets.matlab import NotMatlab, arrays
+from trainer.data.source import Facts, Progress, digest_of
+from trainer.errors import UserError, why
+
+SITE = Site(
+    "Oxford Flowers-102", "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/", "flowers-102", (
+        File("102flowers.tgz", 344862509, "2d01ecc807db462958cfe3d92f57a8c252b4abd240eb955770201e45f783b246"),
+        File("imagelabels.mat", 502, "4903e94206bac23bf772aadf06451916df56b58fc483a62db32a97b82656651d"),
+        File("setid.mat", 14989, "46b8678f91fd95d3c8f4feab80d271a6c834a1dd896fe29fd3e6ad9ce5c8dccd"),
+    ),
+)  # fmt: skip
+PER_SPLIT = 1020
+
+
+class EmbeddedFlowers(ImageSource):
+    """102 classes of procedurally drawn flowers as JPEG files in the user's cache, the same on every machine."""
+
+    def facts(self, global_batch_size: int) -> Facts:
+        return self._embedded(self.config["per_class"], "")
+
+    def class_names(self, facts: Facts) -> list[str]:
+        return class_names()
+
+    def fingerprint(self, facts: Facts) -> str:
+        return digest_of("drawn flowers", VERSION, self._drawing())
+
+    def _embedded(self, per_class: int, stand_in: str) -> Facts:
+        is_drawn(**self._drawing())  # refused where another user could have put pictures there
+        samples = CLASSES * per_class
+        facts = Facts("embedded drawn flowers", "embedded", samples, samples, self.shape(), CLASSES, stand_in, slow=True)  # fmt: skip
+        return self.sized(facts)
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        self._draw(progress)
+        return super().prepare(facts, progress)
+
+    def listings(self, facts: Facts) -> tuple[Listing, Listing]:
+        root = drawn_folder(**self._drawing())
+        classes = class_folders(root / "train")
+        limits = Limits.of(self.config)
+        return folder_of_classes(root / "train", classes, limits), folder_of_classes(root / "val", classes, limits)
+
+    def _drawing(self) -> dict[str, int]:
+        return {"seed": self.config.get("draw_seed", 0), "per_class": self.config.get("per_class", 10)}
+
+    def _draw(self, progress: Progress) -> None:
+        if not is_drawn(**self._drawing()):
+            draw(
+                **self._drawing(), on_progress=lambda done, total: progress("drawing the embedded flowers", done, total)
+            )
+
+
+class Flowers102(EmbeddedFlowers):
+    """Oxford Flowers-102 by torchvision's loader; where it cannot be had, the embedded flowers or a refusal."""
+
+    def facts(self, global_batch_size: int) -> Facts:
+        if self._present():
+            train, val = listings = self._real()
+            return self.sized(Facts(f"{SITE.name} in {self.config['root']}", "real", len(train), len(val), self.shape(), CLASSES, slow=True), listings)  # fmt: skip
+        partial = self._folder()
+        if partial.is_dir() and not self.config["download"]:
+            raise UserError(
+                f"data.root={self.config['root']}",
+                f"{partial} is there but lacks jpg/, imagelabels.mat or setid.mat",
+                "data.download=true, or data=embedded_flowers",
+            )
+        if reason := absent(self.config, SITE, partial):
+            return self._instead(reason)
+        return self.sized(Facts(f"{SITE.name}, to be downloaded into {self.config['root']}", "download", PER_SPLIT, PER_SPLIT, self.shape(), CLASSES, slow=True))  # fmt: skip
+
+    def _instead(self, reason: str) -> Facts:
+        return self._embedded(10, SITE.stand_in(reason, "The embedded drawn flowers are used"))
+
+    def class_names(self, facts: Facts) -> list[str]:
+        if facts.kind == "embedded":
+            return super().class_names(facts)
+        from torchvision.datasets import Flowers102 as Real
+
+        return list(Real.classes)
+
+    def fingerprint(self, facts: Facts) -> str:
+        return super().fingerprint(facts) if facts.kind == "embedded" else ImageSource.fingerprint(self, facts)
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        if facts.kind == "download":
+            facts = self._download()
+        if facts.kind == "embedded":
+            self._draw(progress)
+        return ImageSource.prepare(self, facts, progress)
+
+    def _download(self) -> Facts:
+        from torchvision.datasets import Flowers102 as Real
+
+        if reason := fetch(self.config, SITE, lambda root: Real(root, split="train", download=True)):
+            return self._instead(reason)
+        real = self.facts(0)
+        return real if real.kind == "real" else self._instead("the download is incomplete")
+
+    def listings(self, facts: Facts) -> tuple[Listing, Listing]:
+        if facts.kind == "embedded":
+            return super().listings(facts)
+        return self._real()
+
+    def _real(self) -> tuple[Listing, Listing]:
+        """The set's own lists of images and labels.
+
+        Raises:
+            UserError: one is damaged, or they do not fit one another.
+        """
+        labels = self._lists("imagelabels.mat", "labels")[0]
+        numbers = self._lists("setid.mat", "trnid", "valid")
+        wrong = np.flatnonzero((labels < 1) | (labels > CLASSES))
+        if len(wrong):
+            raise self._wrong(f"imagelabels.mat: {len(wrong)} of {len(labels)} labels are not 1 to {CLASSES}; the first is {labels[wrong[0]]}, of image {wrong[0] + 1}")  # fmt: skip
+        for listed in numbers:
+            if not len(listed) or listed.min() < 1 or listed.max() > len(labels):
+                raise self._wrong(f"setid.mat lists images that imagelabels.mat does not have, which has {len(labels)}")
+        return self._listed(numbers[0], labels), self._listed(numbers[1], labels)
+
+    def _lists(self, file: str, *names: str) -> list[np.ndarray]:
+        """The whole numbers of these names in a file.
+
+        Raises:
+            UserError: it does not hold them.
+        """
+        limits = Limits.of(self.config)
+        try:
+            found = arrays(read_regular(self._folder() / file, limits), limits.file_bytes)
+        except (NotMatlab, OSError) as error:
+            raise self._wrong(f"{file} is damaged: {why(error)}") from error
+        if lacks := [name for name in names if name not in found]:
+            raise self._wrong(f"{file} lacks {lacks[0]!r}")
+        for name in names:
+            if not np.isfinite(found[name]).all() or np.any(found[name] != np.floor(found[name])):
+                raise self._wrong(f"{file}: {name!r} has numbers that are not whole")
+        return [found[name].ravel().astype(np.int64) for name in names]
+
+    def _wrong(self, reason: str) -> UserError:
+        return UserError(f"data.root={self.config['root']}", f"{self._folder()}: {reason}", "fetch it anew")
+
+    def _listed(self, numbers: np.ndarray, labels: np.ndarray) -> Listing:
+        """Images are numbered from 1, and so are their classes."""
+        paths = [str(self._folder() / "jpg" / f"image_{number:05d}.jpg") for number in numbers.tolist()]
+        return Listing.of_files(paths, labels[numbers - 1] - 1, Limits.of(self.config))
+
+    def _folder(self) -> Path:
+        return Path(self.config["root"]) / "flowers-102"
+
+    def _present(self) -> bool:
+        folder = self._folder()
+        return all((folder / f).is_file() for f in ("imagelabels.mat", "setid.mat")) and next((folder / "jpg").glob("*.jpg"), None) is not None  # fmt: skip

@@ -1,0 +1,220 @@
+"""data=mnist_json: MNIST as one gzip'd JSON list [[images, labels], [images, labels], [images, labels]], streamed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from trainer.data.arrays.files import digest, mapped
+from trainer.data.limits import Limits
+from trainer.data.opening import open_regular
+from trainer.data.prepared import known, made_once, place_of
+from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
+from trainer.errors import UserError, first_line
+
+SPLITS = ("train", "valid", "eval")
+SIDE, PIXELS, CLASSES = 28, 784, 10
+TELL_EVERY = 1000
+KIND = "mnist-json-2"
+"""Folder in the cache; another one where what is noted there changes."""
+
+
+class MnistJson(DataSource):
+    """Images are lists of 784 numbers. They are written row by row into arrays in the user's cache, which workers map."""
+
+    def facts(self, global_batch_size: int) -> Facts:
+        path = Path(self.config["path"])
+        if not path.is_file():
+            raise UserError(f"data.path={path}", "there is no such file", "data.path=FILE such as mnist.json.gz")
+        noted = known(self._place())
+        counts = noted["counts"] if noted else self._counted()
+        return self._with(counts)
+
+    def _with(self, counts: dict[str, int]) -> Facts:
+        val = self.config["val_split"]
+        for split in ("train", val):
+            if not counts.get(split):
+                raise UserError(f"data.path={self.config['path']}", f"has no images in its part {split!r}", "data.val_split=valid or eval")  # fmt: skip
+        kept = f"{4 * PIXELS * sum(counts.values()) / 2**20:.0f} MiB of arrays, mapped by all workers ({self._place()})"
+        return Facts(f"MNIST in {self.config['path']}", "real", counts["train"], counts[val], (1, SIDE, SIDE), CLASSES, cache=kept)  # fmt: skip
+
+    def _counted(self) -> dict[str, int]:
+        counts = dict.fromkeys(SPLITS, 0)
+        for split, image, _ in self._rows():
+            counts[split] += image is not None
+        return counts
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        def tell(done: int) -> None:
+            progress(f"reading {Path(self.config['path']).name}", done, facts.train_samples)
+
+        counts = made_once(self._place(), lambda folder: self._write(folder, tell))["counts"]
+        return replace(self._with(counts), cache=facts.cache)
+
+    def fingerprint(self, facts: Facts) -> str:
+        """Of the images and labels themselves, wherever the file lies."""
+        noted = known(self._place())
+        if noted is None:  # mode=predict looks at other files, and keeps no arrays
+            return super().fingerprint(facts)
+        return digest_of(*(noted["digests"][split] for split in ("train", self.config["val_split"])))
+
+    def open(self, facts: Facts) -> Splits:
+        import torch
+
+        from trainer.data.arrays.tensors import ArrayDataset
+
+        sets = []
+        for split in ("train", self.config["val_split"]):
+            images, labels = mapped(self._place(), split)
+            sets.append(ArrayDataset(torch.from_numpy(images), torch.from_numpy(labels)))
+        return Splits(sets[0], sets[1])  # the numbers as they are: the file decides on their range
+
+    def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
+        """Nothing is done: the numbers of the file are the inputs."""
+        return {"resize": None, "crop": None, "channels": 1, "divide": None, "mean": None, "std": None}
+
+    def _place(self) -> Path:
+        return place_of(KIND, [Path(self.config["path"])])
+
+    def _write(self, folder: Path, tell: Any) -> dict[str, Any]:
+        """The images as (N, 1, 28, 28) float32, the labels as (N,) int64, in one pass over the file."""
+        folder.mkdir(parents=True)
+        counts, labels = dict.fromkeys(SPLITS, 0), {split: [] for split in SPLITS}  # type: ignore[var-annotated]
+        files = {split: (folder / f"{split}.raw").open("wb") for split in SPLITS}
+        try:
+            for split, image, label in self._rows():
+                if image is None:
+                    labels[split].append(label)
+                    continue
+                files[split].write(image.tobytes())
+                counts[split] += 1
+                if split == "train" and counts[split] % TELL_EVERY == 0:
+                    tell(counts[split])
+        finally:
+            for file in files.values():
+                file.close()
+        for split in SPLITS:
+            self._finish(folder, split, counts[split], labels[split])
+        return {"counts": counts, "digests": {split: digest(*mapped(folder, split)) for split in SPLITS}}
+
+    def _finish(self, folder: Path, split: str, count: int, labels: list[int]) -> None:
+        if len(labels) != count:
+            raise self._wrong(split, f"{count} images and {len(labels)} labels")
+        header = np.lib.format.header_data_from_array_1_0(np.empty((0, 1, SIDE, SIDE), np.float32))
+        header["shape"] = (count, 1, SIDE, SIDE)
+        with (folder / f"{split}.npy").open("wb") as whole, (folder / f"{split}.raw").open("rb") as raw:
+            np.lib.format.write_array_header_1_0(whole, header)
+            shutil.copyfileobj(raw, whole)
+        (folder / f"{split}.raw").unlink()
+        np.save(folder / f"{split}.labels.npy", np.array(labels, np.int64))
+
+    def _rows(self) -> Iterator[tuple[str, np.ndarray | None, int]]:
+        """(split, image (784,) float32, 0) for each image, and (split, None, label) for each label, as they come.
+
+        Raises:
+            UserError: the file is not what it should be; with the place.
+        """
+        import ijson
+
+        path, split, row = Path(self.config["path"]), -1, 0
+        try:
+            with open_regular(path) as raw:
+                file = Watched(gzip.GzipFile(fileobj=raw) if _is_gzip(raw) else raw, Limits.of(self.config))
+                depth, part = 0, ""
+                numbers: list[float] = []
+                for event, value in ijson.basic_parse(file, use_float=True):
+                    if event == "start_array":
+                        depth += 1
+                        if depth == 2:
+                            split, part = split + 1, ""
+                            if split >= len(SPLITS):
+                                raise self._wrong("", "more than three parts")
+                        elif depth == 3:
+                            part, row = "labels" if part else "images", 0
+                        elif depth == 4:
+                            numbers = []
+                        elif depth > 4:
+                            raise self._wrong("", "there are lists in lists in lists in lists in lists")
+                    elif event == "end_array":
+                        if depth == 4:
+                            yield SPLITS[split], self._image(numbers, SPLITS[split], row), 0
+                            row += 1
+                        depth -= 1
+                    elif event == "number" and depth == 4:
+                        if len(numbers) == PIXELS:
+                            raise self._wrong(SPLITS[split], f"image {row} has more than {PIXELS} numbers")
+                        numbers.append(value)
+                    elif event == "number" and depth == 3 and part == "labels" and value in range(CLASSES):
+                        yield SPLITS[split], None, int(value)
+                        row += 1
+                    else:
+                        where = f"{part} {row} of part {SPLITS[split]!r}" if split >= 0 else "its start"
+                        raise self._wrong(
+                            "", f"at {where} there is {json.dumps(value) if value is not None else event}"
+                        )
+        except Unlike as error:
+            raise self._wrong("", str(error)) from error
+        except (ijson.JSONError, OSError, EOFError, zlib.error, ValueError, OverflowError) as error:
+            where = f" after image {row} of part {SPLITS[max(split, 0)]!r}"
+            raise self._wrong("", f"it breaks off{where}: {first_line(error)}") from error
+
+    def _image(self, numbers: list[float], split: str, row: int) -> np.ndarray:
+        if len(numbers) != PIXELS:
+            raise self._wrong(split, f"image {row} has {len(numbers)} numbers instead of {PIXELS}")
+        with np.errstate(over="ignore"):
+            image = np.array(numbers, np.float32)
+        if not np.isfinite(image).all():
+            raise self._wrong(split, f"image {row} has a number that is not finite")
+        return image
+
+    def _wrong(self, split: str, why: str) -> UserError:
+        part = f"part {split!r}: " if split else ""
+        return UserError(
+            f"data.path={self.config['path']}",
+            f"is not [[images, labels], [images, labels], [images, labels]] with images of {PIXELS} numbers and labels 0 to 9: {part}{why}",
+        )
+
+
+class Unlike(Exception):
+    """Bytes that such a file does not have."""
+
+
+class Watched:
+    """A file as it is read, which may not go on for ever, nor have a number or a text without an end."""
+
+    LONGEST = 1000
+    ENDLESS = re.compile(rb'"[^"]{%d}|[^\s,\[\]{}":]{%d}' % (LONGEST, LONGEST))
+
+    def __init__(self, file: Any, limits: Limits) -> None:
+        self.file, self.limits = file, limits
+        self.total, self.tail = 0, b""
+
+    def read(self, size: int = -1) -> bytes:
+        """As of a file.
+
+        Raises:
+            Unlike: something in it is too long.
+        """
+        piece: bytes = self.file.read(size)
+        self.total += len(piece)
+        if self.total > self.limits.file_bytes:
+            raise Unlike(f"it is larger (unpacked) than it may be, more than data.max_file_mib={self.limits.file_mib}")
+        if self.ENDLESS.search(self.tail + piece):
+            raise Unlike(f"it has a number or a text that is longer than {self.LONGEST} characters")
+        self.tail = (self.tail + piece)[-self.LONGEST :]
+        return piece
+
+
+def _is_gzip(file: IO[bytes]) -> bool:
+    start = file.read(2)
+    file.seek(0)
+    return start == b"\x1f\x8b"

@@ -1,0 +1,46 @@
+"""data=random_images: noise with random labels, to measure how fast training can go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.data.source import DataSource, Facts, Splits
+
+POOL = 64
+
+
+class RandomImages(DataSource):
+    """``batches`` global batches per epoch (updates, where all workers make one together) of (3, S, S) noise; 64 distinct images are drawn and used in turn."""
+
+    def facts(self, global_batch_size: int) -> Facts:
+        size = self.config["image_size"]
+        train, val = (self.config[k] * global_batch_size for k in ("batches", "val_batches"))
+        return Facts("random images", "random", train, val, (3, size, size), self.config["num_classes"])
+
+    def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
+        """Nothing is done: the numbers between 0 and 1 that are drawn are the inputs."""
+        return {"resize": None, "crop": None, "channels": 3, "divide": None, "mean": None, "std": None}
+
+    def open(self, facts: Facts) -> Splits:
+        import torch
+        from torch.utils.data import Dataset
+
+        generator = torch.Generator().manual_seed(0)
+        images = torch.rand((POOL, *facts.shape), generator=generator)
+        labels = torch.randint(facts.classes, (POOL,), generator=generator)
+
+        class Pool(Dataset[Any]):
+            def __init__(self, samples: int) -> None:
+                self.samples = samples
+
+            def __len__(self) -> int:
+                return self.samples
+
+            def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+                return images[index % POOL], labels[index % POOL]
+
+            def batch(self, indices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+                chosen = torch.as_tensor(indices) % POOL
+                return images[chosen], labels[chosen]
+
+        return Splits(Pool(facts.train_samples), Pool(facts.val_samples))

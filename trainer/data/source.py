@@ -1,0 +1,163 @@
+"""What a data source must answer: cheap facts before anything starts, one preparation, then data sets in each worker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainer.config.schema import PicturesData
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+    from trainer.data.preprocessing import Preprocessing
+
+Progress = Callable[[str, int, int], None]
+"""Told of long preparations: what is done, how far, of how many."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a data source without reading it.
+
+    Attributes:
+        source: what the samples really are, in a few words; shown in the plan and in the run's tags.
+        kind: a word for the workers, which way the source has decided to go (e.g. ``real``, ``embedded``).
+        train_samples, val_samples: samples of each split.
+        shape: of one input, e.g. (3, 224, 224); where a sample has several inputs, name -> shape.
+        classes: number of classes.
+        stand_in: why something else than asked is used, said loudly; empty when it is what was asked for.
+        slow: samples are decoded one by one, so that reading processes pay.
+        task: ``classification``, or ``binary``: labels 0 and 1, and a model with one output (N,), the logit of 1.
+        integers: names of the inputs that are int64 ids.
+        ceiling: metric -> the best value that any model can reach on the validation samples, where that is known.
+        streams: the training data are read in blocks that workers take turns at, not by numbers of samples; then
+            ``train_samples`` may be an estimate.
+        cache: what is kept in memory, in a few words for the plan; cached: that this is so (None: not decided yet).
+        left_out: name -> reason of samples that are broken and do not count.
+        val_shape: of one validation input, where it is another.
+        attention: what is odd about the data and no reason to refuse them, in a sentence or two; shown with the plan.
+    """
+
+    source: str
+    kind: str
+    train_samples: int
+    val_samples: int
+    shape: tuple[int, ...] | dict[str, tuple[int, ...]]
+    classes: int
+    stand_in: str = ""
+    slow: bool = False
+    task: str = "classification"
+    integers: tuple[str, ...] = ()
+    ceiling: dict[str, float] = field(default_factory=dict)
+    streams: bool = False
+    cache: str = ""
+    cached: bool | None = False
+    left_out: dict[str, str] = field(default_factory=dict)
+    val_shape: tuple[int, ...] | None = None
+    attention: str = ""
+
+
+READING = {f.name for f in fields(PicturesData)}
+"""Keys that say how data are read, not which."""
+
+
+def digest_of(*parts: Any) -> str:
+    """32 hexadecimal digits of a SHA-256 over plain data."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def listed(folder: Path) -> list[tuple[str, int]]:
+    """Name and size of each file in a folder and the folders in it, sorted."""
+    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    return sorted((path.relative_to(folder).as_posix(), path.stat().st_size) for path in files)
+
+
+@dataclass
+class Splits:
+    """Data sets of one worker.
+
+    Attributes:
+        train, val: map-style, each item (input, label); or with ``batch(indices)`` that returns a whole batch; or with
+            ``augmented((seed, epoch), addresses)``, which does so for addresses modulo the set's length.
+            Inputs of type uint8 are divided by 255 and normalised on the device. Inputs may be a dict of tensors by
+            name: of these, floating ones are given the run's precision and the others stay as they are.
+        mean, std: per channel, in units of the divided input; None: no normalisation.
+    """
+
+    train: Dataset[Any]
+    val: Dataset[Any]
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+class DataSource(ABC):
+    """Where samples come from. Importing its module and its constructor import nothing heavy.
+
+    Args:
+        config: the ``data`` node of the config, resolved, without ``_target_``.
+    """
+
+    def __init__(self, **config: Any) -> None:
+        self.config = config
+
+    @abstractmethod
+    def facts(self, global_batch_size: int) -> Facts:
+        """Look without writing anything.
+
+        Raises:
+            UserError: the data is missing, empty or not what it should be.
+        """
+
+    def class_names(self, facts: Facts) -> Sequence[str]:
+        """The classes' names in the order of the labels; empty: they have none."""
+        return ()
+
+    def fingerprint(self, facts: Facts) -> str:
+        """At most 36 characters that change when the data do, and not with augmentation or with where they lie.
+
+        By default of what was asked for and of the facts; a source of files says their names and sizes (``listed``),
+        or better what is in them. Asked after ``prepare``, but for mode=predict, which does without the data.
+        """
+        asked = {k: v for k, v in self.config.items() if k not in READING}
+        return digest_of(type(self).__qualname__, asked, asdict(facts))
+
+    sees_pictures: ClassVar[bool] = False
+    """There is a ``preprocessing``, so that mode=predict can look at pictures from elsewhere."""
+
+    def preprocessing(self, facts: Facts) -> Preprocessing:
+        """How a picture becomes an input in validation; may import what it needs."""
+        raise NotImplementedError(f"{type(self).__name__} sees no pictures")
+
+    def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
+        """What validation does to an image, as plain data for the plan and ``model.json``; empty: samples are no images.
+
+        ``resize``: the shorter side becomes so many pixels; ``crop``: height and width of the centre that is taken;
+        ``channels``: 3, or 1 for grey; ``divide``: what pixels are divided by; then ``mean`` is taken away and the rest divided
+        by ``std``, by channel. None: nothing of the kind is done. By default what ``preprocessing`` says.
+        """
+        if not self.sees_pictures:
+            return {}
+        found = self.preprocessing(facts)
+        view = {name: getattr(found.transform, key, None) for name, key in (("resize", "resize"), ("crop", "size"), ("channels", "channels"))}  # fmt: skip
+        mean, std = (None if t is None else list(t) for t in (found.mean, found.std))
+        return {**view, "divide": 255, "mean": mean, "std": std}
+
+    def row_reader(self) -> dict[str, Any] | None:
+        """Of rows of text from elsewhere a node whose ``_target_`` is a ``trainer.data.rows.RowReader``, for mode=predict and
+        for the logged model; None: this source reads no rows. Its other keys are keys of ``data``."""
+        return None
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        """Once per run, before the workers start: download or draw. Returns the facts as they are afterwards."""
+        return facts
+
+    @abstractmethod
+    def open(self, facts: Facts) -> Splits:
+        """In each worker: the data sets."""

@@ -1,0 +1,131 @@
+"""The end of a run in named steps: one that fails keeps no other from being done, and cannot hide how the run ended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config.redact import hide, scrub
+from trainer.errors import first_line
+from trainer.planning.plan import Plan
+from trainer.wording import counted
+
+if TYPE_CHECKING:
+    from trainer.job.job import Ready, Result
+    from trainer.tracking.client import Tracker
+
+KILLED_FLUSH_S = 4.0
+
+
+class Closing:
+    """Steps after which a run is closed.
+
+    Args:
+        say: shows a line to the user.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.failed: dict[str, list[str]] = {}
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """A step, by the name of what it leaves; that it fails is remembered and nothing else.
+
+        A user's own class may raise anything in it, SystemExit included.
+        """
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            self.failed.setdefault(f"{type(error).__name__}: {first_line(error)}", []).append(name)
+
+    def tell(self) -> None:
+        """One line for each reason why steps failed."""
+        for why, names in self.failed.items():
+            with contextlib.suppress(Exception):  # whoever read the lines may be gone
+                self.say(f"could not be done at the end: {', '.join(names)} ({why})")
+
+
+def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker | None) -> None:
+    """Status, result, pictures, and the end of the MLflow run: each as far as it can be done; see :class:`Closing`."""
+    from trainer.job.plan_table import console
+    from trainer.run_folder.json_files import leave
+
+    closing = Closing(lambda line: console().print(line, soft_wrap=True))
+    with closing.step("status.json"):
+        _close_status(result, run_dir, ready.plan)
+    with closing.step("result.json"):
+        leave(run_dir / "result.json", asdict(result))
+    with closing.step("logs without secrets"):
+        from trainer.tracking.recorder import LOGS
+
+        scrub(Path(ready.plan.run_dir), LOGS, ready.secrets)
+    if result.status == "done" and tracker is not None:
+        with closing.step("the trained model for MLflow"):
+            tracker.trained(run_dir)
+    if result.status != "killed":
+        _draw(closing, run_dir, ready)
+    if tracker is not None:
+        with closing.step("the end of the MLflow run"):
+            _close_tracking(result, run_dir, ready, overrides, tracker)
+        with closing.step("result.json with the MLflow run"):
+            leave(run_dir / "result.json", asdict(result))
+    closing.tell()
+
+
+def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
+    """How far the run came; of one that broke, the result gets its last and best metrics from there."""
+    from trainer.run_folder.json_files import leave
+    from trainer.terminal.bar import read_status
+
+    status = {"state": "starting", "step": 0, "total": plan.total_steps, **read_status(run_dir)}
+    status["state"] = result.status
+    if result.status == "done":
+        total = max(status["total"], result.steps)
+        status |= {"step": result.steps, "total": total, "percent": 100.0, "eta_s": 0.0, "metrics": result.metrics}
+    elif not result.metrics:
+        result.metrics, result.steps = status.get("metrics", {}), status["step"]
+        result.best, result.best_step = status.get("bests", {}), (status.get("best") or {}).get("step", 0)
+    leave(run_dir / "status.json", status)
+
+
+def _draw(closing: Closing, run_dir: Path, ready: Ready) -> None:
+    """Pictures of the run, and of what the last validation found: a source of the user's own may break there."""
+    from trainer.job.pictures import curves, validation
+
+    plan, checked = ready.plan, ready.checked
+    title = f"{plan.name}: {plan.strategy}, {counted(plan.workers, 'worker')}"
+    if plan.mode == "train":
+        with closing.step("curves.png"):
+            curves.draw(run_dir, title)
+    with closing.step("servers.png"):
+        curves.draw_servers(run_dir, f"{title}, {counted(plan.roles.get('server', 0), 'server')}")
+    with closing.step("the pictures of the validation"):
+        validation.draw(run_dir, checked.source.class_names(checked.facts), title)
+
+
+def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker) -> None:
+    """What is not sent yet, how the run ended, its artifacts."""
+    from trainer.job.plan_table import console
+    from trainer.tracking.describe import NOTE, note
+
+    ended = {"done": "FINISHED", "failed": "FAILED", "killed": "KILLED"}[result.status]
+    patience = KILLED_FLUSH_S if result.status == "killed" else ready.checked.config["tracking"]["flush_timeout_s"]
+    tags = {"trainer.error": result.error[:4000]} if result.error else {}
+    if result.ended.startswith(("early stop", "stopped by a callback")):
+        tags["trainer.ended"] = result.ended
+    if result.chosen.get("num_workers") not in (None, ready.plan.chosen["num_workers"]):
+        tags["trainer.num_workers"] = f"{result.chosen['num_workers']}: {result.why['num_workers']}"
+    if result.lost_workers:
+        tags["trainer.lost_workers"] = "; ".join(result.lost_workers.values())[:4000]
+    tags[NOTE] = note(ready.plan, overrides, asdict(result))
+    answer = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)
+    result.run_id, result.experiment_id = answer["run_id"], answer.get("experiment_id")
+    if answer["error"] or answer["unsent"]:
+        console().print(
+            f"MLflow: not everything is sent ({answer['error']}; {counted(answer['unsent'], 'line')} of metrics.jsonl left). Later: "
+            f"python -m trainer.tracking.recorder resend {run_dir}"
+        )

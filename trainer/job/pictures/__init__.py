@@ -1,0 +1,1 @@
+"""What a run draws: curves, confusion, mistakes, servers."""

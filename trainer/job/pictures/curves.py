@@ -1,0 +1,176 @@
+"""Pictures of a run: loss and accuracies (or AUC) over its updates, from metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.host import private
+from trainer.job.pictures.lettering import DPI, Ruler, families, one_line
+
+PANELS = (("loss", "loss"), ("acc", "accuracy"), ("perf/samples_per_s", "samples per second"), ("lr", "learning rate"))
+AUC = ("/auc", "AUC")
+SERVED = (("pushes_per_s", "pushes per second"), ("mb_per_s", "MB per second"), ("rows", "rows of tables"))
+
+
+def points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
+    """Every metric's (updates, values)."""
+    series: dict[str, tuple[list[int], list[float]]] = {}
+    try:
+        written = (run_dir / "metrics.jsonl").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    for line in written:
+        try:
+            point = json.loads(line)
+        except ValueError:  # a writer that was killed leaves half a line
+            continue
+        for name, value in point["metrics"].items():
+            steps, values = series.setdefault(name, ([], []))
+            steps.append(point["step"])
+            values.append(value)
+    return series
+
+
+def draw(run_dir: Path, title: str) -> Path | None:
+    """``curves.png`` in the run's folder; None when there is nothing to draw."""
+    series = points(run_dir)
+    ranked = any(name.endswith("/auc") for name in series)
+    panels = []
+    for wanted, label in PANELS:
+        if wanted == "acc" and ranked:
+            wanted, label = AUC
+        named = {name: s for name, s in series.items() if wanted in name and not name.endswith("_share")}
+        panels.append(lines(named, "update", label))
+    return _saved(run_dir / "curves.png", title, panels)
+
+
+def draw_servers(run_dir: Path, title: str) -> Path | None:
+    """``servers.png``: what the parameter servers did over the run, and how stale the pushes were; None without servers."""
+    told = [json.loads(path.read_text()) for path in sorted(run_dir.glob("server.*.json"))]
+    if not told:
+        return None
+    series = points(run_dir)
+    panels = []
+    for wanted, label in SERVED:
+        named = {n: s for n, s in series.items() if n.startswith("server") and n.endswith(f"/{wanted}")}
+        if wanted == "rows" and not any(any(values) for _, values in named.values()):
+            named = {}  # a model without tables
+        panels.append(lines(named, "update of the first worker", label))
+    stale = {f"server {s['server']}": {int(k): v for k, v in s["staleness"].items()} for s in told}
+    panels.append(bars({name: counts for name, counts in stale.items() if counts}))
+    return _saved(run_dir / "servers.png", title, panels)
+
+
+def figure_of(size: tuple[float, float], title: str, arranged: bool = True) -> Any:
+    """An empty figure of so many inches, without a display.
+
+    Args:
+        arranged: its axes find their places themselves.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained" if arranged else None)
+    FigureCanvasAgg(figure)
+    fonts = families([title])
+    told = Ruler(12, fonts).wrap(title, size[0] - 0.5, 2)
+    top = {} if arranged else {"y": 1.0 - 0.1 / size[1]}
+    figure.suptitle(told, fontsize=12, fontfamily=fonts, parse_math=False, **top)
+    return figure
+
+
+SIDE, EDGE, FOOT, HEAD = 0.9, 0.25, 0.55, 0.75
+"""Inches around the panels: numbers and name of the upward axis, nothing, those of the other axis, two lines of title."""
+Panel = Callable[[Any], None]
+"""Draws itself on an axis."""
+
+
+def drawn(title: str, panels: Sequence[Panel | None]) -> Any:
+    """A figure of the panels that there are, two in a row, the last one as wide as what is left; None without any."""
+    there = [panel for panel in panels if panel is not None]
+    if not there:
+        return None
+    rows = -(-len(there) // 2)
+    wide, tall = 12, 3.5 * max(rows, 1.3)
+    figure = figure_of((wide, tall), title, arranged=False)  # to arrange it would be to draw it twice more
+    room = {"left": SIDE / wide, "right": 1 - EDGE / wide, "bottom": FOOT / tall, "top": 1 - HEAD / tall}
+    grid = figure.add_gridspec(rows, 2, **room, wspace=0.2, hspace=0.32)
+    for number, panel in enumerate(there):
+        alone = number == len(there) - 1 and number % 2 == 0
+        panel(figure.add_subplot(grid[number // 2, :] if alone else grid[number // 2, number % 2]))
+    return figure
+
+
+def _saved(path: Path, title: str, panels: Sequence[Panel | None]) -> Path | None:
+    figure = drawn(title, panels)
+    if figure is None:
+        return None
+    save(figure, path)
+    return path
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a picture anew; what stood under its name is replaced, and no link is followed."""
+    private.start_empty(path)
+    figure.savefig(path, dpi=DPI)
+
+
+def lines(series: Mapping[str, tuple[list[int], list[float]]], x: str, y: str) -> Panel | None:
+    """Named curves in one panel, validation's with points, and so is one point alone; None without curves."""
+    series = {name: points for name, points in series.items() if any(math.isfinite(value) for value in points[1])}
+    if not series:
+        return None
+
+    def panel(axis: Any) -> None:
+        fonts = families(series)
+        for name, (steps, values) in sorted(series.items()):
+            pointed = name.startswith(("val/", "val_ema/")) or len(steps) == 1
+            axis.plot(steps, values, label=one_line(name).lstrip("_"), marker="o" if pointed else None, markersize=4)
+        axis.set_xlabel(x)
+        axis.set_ylabel(y)
+        axis.xaxis.set_major_locator(whole_numbers())
+        _widen(axis)
+        axis.grid(alpha=0.3)
+        for entry in axis.legend(prop={"family": fonts}).get_texts():
+            entry.set_parse_math(False)
+
+    return panel
+
+
+def bars(counts: Mapping[str, Mapping[int, int]]) -> Panel | None:
+    """How many pushes were how stale, at each server; None where nothing was counted."""
+    if not counts:
+        return None
+
+    def panel(axis: Any) -> None:
+        width = 0.8 / len(counts)
+        for number, (name, heights) in enumerate(counts.items()):
+            aside = (number - (len(counts) - 1) / 2) * width
+            axis.bar([place + aside for place in heights], list(heights.values()), width, label=name)
+        axis.set_xlabel("staleness: updates between a pull and its push")
+        axis.set_ylabel("pushes")
+        axis.xaxis.set_major_locator(whole_numbers())
+        axis.yaxis.set_major_locator(whole_numbers())
+        _widen(axis)
+        axis.legend()
+
+    return panel
+
+
+def _widen(axis: Any) -> None:
+    """Around a single update, or a single staleness, its neighbours are shown."""
+    left, right = axis.get_xlim()
+    if right - left < 1.0:
+        middle = round((left + right) / 2)
+        axis.set_xlim(middle - 1, middle + 1)
+
+
+def whole_numbers() -> Any:
+    """Marks an axis at whole numbers: half an update, half a push are none."""
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(integer=True, min_n_ticks=1)

@@ -1,0 +1,133 @@
+"""The parent's view of a run in the terminal: the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainer.planning.plan import MOST_PROCESSES_SHOWN, Plan
+from trainer.terminal.screen import Screen
+from trainer.visible import shortened
+from trainer.wording import counted
+
+
+def console() -> Screen:
+    """The terminal; when piped, plain lines of any length."""
+    return Screen()
+
+
+def show_plan(plan: Plan, verbosity: str = "normal") -> None:
+    """The resolved plan, the first process's environment, and what the user should know before all."""
+    out = console()
+    if verbosity != "quiet":
+        out.facts(f"Plan of {plan.name}", rows(plan))
+        out.facts("Environment of worker 0", plan.environment.items())
+    _warn(out, plan)
+
+
+def show_briefly(plan: Plan, verbosity: str = "normal") -> None:
+    """Of a sweep's jobs after the first: one line, and what the user should know before all."""
+    out = console()
+    if verbosity != "quiet":
+        done = f"{counted(plan.total_steps, 'update')} of {counted(plan.global_batch_size, 'sample')}"
+        out.print(f"{_how(plan)}, {plan.device}, {plan.chosen['precision']}; {done}; {plan.run_dir}")
+        for override in plan.left_out:
+            out.print(f"left out: {override}")
+    _warn(out, plan)
+
+
+def _how(plan: Plan) -> str:
+    return f"{plan.strategy}, {', '.join(counted(n, role) for role, n in plan.roles.items())}"
+
+
+def _warn(out: Screen, plan: Plan) -> None:
+    if plan.lacks:
+        out.print("ATTENTION: this run would be refused:", style="bold red")
+        for reason in plan.lacks:
+            out.fact("  -", reason, 4, "")
+    for said in (plan.concern, plan.facts["attention"], plan.facts["stand_in"]):
+        if said:
+            out.print(f"ATTENTION: {said}", style="bold red")
+
+
+def preprocessed(done: Mapping[str, Any]) -> Iterator[str]:
+    """What validation does to an image, in a few words."""
+    if done["resize"] is not None:
+        yield f"shorter side to {done['resize']}, centre {done['crop']} x {done['crop']},"
+    if done["divide"] is not None:
+        yield f"/ {done['divide']},"
+    if done["mean"] is None:
+        yield "not normalised"
+        return
+    mean, std = (" ".join(f"{v:g}" for v in done[name]) for name in ("mean", "std"))
+    yield f"mean {mean}, std {std}"
+
+
+def rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The plan's lines: what, and how much or where."""
+
+    def because(key: str) -> str:
+        return f"  (auto: {plan.why[key]})" if key in plan.why else ""
+
+    hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 else ""
+    yield "strategy", plan.strategy + (" (equal to one process on the global batch)" if plan.exact else "") + because("strategy")  # fmt: skip
+    yield "roles", ", ".join(counted(n, role) for role, n in plan.roles.items()) + hosts
+    for process in plan.processes[:MOST_PROCESSES_SHOWN]:
+        host = f"host {process.node}, " if plan.nnodes > 1 else ""
+        yield f"  {process.role} {process.rank}", f"{host}{process.device}"
+    if len(plan.processes) > MOST_PROCESSES_SHOWN:
+        yield "  ...", f"and {counted(len(plan.processes) - MOST_PROCESSES_SHOWN, 'more process')}"
+    for override in plan.left_out:
+        yield "left out", override
+    yield "meeting point", plan.endpoint
+    merged = f" x {plan.merge} merged" if plan.merge > 1 else ""
+    if plan.mode != "train":
+        yield "mode", plan.mode
+    portions = f"{plan.batch_size} per worker x {counted(plan.workers, 'worker')}{merged}"
+    even = plan.batch_size * plan.workers * plan.merge == plan.global_batch_size
+    yield "batch size", f"{portions} = {plan.global_batch_size} global" if even else f"{plan.global_batch_size} global, shared out: at most {portions}"  # fmt: skip
+    if plan.mode == "train":
+        yield (
+            "updates",
+            f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({counted(plan.epochs, 'epoch')})",
+        )
+    if plan.mode == "train" and plan.lr is not None:
+        scaled = f" = {plan.lr / plan.lr_factor:g} x {plan.lr_factor:g}, for {counted(plan.update_batch, 'sample')} per update"
+        yield "learning rate", f"{plan.lr:g}" + (scaled if plan.lr_factor != 1.0 else "")
+    if plan.lockstep != plan.leased and "server" in plan.roles:
+        yield "work", "leased in blocks; a lost worker's go to others" if plan.leased else "split beforehand"
+    facts = plan.facts
+    if plan.predict:
+        about = "" if plan.predict["each"] == "image" else "about "
+        yield "input", f"{plan.predict['input']}: {about}{counted(plan.predict['samples'], plan.predict['each'], ',')}"
+        yield "output", plan.predict["output"] or f"{plan.run_dir}/predictions.csv"
+    else:
+        yield "data", f"{facts['source']}: {facts['train_samples']} training and {counted(facts['val_samples'], 'validation sample')} of {_shape(facts['shape'])}, {counted(facts['classes'], 'class')}"  # fmt: skip
+    if facts["val_shape"] and not plan.predict:
+        yield "  validated", f"on samples of {_shape(facts['val_shape'])}"
+    if plan.preprocessing:
+        yield "  images", " ".join(preprocessed(plan.preprocessing))
+    if facts["cache"] and not plan.predict:
+        yield "cache", facts["cache"]
+    if facts["left_out"] and not plan.predict:
+        yield (
+            "left out",
+            f"{counted(len(facts['left_out']), 'broken image')}: {', '.join(map(shortened, list(facts['left_out'])[:3]))}",
+        )
+    yield "model", counted(plan.parameters, "parameter", ",")
+    for key, value in plan.chosen.items():
+        yield key, str(value).lower() + because(key)
+    yield "run folder", plan.run_dir
+    yield "logs", f"{plan.run_dir}/workerlog.N" + (", serverlog.N" if "server" in plan.roles else "")
+    if plan.mode == "train":
+        yield "weights", f"{plan.run_dir}/model.safetensors, best {plan.best} in checkpoints/best.safetensors"
+    else:
+        yield "batches", f"{plan.total_steps} of each worker"
+        yield "weights", plan.weights
+    yield "tracking", plan.tracking or "none (the run folder only)"
+
+
+def _shape(shape: Any) -> str:
+    if isinstance(shape, dict):
+        return " and ".join(f"{name} {tuple(size)}" for name, size in shape.items())
+    return str(tuple(shape))

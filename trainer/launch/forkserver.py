@@ -1,0 +1,374 @@
+"""Starts the plan's processes on this host from a forkserver, watches them, and ends them all when one fails."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, first_line
+from trainer.host import private
+from trainer.host.parent_death import end_with
+from trainer.launch.log_on_screen import Shown
+from trainer.launch.preload import start_forkserver
+from trainer.launch.process import Child, end
+from trainer.launch.rendezvous import Meeting, meet
+from trainer.strategies.contract import Seat
+from trainer.terminal import streams
+
+POLL_S = 0.1
+END_S = 3
+LINGER_S = 5
+LONGEST_FOLDER = 80
+"""Bytes. The path of a Unix socket has 108 at most."""
+LOG_NAMES = {"worker": "workerlog", "server": "serverlog"}
+
+
+@dataclass(frozen=True)
+class Role:
+    """Processes of one role on this host.
+
+    Attributes:
+        name: ``worker`` or ``server``.
+        size: processes of the role over all hosts; ``first_rank`` and ``here``: this host's.
+        entry: ``module:function`` called as ``entry(seat, payload)`` in each process.
+        devices: one per process here.
+        apart: one of its processes may die and the others go on.
+    """
+
+    name: str
+    size: int
+    entry: str
+    devices: Sequence[str]
+    first_rank: int = 0
+    apart: bool = False
+
+    @property
+    def here(self) -> int:
+        """Processes on this host."""
+        return len(self.devices)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A started process of a role."""
+
+    role: Role
+    rank: int
+    child: Child
+
+    def __str__(self) -> str:
+        return f"{self.role.name} {self.rank}"
+
+
+def launch(
+    roles: Sequence[Role],
+    payload: Any,
+    log_dir: Path,
+    meeting: Meeting,
+    preload: Sequence[str] = (),
+    verbosity: str = "normal",
+) -> dict[str, dict[int, Any]]:
+    """Run all processes to their end.
+
+    Args:
+        roles: what to start here.
+        payload: picklable, handed to every entry.
+        log_dir: where ``workerlog.N`` and ``serverlog.N`` go; what is shown of them is ``verbosity``'s matter.
+        meeting: where the processes meet.
+        preload: modules that the forkserver imports once for all processes.
+        verbosity: whose output is also shown on the screen: ``quiet`` nobody's, ``normal`` worker 0's, ``debug`` everybody's.
+
+    Returns:
+        For each role and rank here, what its entry returned.
+
+    Raises:
+        RunFailed: a process died that the others cannot do without; the message names it, its own error and its log.
+            All others are ended.
+        Interrupted: SIGINT or SIGTERM came; all processes are ended.
+    """
+    _place_sockets()
+    scratch = private.scratch("trainer-")
+    members: list[Member] = []
+    shown: list[Shown] = []
+    try:
+        start_forkserver(preload, scratch)
+        with _signals_raise():
+            store = [open_store(meeting)]  # in a list, because the frames of an error would keep it open
+            try:
+                meet(store[0], meeting)
+                secret = _secret(store[0], meeting)
+                for role in roles:
+                    _start(role, payload, log_dir, scratch, meeting, store[0].port, secret, members)
+                shown += _shown(members, verbosity)
+                return _watch(roles, members, store)
+            except KeyboardInterrupt:
+                raise Interrupted(BY_CTRL_C) from None
+            finally:
+                end([member.child for member in members], END_S)
+                for screen in shown:
+                    screen.end()
+                store.clear()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _shown(members: Sequence[Member], verbosity: str) -> list[Shown]:
+    """Who is seen on the screen; where it is more than the first worker, all say who they are."""
+    if verbosity == "quiet":
+        return []
+    if verbosity == "debug":
+        return [Shown(m.child.log, f"{m} | ") for m in members]
+    return [Shown(m.child.log) for m in members if (m.role.name, m.rank) == ("worker", 0)]
+
+
+def _place_sockets() -> None:
+    """multiprocessing makes its folder of sockets (0700, until this process ends) in a path that is short enough."""
+    before, tempfile.tempdir = tempfile.tempdir, private.temporary_root()
+    try:
+        multiprocessing.util.get_temp_dir()
+    finally:
+        tempfile.tempdir = before
+
+
+def open_store(meeting: Meeting) -> dist.TCPStore:
+    """Host 0's store (bound to its address alone), or a connection to it.
+
+    Raises:
+        RunFailed: host 0 does not answer.
+    """
+    timeout = _seconds(meeting.timeout_s)
+    if not meeting.serves:
+        try:
+            return dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
+        except dist.DistError as error:
+            where = f"{meeting.host}:{meeting.port} within {meeting.timeout_s:g} s (launch.timeout_s)"
+            hint = " (that is this host itself: give launch.master_addr)" if meeting.host.startswith("127.") else ""
+            raise RunFailed(f"host 0 did not answer at {where}{hint}: {first_line(error)}") from error
+    listening = socket.create_server((meeting.host, meeting.port), backlog=512)
+    port = listening.getsockname()[1]
+    return dist.TCPStore(
+        meeting.host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=listening.detach(),
+    )
+
+
+def _secret(store: dist.TCPStore, meeting: Meeting) -> bytes:
+    """The run's secret, made by host 0. On one host it never leaves this process but to its children."""
+    if meeting.hosts == 1:
+        return secrets.token_bytes(32)
+    if meeting.serves:
+        store.set("secret", secrets.token_hex(32))
+    return bytes.fromhex(store.get("secret").decode())
+
+
+def _start(
+    role: Role,
+    payload: Any,
+    log_dir: Path,
+    scratch: Path,
+    meeting: Meeting,
+    port: int,
+    secret: bytes,
+    members: list[Member],
+) -> None:
+    """Start the role's processes here; each joins the members at once, so that it is ended whatever comes next."""
+    base = {
+        "MASTER_ADDR": meeting.host,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(role.size),
+        "LOCAL_WORLD_SIZE": str(role.here),
+        **({"GLOO_SOCKET_IFNAME": meeting.interface} if meeting.interface else {}),
+        **meeting.env,
+    }
+    folder = str(scratch) if meeting.hosts == 1 and len(os.fsencode(scratch)) <= LONGEST_FOLDER else ""
+    log_dir.mkdir(parents=True, exist_ok=True)
+    for i in range(role.here):
+        rank = role.first_rank + i
+        log = log_dir / f"{LOG_NAMES[role.name]}.{rank}"
+        private.start_empty(log)
+        arguments = (role, i, payload, (meeting.host, port), os.getpid(), secret, folder)
+        environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
+        members.append(Member(role, rank, Child(_enter, arguments, environment, log, scratch)))
+
+
+def _enter(
+    role: Role, index: int, payload: Any, address: tuple[str, int], launcher: int, secret: bytes, folder: str
+) -> Any:
+    """In a started process: end with the launcher, connect to the store, call the role's entry."""
+    end_with(launcher)
+    # A child of a forkserver would start reading processes from a forkserver of its own, and these, being no children
+    # of this process, would not notice its death.
+    multiprocessing.set_start_method("fork", force=True)
+    streams.confide(payload)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    store = dist.TCPStore(*address, is_master=False, timeout=_seconds(300))
+    seat = Seat(
+        role.name, role.first_rank + index, role.size, index, role.here, role.devices[index],
+        store, secret=secret, host=address[0], folder=folder,
+    )  # fmt: skip
+    return resolve(role.entry)(seat, payload)
+
+
+def resolve(entry: str) -> Callable[..., Any]:
+    """The object behind ``module:name``."""
+    module, _, name = entry.partition(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+
+def _watch(roles: Sequence[Role], members: Sequence[Member], store: list[dist.TCPStore]) -> dict[str, dict[int, Any]]:
+    results: dict[str, dict[int, Any]] = {role.name: {} for role in roles}
+    running = list(members)
+    lost: dict[int, str] = {}
+    alone = 0.0
+    while running:
+        for member in list(running):
+            member.child.look()
+            if member.child.exitcode is None:
+                continue
+            member.child.look()  # what it sent before it ended
+            running.remove(member)
+            if member.child.well:
+                results[member.role.name][member.rank] = member.child.value
+                continue
+            if not _can_do_without(member, running, results):
+                raise RunFailed(next(iter(lost.values()), "") or _first_failure(members))
+            lost[member.rank] = _first_failure([member])
+            store[0].set(f"lost/{member.role.name}/{member.rank}", "its process ended")
+            print(f"\nATTENTION: {lost[member.rank]}\n  the others go on without it\n", flush=True)
+        if any(_lingers(member) for member in running):
+            raise RunFailed(_first_failure(members))
+        _dismiss(running, results)
+        if running and (why := _nobody_waits_for(running, store[0])):
+            alone = alone or time.monotonic()
+            if time.monotonic() - alone > LINGER_S:
+                for member in running:
+                    lost[member.rank] = f"{member} was lost ({why[member.rank]}) and is ended"
+                    print(f"\nATTENTION: {lost[member.rank]}\n", flush=True)
+                break
+        multiprocessing.connection.wait([sign for member in running for sign in member.child.signs()], POLL_S)
+    return {**results, **({"lost": lost} if lost else {})}
+
+
+def _dismiss(running: Sequence[Member], results: Mapping[str, Mapping[int, Any]]) -> None:
+    """Let those end that have returned: all of a role together, as long as none of them can be done without."""
+    for member in running:
+        peers = [m for m in running if m.role.name == member.role.name and not member.role.apart]
+        if member.child.returned and all(peer.child.returned for peer in peers):
+            member.child.dismiss()
+
+
+def _nobody_waits_for(running: Iterable[Member], store: dist.TCPStore) -> dict[int, str]:
+    """Why each of these was declared lost by the others, if all were: stopped processes end by no word of anybody."""
+    why = {}
+    for member in running:
+        key = f"fenced/{member.role.name}/{member.rank}"
+        if not member.role.apart or not store.check([key]):
+            return {}
+        why[member.rank] = store.get(key).decode()
+    return why
+
+
+def _can_do_without(member: Member, running: Iterable[Member], results: Mapping[str, Mapping[int, Any]]) -> bool:
+    """Whether the run goes on although that process failed: others of its role are there, and it just died.
+
+    What a process says itself of why the run cannot be (a RunFailed, a UserError) ends the run; that it was declared lost
+    itself does not.
+    """
+    others = any(m.role.name == member.role.name for m in running) or results[member.role.name]
+    failure = member.child.failure
+    return member.role.apart and bool(others) and not (failure is not None and failure.ends_run)
+
+
+def _lingers(member: Member) -> bool:
+    """A process has failed some time ago and does not end: a thread of its own, or a library's teardown, holds it."""
+    failure = member.child.failure
+    return failure is not None and time.monotonic_ns() - failure.at > LINGER_S * 1e9
+
+
+def _first_failure(members: Sequence[Member]) -> str:
+    """The message of the process that failed first; the others' errors are only its echo.
+
+    A process that was killed says nothing, but those that lost it do, so a signal counts before all errors. SIGTERM and
+    SIGINT count last: they reach many at once, and others of them may have told why.
+    """
+    time.sleep(POLL_S)  # the echo may be here before the cause
+    reports: list[tuple[float, str, Path]] = []
+    for member in members:
+        child = member.child
+        child.look()
+        code = child.exitcode
+        if child.failure is not None:
+            reports.append((child.failure.at, f"{member}{child.failure}", child.log))
+        elif code and code < 0:
+            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+            when = float("inf") if -code in (signal.SIGTERM, signal.SIGINT) else -2
+            reports.append((when, f"{member} was killed by {_name(-code)}{hint}{_tail(child.log)}", child.log))
+        elif code is not None and not child.well:
+            early = "" if code else ", before it had done its work"
+            reports.append((-1, f"{member} ended with exit code {code}{early}{_tail(child.log)}", child.log))
+    _, text, log = min(reports, key=lambda report: report[0])
+    return f"{text}\n  its log: {log}"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    try:
+        last = log.read_text(errors="replace").rstrip().splitlines()[-lines:]
+    except OSError:
+        return ""
+    return "\n  " + "\n  ".join(last) if last else ""
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM, SIGHUP and SIGQUIT raise Interrupted in the main thread; the caller's handlers are put back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise Interrupted(f"got {signal.Signals(number).name}")
+
+    names = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {name: signal.getsignal(name) for name in names}
+    for name in names:
+        if before[name] is not signal.SIG_IGN:  # as of nohup
+            signal.signal(name, stop)
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def _seconds(seconds: float) -> Any:
+    import datetime
+
+    return datetime.timedelta(seconds=seconds)

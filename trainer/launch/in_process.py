@@ -1,0 +1,97 @@
+"""One worker in this very process: no process is started, what it prints goes to the screen and to workerlog.0."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from trainer.config.instantiate import locate
+from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.host import interpreter
+from trainer.planning.plan import Plan
+from trainer.strategies.contract import Seat
+from trainer.terminal import streams
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Reasons why nothing more can be written, which say all by themselves."""
+
+
+def in_place(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Be the plan's only worker.
+
+    Raises:
+        RunFailed: the training broke; with its traceback.
+    """
+    seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, dist.HashStore())
+    quiet = payload["config"]["verbosity"] == "quiet"
+    with kept_log(run_dir / "workerlog.0") as log, teed(log, quiet), interpreter.at_work():
+        try:
+            outcome: dict[str, Any] = locate(plan.entries["worker"])(seat, payload)
+            return outcome
+        except (RunFailed, UserError, Interrupted):
+            raise
+        except OSError as error:
+            if error.errno not in FULL:
+                raise RunFailed(f"worker 0:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
+            raise RunFailed(
+                f"worker 0 cannot write {error.filename or f'below {run_dir}'}: {error.strerror}"
+            ) from error
+        except (Exception, SystemExit) as error:  # of the user's own code, which may end the process
+            raise RunFailed(f"worker 0:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
+
+
+@contextlib.contextmanager
+def kept_log(path: Path) -> Iterator[Any]:
+    """A log whose closing cannot replace the error that ends the run: what is still to be written may find a full disk."""
+    log = streams.log(path)
+    try:
+        yield log
+    finally:
+        with contextlib.suppress(OSError):
+            log.close()
+
+
+class _Tee:
+    """A text stream that also writes to a file; a silent one, to the file alone."""
+
+    def __init__(self, stream: Any, log: Any, silent: bool = False) -> None:
+        self.stream = stream
+        self.log = log
+        self.silent = silent
+
+    def write(self, text: str) -> int:
+        self._keep(lambda log: log.write(text))
+        return len(text) if self.silent else int(self.stream.write(text))
+
+    def flush(self) -> None:
+        self._keep(lambda log: log.flush())
+        self.stream.flush()
+
+    def _keep(self, step: Callable[[Any], Any]) -> None:
+        """Into the log, as long as that goes: what is printed may be the reason why a run ends, a full disk among them."""
+        if self.log is None:
+            return
+        try:
+            step(self.log)
+        except OSError as error:
+            name, self.log = self.log.name, None
+            self.stream.write(f"{name} is not written any more: {error.strerror}\n")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def teed(log: Any, quiet: bool = False) -> Iterator[None]:
+    """What is printed goes to the log as well; ``quiet``: to it alone, but for warnings, which are on stderr."""
+    with streams.restored():
+        out, error = _Tee(sys.stdout, log, quiet), _Tee(sys.stderr, log)
+        streams.stand_in(streams.Guard(out), streams.Guard(error))
+        yield

@@ -1,0 +1,136 @@
+"""Validation metrics that decide something: which model is the best, when the rate falls, when the run stops early."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainer.wording import counted
+
+if TYPE_CHECKING:
+    from trainer.data.source import Facts
+
+BINARY = ("loss", "auc", "acc", "mae", "mse", "rmse")
+"""What a validation of labels 0 and 1 measures."""
+WATCHED = {"classification": "acc1", "binary": "auc"}
+"""For each kind of task, the metric that says which model is the best where nobody says another."""
+FALLING = ("loss", "mae", "mse")
+"""Endings of metrics of which less is better (of rmse, too)."""
+WORDS = {
+    "accuracy": ("acc1", "acc"), "acc": ("acc1", "acc"), "1": ("acc1",), "accuracy1": ("acc1",), "5": ("acc5",),
+    "accuracy5": ("acc5",), "rocauc": ("auc",), "f1score": ("f1",), "error": ("loss",),
+}  # fmt: skip
+"""Other words for metrics."""
+PLATEAU = "trainer.optim.schedules.Plateau"
+"""The schedule that goes by validations."""
+NOBODY: Mapping[str, bool] = {}
+"""No metric of a user's that says whether less is better."""
+RAW, AVERAGED = "val/", "val_ema/"
+"""Where a validation's metrics begin: of the model itself, and of the moving average of its weights."""
+
+
+def falls(metric: str, lower: Mapping[str, bool] = NOBODY) -> bool:
+    """Whether less is better.
+
+    Args:
+        lower: of the user's own metrics whose class says so, whether less is better; of others the name tells.
+    """
+    return lower.get(metric, metric.endswith(FALLING))
+
+
+def best_of(classes: int) -> int:
+    """Among how many best scores a label is a hit of ``acc5``: of fewer than 5 classes all but one (3: ``acc2``)."""
+    return 5 if classes >= 5 else max(1, classes - 1)
+
+
+def classification(classes: int) -> tuple[str, ...]:
+    """What a validation of a classification measures, each once (of one or two classes, ``acc5`` is ``acc1``)."""
+    return tuple(dict.fromkeys(("loss", "acc1", f"acc{best_of(classes)}", "f1")))
+
+
+def measured(facts: Facts) -> list[str]:
+    """What is measured of any run on these data."""
+    of_task = BINARY if facts.task == "binary" else classification(facts.classes)
+    return [*of_task, *(f"{name}_share" for name in facts.ceiling)]
+
+
+def names(facts: Facts, averaged: bool, own: Collection[str] = ()) -> list[str]:
+    """The metrics that a validation will have; ``averaged``: those of the averaged weights, too; ``own``: the user's."""
+    everything = [*measured(facts), *own]
+    return [prefix + name for prefix in ((RAW, AVERAGED) if averaged else (RAW,)) for name in everything]
+
+
+def meant(metric: str, known: Iterable[str]) -> str:
+    """The metric that another word for it means, of those that there are; empty where none does."""
+    prefix, _, name = metric.rpartition("/")
+    words = WORDS.get(name.lower().replace("_", "").replace("-", "").replace("top", ""), ())
+    found = [k for word in words for k in known if k == f"{prefix or 'val'}/{word}" or k == f"{RAW}{word}"]
+    return found[0] if found else ""
+
+
+def is_plateau(scheduler: Mapping[str, Any]) -> bool:
+    """Whether a ``scheduler`` node's schedule goes by validations."""
+    return bool(scheduler["_target_"] == PLATEAU)
+
+
+def best_metric(config: Mapping[str, Any], task: str) -> str:
+    """What marks the best model of a run."""
+    return str(config["best"]["metric"] or RAW + WATCHED[task])
+
+
+class Best:
+    """The best value so far of a metric.
+
+    Args:
+        metric: e.g. ``val/loss``.
+        min_delta: a value counts as better only when it is better by more than this.
+        lower: see ``falls``.
+    """
+
+    def __init__(self, metric: str, min_delta: float = 0.0, lower: Mapping[str, bool] = NOBODY) -> None:
+        self.metric, self.min_delta, self.lower = metric, min_delta, lower
+        self.value: float | None = None
+        self.step = 0
+
+    def improved(self, step: int, value: float | None) -> bool:
+        """Take a new value; whether it is the best so far. None (not measured) and what is no number never are."""
+        if value is None or math.isnan(value):
+            return False
+        down = falls(self.metric, self.lower)
+        gain = 0.0 if self.value is None else (self.value - value if down else value - self.value)
+        if self.value is not None and not gain > self.min_delta:
+            return False
+        self.value, self.step = value, step
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """What is to be remembered."""
+        return {"value": self.value, "step": self.step}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.value, self.step = state["value"], state["step"]
+
+
+class EarlyStop:
+    """Ends a run whose metric has stopped getting better.
+
+    Args:
+        patience: validations in a row without a better value after which it stops.
+    """
+
+    def __init__(self, metric: str, patience: int, min_delta: float, lower: Mapping[str, bool] = NOBODY) -> None:
+        self.best = Best(metric, min_delta, lower)
+        self.patience, self.waited = patience, 0
+
+    def why(self, step: int, metrics: Mapping[str, float]) -> str:
+        """Take a validation; the reason to stop, or nothing."""
+        metric = self.best.metric
+        self.waited = 0 if self.best.improved(step, metrics.get(metric)) else self.waited + 1
+        if self.waited < self.patience:
+            return ""
+        word = "fallen" if falls(metric, self.best.lower) else "risen"
+        by = f" by more than {self.best.min_delta:g}" if self.best.min_delta else ""
+        so_far = "never was a number" if self.best.value is None else f"best {self.best.value:.5f} at update {self.best.step}"  # fmt: skip
+        return f"early stop at update {step}: {metric} has not {word}{by} for {counted(self.waited, 'validation')} ({so_far})"

@@ -1,0 +1,109 @@
+"""What is measured on a batch with labels 0 and 1: loss, AUC, accuracy, errors, as sums that add up over workers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.metrics.classification import SummedExam
+
+BUCKETS = 1 << 14
+LIMIT = 16.0
+"""The AUC is counted over buckets of logits in [-16, 16], 1/512 wide; what lies beyond counts as at the limit."""
+HEAD = 4
+
+
+def auc(positives: torch.Tensor, negatives: torch.Tensor) -> float | None:
+    """Area under the ROC curve from two histograms (B,) over rising scores; None where a class has no sample.
+
+    The share of pairs (a positive, a negative) in which the positive's score is greater, those in one bucket half.
+    """
+    pairs = positives.sum().item() * negatives.sum().item()
+    if not pairs:
+        return None
+    below = negatives.cumsum(0) - negatives
+    return float((positives * (below + 0.5 * negatives)).sum().item() / pairs)
+
+
+class Binary:
+    """Inputs to one logit: the loss, and the sums from which the metrics follow.
+
+    Args:
+        loss: called with (outputs (N,), labels (N,) of the outputs' type), returns the mean over the batch.
+        ceiling: the AUC that no model can exceed, where it is known: a validation then also says ``auc_share``,
+            which part of the way from 0.5 (a guess) to there is done.
+    """
+
+    def __init__(self, loss: nn.Module, ceiling: float | None = None) -> None:
+        self.loss = loss
+        self.ceiling = ceiling
+
+    def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The batch's mean loss and its logits (N,)."""
+        outputs = model(inputs)
+        return self.loss(outputs, labels.to(outputs.dtype)), outputs
+
+    def meter(self) -> BinaryMeter:
+        """An empty collection of sums."""
+        return BinaryMeter()
+
+    def exam(self, index: int, count: int) -> SummedExam:
+        """An empty collection for a whole validation."""
+        return SummedExam(self.meter())
+
+    def summary(self, sums: torch.Tensor) -> dict[str, float]:
+        """The metrics of the samples behind the sums; without ``auc`` where all labels are equal."""
+        samples = sums[-1].item()
+        if not samples:
+            return {}
+        loss, hits, absolute, squared = (total / samples for total in sums[:HEAD].tolist())
+        area = auc(sums[HEAD : HEAD + BUCKETS], sums[HEAD + BUCKETS : -1])
+        ranked = {} if area is None else {"auc": area}
+        return {"loss": loss, **ranked, "acc": hits, "mae": absolute, "mse": squared, "rmse": math.sqrt(squared)}
+
+    def validation(self, sums: torch.Tensor) -> dict[str, float]:
+        """As ``summary``, with ``auc_share`` where the ceiling is known."""
+        metrics = self.summary(sums)
+        if self.ceiling is not None and "auc" in metrics:
+            metrics["auc_share"] = (metrics["auc"] - 0.5) / (self.ceiling - 0.5)
+        return metrics
+
+    def examined(self, sums: torch.Tensor) -> None:
+        """Nothing besides the metrics."""
+
+
+class BinaryMeter:
+    """Batches seen since the last look; the arithmetic is done once, when somebody looks."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = []
+
+    def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
+        """Remember a batch: its mean loss, logits (N,), labels (N,), and how many samples count."""
+        if samples:
+            self.seen.append((loss.detach(), outputs.detach(), labels, samples))
+
+    def sums(self, device: Any = "cpu") -> torch.Tensor:
+        """(4 + 2 * BUCKETS + 1,) float64; and forget them.
+
+        Loss, hits at 0.5, |p - y|, (p - y)^2, each summed over samples; the logits' histogram of the positives, then
+        of the negatives; samples.
+        """
+        if not self.seen:
+            return torch.zeros(HEAD + 2 * BUCKETS + 1, dtype=torch.float64, device=device)
+        losses, outputs, labels, samples = zip(*self.seen, strict=True)
+        self.seen = []
+        counts = torch.tensor(samples, dtype=torch.float64, device=losses[0].device)
+        logits, wanted = torch.cat(outputs).double(), torch.cat(labels).double()
+        error = logits.sigmoid() - wanted
+        head = torch.stack([
+            (torch.stack(losses).double() * counts).sum(), ((logits > 0) == (wanted > 0.5)).sum().double(),
+            error.abs().sum(), error.square().sum(),
+        ])  # fmt: skip
+        bucket = ((logits.nan_to_num(-LIMIT).clamp(-LIMIT, LIMIT) + LIMIT) * (BUCKETS / (2 * LIMIT))).long()
+        place = bucket.clamp_max(BUCKETS - 1) + BUCKETS * (wanted <= 0.5)
+        histograms = torch.bincount(place, minlength=2 * BUCKETS).double()
+        return torch.cat([head, histograms, counts.sum().view(1)])

@@ -1,0 +1,187 @@
+"""What is measured of a classification: loss, acc1, acc5, macro F1, as sums that add up exactly over workers."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.metrics.best import best_of
+from trainer.metrics.confusion import Examination, Tally, tally_of
+
+HEAD = 3
+"""Loss, hits of acc1, hits of acc5 come first in a vector of sums."""
+
+
+class Sums(Protocol):
+    """A meter: batches seen since the last look."""
+
+    def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
+        """Remember a batch."""
+
+    def sums(self, device: Any = "cpu") -> torch.Tensor:
+        """A float64 vector that adds up over workers, its last element the number of samples; and forget them."""
+
+
+class Exam(Protocol):
+    """A whole validation of one worker."""
+
+    def add(
+        self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
+    ) -> None:
+        """Take in a batch: as of a meter, and the samples' numbers in the validation data (N,)."""
+
+    def sums(self) -> torch.Tensor:
+        """A float64 vector that adds up over workers, its last element the number of samples."""
+
+
+class Task(Protocol):
+    """What is learnt: how a batch becomes a loss, and how sums over samples become metrics."""
+
+    def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The batch's mean loss and its outputs."""
+
+    def meter(self) -> Sums:
+        """An empty collection of sums."""
+
+    def summary(self, sums: torch.Tensor) -> dict[str, float]:
+        """The metrics of the samples behind the sums."""
+
+    def exam(self, index: int, count: int) -> Exam:
+        """An empty collection for a whole validation, for the worker of that number among so many."""
+
+    def validation(self, sums: torch.Tensor) -> dict[str, float]:
+        """The metrics of a whole validation, where there may be more to say."""
+
+    def examined(self, sums: torch.Tensor) -> Examination | None:
+        """What a whole validation found besides its metrics; None: nothing."""
+
+
+def ranks_of_labels(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """How many classes come before the label's, by greater output and then by lower number.
+
+    Args:
+        outputs: (N, C) scores; labels: (N,) of 0..C-1.
+
+    Returns:
+        (N,) of 0..C-1: 0 is a hit of acc1, below 5 one of acc5. Where the label's output is not a number, at least 5.
+    """
+    score = outputs.gather(1, labels.unsqueeze(1))
+    number = torch.arange(outputs.shape[1], device=outputs.device)
+    before = ~(outputs <= score) | ((outputs == score) & (number < labels.unsqueeze(1)))
+    return before.sum(1).masked_fill(score.squeeze(1).isnan(), max(5, outputs.shape[1]))
+
+
+class Classification:
+    """Inputs to class scores: the loss, and the sums from which the metrics follow.
+
+    Args:
+        loss: called with (outputs (N, C), labels (N,)), returns the mean over the batch.
+        classes: of the data; of fewer than 5, all but one take the place of 5 in ``acc5`` (3 classes: ``acc2``).
+    """
+
+    def __init__(self, loss: nn.Module, classes: int) -> None:
+        self.loss = loss
+        self.classes = classes
+        self.best_of = best_of(classes)
+
+    def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The batch's mean loss and its outputs."""
+        outputs = model(inputs)
+        return self.loss(outputs, labels), outputs
+
+    def meter(self) -> Meter:
+        """An empty collection of sums."""
+        return Meter(self.best_of)
+
+    def exam(self, index: int, count: int) -> ClassExam:
+        """An empty collection for a whole validation."""
+        return ClassExam(self.meter(), self.classes, index, count)
+
+    def summary(self, sums: torch.Tensor) -> dict[str, float]:
+        """Loss, acc1, acc5 over the samples behind the sums (of one worker, or added up over all)."""
+        samples = sums[-1].item()
+        if not samples:
+            return {}
+        names = ("loss", "acc1", f"acc{self.best_of}")  # of one or two classes, the last two are one
+        return {name: total / samples for name, total in zip(names, sums[:HEAD].tolist(), strict=True)}
+
+    def validation(self, sums: torch.Tensor) -> dict[str, float]:
+        """As ``summary``, and ``f1``: the mean over classes of F1."""
+        metrics = self.summary(sums)
+        return metrics and {**metrics, "f1": tally_of(self.classes, sums[HEAD:-1]).macro_f1()}
+
+    def examined(self, sums: torch.Tensor) -> Examination:
+        """Counts by class, and the worst mistakes."""
+        return tally_of(self.classes, sums[HEAD:-1]).examination(self.validation(sums))
+
+
+class Meter:
+    """Batches seen since the last look; the arithmetic is done once, when somebody looks, not in every step.
+
+    Args:
+        best_of: a label among so many best scores is a hit of acc5.
+    """
+
+    def __init__(self, best_of: int = 5) -> None:
+        self.best_of = best_of
+        self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = []
+
+    def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
+        """Remember a batch: its mean loss, outputs (N, C), labels (N,) or shares of classes (N, C), of which the
+        greatest counts as the label, and how many samples count."""
+        if samples:
+            self.seen.append(
+                (loss.detach(), outputs.detach(), labels if labels.dim() == 1 else labels.argmax(1), samples)
+            )
+
+    def sums(self, device: Any = "cpu") -> torch.Tensor:
+        """(4,) float64: loss summed over samples, hits of acc1, hits of acc5, samples; and forget them."""
+        if not self.seen:
+            return torch.zeros(4, dtype=torch.float64, device=device)
+        losses, outputs, labels, samples = zip(*self.seen, strict=True)
+        self.seen = []
+        counts = torch.tensor(samples, dtype=torch.float64, device=losses[0].device)
+        ranks = ranks_of_labels(torch.cat(outputs), torch.cat(labels))
+        loss = (torch.stack(losses).double() * counts).sum()
+        return torch.stack([loss, (ranks < 1).sum().double(), (ranks < self.best_of).sum().double(), counts.sum()])
+
+
+class SummedExam:
+    """A validation of which nothing but a meter's sums is asked."""
+
+    def __init__(self, meter: Sums) -> None:
+        self.meter = meter
+        self.sum = meter.sums()
+
+    def add(
+        self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
+    ) -> None:
+        """Take in a batch."""
+        self.meter.add(loss, outputs, labels, samples)
+        self.sum += self.meter.sums().cpu()
+
+    def sums(self) -> torch.Tensor:
+        """The sum of the meter's sums."""
+        return self.sum
+
+
+class ClassExam(SummedExam):
+    """The sums of a meter, batch by batch, with what each class was taken for and the worst mistakes between them."""
+
+    def __init__(self, meter: Meter, classes: int, index: int, count: int) -> None:
+        super().__init__(meter)
+        self.tally = Tally(classes, index, count)
+
+    def add(
+        self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
+    ) -> None:
+        """Take in a batch; its samples' numbers (N,) in the validation data."""
+        super().add(loss, outputs, labels, samples, numbers)
+        self.tally.add(outputs, labels, numbers)
+
+    def sums(self) -> torch.Tensor:
+        """Loss, hits, hits; the tally; samples."""
+        return torch.cat([self.sum[:HEAD], self.tally.vector(), self.sum[HEAD:]])

@@ -1,0 +1,85 @@
+"""What a validation found, as a file of numbers and images in the run's folder; ``pictures.py`` shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.metrics.confusion import Examination, Mistake
+
+WHICH = ("last", "best")
+CHANNELS = (1, 3)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """An examination and, of each mistake, the image (H, W, C) of uint8; None where samples are not images."""
+
+    examination: Examination
+    images: np.ndarray | None
+
+
+def path_of(run_dir: Path, which: str) -> Path:
+    """The file of the last or the best validation."""
+    return run_dir / f"validation.{which}.npz"
+
+
+def keep(run_dir: Path, which: str, examination: Examination, inputs: Any) -> None:
+    """Write the file.
+
+    Args:
+        inputs: of the examination's mistakes, a batch in their order; None: there are none.
+    """
+    found = examination
+    rows = [[m.number, m.label, m.guess, m.confidence, m.loss] for m in found.mistakes]
+    arrays: dict[str, Any] = {
+        "metrics": json.dumps(found.metrics),
+        "hits": found.hits,
+        "labels": found.labels,
+        "guesses": found.guesses,
+        "mistakes": np.array(rows, dtype=np.float64).reshape(-1, 5),
+    }
+    if found.confusion is not None:
+        arrays["confusion"] = found.confusion
+    if (images := pictured(inputs)) is not None:
+        arrays["images"] = images
+    path = path_of(run_dir, which)
+    part = path.with_name(f".{path.name}")
+    with part.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    os.replace(part, path)
+
+
+def read(run_dir: Path, which: str) -> Findings | None:
+    """What was kept; None when there is no such file."""
+    path = path_of(run_dir, which)
+    if not path.exists():
+        return None
+    with np.load(path) as kept:
+        mistakes = tuple(
+            Mistake(int(n), int(label), int(g), c, loss) for n, label, g, c, loss in kept["mistakes"].tolist()
+        )
+        examination = Examination(
+            json.loads(str(kept["metrics"])), kept["hits"], kept["labels"], kept["guesses"],
+            kept.get("confusion"), mistakes,
+        )  # fmt: skip
+        return Findings(examination, kept.get("images"))
+
+
+def pictured(inputs: Any) -> np.ndarray | None:
+    """(N, H, W, C) uint8 of a batch of images (N, C, H, W) with 1 or 3 channels, others from their least to their
+    greatest value; None where it is no such batch."""
+    if not isinstance(inputs, torch.Tensor) or inputs.dim() != 4 or inputs.shape[1] not in CHANNELS:
+        return None
+    if inputs.dtype != torch.uint8:
+        flat = inputs.double().flatten(1)
+        least, greatest = flat.amin(1)[:, None], flat.amax(1)[:, None]
+        inputs = ((flat - least) * (255.0 / (greatest - least).clamp_min(1e-12))).round().reshape(inputs.shape)
+    images: np.ndarray = inputs.to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    return images

@@ -1,0 +1,1 @@
+"""From a config to a plan or a refusal, without torch."""

@@ -1,0 +1,134 @@
+"""What ``auto`` picks: the fastest that is safe on this device for this model, each choice with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.data.prefetch import ready_each
+from trainer.host.hardware import Gpu
+from trainer.wording import counted
+
+BIG_MODEL = 1_000_000
+ONE_CORE_WORK = 1 << 25
+"""Multiply-adds of a batch's forward pass up to which several threads wait for each other longer than they save."""
+CORES_FED = 8
+"""Cores that train on a CPU, which one reading process feeds."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of the built model: trainable and all parameters, whether it has 2-d convolutions.
+
+    Attributes:
+        concern: what is odd about it on these data, though it can run; empty as a rule.
+        work: multiply-adds of one sample's forward pass, at most; 0: not known.
+        lower: of the user's own metrics whose class says so, whether less is better.
+    """
+
+    parameters: int
+    convolutional: bool
+    concern: str = ""
+    work: int = 0
+    lower: dict[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the choices depend on: cores of each host (None: it is not here, and nobody has said), flags of its CPU, its GPUs."""
+
+    cores: int | None
+    cpu_flags: frozenset[str]
+    gpus: tuple[Gpu, ...]
+
+
+def choose(
+    config: Mapping[str, Any], device: str, model: ModelFacts, machine: Machine, workers_here: int, slow_data: bool,
+    batch_size: int = 0,
+) -> tuple[dict[str, Any], dict[str, str]]:  # fmt: skip
+    """Values for precision, channels_last, keep_memory, threads, reading and pin_memory; and why, where chosen."""
+    why: dict[str, str] = {}
+    execution, data = config["execution"], config["data"]
+    precision = config["precision"]
+    if precision == "auto":
+        precision, why["precision"] = _precision(device, model, machine)
+    channels_last = execution["channels_last"]
+    if channels_last == "auto":
+        channels_last = model.convolutional and precision in ("bf16", "fp16")
+        if channels_last:
+            why["channels_last"] = "convolutions in 16 bits are fastest on (N, H, W, C)"
+        else:
+            why["channels_last"] = "pays for convolutions in 16 bits"
+    keep_memory = execution["keep_memory"]
+    if keep_memory == "auto":
+        keep_memory = device == "cpu"
+        why["keep_memory"] = (
+            "giving freed blocks back to the kernel costs CPU steps" if keep_memory else "for CPUs only"
+        )
+    threads = execution["threads"]
+    if threads is None:
+        if machine.cores is None:
+            threads, why["threads"] = "auto", f"cores of each host / {counted(workers_here, 'worker')}"
+        else:
+            threads = max(1, machine.cores // workers_here)
+            why["threads"] = f"{counted(machine.cores, 'core')} / {counted(workers_here, 'worker')}"
+        if device == "cpu" and threads != 1 and 0 < model.work * batch_size <= ONE_CORE_WORK:
+            threads, why["threads"] = 1, "a batch is so little work that threads would wait for each other"
+    num_workers = data["num_workers"]
+    if num_workers in (None, "auto"):
+        num_workers, why["num_workers"] = _reading(device, machine, workers_here, slow_data)
+    prefetch = data["prefetch"]
+    if num_workers == "auto":
+        why |= {"prefetch": "from num_workers"} if prefetch == "auto" else {}
+    elif not num_workers:
+        prefetch, why["prefetch"] = 0, "no process reads ahead (data.num_workers)"
+    elif prefetch == "auto":
+        prefetch = ready_each(num_workers)
+        why["prefetch"] = f"{prefetch * num_workers} batches are ready where one takes longer"
+    pin_memory = data["pin_memory"]
+    if pin_memory == "auto":
+        pin_memory = device == "cuda"
+        why["pin_memory"] = "faster copies to the GPU" if pin_memory else "no GPU"
+    values = {
+        "precision": precision,
+        "channels_last": bool(channels_last),
+        "keep_memory": bool(keep_memory),
+        "threads": threads,
+        "num_workers": num_workers,
+        "prefetch": prefetch,
+        "pin_memory": bool(pin_memory),
+    }
+    return values, why
+
+
+def _precision(device: str, model: ModelFacts, machine: Machine) -> tuple[str, str]:
+    if device == "cuda":
+        capability = min((gpu.capability for gpu in machine.gpus), default=(8, 0))
+        if not machine.gpus:
+            return "bf16", "assuming GPUs of compute capability 8.0 or newer"
+        if capability >= (8, 0):
+            return "bf16", f"compute capability {capability[0]}.{capability[1]} computes bf16 natively"
+        if capability >= (7, 0):
+            return "fp16", f"compute capability {capability[0]}.{capability[1]} has fp16 matrix units and no bf16"
+        return "fp32", "no 16-bit matrix units"
+    fast = sorted(machine.cpu_flags & {"amx_bf16", "avx512_bf16"})
+    if not fast:
+        return "fp32", "this CPU has no bf16 instructions (AMX or AVX512-BF16)"
+    if not model.convolutional:
+        return "fp32", "on a CPU bf16 pays for convolutions, and this model has none"
+    if model.parameters < BIG_MODEL:
+        return "fp32", f"with {model.parameters:,} parameters, below {BIG_MODEL:,}, bf16 does not pay on a CPU"
+    return "bf16", f"this CPU has {', '.join(fast)}: 2-3x for convolutions"
+
+
+def _reading(device: str, machine: Machine, workers_here: int, slow_data: bool) -> tuple[int | str, str]:
+    if not slow_data:
+        return 0, "batches are cut from memory"
+    if machine.cores is None:
+        return "auto", "from the cores of each host"
+    per_worker = machine.cores // workers_here
+    share = f"{counted(per_worker, 'core')} per worker" if per_worker else "fewer cores than workers"
+    if device == "cuda":
+        return max(1, min(8, per_worker - 1)), f"{share}, one for the training process"
+    return max(1, per_worker // CORES_FED), f"{share}, and one process decodes for {CORES_FED} that train"

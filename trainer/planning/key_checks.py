@@ -1,0 +1,127 @@
+"""The config's keys and ``_target_``s: which there are, what each takes, and what must not be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainer.config import keys, schema
+from trainer.config.target_source import check_arguments, check_target, parameters
+from trainer.errors import UserError, WrongValue
+from trainer.strategies.builtin import AUTO
+
+
+def check_keys(config: Mapping[str, Any]) -> None:
+    """Unknown keys, missing keys, missing values, and values that a key does not take."""
+    root = {k.path: k for k in keys.keys(schema.Config)}
+    free = (*schema.GROUPS, "metrics")  # what is in these is checked elsewhere
+    present = {**config, **{p: v for p, v in leaves(config, "") if p.partition(".")[0] not in (*free, p)}}
+    nodes = {path.partition(".")[0] for path in root} - set(root)
+    for name, value in present.items():
+        if name not in root and (name not in nodes or not isinstance(value, Mapping)):
+            near = keys.nearest_key(name, every_key(), value)
+            raise UserError(f"{name}={keys.spelled(value)}", "there is no such key (python -m trainer --help lists them)", near and f"{near}={keys.spelled(value)}")  # fmt: skip
+        if name in root and name not in schema.GROUPS:
+            check_value(root[name], value)
+    for name, declared in root.items():
+        if name not in present:
+            raise _taken_away(declared)
+    for group in schema.GROUPS:
+        check_group(config, group)
+
+
+def check_group(config: Mapping[str, Any], group: str) -> None:
+    """One group's keys: those that its schema declares, and further ones where they are for a constructor."""
+    node = config[group]
+    if not isinstance(node, Mapping):
+        what = f"~{group}" if node == "???" else f"{group}={keys.spelled(node)}"
+        raise UserError(what, "the run needs one of the group's options", f"{group}=OPTION")
+    known, closed = known_keys(group, str(node.get("_target_")))
+    present = dict(leaves(node, f"{group}."))
+    for path, value in present.items():
+        if value == "???":
+            raise UserError(path, "has no value", f"{path}=VALUE")
+        if path in known:
+            check_value(known[path], value)
+        elif closed and not path.startswith("tracking.tags."):
+            near = keys.nearest_key(path, [*known, *(k.path for k in keys.keys(schema.Config))], value)
+            names = ", ".join(k.partition(".")[2] for k in known if not k.endswith("._target_"))
+            raise UserError(path, f"there is no such key; this {group} has {names}", near and f"{near}={keys.spelled(value)}")  # fmt: skip
+    if group not in schema.CONSTRUCTED and node.get("_target_") != AUTO:
+        for path, declared in known.items():
+            if path not in present and declared.kind is not dict:
+                raise _taken_away(declared) if closed else _without_schema(group, path, str(node.get("_target_")))
+
+
+def _without_schema(group: str, path: str, target: str) -> UserError:
+    """The refusal for an option of the user's own that does not begin with its group's keys."""
+    base = schema.GROUPS[group][0].__name__
+    return UserError(path, f"{target} is called without this key, which every {group} has", f"defaults: [/schema/{base}@_here_, _self_] in its YAML, or {path.rpartition('.')[2]}: VALUE")  # fmt: skip
+
+
+def known_keys(group: str, target: str) -> tuple[dict[str, keys.Key], bool]:
+    """The declared keys of a group's option with that ``_target_``, and whether it takes no others."""
+    classes = {str(getattr(c, "_target_", None)): c for c in schema.GROUPS[group]}
+    if target == AUTO:
+        target = str(schema.CollectiveStrategy._target_)
+    declared = classes.get(target, schema.GROUPS[group][0])
+    closed = target in classes and group not in schema.CONSTRUCTED
+    return {k.path: k for k in keys.keys(declared, f"{group}.")}, closed
+
+
+def every_key() -> list[str]:
+    """All keys that any option declares."""
+    return [key.path for section in keys.sections() for key in section.keys]
+
+
+def _taken_away(declared: keys.Key) -> UserError:
+    value = "VALUE" if declared.default == "???" else keys.spelled(declared.default)
+    return UserError(f"~{declared.path}", "the run needs this key", f"{declared.path}={value}")
+
+
+def leaves(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Each value of a nested mapping with its dotted path."""
+    for name, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        elif not isinstance(value, Mapping):
+            yield f"{prefix}{name}", value
+
+
+def check_value(declared: keys.Key, value: Any) -> None:
+    if why := declared.refuse(value):
+        raise WrongValue(declared.path, f"{declared.path}={keys.spelled(value)}", why, value, declared.instead)
+
+
+def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
+    """Every ``_target_`` exists and takes the keys beside it, as far as its source tells without importing it."""
+    for group in schema.GROUPS:
+        target = config[group].get("_target_")
+        if target is None or target == AUTO:
+            continue
+        check_target(str(target), f"{group}._target_")
+        if group in schema.CONSTRUCTED:
+            check_arguments(config[group], group, typed)
+    check_nodes("data.transforms", config["data"].get("transforms") or [], "data.transforms=[{_target_:torchvision.transforms.v2.ColorJitter,hue:0.1}]")  # fmt: skip
+    check_nodes("callbacks", config["callbacks"], "callbacks=[{_target_:my_package.MyCallback}]")
+    check_nodes("metrics", config["metrics"], "metrics={f1w:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:10}}")  # fmt: skip
+
+
+def check_nodes(key: str, nodes: Any, example: str) -> None:
+    """Each node of a list, or of a mapping by name, is a target that exists, and takes the keys beside it, as far as its
+    source tells.
+
+    Args:
+        example: of the whole key, to type instead.
+    """
+    by_path = {f"{key}.{name}": node for name, node in nodes.items()} if isinstance(nodes, Mapping) else {f"{key}[{n}]": node for n, node in enumerate(nodes)}  # fmt: skip
+    for path, node in by_path.items():
+        if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
+            raise UserError(f"{path}={keys.spelled(node)}", "must be a mapping with a _target_", example)
+        target = node["_target_"]
+        check_target(target, f"{path}._target_")
+        taken = parameters(target)
+        strange = next((name for name in node if taken is not None and name not in (*taken, "_target_")), None)
+        if strange is not None:
+            near = keys.nearest(strange, taken or ())
+            raise UserError(f"{path}.{strange}", f"{target} takes no such argument; it takes {', '.join(taken or ())}", near and f"{near}: {keys.spelled(node[strange])}")  # fmt: skip

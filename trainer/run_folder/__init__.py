@@ -1,0 +1,1 @@
+"""The files of a run: metrics.jsonl, status.json, tables, and how an earlier run's are cleared."""

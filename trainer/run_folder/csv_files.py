@@ -1,0 +1,44 @@
+"""CSV files whose cells may hold other people's text."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+from trainer.config import redact
+from trainer.visible import cell
+
+
+class Table:
+    """Writes rows, every cell through :func:`trainer.visible.cell`, and none with a secret."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._rows = csv.writer(file)
+
+    def row(self, values: Iterable[Any], name: str | None = None) -> None:
+        """One line; ``name`` of a file before the rest: so that rows can be told apart, only known secrets are hidden in it."""
+        shown = [redact.text(value) if isinstance(value, str) else value for value in values]
+        if name is not None:
+            shown.insert(0, redact.without(name))
+        self._rows.writerow([cell(value) for value in shown])
+
+
+def write(path: Path, rows: Iterable[Iterable[Any]], private: bool = False) -> None:
+    """A whole file, replaced when it is done.
+
+    Args:
+        private: for its owner's eyes alone (0600).
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666), "w", encoding="utf-8", newline="") as file:  # fmt: skip
+            table = Table(file)
+            for row in rows:
+                table.row(row)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

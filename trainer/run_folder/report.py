@@ -1,0 +1,242 @@
+"""What a worker tells the world: lines on its output; from rank 0 also metrics.jsonl and status.json."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from trainer.host.files import replace_file
+from trainer.host.private import start_empty
+from trainer.metrics.best import AVERAGED, NOBODY, RAW, Best, falls
+from trainer.run_folder.json_files import leave
+
+STATUS_EVERY_S = 0.5
+ALL_DONE = "all updates done"
+"""How a run ends that neither an early stop nor a callback ends."""
+
+
+class Waits(Protocol):
+    """Anything that counts the seconds spent waiting for data."""
+
+    waited: float
+
+
+class Window(NamedTuple):
+    """Where a line of training ended and the next one begins: the time without validations, updates, seconds waited
+    for data, samples."""
+
+    time: float
+    step: int
+    waited: float
+    samples: int
+
+    def later(self, seconds: float) -> Window:
+        """As if it had been so much later."""
+        return self._replace(time=self.time + seconds)
+
+
+class Report:
+    """Lines, points and status of one worker.
+
+    Args:
+        run_dir: the run's folder; None: lines only (every rank but 0).
+        total_steps: updates of the whole run.
+        watched: validation metric whose best value marks the best model, e.g. ``val/acc1``.
+        lower: of a user's own metrics, whether less is better.
+        own: where this worker says how far it is itself, where the workers go their own ways.
+    """
+
+    def __init__(
+        self, run_dir: Path | None, total_steps: int, watched: str = "val/acc1", lower: Mapping[str, bool] = NOBODY,
+        own: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.own = own
+        self.run_dir = run_dir
+        self.watched = Best(watched, lower=lower)
+        self.ended = ""
+        self.total_steps = total_steps
+        self.metrics: dict[str, float] = {}
+        self.best: dict[str, float] = {}
+        self.samples = 0
+        self.step = 0
+        self.epoch = 0
+        self.data_waited = 0.0
+        self.started = time.perf_counter()
+        self.elsewhere = 0.0
+        self._window = self._window_before = Window(self.started, 0, 0.0, 0)
+        self._next_status = 0.0
+        self._validated = -1
+        self._writing = threading.Lock()
+        if run_dir:
+            start_empty(run_dir / "metrics.jsonl")
+        self._points = (run_dir / "metrics.jsonl").open("a", buffering=1) if run_dir else None
+
+    def doing(self, what: str) -> None:
+        """Before the first update: what it is waited for."""
+        if self.run_dir and not self.step:
+            told = {"state": "starting", "doing": what, "step": 0, "total": self.total_steps, "metrics": {}}
+            leave(self.run_dir / "status.json", told)
+
+    def progress(self, epoch: int, step: int) -> None:
+        """After every update: where the run is."""
+        self.epoch, self.step = epoch, step
+        now = time.perf_counter()
+        if now >= self._next_status:
+            if self.run_dir:
+                self.write_status("running", now)
+            if self.own:
+                self._next_status = now + STATUS_EVERY_S
+                leave(self.own, {"epoch": epoch, "step": step})
+
+    def training(
+        self,
+        epoch: int,
+        batch: int,
+        step: int,
+        metrics: Mapping[str, float],
+        samples: float,
+        lr: float,
+        feed: Waits,
+        gauges: Mapping[str, float] | None = None,
+        rest: bool = False,
+    ) -> None:
+        """A line and a point of training: metrics since the last line, rate, share of the time waiting for data.
+
+        After a validation that ends the run, the rest before it is a point alone: its line would come out of order.
+
+        Args:
+            samples: since the last line, over all workers.
+            gauges: values of the strategy's own.
+            rest: of too few batches, so that the line before is averaged with them.
+        """
+        self.samples += int(samples)
+        now = time.perf_counter()
+        since = self._window_before if rest and self._window_before.step else self._window
+        warm = since.step > 0 or step == self.total_steps  # the first batch's time is that of starting
+        seconds, updates = max(now - since.time, 1e-9), max(step - since.step, 1)
+        perf = {
+            "perf/samples_per_s": (self.samples - since.samples) / seconds,
+            "perf/step_s": seconds / updates,
+            "perf/data_wait": (feed.waited - since.waited) / seconds,
+        }
+        self._window_before, self._window = self._window, Window(now, step, feed.waited, self.samples)
+        self.data_waited = feed.waited
+        self.metrics |= {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf}
+        values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items())
+        rate = f"{perf['perf/samples_per_s']:.1f} samples/s, data wait: {perf['perf/data_wait']:.1%}"
+        if not (rest and step == self._validated):  # that validation was the last word: it ends the run
+            print(f"[Epoch {epoch}, batch {batch}] {values}, lr: {lr:.5g}, {rate}", flush=True)
+        point = {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **(perf if warm else {}), **(gauges or {})}
+        self._point(epoch, step, point)
+
+    def validation(self, epoch: int, step: int, values: Mapping[str, float]) -> bool:
+        """A line and a point of a validation; returns whether rank 0 should keep this model as the best so far.
+
+        Args:
+            values: ``val/...``, and ``val_ema/...`` of the averaged weights where there are such.
+        """
+        improved = self.watched.improved(step, values.get(self.watched.metric))
+        self.metrics |= values
+        for name, value in values.items():
+            better = min if falls(name, self.watched.lower) else max
+            self.best[name] = better(value, self.best.get(name, value))
+        for prefix, words in ((RAW, "validation"), (AVERAGED, "validation of the averaged weights")):
+            told = ", ".join(f"{k.removeprefix(prefix)}: {v:.5f}" for k, v in values.items() if k.startswith(prefix))
+            if told:
+                print(f"[Epoch {epoch}] {words} {told}", flush=True)
+        self._validated = step
+        self._point(epoch, step, values)
+        if self.run_dir:
+            self.write_status("running", time.perf_counter())
+        return improved and self.run_dir is not None
+
+    def counted(self, metrics: Mapping[str, float]) -> None:
+        """A point of something else than training or validation."""
+        self.metrics |= metrics
+        self._point(self.epoch, self.step, metrics)
+
+    def gauges(self, values: Mapping[str, float]) -> None:
+        """A point of the strategy's own values alone."""
+        if values:
+            self._point(self.epoch, self.step, values)
+
+    def system(self, node: int, time_ms: int, metrics: Mapping[str, float]) -> None:
+        """A point of how busy a host was then; from any thread."""
+        self._point(self.epoch, self.step, {f"system/{node}/{k}": v for k, v in metrics.items()}, time_ms)
+
+    def take_over(self, run_dir: Path) -> None:
+        """Report in the place of the worker that did so before and is gone."""
+        if self.run_dir is None:
+            self.run_dir = run_dir
+            self._points = (run_dir / "metrics.jsonl").open("a", buffering=1)
+            print("reports from here on", flush=True)
+
+    def stopped(self, why: str) -> None:
+        """The run ends before its last epoch."""
+        self.ended = why
+        print(f"*** {why} ***", flush=True)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Time inside does not count as training time."""
+        start = time.perf_counter()
+        yield
+        spent = time.perf_counter() - start
+        self._window = self._window.later(spent)
+        self._window_before = self._window_before.later(spent)
+        self.elsewhere += spent
+
+    def _point(self, epoch: int, step: int, metrics: Mapping[str, float], time_ms: int | None = None) -> None:
+        if self._points is not None:
+            time_ms = int(time.time() * 1000) if time_ms is None else time_ms
+            point = {"time": time_ms, "step": step, "epoch": epoch, "metrics": dict(metrics)}
+            with self._writing:
+                self._points.write(json.dumps(point) + "\n")
+
+    def write_status(self, state: str, now: float) -> None:
+        """Replace status.json."""
+        assert self.run_dir is not None
+        self._next_status = now + STATUS_EVERY_S
+        elapsed = now - self.started
+        total = max(self.total_steps, self.step)  # an average, where workers go their own ways
+        left = (total - self.step) * elapsed / self.step if self.step else None
+        status = {
+            "state": state,
+            "epoch": self.epoch,
+            "step": self.step,
+            "total": total,
+            "percent": round(100.0 * self.step / total, 1),
+            "eta_s": None if left is None else round(left, 1),
+            "elapsed_s": round(elapsed, 1),
+            "metrics": self.metrics,
+            "bests": self.best,
+            "best": {"metric": self.watched.metric, "value": self.watched.value, "step": self.watched.step}
+            if self.watched.value is not None
+            else None,
+        }
+        replace_file(self.run_dir / "status.json", json.dumps(status, indent=1))
+
+    def outcome(self) -> dict[str, Any]:
+        """What the run came to: final and best metrics, updates, samples, seconds."""
+        seconds = time.perf_counter() - self.started
+        return {
+            "metrics": self.metrics,
+            "best": self.best,
+            "best_step": self.watched.step,
+            "ended": self.ended or ALL_DONE,
+            "steps": self.step,
+            "samples": self.samples,
+            "seconds": round(seconds, 3),
+            "training_seconds": round(seconds - self.elsewhere, 3),
+            "data_wait_seconds": round(self.data_waited, 3),
+        }
+
+    def close(self) -> None:
+        """Close the file of points."""
+        if self._points is not None:
+            self._points.close()

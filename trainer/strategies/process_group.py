@@ -1,0 +1,140 @@
+"""What the strategies with a process group share: joining, equal start, sums, buffers, and naming who is missing."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainer.errors import RunFailed, first_line
+from trainer.strategies.contract import MakeUpdater, Seat
+from trainer.strategies.liveness import RollCall
+from trainer.strategies.single import OwnUpdater
+
+
+class GroupMember(OwnUpdater):
+    """A worker of a process group (NCCL on GPUs, Gloo elsewhere) that owns its optimizer."""
+
+    def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
+        super().__init__(config, seat)
+        assert seat.store is not None, "a process group meets in the launcher's store"
+        self.store = dist.PrefixStore("group", seat.store)
+        self.roll_call = RollCall(dist.PrefixStore("roll-call", seat.store), seat.rank, seat.size)
+        self.batches_group: Any = None
+        cuda = seat.device.startswith("cuda")
+        with self.naming_the_missing("the start of the process group"):
+            dist.init_process_group(
+                "nccl" if cuda else "gloo",
+                store=self.store,
+                rank=seat.rank,
+                world_size=seat.size,
+                timeout=datetime.timedelta(seconds=config["timeout_s"]),
+                device_id=torch.device(seat.device) if cuda else None,
+            )
+
+    def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+        self.model = model
+        with self.naming_the_missing("the equal start"), torch.no_grad():
+            if self.config["init"] == "broadcast":
+                for tensor in (*model.parameters(), *model.buffers()):
+                    _exchanged(tensor, lambda whole: dist.broadcast(whole, 0))
+            else:
+                self._check_equal_start(model)
+        self.updater = make_updater(model)
+        return model
+
+    def _check_equal_start(self, model: nn.Module) -> None:
+        mine = torch.stack([p.double().sum() for p in model.parameters()] + [p.double().pow(2).sum() for p in model.parameters()])  # fmt: skip
+        least, greatest = mine.clone(), mine.clone()
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        dist.all_reduce(greatest, dist.ReduceOp.MAX)
+        if not torch.equal(least, greatest):
+            raise RunFailed(
+                "strategy.init=same_seed: the workers drew different parameters, because the model takes randomness "
+                "from elsewhere than torch's generator. Use strategy.init=broadcast."
+            )
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        if self.seat.size == 1:
+            return values
+        with self.naming_the_missing("a sum over the workers"):
+            sums = values.to(self.seat.device, torch.float64, copy=True)
+            dist.all_reduce(sums)
+        return sums
+
+    def scatter(self, parts: list[Any] | None) -> Any:
+        mine: list[Any] = [None]
+        with self.naming_the_missing("the scattering of batches"):
+            if self.batches_group is None:  # of its own, on the CPU: batches travel while gradients do
+                limit = datetime.timedelta(seconds=self.config["timeout_s"])
+                self.batches_group = dist.new_group(backend="gloo", timeout=limit)
+            dist.scatter_object_list(mine, parts, 0, group=self.batches_group)
+        return mine[0]
+
+    def settle(self) -> None:
+        with self.naming_the_missing("the agreement on buffers"), torch.no_grad():
+            for buffer in self.model.buffers():
+                if self.config["buffers"] == "rank0" or not buffer.is_floating_point():
+                    _exchanged(buffer, lambda whole: dist.broadcast(whole, 0))
+                else:
+                    _exchanged(buffer, dist.all_reduce)
+                    buffer /= self.seat.size
+
+    def leave(self) -> None:
+        with suppress(RuntimeError, dist.DistError):  # the launcher, and with it the store, may be gone
+            self.roll_call.end()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @contextmanager
+    def naming_the_missing(self, meeting: str) -> Iterator[None]:
+        """Where a meeting of the group fails, say which workers did not come.
+
+        Raises:
+            RunFailed: naming the missing workers, from the error of the collective.
+        """
+        self.roll_call.meeting = meeting
+        try:
+            yield
+        except (RuntimeError, dist.DistError) as error:
+            if isinstance(error, RunFailed) or not _is_about_peers(error):
+                raise
+            raise RunFailed(self._who_is_missing(meeting, error)) from error
+        finally:
+            self.roll_call.meeting = ""
+
+    def _who_is_missing(self, meeting: str, error: Exception) -> str:
+        said = first_line(error)
+        try:
+            missing = self.roll_call.missing()
+        except TimeoutError:
+            return f"worker {self.seat.rank}: {meeting} failed and host 0 cannot be reached: {said}"
+        except (RuntimeError, dist.DistError):
+            return f"worker {self.seat.rank}: {meeting} failed and the launcher is gone: {said}"
+        if not missing:
+            return f"worker {self.seat.rank}: {meeting} failed: {said}"
+        who = ", ".join(self.seat.names(missing))
+        return f"{who} did not arrive at {meeting} within {self.config['timeout_s']:g} s (strategy.timeout_s): {said}"
+
+
+def _exchanged(tensor: torch.Tensor, exchange: Callable[[torch.Tensor], Any]) -> None:
+    """Change a tensor by a collective that takes contiguous memory, whatever the tensor's own memory format.
+
+    Gloo goes by the address and the number of elements: of a strided tensor it would write over what lies between.
+    """
+    whole = tensor.contiguous()
+    exchange(whole)
+    if whole.data_ptr() != tensor.data_ptr():
+        tensor.copy_(whole)
+
+
+def _is_about_peers(error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(
+        word in text for word in ("timed out", "timeout", "connection", "gloo", "nccl", "peer", "socket")
+    )

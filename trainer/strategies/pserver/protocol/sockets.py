@@ -1,0 +1,204 @@
+"""ZeroMQ sockets that know who is at the other end; strangers are refused.
+
+Over TCP, both ends have CURVE keys that follow from the run's secret, and everything is encrypted. Where all processes of
+the run are on one host, Unix sockets do: the kernel lets no other user into their folder, and each worker has a password
+that follows from the secret. Encrypting 4 MB a step would take a quarter of such a machine's time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from trainer.strategies.pserver.protocol.messages import Malformed, Message, pack, unpack
+
+LINGER_MS = 2000
+QUEUE = 1000
+"""Messages that may wait in a socket in each direction; beyond that the sender waits."""
+ZAP = "inproc://zeromq.zap.01"
+FRAMES = 4098
+RECONNECT_MS = 50
+LISTEN_BACKLOG = 512
+UNIX_SOCKET = "server-{}"
+
+
+def key_pair(secret: bytes, who: str) -> tuple[bytes, bytes]:
+    """Public and secret CURVE key (Z85) of ``worker 0``, ``server 1``, ... in the run with that secret."""
+    own = z85.encode(hashlib.blake2b(who.encode(), key=secret, digest_size=32).digest())
+    return zmq.curve_public(own), own
+
+
+def password(secret: bytes, who: str) -> bytes:
+    """What ``worker 0``, ... says at a Unix socket of the run with that secret."""
+    return hashlib.blake2b(who.encode(), key=secret, digest_size=32, person=b"unix socket").hexdigest().encode()
+
+
+class ServerSocket:
+    """A server's end: one ROUTER for all workers, and the doorkeeper that knows them (ZAP, RFC 27).
+
+    Args:
+        secret: of the run.
+        server: this one's number.
+        workers: how many ranks are let in.
+        host: address to listen on; the port is a free one.
+        most_bytes: longest frame; a longer one closes its sender's connection.
+        folder: of this user alone, for a Unix socket instead of the port; empty: none.
+    """
+
+    def __init__(self, secret: bytes, server: int, workers: int, host: str, most_bytes: int, folder: str = "") -> None:
+        self.context = zmq.Context()
+        names = {rank: f"worker {rank}" for rank in range(workers)}
+        self.ranks = {key_pair(secret, name)[0]: rank for rank, name in names.items()} if not folder else {}
+        self.passwords = {name.encode(): (rank, password(secret, name)) for rank, name in names.items()}
+        self.turned_away = 0
+        self.malformed = 0
+        self.most_bytes = most_bytes
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.door = self.context.socket(zmq.REP)
+        self.door.bind(ZAP)
+        self.router = self.context.socket(zmq.ROUTER)
+        if folder:
+            self.router.plain_server = True
+        else:
+            self.router.curve_server = True
+            self.router.curve_publickey, self.router.curve_secretkey = key_pair(secret, f"server {server}")
+        self.router.zap_domain = b"trainer"
+        self.router.maxmsgsize = most_bytes
+        self.router.sndhwm = self.router.rcvhwm = QUEUE
+        self.router.linger = LINGER_MS
+        self.router.backlog = LISTEN_BACKLOG
+        if folder:
+            self.endpoint = f"ipc://{folder}/{UNIX_SOCKET.format(server)}"
+            self.router.bind(self.endpoint)
+        else:
+            self.router.ipv6 = ipaddress.ip_address(host).version == 6 if _numeric(host) else False
+            self.endpoint = f"tcp://{host}:{self.router.bind_to_random_port(f'tcp://{host}')}"
+        self.poller = zmq.Poller()
+        self.poller.register(self.door, zmq.POLLIN)
+        self.poller.register(self.router, zmq.POLLIN)
+
+    def receive(self, timeout_ms: int) -> list[tuple[bytes, Message]]:
+        """The next message with the address to answer to; empty when none came in time, or what came was none."""
+        ready = dict(self.poller.poll(timeout_ms))
+        if self.door in ready:
+            self._open_or_not()
+        if self.router not in ready:
+            return []
+        address, *frames = self.router.recv_multipart(copy=False)
+        self.bytes_in += sum(len(f) for f in frames)
+        try:
+            if len(frames) > FRAMES:
+                raise Malformed(f"{len(frames)} frames")
+            message = unpack([f.buffer for f in frames])
+            if str(message.rank) != address.get("User-Id"):
+                raise Malformed(f"worker {address.get('User-Id')} says that it is worker {message.rank}")
+        except Malformed as error:
+            self.refuse(error)
+            return []
+        return [(address.bytes, message)]
+
+    def refuse(self, why: BaseException) -> None:
+        """Count a message that is none; the first ones are told in the log."""
+        self.malformed += 1
+        if self.malformed <= 10 or self.malformed & (self.malformed - 1) == 0:
+            print(f"refused message {self.malformed}: {why}", flush=True)
+
+    def answer(self, address: bytes, request: Message, answer: Message) -> None:
+        """Answer a request."""
+        answer.number = request.number
+        frames = pack(answer)
+        self.bytes_out += sum(memoryview(f).nbytes for f in frames)
+        _send(self.router, [address, *frames])
+
+    def _open_or_not(self) -> None:
+        version, number, _, address, _, mechanism, *credentials = self.door.recv_multipart()
+        rank = self._rank(mechanism, credentials)
+        if rank is None:
+            self.turned_away += 1
+            if self.turned_away <= 10:
+                print(f"turned away a peer at {address.decode(errors='replace')} without a key of this run", flush=True)
+            answer = [b"400", b"no key of this run", b"", b""]
+        else:
+            answer = [b"200", b"OK", str(rank).encode(), b""]
+        self.door.send_multipart([version, number, *answer])
+
+    def _rank(self, mechanism: bytes, credentials: Sequence[bytes]) -> int | None:
+        """Which worker this is; None: none of this run."""
+        if mechanism == b"CURVE" and len(credentials) == 1:
+            return self.ranks.get(z85.encode(credentials[0]))
+        if mechanism == b"PLAIN" and len(credentials) == 2:
+            rank, right = self.passwords.get(credentials[0], (None, b""))
+            return rank if hmac.compare_digest(right, credentials[1]) else None
+        return None
+
+    def close(self) -> None:
+        """Close everything, what was answered last included."""
+        self.door.close(0)
+        self.router.close()
+        self.context.term()
+
+
+class WorkerSocket:
+    """A worker's end of the connection to one server. Of one thread alone."""
+
+    def __init__(self, context: zmq.Context[Any], secret: bytes, rank: int, server: int, endpoint: str) -> None:
+        self.server = server
+        self.socket = context.socket(zmq.DEALER)
+        who = f"worker {rank}"
+        if endpoint.startswith("ipc:"):
+            self.socket.plain_username, self.socket.plain_password = who.encode(), password(secret, who)
+        else:
+            self.socket.curve_publickey, self.socket.curve_secretkey = key_pair(secret, who)
+            self.socket.curve_serverkey = key_pair(secret, f"server {server}")[0]
+        self.socket.sndhwm = self.socket.rcvhwm = QUEUE
+        self.socket.linger = LINGER_MS
+        self.socket.reconnect_ivl = RECONNECT_MS
+        self.socket.reconnect_ivl_max = 20 * RECONNECT_MS
+        self.socket.connect(endpoint)
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    def send(self, frames: Sequence[Any]) -> None:
+        """Hand a packed message over to ZeroMQ; waits only when its queue is full.
+
+        Raises:
+            zmq.Again: the queue stayed full for the socket's time limit.
+        """
+        self.bytes_out += sum(memoryview(f).nbytes for f in frames)
+        _send(self.socket, frames)
+
+    def receive(self) -> Message | None:
+        """The next answer, if one is there."""
+        try:
+            frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        self.bytes_in += sum(len(f) for f in frames)
+        return unpack([f.buffer for f in frames])
+
+    def close(self, linger_ms: int = LINGER_MS) -> None:
+        """Close; what is not sent yet has so long."""
+        self.socket.close(linger_ms)
+
+
+def _send(socket: Any, frames: Sequence[Any]) -> None:
+    """All frames of one message, the large ones without a copy."""
+    last = len(frames) - 1
+    for number, frame in enumerate(frames):
+        view = frame if isinstance(frame, bytes) else memoryview(frame).cast("B") if frame.size else b""
+        socket.send(view, zmq.SNDMORE if number < last else 0, copy=len(view) < zmq.COPY_THRESHOLD)
+
+
+def _numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,183 @@
+"""Who takes part, as one server sees it: lives, watermarks of pushes, who is gone, and meetings of those who are not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trainer.strategies.pserver.protocol.messages import Malformed
+
+AHEAD = 100_000
+"""How far a push may be ahead of all that are done before it; no client has so many under way."""
+
+MOST_LIVES = 10_000
+
+
+class Watermark:
+    """Which sequence numbers are done: all up to ``done``, and those ``above`` that came out of order."""
+
+    def __init__(self, done: int = 0, above: Iterable[int] = ()) -> None:
+        self.done = done
+        self.above = set(above)
+
+    def seen(self, sequence: int) -> bool:
+        """Whether that number is done already."""
+        return sequence <= self.done or sequence in self.above
+
+    @property
+    def greatest(self) -> int:
+        """The greatest number that is done."""
+        return max(self.above, default=self.done)
+
+    def mark(self, sequence: int) -> None:
+        """It is done now.
+
+        Raises:
+            Malformed: no client can be that far.
+        """
+        if sequence > self.done + AHEAD:
+            raise Malformed(f"push {sequence} after {self.done}")
+        self.above.add(sequence)
+        while self.done + 1 in self.above:
+            self.done += 1
+            self.above.remove(self.done)
+
+
+@dataclass
+class Member:
+    """One worker: its lives (a random number each), watermark, when it was heard last, and how it ended, if it did."""
+
+    rank: int
+    lives: list[int] = field(default_factory=list)
+    watermark: Watermark = field(default_factory=Watermark)
+    heard: float = 0.0
+    fenced: int = 0
+    left: bool = False
+    lost: str = ""
+
+    @property
+    def incarnation(self) -> int:
+        """Number of its present life, from 1; 0 before the first."""
+        return len(self.lives)
+
+    @property
+    def present(self) -> bool:
+        """It has not left and is not lost; it may not have come yet."""
+        return not self.left and not self.lost
+
+
+class Members:
+    """All workers of the run.
+
+    Args:
+        size: how many there are.
+        lost_after_s: silence after which one that has come counts as lost.
+        now: the clock.
+    """
+
+    def __init__(self, size: int, lost_after_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.all = [Member(rank) for rank in range(size)]
+        self.lost_after_s = lost_after_s
+        self.now = now
+
+    def present(self) -> list[int]:
+        """Ranks of those that take part."""
+        return [m.rank for m in self.all if m.present]
+
+    def hello(self, rank: int, life: int) -> Member:
+        """A worker starts, or says so again; a new life takes the place of the one before."""
+        member = self.all[rank]
+        if life not in member.lives:
+            if len(member.lives) >= MOST_LIVES:
+                raise Malformed(f"worker {rank} in its life number {MOST_LIVES + 1}")
+            member.lives.append(life)
+            member.left, member.lost = False, ""
+        member.heard = self.now()
+        return member
+
+    def heard(self, rank: int) -> None:
+        """Something came from that worker."""
+        self.all[rank].heard = self.now()
+
+    def deaf(self, seconds: float) -> None:
+        """The server was busy for so long and heard nobody: that is nobody's silence."""
+        for member in self.all:
+            member.heard += seconds
+
+    def admit(self, rank: int, incarnation: int) -> str:
+        """Why a message of that life of a worker is not taken; empty when it is."""
+        member = self.all[rank]
+        if incarnation <= member.fenced:
+            return f"worker {rank} was declared lost ({member.lost or 'another worker has taken over its work'})"
+        if incarnation != member.incarnation:
+            return f"worker {rank} was started again; this is its life number {incarnation} of {member.incarnation}"
+        return ""
+
+    def lose(self, rank: int, why: str) -> None:
+        """Declare a worker lost: nothing of its present life is taken any more."""
+        member = self.all[rank]
+        member.lost = why
+        member.fenced = max(member.fenced, member.incarnation)
+
+    def silent(self) -> list[int]:
+        """Present workers that came and have not been heard for too long."""
+        limit = self.now() - self.lost_after_s
+        return [m.rank for m in self.all if m.present and m.lives and m.heard < limit]
+
+
+@dataclass
+class Meeting:
+    """What the workers have brought to one sum so far; once all have come, the sum, and who takes part from then on."""
+
+    since: float
+    brought: dict[int, np.ndarray] = field(default_factory=dict)
+    total: np.ndarray | None = None
+    present: list[int] = field(default_factory=list)
+
+
+class Meetings:
+    """Sums over the present workers, numbered from 1; an arrival may come twice."""
+
+    def __init__(self, members: Members) -> None:
+        self.members = members
+        self.open: dict[int, Meeting] = {}
+
+    def arrive(self, number: int, rank: int, values: np.ndarray) -> None:
+        """A worker brings its values (N,) float64.
+
+        Raises:
+            Malformed: a meeting of long ago, or one that cannot be yet, or values of another length than the others'.
+        """
+        latest = max(self.open, default=0)
+        over = latest == 0 or self.open[latest].total is not None
+        if not max(1, latest - 2) <= number <= latest + over:
+            raise Malformed(f"meeting {number} while the latest is {latest}")
+        if number not in self.open:
+            for old in [n for n in self.open if n < number - 2]:
+                del self.open[old]
+            self.open[number] = Meeting(self.members.now())
+        meeting = self.open[number]
+        if any(v.shape != values.shape for r, v in meeting.brought.items() if r != rank):
+            raise Malformed(f"meeting {number}: {values.shape} values of worker {rank}")
+        if meeting.total is None:
+            meeting.brought[rank] = np.array(values, dtype=np.float64)
+
+    def total(self, number: int) -> np.ndarray | None:
+        """The sum in the order of the ranks, or None while somebody is missing."""
+        meeting = self.open[number]
+        if meeting.total is None and not self.missing(number):
+            vectors = [meeting.brought[rank] for rank in sorted(meeting.brought)]
+            meeting.total, meeting.present = np.sum(vectors, axis=0), self.members.present()
+        return meeting.total
+
+    def missing(self, number: int) -> list[int]:
+        """Who has not come."""
+        return [rank for rank in self.members.present() if rank not in self.open[number].brought]
+
+
+def workers(ranks: Iterable[int]) -> str:
+    """``worker 1, worker 3``."""
+    return ", ".join(f"worker {rank}" for rank in sorted(ranks))

@@ -1,0 +1,246 @@
+"""What a push does to a server's parameters and when a pull may be answered: one rule for each mode."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.strategies.pserver.server.members import Members
+from trainer.strategies.pserver.server.shard import Rows, Shard
+from trainer.strategies.pserver.tables.kernels import summed
+
+NEVER = 1 << 62
+BACKUPS = 8
+"""Pulled parameters that delay compensation remembers per worker."""
+
+
+@dataclass
+class Push:
+    """A decoded push.
+
+    Attributes:
+        rank: the worker. samples: behind its gradients, where it matters.
+        dense: (n,) or None; rows: by table.
+        basis: version of the parameters that the gradients were computed with.
+        clock: the worker's steps, this one included. age: the server's, which rows are stamped with.
+        merged: gradients that are added up in it.
+    """
+
+    rank: int
+    samples: float
+    dense: torch.Tensor | None
+    rows: Rows
+    basis: int
+    clock: int
+    age: int
+    merged: int = 1
+
+
+class Rule:
+    """Common to all modes.
+
+    Args:
+        shard: the server's parameters.
+        members: who takes part.
+        strategy: its config node.
+    """
+
+    def __init__(self, shard: Shard, members: Members, strategy: Mapping[str, Any]) -> None:
+        self.shard, self.members, self.strategy = shard, members, strategy
+        self.staleness: Counter[int] = Counter()
+
+    def push(self, push: Push) -> None:
+        """Take a push, exactly once."""
+        raise NotImplementedError
+
+    def may_pull(self, clock: int) -> bool:
+        """Whether the parameters that a pull asks for are there."""
+        return True
+
+    def awaited(self, clock: int) -> list[int]:
+        """Whom a pull that has to wait waits for."""
+        return []
+
+    def pulled(self, rank: int, dense: torch.Tensor | None, rows: Rows) -> None:
+        """A worker got these parameters of the present version."""
+
+    def changed(self) -> None:
+        """Somebody came, left or was lost."""
+
+    def commit(self, clock: int, norm: float) -> None:
+        """The norm of the whole gradient is known (two-phase clipping)."""
+
+    def state(self) -> dict[str, Any]:
+        """What has to be saved of a run between two steps."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
+
+class Sync(Rule):
+    """One global step: the sum of all workers' gradients, weighted by samples, is applied once; then everybody pulls."""
+
+    def __init__(self, shard: Shard, members: Members, strategy: Mapping[str, Any]) -> None:
+        super().__init__(shard, members, strategy)
+        self.waiting: dict[int, Push] = {}
+        self.combined: tuple[torch.Tensor | None, Rows, int] | None = None
+        self.clip, self.limit = strategy["clip_norm"], strategy["clip_value"]
+        self.norms: dict[int, float] = {}
+
+    def push(self, push: Push) -> None:
+        self.waiting[push.rank] = push
+        self.changed()
+
+    def changed(self) -> None:
+        if self.combined is not None or not self.waiting or self.awaited(0):
+            return
+        pushes = [self.waiting[rank] for rank in sorted(self.waiting)]
+        self.waiting.clear()
+        samples = sum(p.samples for p in pushes) or 1.0
+        dense = None
+        if pushes[0].dense is not None:
+            dense = torch.stack([p.dense for p in pushes if p.dense is not None]).sum(0).div_(samples)
+        rows = {n: _mean([p.rows[n] for p in pushes if n in p.rows], samples) for n in self.shard.tables}
+        self.combined = dense, rows, max(p.age for p in pushes)
+        if self.clip is None:
+            self._apply(1.0)
+        else:
+            parts = ([] if dense is None else [dense]) + [g for _, g in rows.values()]
+            self.norms[self.shard.version] = float(sum(p.double().square().sum() for p in parts))
+
+    def commit(self, clock: int, norm: float) -> None:
+        if self.combined is not None and clock == self.shard.version:
+            self._apply(min(1.0, self.clip / (norm + 1e-6)))
+
+    def _apply(self, factor: float) -> None:
+        assert self.combined is not None
+        dense, rows, age = self.combined
+        self.combined = None
+        if self.limit is not None:
+            for gradient in ([] if dense is None else [dense]) + [g for _, g in rows.values()]:
+                gradient.clamp_(-self.limit, self.limit)
+        if factor != 1.0:
+            dense = None if dense is None else dense.mul_(factor)
+            rows = {n: (ids, g.mul_(factor)) for n, (ids, g) in rows.items()}
+        self.shard.apply(dense, rows, age)
+        self.norms.pop(self.shard.version - 3, None)
+
+    def norm(self, clock: int) -> float | None:
+        """The squared norm of this server's part of the combined gradient of that step, once all have pushed."""
+        return self.norms.get(clock)
+
+    def may_pull(self, clock: int) -> bool:
+        return self.shard.version >= clock
+
+    def awaited(self, clock: int) -> list[int]:
+        return [rank for rank in self.members.present() if rank not in self.waiting]
+
+
+def _mean(parts: list[tuple[np.ndarray, torch.Tensor]], samples: float) -> tuple[np.ndarray, torch.Tensor]:
+    """Rows of several workers: the gradients of equal ids added up in the order of the workers, per sample."""
+    if not parts:
+        return np.empty(0, dtype=np.int64), torch.empty(0)
+    ids, gradients = summed(parts)
+    return ids, gradients.div_(samples)
+
+
+class Async(Rule):
+    """Every push is applied when it comes (Hogwild-style, Niu et al., 2011; Downpour SGD, Dean et al., 2012).
+
+    With ``delay_compensation`` the gradient g of parameters w_old becomes g + lambda * g * g * (w - w_old) (DC-ASGD,
+    Zheng et al., 2017). With ``staleness_power`` the learning rate is divided by (1 + staleness) to that power
+    (Zhang et al., 2016); staleness counts the updates between the pull and its push.
+    """
+
+    def __init__(self, shard: Shard, members: Members, strategy: Mapping[str, Any]) -> None:
+        super().__init__(shard, members, strategy)
+        self.compensation = float(strategy["delay_compensation"])
+        self.power = float(strategy["staleness_power"])
+        self.backups: dict[int, deque[tuple[int, torch.Tensor | None, Rows]]] = defaultdict(lambda: deque(maxlen=BACKUPS))  # fmt: skip
+
+    def push(self, push: Push) -> None:
+        staleness = max(0, self.shard.version - push.basis)
+        self.staleness[staleness] += 1
+        if self.compensation:
+            self._compensate(push)
+        self.shard.apply(push.dense, push.rows, push.age, (1.0 + staleness) ** -self.power, push.merged)
+
+    def pulled(self, rank: int, dense: torch.Tensor | None, rows: Rows) -> None:
+        if self.compensation:
+            self.backups[rank].append((self.shard.version, dense, rows))
+
+    @torch.no_grad()
+    def _compensate(self, push: Push) -> None:
+        for version, dense, rows in self.backups[push.rank]:
+            if version != push.basis:
+                continue
+            if dense is not None and push.dense is not None:
+                push.dense = push.dense + self.compensation * push.dense.square() * (self.shard.vector - dense)
+            for number, (ids, gradients) in push.rows.items():
+                if number not in rows or not len(rows[number][0]):
+                    continue
+                known, values = rows[number]
+                places = np.searchsorted(known, ids).clip(max=len(known) - 1)
+                there = known[places] == ids
+                now = self.shard.tables[number].pull(ids[there], create=False)
+                moved = torch.zeros_like(gradients)
+                moved[torch.from_numpy(there)] = now - values[torch.from_numpy(places[there])]
+                push.rows[number] = ids, gradients + self.compensation * gradients.square() * moved
+
+
+class Ssp(Async):
+    """Stale synchronous parallel (Ho et al., 2013): a worker with c steps done gets parameters for its next one only
+    while the slowest has at least c - ``staleness``. Who rests (no work left, or at a meeting) holds nobody up."""
+
+    def __init__(self, shard: Shard, members: Members, strategy: Mapping[str, Any]) -> None:
+        super().__init__(shard, members, strategy)
+        self.bound = int(strategy["staleness"])
+        self.clocks: dict[int, int] = {m.rank: 0 for m in members.all}
+
+    def push(self, push: Push) -> None:
+        super().push(push)
+        self.clocks[push.rank] = max(push.clock, self.clocks[push.rank])
+
+    def rest(self, rank: int) -> None:
+        """The worker takes no steps until it wakes."""
+        self.clocks[rank] = NEVER
+
+    def wake(self, rank: int, clock: int) -> int:
+        """It goes on with so many steps done, or as many as the slowest has; returns which."""
+        others = [c for r, c in self.clocks.items() if r != rank and c != NEVER and r in self.members.present()]
+        self.clocks[rank] = max([clock, *([min(others)] if others and clock else [])])
+        return self.clocks[rank]
+
+    def slowest(self) -> int:
+        """Steps of the slowest worker that takes part."""
+        return min((self.clocks[rank] for rank in self.members.present()), default=NEVER)
+
+    def may_pull(self, clock: int) -> bool:
+        return self.slowest() >= clock - self.bound
+
+    def awaited(self, clock: int) -> list[int]:
+        return [r for r in self.members.present() if self.clocks[r] < clock - self.bound]
+
+    def state(self) -> dict[str, Any]:
+        return {"clocks": {str(rank): clock for rank, clock in self.clocks.items() if clock != NEVER}}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.clocks |= {int(rank): int(clock) for rank, clock in state["clocks"].items()}
+
+
+class Geo(Rule):
+    """Workers train their own replicas; the differences that they push, divided by their number, are added up here."""
+
+    def push(self, push: Push) -> None:
+        self.staleness[max(0, self.shard.version - push.basis)] += 1
+        self.shard.add(push.dense, push.rows, push.rank, push.age)
+        self.shard.updates = max(self.shard.updates, push.clock)
+
+
+RULES: dict[str, type[Rule]] = {"sync": Sync, "async": Async, "ssp": Ssp, "geo": Geo}

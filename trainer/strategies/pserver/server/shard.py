@@ -1,0 +1,221 @@
+"""One server's share of the parameters: a dense vector with torch's optimizer, its rows of the tables, and the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.config.instantiate import call_target
+from trainer.models.rows import RowInit
+from trainer.optim.groups import Rate, optimizer_of
+from trainer.optim.schedules import Plateau
+from trainer.optim.sparse import rule_of
+from trainer.strategies.pserver.protocol.layout import Layout
+from trainer.strategies.pserver.protocol.sharding import bucket_key, buckets_of, server_of_bucket
+from trainer.strategies.pserver.server.admission import Admission, Count, Probability
+from trainer.strategies.pserver.server.sparse_table import SparseTable
+from trainer.strategies.pserver.tables.kernels import kernel
+
+DENSE = "dense"
+Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
+"""By table number: unique ids (U,) and values or gradients (U, D)."""
+
+
+class Shard:
+    """The parameters of one server; one thread uses it.
+
+    Args:
+        config: the run's; its optimizer, scheduler, seed and strategy count here.
+        plan: the run's; its steps, for the schedule.
+        server, servers: which one this is, of how many.
+        layout: what it keeps.
+        updates_per_step: gradients that count as one step of the schedule (workers, where each is applied by itself).
+        geo_workers: how many workers exchange differences; 0: the optimizer runs here.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        plan: Mapping[str, Any],
+        server: int,
+        servers: int,
+        layout: Layout,
+        updates_per_step: int = 1,
+        geo_workers: int = 0,
+    ) -> None:
+        self.layout, self.server, self.servers = layout, server, servers
+        self.dtype = getattr(torch, layout.dtype)
+        self.version = self.updates = 0
+        self.updates_per_step = updates_per_step
+        self.vector = torch.zeros(layout.dense, dtype=self.dtype)
+        groups = layout.groups or [(layout.dense, 1.0, True)]
+        self.rates = [Rate(lr, decays) for _, lr, decays in groups]
+        self.parts = [nn.Parameter(part) for part in self.vector.split([n for n, _, _ in groups])]  # share its memory
+        groups_of_one: list[tuple[Rate, list[Any]]] = [(r, [p]) for r, p in zip(self.rates, self.parts, strict=True)]
+        self.optimizer = optimizer_of(config["optimizer"], groups_of_one, plan["lr"])
+        self.base_lrs = [float(g["lr"]) for g in self.optimizer.param_groups]
+        self.schedule = call_target(
+            config["scheduler"], "scheduler", total_steps=plan["total_steps"], steps_per_epoch=plan["steps_per_epoch"]
+        )
+        self.factor: Callable[[int], float] = self.schedule.factor
+        self.home = server_of_bucket(servers)
+        self.config, self.geo_workers = config, geo_workers
+        self.sparse_lrs: dict[int, float] = {}
+        self.tables = self._fresh_tables()
+        self.keys = {t.number: bucket_key(t.name) for t in layout.tables}
+
+    def _fresh_tables(self) -> dict[int, SparseTable]:
+        if not self.layout.tables:
+            return {}
+        rule, numbers = ("sgd", {"lr": 0.0}) if self.geo_workers else rule_of(self.config["optimizer"], self.optimizer)
+        self.sparse_lrs = {spec.number: float(numbers["lr"]) * spec.lr for spec in self.layout.tables}
+        hyperparameters = {k: v for k, v in numbers.items() if k != "lr"}
+        entry = self.config["strategy"]["entry"]
+        admission: Admission | None = Count(entry["count"]) if entry["count"] > 1 else None
+        if entry["probability"] < 1:
+            admission = Probability(entry["probability"])
+        return {
+            spec.number: SparseTable(
+                spec.name, spec.dim, self.dtype, self.config["seed"], RowInit(spec.init, spec.scale),
+                kernel(rule, **hyperparameters), admission=admission, num_rows=spec.rows, workers=self.geo_workers,
+            )
+            for spec in self.layout.tables
+        }  # fmt: skip
+
+    def mine(self, table: int, ids: np.ndarray) -> np.ndarray:
+        """(N,) bool: which rows live here."""
+        return self.home[buckets_of(self.keys[table], ids)] == self.server  # type: ignore[no-any-return]
+
+    @property
+    def step(self) -> int:
+        """Steps of the schedule that are done."""
+        return self.updates // self.updates_per_step
+
+    def apply(self, gradient: torch.Tensor | None, rows: Rows, clock: int, scale: float = 1.0, merged: int = 1) -> None:
+        """One update: dense gradient (n,) and summed gradients of rows.
+
+        Args:
+            clock: for the age of rows.
+            scale: factor on the learning rate of this update.
+            merged: gradients that were added up for it, by which the schedule goes on.
+        """
+        factor = self.factor(self.step) * scale
+        if gradient is not None and len(self.vector):
+            for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+                group["lr"] = base * factor
+            for part, own in zip(self.parts, gradient.split([len(p) for p in self.parts]), strict=True):
+                part.grad = own
+            self.optimizer.step()
+            for part in self.parts:
+                part.grad = None
+        for number, (ids, gradients) in rows.items():
+            if len(ids):
+                self.tables[number].push(ids, gradients, self.sparse_lrs[number] * factor, self.version + 1, clock)
+        self.version += 1
+        self.updates += merged
+
+    @torch.no_grad()
+    def add(self, delta: torch.Tensor | None, rows: Rows, writer: int, clock: int) -> None:
+        """Geo: add a worker's differences."""
+        self.version += 1
+        if delta is not None:
+            self.vector += delta
+        for number, (ids, deltas) in rows.items():
+            self.tables[number].add(ids, deltas, writer, self.version, clock)
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors by name, and plain numbers; neither depends on how many servers there are."""
+        tensors: dict[str, torch.Tensor] = {}
+        numbers: dict[str, Any] = {}
+        for name, vector in self._vectors():
+            if isinstance(vector, float):
+                numbers[name] = vector
+                continue
+            offset = 0
+            for parameter, start, stop in self.layout.pieces:
+                tensors[f"{name}|{parameter}|{start}"] = vector[offset : offset + stop - start].clone()
+                offset += stop - start
+        for table in self.tables.values():
+            tensors |= {f"table|{table.name}|{key}": value for key, value in table.state().items()}
+        scale = {"scale": self.schedule.scale} if isinstance(self.schedule, Plateau) else {}
+        done = {"version": self.version, "updates": self.updates, "updates_per_step": self.updates_per_step}
+        return tensors, {**done, "numbers": numbers, **scale}
+
+    def _vectors(self) -> Iterator[tuple[str, torch.Tensor | float]]:
+        """The parameters, and what the optimizer remembers: vectors like them, and numbers, which each rate has of its own."""
+        yield DENSE, self.vector
+        states = [self.optimizer.state.get(part, {}) for part in self.parts]
+        for key, first in states[0].items():
+            if not isinstance(first, torch.Tensor):
+                continue
+            if first.dim() == 1 and first.shape == self.parts[0].shape:
+                yield f"{DENSE}.{key}", torch.cat([state[key] for state in states])
+            else:
+                for rate, state in zip(self.rates, states, strict=True):
+                    yield f"{DENSE}.{key}|{rate.lr:g}|{rate.decays}", float(state[key].item())
+
+    @torch.no_grad()
+    def load(self, parts: list[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
+        """Take what belongs here from the states of any number of servers.
+
+        Args:
+            parts: each server's (tensors by name, numbers).
+        """
+        found: dict[str, dict[str, list[tuple[int, torch.Tensor]]]] = {}
+        for tensors, _ in parts:
+            for name in tensors:
+                kind, *rest = name.split("|")
+                if kind != "table":
+                    found.setdefault(kind, {}).setdefault(rest[0], []).append((int(rest[1]), tensors[name]))
+        states = [self.optimizer.state[part] for part in self.parts]
+        for state in states:
+            state.clear()
+        for kind, pieces in found.items():
+            vector = self._assembled(pieces)
+            if kind == DENSE:
+                self.vector.copy_(vector)
+                continue
+            for state, own in zip(states, vector.split([len(p) for p in self.parts]), strict=True):
+                state[kind.removeprefix(f"{DENSE}.")] = own.clone()
+        for _, meta in parts:
+            self.version = int(meta["version"])
+            self.updates = int(meta["updates"]) * self.updates_per_step // int(meta["updates_per_step"])
+            if isinstance(self.schedule, Plateau):
+                self.schedule.scale = float(meta.get("scale", 1.0))
+            for name, value in meta["numbers"].items():
+                self._remember(name, float(value))
+        self.tables = self._fresh_tables()
+        for number, table in self.tables.items():
+            prefix = f"table|{table.name}|"
+            for tensors, _ in parts:
+                own = {n.removeprefix(prefix): tensors[n] for n in tensors if n.startswith(prefix)}
+                table.load(own, lambda ids, number=number: self.mine(number, ids))  # type: ignore[misc]
+
+    def _remember(self, name: str, value: float) -> None:
+        """A number of the optimizer's: for its own rate, and for rates of which nothing is saved."""
+        key, _, of = name.removeprefix(f"{DENSE}.").partition("|")
+        for rate, part in zip(self.rates, self.parts, strict=True):
+            state = self.optimizer.state[part]
+            if of == f"{rate.lr:g}|{rate.decays}" or key not in state:
+                state[key] = torch.tensor(value, dtype=torch.float32)
+
+    def _assembled(self, pieces: Mapping[str, list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
+        vector = torch.zeros(self.layout.dense, dtype=self.dtype)
+        offset = 0
+        for parameter, start, stop in self.layout.pieces:
+            if parameter not in pieces:
+                raise ValueError(f"the saved parameters have no {parameter}")
+            filled = 0
+            for begin, values in pieces[parameter]:
+                low, high = max(start, begin), min(stop, begin + len(values))
+                if low < high:
+                    vector[offset + low - start : offset + high - start] = values[low - begin : high - begin]
+                    filled += high - low
+            if filled != stop - start:
+                raise ValueError(f"the saved {parameter} has another size")
+            offset += stop - start
+        return vector

@@ -1,0 +1,270 @@
+"""One server's rows of an embedding table: made on first touch, updated with their optimizer state, saved and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from trainer.models.rows import RowInit, draw_rows, table_key
+from trainer.strategies.pserver.server.admission import Admission, Waiting
+from trainer.strategies.pserver.server.changes import Changes
+from trainer.strategies.pserver.tables.index import index_of
+from trainer.strategies.pserver.tables.kernels import Kernel
+
+SMALLEST = 64  # rows of a table's first storage
+
+
+class SparseTable:
+    """Rows by id. A row's D values and S optimizer columns lie in one storage row and change in one copy.
+
+    Ids of a call are int64 arrays (U,) without repeats; values and gradients are tensors (U, D) of the table's dtype.
+    A clock is what the caller counts, steps or event time, from 0; it is never read from the machine.
+
+    Args:
+        name: the table's, as in the model; with the seed it decides the fresh rows.
+        dim: D, columns.
+        dtype: of values and optimizer state.
+        seed: the run's.
+        init: how fresh rows are drawn.
+        kernel: the sparse optimizer.
+        admission: which ids become rows when pushed; None: all do, when pulled already.
+        num_rows: ids are below it; None: any of 0..2^63-1.
+        workers: how many use :meth:`add`, :meth:`hold` and :meth:`refresh`; 0: none, at no cost.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        dtype: torch.dtype,
+        seed: int,
+        init: RowInit,
+        kernel: Kernel,
+        *,
+        admission: Admission | None = None,
+        num_rows: int | None = None,
+        workers: int = 0,
+    ) -> None:
+        self.name, self.dim, self.dtype, self.init, self.kernel = name, dim, dtype, init, kernel
+        self.admission, self.num_rows = admission, num_rows
+        self.dropped = 0  # gradients of ids that were not admitted
+        self._key = table_key(seed, name)
+        self._admission_key = table_key(seed, f"{name}/admission")
+        self._index = index_of(num_rows)
+        self._rows = torch.empty((SMALLEST, dim + kernel.state_columns(dim)), dtype=dtype)
+        self._ids = np.zeros(SMALLEST, dtype=np.int64)  # of each slot, while it is in use
+        self._touched = np.zeros(SMALLEST, dtype=np.int64)
+        self._waiting = Waiting()
+        self._changes = Changes(workers)
+        self._changes.grow(SMALLEST if workers else 0)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def pull(self, ids: np.ndarray, create: bool = True, clock: int = 0) -> torch.Tensor:
+        """(U, D) values, a copy. With ``create=False``, for evaluation, absent rows are drawn and not kept.
+
+        Raises:
+            ValueError: an id outside of the table.
+        """
+        slots = self._find(ids)
+        absent = np.flatnonzero(slots < 0)
+        if len(absent) and create and self.admission is None:
+            slots[absent] = self._make(ids[absent])
+            absent = absent[:0]
+        if create:
+            self._touch(slots[slots >= 0] if len(absent) else slots, clock)
+        values = self._gather(np.maximum(slots, 0))[:, : self.dim].contiguous()
+        if len(absent):
+            values[torch.from_numpy(absent)] = self._draw(ids[absent])
+        return values
+
+    def push(self, ids: np.ndarray, gradients: torch.Tensor, lr: float, step: int, clock: int) -> None:
+        """Update rows by their gradients (U, D), already summed over the batch.
+
+        Args:
+            lr: learning rate of this update.
+            step: number of this update of the whole table, from 1 and the same on all servers, for Adam.
+
+        Raises:
+            ValueError: an id outside of the table, or gradients of another shape.
+        """
+        slots, gradients = self._admitted(ids, self._checked(ids, gradients), clock)
+        rows = self._gather(slots.numpy())
+        values, state = (
+            rows[:, : self.dim].contiguous(),
+            rows[:, self.dim :].contiguous(),
+        )  # kernels are faster on these
+        self.kernel.apply(values, state, gradients, lr, step)
+        self._rows.index_copy_(0, slots, torch.cat((values, state), dim=1))
+
+    def assign(self, ids: np.ndarray, values: torch.Tensor, clock: int = 0) -> None:
+        """Make rows of these values (U, D) and fresh optimizer state, over what is there and past the admission."""
+        values = self._checked(ids, values)
+        slots = self._find(ids)
+        absent = slots < 0
+        slots[absent] = self._add(ids[absent])
+        if self.admission is not None:
+            self._waiting.remove(ids[absent])
+        self._write(slots, values)
+        self._touch(slots, clock)
+
+    def add(self, ids: np.ndarray, deltas: torch.Tensor, writer: int, version: int, clock: int = 0) -> None:
+        """Add a worker's differences (U, D) to the values, as that version (from 1, not falling); it holds them now."""
+        slots, deltas = self._admitted(ids, self._checked(ids, deltas), clock)
+        rows = self._gather(slots.numpy())
+        rows[:, : self.dim] += deltas
+        self._rows.index_copy_(0, slots, rows)
+        self._changes.wrote(writer, slots.numpy(), version)
+        self._changes.hold(writer, slots.numpy())
+
+    def hold(self, worker: int, ids: np.ndarray) -> None:
+        """The worker has a copy of those of these rows that exist."""
+        slots = self._find(ids)
+        self._changes.hold(worker, slots[slots >= 0])
+
+    def refresh(self, worker: int, cursor: int) -> tuple[np.ndarray, torch.Tensor]:
+        """Ids (N,), ascending, and values (N, D) of rows the worker holds and others changed after version ``cursor``."""
+        slots = self._changes.news(worker, cursor)
+        ids = self._ids[slots]
+        order = np.argsort(ids)
+        return ids[order], self._gather(slots[order])[:, : self.dim].contiguous()
+
+    def forget(self, worker: int) -> None:
+        """The worker has no copy of any row, as after its restart."""
+        self._changes.forget(worker)
+
+    def shrink(self, older_than: int) -> int:
+        """Drop rows, and ids that wait for admission, last touched before that clock. Returns the rows removed.
+
+        A touch is a push, or a pull with ``create=True``, with its clock. A dropped row comes back as a fresh one.
+        """
+        ids, slots = self._index.ids(), self._index.slots()
+        freed = self._index.remove(ids[self._touched[slots] < older_than])
+        if self._changes.workers:
+            self._changes.clear(freed)
+        self._waiting.shrink(older_than)
+        return len(freed)
+
+    def count_from(self, clock: int) -> None:
+        """Rows that are here are no older than that clock, which is the first that there is."""
+        self._touch(self._index.slots(), clock)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Copies of what is to be saved: ``ids`` (N,) ascending, ``rows`` (N, D + S), ``touched`` (N,), and who waits.
+
+        It depends on the rows alone, not on the order in which they came. What workers hold is not part of it.
+        """
+        ids = np.sort(self._index.ids())
+        slots = self._index.find(ids)
+        rows = self._gather(slots)
+        touched = torch.from_numpy(self._touched[slots])
+        return {"ids": torch.from_numpy(ids), "rows": rows, "touched": touched, **self._waiting.state()}
+
+    def load(self, state: dict[str, torch.Tensor], mine: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Take those rows of a :meth:`state` that belong here, over what is here; so any server reads any files.
+
+        Args:
+            mine: ids (N,) to bool (N,), whether a row belongs here.
+
+        Raises:
+            ValueError: rows of another width or type: the dim, the dtype or the optimizer were others.
+        """
+        if state["rows"].shape[1:] != self._rows.shape[1:] or state["rows"].dtype != self.dtype:
+            raise ValueError(
+                f"table {self.name}: rows of {state['rows'].shape[1]} columns and {state['rows'].dtype} do not fit "
+                f"{self._rows.shape[1]} and {self.dtype}, {self.dim} values with those of {self.kernel.name}"
+            )
+        ids = state["ids"].numpy()
+        keep = mine(ids)
+        slots = self._add(ids[keep])
+        self._rows.index_copy_(0, torch.from_numpy(slots), state["rows"][torch.from_numpy(keep)])
+        self._touched[slots] = state["touched"].numpy()[keep]
+        self._waiting.load(state, mine)
+
+    def memory(self) -> dict[str, float]:
+        """``rows``, ids ``waiting`` for admission, ``bytes`` of all arrays, and ``bytes_per_row``."""
+        own = self._rows.nbytes + self._ids.nbytes + self._touched.nbytes + self._index.nbytes()
+        total = own + self._changes.nbytes() + self._waiting.nbytes()
+        return {
+            "rows": len(self),
+            "waiting": len(self._waiting),
+            "bytes": total,
+            "bytes_per_row": total / max(1, len(self)),
+        }
+
+    def _admitted(self, ids: np.ndarray, updates: torch.Tensor, clock: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots (N,) and updates (N, D) of the rows that exist or are let in now; the rest is dropped and counted."""
+        slots = self._find(ids)
+        absent = np.flatnonzero(slots < 0)
+        if len(absent):
+            slots[absent] = self._let_in(ids[absent], clock)
+            kept = np.flatnonzero(slots >= 0)
+            if len(kept) < len(slots):
+                self.dropped += len(slots) - len(kept)
+                slots, updates = slots[kept], updates[torch.from_numpy(kept)]
+        self._touch(slots, clock)
+        return torch.from_numpy(slots), updates
+
+    def _let_in(self, ids: np.ndarray, clock: int) -> np.ndarray:
+        """(N,) slots of these absent ids (N,), -1 for those that go on waiting."""
+        if self.admission is None:
+            return self._make(ids)
+        admitted = self.admission.admits(self._admission_key, ids, self._waiting.sight(ids, clock))
+        self._waiting.remove(ids[admitted])
+        slots = np.full(len(ids), -1)
+        slots[admitted] = self._make(ids[admitted])
+        return slots
+
+    def _make(self, ids: np.ndarray) -> np.ndarray:
+        """(N,) slots of fresh rows for these absent ids (N,)."""
+        slots = self._add(ids)
+        self._write(slots, self._draw(ids))
+        return slots
+
+    def _add(self, ids: np.ndarray) -> np.ndarray:
+        """(N,) slots for these ids (N,), with room in all arrays; nothing is left of the rows that had them before."""
+        slots = self._index.add(ids)
+        if self._index.high > len(self._rows):
+            old, capacity = len(self._rows), max(self._index.high, 2 * len(self._rows))
+            rows = torch.empty((capacity, self._rows.shape[1]), dtype=self.dtype)
+            rows[:old] = self._rows
+            self._rows = rows
+            self._ids, self._touched = (np.pad(column, (0, capacity - old)) for column in (self._ids, self._touched))
+            self._changes.grow(capacity if self._changes.workers else 0)
+        self._ids[slots] = ids
+        self._touched[slots] = 0
+        if self._changes.workers:
+            self._changes.clear(slots)
+        return slots
+
+    def _write(self, slots: np.ndarray, values: torch.Tensor) -> None:
+        """Values (N, D) with fresh optimizer state, in one copy."""
+        rows = torch.full((len(slots), self._rows.shape[1]), self.kernel.initial, dtype=self.dtype)
+        rows[:, : self.dim] = values
+        self._rows.index_copy_(0, torch.from_numpy(slots), rows)
+
+    def _gather(self, slots: np.ndarray) -> torch.Tensor:
+        """(N, D + S) copies of storage rows; NumPy takes rows a third faster than ``index_select`` does."""
+        return torch.from_numpy(self._rows.numpy().take(slots, axis=0))
+
+    def _draw(self, ids: np.ndarray) -> torch.Tensor:
+        """(N, D) fresh rows of these ids (N,)."""
+        return torch.from_numpy(draw_rows(self._key, ids, self.dim, self.init)).to(self.dtype)
+
+    def _touch(self, slots: np.ndarray, clock: int) -> None:
+        """The clock of late messages may be behind: the last touch is the greatest one."""
+        if clock:
+            self._touched[slots] = np.maximum(self._touched[slots], clock)
+
+    def _find(self, ids: np.ndarray) -> np.ndarray:
+        if self.num_rows is not None and len(ids) and ids.max() >= self.num_rows:
+            raise ValueError(f"table {self.name} has rows 0..{self.num_rows - 1}, not {ids.max()}")
+        return self._index.find(ids)
+
+    def _checked(self, ids: np.ndarray, values: torch.Tensor) -> torch.Tensor:
+        if values.shape != (len(ids), self.dim):
+            raise ValueError(f"table {self.name}: {tuple(values.shape)} values for {len(ids)} rows of {self.dim}")
+        return values.to(self.dtype)

@@ -1,0 +1,1 @@
+"""A worker's side: requests to servers, and what each mode pulls and pushes."""

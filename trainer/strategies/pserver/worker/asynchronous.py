@@ -1,0 +1,220 @@
+"""strategy=pserver_async and pserver_ssp: pushes are applied when they come; with ssp nobody runs too far ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.strategies.contract import Lease
+from trainer.strategies.pserver.protocol.messages import RESTS, WAKES, Kind, Message, Record, Verb
+from trainer.strategies.pserver.tables.kernels import summed
+from trainer.strategies.pserver.worker.client import Request
+from trainer.strategies.pserver.worker.worker import PserverWorker
+
+Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
+
+
+class PserverAsync(PserverWorker):
+    """Pushes the gradient of its own batch and goes on.
+
+    With ``independent_recv_thread`` what the next batch needs is asked for before this one is computed: nothing is waited
+    for, and the parameters lack this worker's last push. Without, it is asked for after the push, and contains it.
+    Gradients are merged (added up) while ``send_queue_size`` pushes are under way, up to ``max_merge_var_num``.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.merged = 0
+        self.merged_dense: list[torch.Tensor] = []
+        self.merged_rows: dict[int, list[tuple[np.ndarray, torch.Tensor]]] = {}
+        self.merged_samples = 0.0
+        self.pushes: list[Request] = []
+        self.since_pull = 0
+        self.begun = False
+
+    def prepare(self, batch: Any) -> None:
+        self.note(batch)
+        self.begin()
+        if not self.take_fetched() and self.due():
+            self.receive(self.fetch({}, dense=True, clock=self.clock))
+            self.since_pull = 0
+        if self.early:
+            self.fetch_ahead(batch.last)
+
+    def begin(self) -> None:
+        """All workers begin their first step together, if that is asked for."""
+        if not self.begun and self.config["launch_barrier"]:
+            self.meet()
+        self.begun = True
+
+    def leases(self, epoch: int, blocks: int) -> Iterator[Lease | None]:
+        self.begin()  # before any work: a worker may find none left
+        yield from super().leases(epoch, blocks)
+
+    @property
+    def early(self) -> bool:
+        """Whether the next batch's parameters are asked for before this one is computed."""
+        wanted = self.config["independent_recv_thread"]
+        return bool(self.remote) if wanted == "auto" else bool(wanted)
+
+    def due(self, coming: int = 0) -> bool:
+        """Whether dense parameters are to be pulled, after so many more updates."""
+        return self.since_pull + coming >= max(1, int(self.config["min_send_grad_num_before_recv"]))
+
+    def fetch_ahead(self, ends: bool = True) -> None:
+        """Ask for what the next batch needs, where it is known which that is.
+
+        Args:
+            ends: the update ends before that batch; all batches of one see the same dense parameters.
+        """
+        if self.coming is None:
+            return
+        wanted = {n: once for n, (_, once, _) in self.coming.items()}
+        before = int(self.early)  # this batch's own update comes after the pull, and before its parameters are used
+        dense = ends and self.due(before)
+        if dense or wanted:
+            self.fetched = self.coming, self.fetch(wanted, dense, self.clock)
+        if dense:
+            self.since_pull = -before
+        self.coming = None
+
+    def update(self, samples: int) -> None:
+        rows: Rows = {t.number: t.gradient() for t in self.remote}
+        self.clip_values(rows, self.config["clip_value"])
+        factor = self.clip(rows, self.config["clip_norm"])
+        if factor != 1.0:
+            rows = {n: (ids, g * factor) for n, (ids, g) in rows.items()}
+        self._merge([self.dense.gradients(s, factor) for s in self.client.servers], rows, samples)
+        self.drop_gradients()
+        self.steps += 1
+        self.since_pull += 1
+        self.client.take()
+        self.pushes = [p for p in self.pushes if p.answer is None]
+        full = len(self.pushes) >= self.limit
+        if self.must_push or self.merged >= self.most_merged or (not full and self.merged > self.patience):
+            self.send()
+        if not self.early:
+            self.fetch_ahead()
+
+    @property
+    def most_merged(self) -> int:
+        """Gradients in one push."""
+        return int(self.config["max_merge_var_num"])
+
+    @property
+    def patience(self) -> int:
+        """Updates that a merge waits for more although it could go."""
+        return int(self.config["send_wait_times"])
+
+    @property
+    def limit(self) -> int:
+        """Requests of pushes that may be under way."""
+        return int(self.config["send_queue_size"]) * self.seat.servers
+
+    def _merge(self, dense: list[torch.Tensor], rows: Rows, samples: float) -> None:
+        self.merged += 1
+        self.merged_samples += samples
+        for mine, new in zip(self.merged_dense, dense, strict=False):
+            mine += new
+        self.merged_dense = self.merged_dense or dense
+        for number, part in rows.items():
+            self.merged_rows.setdefault(number, []).append(part)
+
+    def send(self) -> None:
+        """Push what is merged; waits while too many pushes are under way."""
+        if not self.merged:
+            return
+
+        def room() -> bool:
+            self.pushes = [p for p in self.pushes if p.answer is None]
+            return len(self.pushes) < self.limit
+
+        self.client.until(room)
+        rows = {n: parts[0] if len(parts) == 1 else summed(parts) for n, parts in self.merged_rows.items()}
+        work, finished = self.work_record()
+        messages = self.push_messages(
+            self.merged_dense, rows, self.merged_samples, self.clock_after, work, merged=self.merged
+        )
+        left = len(messages)
+
+        def acknowledged(_: Message) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self.done_blocks += finished
+
+        self.pushes += self.client.push(messages, acknowledged)
+        self.merged, self.merged_dense, self.merged_rows, self.merged_samples = 0, [], {}, 0.0
+        self.must_push = False
+
+    @property
+    def clock_after(self) -> int:
+        """This worker's steps after the push."""
+        return self.steps
+
+    def finish_pushes(self) -> None:
+        self.send()
+        self.client.wait(self.pushes)
+        self.pushes = []
+
+    def take_all(self) -> None:
+        super().take_all()
+        self.since_pull = 0
+
+    def state(self) -> dict[str, Any]:
+        state = super().state()
+        self.take_all()
+        return state
+
+
+class PserverSsp(PserverAsync):
+    """Asynchronous, with at most ``staleness`` steps between the fastest and the slowest worker.
+
+    Every step begins with a pull that the servers answer only when the slowest worker is near enough; ``done`` counts
+    this worker's steps since the last meeting.
+    """
+
+    early = False
+    most_merged = 1
+    patience = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.done = 0
+
+    @property
+    def clock(self) -> int:
+        return self.done
+
+    @property
+    def clock_after(self) -> int:
+        return self.done + 1
+
+    def due(self, coming: int = 0) -> bool:
+        return True
+
+    def send(self) -> None:
+        stepped = bool(self.merged)
+        super().send()
+        self.done += stepped
+
+    def rest(self) -> None:
+        self._say(RESTS, 0)
+
+    def wake(self, anew: bool) -> None:
+        self.done = max(answer.clock for answer in self._say(WAKES, 0 if anew else self.done))
+
+    def _say(self, flags: int, clock: int) -> list[Message]:
+        numbers = Record(Kind.NUMBERS, np.zeros(3))
+        messages = [Message(Verb.PUSH, clock=clock, flags=flags, records=[numbers]) for _ in self.client.servers]
+        return self.client.wait(self.client.push(messages))
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "done": self.done}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self.done = state["done"]

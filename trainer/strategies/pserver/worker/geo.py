@@ -1,0 +1,239 @@
+"""strategy=pserver_geo: local training; every k_steps the difference goes to the servers and what others did comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.optim.sparse import CLASSES, DenseAndSparse
+from trainer.strategies.contract import MakeUpdater
+from trainer.strategies.pserver.protocol.codec import decode
+from trainer.strategies.pserver.protocol.messages import HOLDS, Kind
+from trainer.strategies.pserver.tables.kernels import kernel
+from trainer.strategies.pserver.worker.client import Request
+from trainer.strategies.pserver.worker.remote_model import RemoteTable, unique
+from trainer.strategies.pserver.worker.replica import Replica
+from trainer.strategies.pserver.worker.worker import PserverWorker
+
+
+@dataclass
+class Exchange:
+    """Differences under way: of the dense parameters per server (whole and as pushed), and of rows per table."""
+
+    requests: list[Request]
+    moved: list[torch.Tensor]
+    shares: list[torch.Tensor]
+    rows: dict[int, tuple[np.ndarray, torch.Tensor, torch.Tensor]]
+    finished: list[int]
+
+
+class PserverGeo(PserverWorker):
+    """A worker with its own replica and its own optimizer.
+
+    A difference is (local - base) / workers, where base is the servers' value that this worker knows of; the local value
+    then moves by what the servers gained beyond it. An exchange is under way while steps go on; the next one begins
+    when it is back. Rows are pulled when they are new here and refreshed when others have changed them.
+    """
+
+    hold_flag = HOLDS
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.replicas: dict[int, Replica] = {}
+        self.exchange: Exchange | None = None
+        self.cursors = [0] * self.seat.servers
+        self.since = 0
+        self.missing: dict[int, np.ndarray] = {}
+        self.base: list[torch.Tensor] = []
+
+    def make_updater(self, make_updater: MakeUpdater) -> None:
+        """The whole optimizer, here; its part for tables tells which kernel the replicas take."""
+        self.updater = make_updater(self.model)
+        self.norm, self.updater.clip_norm = self.updater.clip_norm, None
+        self.limit, self.updater.clip_value = self.updater.clip_value, None
+        if not self.remote:
+            return
+        optimizer = self.updater.optimizer
+        assert isinstance(optimizer, DenseAndSparse)
+        sparse = optimizer.parts["sparse"]
+        [rule] = [name for name, kind in CLASSES.items() if type(sparse) is kind]
+        self.sparse_lrs = {table.number: float(sparse.defaults["lr"]) * table.lr for table in self.remote}
+        for table in self.remote:
+            numbers = {k: v for k, v in sparse.defaults.items() if k != "lr"}
+            self.replicas[table.number] = Replica(table.dim, self.dtype, kernel(rule, **numbers), table.rows)
+
+    def take_all(self) -> None:
+        super().take_all()
+        self.base = [self.dense.values(s) for s in self.client.servers]
+        self.cursors = self.bases.copy()
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    def prepare(self, batch: Any) -> None:
+        self.note(batch)
+        if self.fetched is not None:
+            self.take_in()
+            ahead, self.fetched = self.fetched[0], None
+            self.keep_rows(ahead, {n: self.replicas[n].look_up(once) for n, (_, once, _) in ahead.items()})
+        if self.coming:
+            missing = {n: self.replicas[n].missing(once) for n, (_, once, _) in self.coming.items()}
+            self.missing = {n: ids for n, ids in missing.items() if len(ids)}
+            self.fetched = self.coming, self.fetch(self.missing, dense=False, clock=0)
+        self.coming = None
+
+    def take_in(self) -> None:
+        """Insert the rows that were asked for. Before news of others are folded in: these may be newer than the rows."""
+        if self.fetched is None:
+            return
+        missing, self.missing = self.missing, {}
+        rows = self.receive(self.fetched[1])
+        for number, ids in missing.items():
+            self.insert(number, ids, rows[number])
+
+    def insert(self, number: int, ids: np.ndarray, values: torch.Tensor) -> None:
+        """Rows that are new here; a row that came in between stays as it is."""
+        new = self.replicas[number].index.find(ids) < 0
+        self.replicas[number].insert(ids[new], values[torch.from_numpy(new)])
+
+    def look_up(self, table: RemoteTable, ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+        if torch.is_grad_enabled() and table.module.training:
+            return super().look_up(table, ids)
+        once, positions = unique(ids)
+        return once, positions, super().rows_now(table, once, training=False).to(ids.device)
+
+    def rows_now(self, table: RemoteTable, ids: np.ndarray, training: bool) -> torch.Tensor:
+        if not training:
+            return super().rows_now(table, ids, training)
+        replica = self.replicas[table.number]
+        missing = replica.missing(ids)
+        if len(missing):
+            self.insert(table.number, missing, super().rows_now(table, missing, training))
+        return replica.look_up(ids)
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.updater.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def update(self, samples: int) -> None:
+        rows = {t.number: t.gradient() for t in self.remote}
+        self.clip_values(rows, self.limit)
+        factor = self.clip(rows, self.norm)
+        if factor != 1.0:
+            for parameter in self.dense.parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+        lr_factor = self.updater.factor(self.updater.steps)
+        self.updater.step()
+        for number, (ids, gradients) in rows.items():
+            gradients = gradients * factor if factor != 1.0 else gradients
+            self.replicas[number].update(ids, gradients, self.sparse_lrs[number] * lr_factor)
+        self.steps += 1
+        self.since += 1
+        self.client.take()
+        if self.exchange is not None and all(r.answer is not None for r in self.exchange.requests):
+            self.fold()
+        if self.must_push:
+            self.finish_pushes()
+        elif self.since >= self.config["k_steps"] and self.exchange is None:
+            self.begin_exchange()
+            if not self.config["overlap"]:
+                self.finish_exchange()
+
+    def begin_exchange(self) -> None:
+        """Push the differences since the last time."""
+        share = 1.0 / self.seat.size
+        self.since, self.must_push = 0, False
+        moved = [self.dense.values(s).sub_(self.base[s]) for s in self.client.servers]
+        shares = [m * share for m in moved]
+        rows = {n: replica.differences(share) for n, replica in self.replicas.items()}
+        work, finished = self.work_record()
+        pushed = {n: r[:2] for n, r in rows.items()}
+        messages = self.push_messages(shares, pushed, 0.0, self.updater.steps, work, "full", self.cursors)
+        self.exchange = Exchange(self.client.push(messages), moved, shares, rows, finished)
+
+    def fold(self, settle: bool = False) -> None:
+        """The exchange is back: move by what the servers gained beyond this worker's own share."""
+        self.take_in()
+        exchange, self.exchange = self.exchange, None
+        assert exchange is not None
+        news: dict[int, list[tuple[np.ndarray, torch.Tensor]]] = {n: [] for n in self.replicas}
+        for server, request in enumerate(exchange.requests):
+            answer = request.answer
+            assert answer is not None
+            array = answer.first(Kind.DENSE)
+            if array is not None:
+                now = decode(array, None, self.dtype)
+                if settle:
+                    self.dense.write(server, now)
+                else:
+                    self.dense.write(server, now - self.base[server] - exchange.moved[server], add=True)
+                self.base[server] = now.clone()
+            for number in self.replicas:
+                ids = answer.first(Kind.IDS, number)
+                if ids is not None and len(ids):
+                    news[number].append((ids, decode(answer.need(Kind.ROWS, number), None, self.dtype)))
+            self.cursors[server] = answer.clock
+        for number, replica in self.replicas.items():
+            parts = news[number]
+            ids = np.concatenate([i for i, _ in parts]) if parts else np.empty(0, dtype=np.int64)
+            values = torch.cat([v for _, v in parts]) if parts else torch.empty((0, replica.dim), dtype=self.dtype)
+            replica.fold(exchange.rows[number], ids, values, settle)
+        self.done_blocks += exchange.finished
+
+    def finish_exchange(self, settle: bool = False) -> None:
+        """Wait for the exchange under way, if there is one."""
+        if self.exchange is not None:
+            self.client.wait(self.exchange.requests)
+            self.fold(settle)
+
+    def finish_pushes(self) -> None:
+        self.finish_exchange()
+        self.begin_exchange()
+        self.finish_exchange()
+
+    def settle(self) -> None:
+        """Exchange, meet, and take the servers' values."""
+        self.finish_exchange()
+        self.begin_exchange()
+        self.finish_exchange(settle=True)
+        self.meet()
+        self.begin_exchange()
+        self.finish_exchange(settle=True)
+        self._agree_on_buffers()
+
+    @property
+    def lr(self) -> float:
+        return self.updater.lr
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.updater.observe(step, metrics)
+
+    # --- state -----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        state = super().state()
+        own = {n: p.detach().clone() for n, p in self.dense.parameters.items()}
+        replicas = {str(n): r.state() for n, r in self.replicas.items()}
+        return {
+            **state, "own": own, "replicas": replicas, "updater": self.updater.state_dict(), "since": self.since,
+            "base": [b.clone() for b in self.base],
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        with torch.no_grad():
+            for name, value in state["own"].items():
+                self.dense.parameters[name].copy_(value)
+        self.base = [b.clone() for b in state["base"]]
+        self.cursors = self.bases.copy()
+        self.updater.load_state_dict(state["updater"])
+        self.since, self.exchange = state["since"], None
+        for number, replica in self.replicas.items():
+            replica.load(state["replicas"][str(number)])
+            ids = replica.state()["ids"].numpy()
+            self.receive(self.fetch({number: ids}, dense=False, clock=0))

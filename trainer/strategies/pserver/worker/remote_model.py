@@ -1,0 +1,209 @@
+"""A model whose parameters live elsewhere: its dense parameters as one vector per server, its sparse tables as rows on demand.
+
+The model's code does not change. Each sparse table's module keeps its place; only its ``forward`` looks rows up here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainer.models.rows import RowEmbedding, RowInit
+from trainer.optim.groups import Rate, grouped
+from trainer.strategies.pserver.protocol.layout import Layout, TableSpec
+from trainer.strategies.pserver.protocol.sharding import (
+    Piece,
+    SplitMethod,
+    bucket_key,
+    buckets_of,
+    place,
+    server_of_bucket,
+)
+from trainer.strategies.pserver.tables.kernels import summed
+
+
+class DenseMap:
+    """Where each server's part of the dense parameters is in the model.
+
+    Args:
+        parameters: (name, parameter), in the model's order.
+        servers: how many share them.
+        split_method, slice_above: see ``placement.place``.
+        rates: of parameters by name; in a server's part those of one rate lie together.
+    """
+
+    def __init__(
+        self, parameters: Sequence[tuple[str, nn.Parameter]], servers: int, split_method: SplitMethod,
+        slice_above: int | None, rates: Mapping[str, Rate] | None = None,
+    ) -> None:  # fmt: skip
+        self.parameters, self.rates = dict(parameters), rates or {}
+        pieces = place([(n, p.numel()) for n, p in parameters], servers, split_method, slice_above)
+        groups = grouped(((p.name, p) for p in pieces), self.rates)
+        self.pieces: list[list[Piece]] = [[p for _, g in groups for p in g if p.server == s] for s in range(servers)]
+        self.groups: list[list[tuple[int, Rate]]] = [
+            [(sum(p.stop - p.start for p in g if p.server == s), rate) for rate, g in groups] for s in range(servers)
+        ]
+
+    def size(self, server: int) -> int:
+        """Elements that a server keeps."""
+        return sum(p.stop - p.start for p in self.pieces[server])
+
+    def values(self, server: int) -> torch.Tensor:
+        """(n,) a copy of a server's part of the parameters, on the CPU."""
+        return self._gathered(server, lambda p: p.detach())
+
+    def gradients(self, server: int, factor: float = 1.0) -> torch.Tensor:
+        """(n,) a copy of a server's part of the gradients times a factor; zeros where there are none."""
+        vector = self._gathered(server, lambda p: p.grad)
+        return vector if factor == 1.0 else vector.mul_(factor)
+
+    def _gathered(self, server: int, what: Callable[[nn.Parameter], torch.Tensor | None]) -> torch.Tensor:
+        dtype = next(iter(self.parameters.values())).dtype if self.parameters else torch.float32
+        vector = torch.empty(self.size(server), dtype=dtype)
+        offset = 0
+        for piece in self.pieces[server]:
+            length = piece.stop - piece.start
+            values = what(self.parameters[piece.name])
+            part = vector[offset : offset + length]
+            if values is None:
+                part.zero_()
+            else:
+                part.copy_(values.reshape(-1)[piece.start : piece.stop])
+            offset += length
+        return vector
+
+    @torch.no_grad()
+    def write(self, server: int, vector: torch.Tensor, add: bool = False) -> None:
+        """Put a server's part (n,) into the parameters, or add it to them."""
+        offset = 0
+        for piece in self.pieces[server]:
+            parameter, length = self.parameters[piece.name], piece.stop - piece.start
+            part = vector[offset : offset + length]
+            offset += length
+            if length == parameter.numel():
+                whole = part.view(parameter.shape)
+                parameter.add_(whole.to(parameter.device)) if add else parameter.copy_(whole)
+                continue
+            flat = parameter.view(-1) if parameter.is_contiguous() else parameter.reshape(-1)
+            target = flat[piece.start : piece.stop]
+            target.add_(part.to(target.device)) if add else target.copy_(part)
+            if flat.data_ptr() != parameter.data_ptr():
+                parameter.copy_(flat.view(parameter.shape))
+
+
+@dataclass
+class Looked:
+    """Ids that a forward has asked for, once each and ascending (U,), and the rows (U, D) as a leaf of its graph."""
+
+    ids: np.ndarray
+    rows: torch.Tensor
+
+
+LookUp = Callable[["RemoteTable", torch.Tensor], tuple[np.ndarray, torch.Tensor, torch.Tensor]]
+"""(table, ids of any shape) -> unique ids (U,), positions in them of the ids' shape, rows (U, D)."""
+
+
+class RemoteTable:
+    """One sparse table of the model, seen from a worker.
+
+    Args:
+        number: on the wire. name, module: in the model.
+        servers: how many keep its rows.
+        look_up: how a forward gets rows.
+        lr: factor on the learning rate.
+    """
+
+    def __init__(self, number: int, name: str, module: Any, servers: int, look_up: LookUp, lr: float = 1.0) -> None:
+        self.number, self.name, self.module, self.look_up, self.lr = number, name, module, look_up, lr
+        self.dim: int = module.embedding_dim
+        self.rows: int | None = None if getattr(module, "unbounded", False) else module.num_embeddings
+        self.init: RowInit | None = module.row_init if isinstance(module, RowEmbedding) else None
+        self.key = bucket_key(name)
+        self.home = server_of_bucket(servers)
+        self.servers = servers
+        self.start = None if self.init is not None else module.weight.detach().clone().cpu()
+        self.dtype = module.weight.dtype
+        self.used: list[Looked] = []
+        self.detach()
+        module.forward = self.forward
+
+    def detach(self) -> None:
+        """Leave the module a weight without rows; what they are is the servers' business."""
+        self.module.weight = nn.Parameter(torch.empty((0, self.dim), dtype=self.dtype))
+
+    @property
+    def spec(self) -> TableSpec:
+        """What servers are told of it."""
+        init = self.init or RowInit("zeros")
+        return TableSpec(self.number, self.name, self.dim, self.rows, init.kind, init.scale, self.lr)
+
+    def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the module's own, on the rows that these ids need."""
+        ids, positions, rows = self.look_up(self, input)
+        if torch.is_grad_enabled() and self.module.training:
+            rows.requires_grad_()
+            self.used.append(Looked(ids, rows))
+        padding = self.module.padding_idx
+        if padding is not None:
+            place = int(np.searchsorted(ids, padding))
+            padding = place if place < len(ids) and ids[place] == padding else None
+        if isinstance(self.module, nn.Embedding):
+            return F.embedding(positions, rows, padding)
+        offsets, weights = (*args, *[None] * (2 - len(args)))[:2]
+        return F.embedding_bag(
+            positions, rows, kwargs.get("offsets", offsets), mode=self.module.mode,
+            per_sample_weights=kwargs.get("per_sample_weights", weights),
+            include_last_offset=self.module.include_last_offset, padding_idx=padding,
+        )  # fmt: skip
+
+    def split(self, ids: np.ndarray) -> list[np.ndarray]:
+        """For each server, the places of its ids in these (U,)."""
+        if self.servers == 1:
+            return [np.arange(len(ids))]
+        homes = self.home[buckets_of(self.key, ids)]
+        return [np.flatnonzero(homes == server) for server in range(self.servers)]
+
+    def gradient(self) -> tuple[np.ndarray, torch.Tensor]:
+        """Unique ids (U,) and their gradients (U, D) summed over all look-ups since the last time; forget them."""
+        used = [(u.ids, u.rows.grad) for u in self.used if u.rows.grad is not None]
+        self.used = []
+        if not used:
+            return np.empty(0, dtype=np.int64), torch.empty((0, self.dim), dtype=self.dtype)
+        if len(used) == 1:
+            return used[0][0], used[0][1].cpu()
+        return summed([(ids, g.cpu()) for ids, g in used])
+
+
+def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
+    """The ids once each, ascending (U,), and where each is among them, in their shape and on their device."""
+    flat = ids.detach().cpu().numpy().reshape(-1).astype(np.int64, copy=False)
+    bits = len(flat).bit_length()
+    if not len(flat) or flat.min() < 0 or int(flat.max()) >> (63 - bits):
+        once, positions = np.unique(flat, return_inverse=True)
+        return once, torch.from_numpy(positions.reshape(ids.shape)).to(ids.device)
+    packed = (flat << bits) | np.arange(len(flat))  # one sort of id and place together is faster than an argsort
+    packed.sort()
+    places = packed & ((1 << bits) - 1)
+    packed >>= bits
+    first = np.empty(len(packed), dtype=np.bool_)
+    first[0] = True
+    np.not_equal(packed[1:], packed[:-1], out=first[1:])
+    positions = np.empty(len(packed), dtype=np.int64)
+    positions[places] = np.cumsum(first) - 1
+    return packed[first], torch.from_numpy(positions.reshape(ids.shape)).to(ids.device)
+
+
+def layouts(dense: DenseMap, remote: Sequence[RemoteTable], dtype: torch.dtype, servers: int) -> list[Layout]:
+    """What each server is told to keep."""
+    specs = [t.spec for t in remote]
+    name = str(dtype).removeprefix("torch.")
+    return [
+        Layout(name, [(p.name, p.start, p.stop) for p in dense.pieces[s]], specs, [(n, r.lr, r.decays) for n, r in dense.groups[s] if n])
+        for s in range(servers)
+    ]  # fmt: skip

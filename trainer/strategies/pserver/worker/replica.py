@@ -1,0 +1,142 @@
+"""Geo: a worker's own copy of the rows it has touched, with their optimizer state and the servers' value they started from."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import torch
+
+from trainer.strategies.pserver.tables.index import index_of
+from trainer.strategies.pserver.tables.kernels import Kernel
+
+SMALLEST = 1024
+REMEMBERED = 4
+"""Arrays of ids whose slots are known: this batch's, the next one's, and those of a step that looks rows up twice."""
+
+
+class Replica:
+    """Rows of one table on a worker: D values, S columns of optimizer state, D of the base, in one storage.
+
+    Args:
+        dim: D. dtype: of everything. kernel: the local sparse optimizer. num_rows: of the table, where it has an end.
+    """
+
+    def __init__(self, dim: int, dtype: torch.dtype, kernel: Kernel, num_rows: int | None) -> None:
+        self.dim, self.kernel, self.num_rows = dim, kernel, num_rows
+        self.width = dim + kernel.state_columns(dim)
+        self.index = index_of(num_rows)
+        self.rows = torch.zeros((SMALLEST, self.width + dim), dtype=dtype)
+        self.ids = np.zeros(SMALLEST, dtype=np.int64)
+        self.dirty: list[np.ndarray] = []
+        self.steps = 0
+        self.found: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=REMEMBERED)
+
+    def slots(self, ids: np.ndarray) -> np.ndarray:
+        """(U,) of unique ids that are all here. One array of ids is asked for two or three times; slots do not move."""
+        for known, slots in self.found:
+            if known is ids:
+                return slots
+        slots = self.index.find(ids)
+        self.found.append((ids, slots))
+        return slots
+
+    def missing(self, ids: np.ndarray) -> np.ndarray:
+        """Those of these unique ids (U,) that are not here."""
+        slots = self.index.find(ids)
+        absent: np.ndarray = ids[slots < 0]
+        if not len(absent):
+            self.found.append((ids, slots))
+        return absent
+
+    def insert(self, ids: np.ndarray, values: torch.Tensor) -> None:
+        """Rows that are new here: the servers' values (U, D)."""
+        slots = self.index.add(ids)
+        if self.index.high > len(self.rows):
+            capacity = max(self.index.high, 2 * len(self.rows))
+            rows = torch.zeros((capacity, self.rows.shape[1]), dtype=self.rows.dtype)
+            rows[: len(self.rows)] = self.rows
+            self.ids = np.pad(self.ids, (0, capacity - len(self.ids)))
+            self.rows = rows
+        fresh = torch.full((len(ids), self.rows.shape[1]), self.kernel.initial, dtype=self.rows.dtype)
+        fresh[:, : self.dim] = values
+        fresh[:, self.width :] = values
+        self.rows.index_copy_(0, torch.from_numpy(slots), fresh)
+        self.ids[slots] = ids
+
+    def look_up(self, ids: np.ndarray) -> torch.Tensor:
+        """(U, D) values of ids that are here."""
+        slots = torch.from_numpy(self.slots(ids))
+        return self.rows.index_select(0, slots)[:, : self.dim].contiguous()
+
+    def update(self, ids: np.ndarray, gradients: torch.Tensor, lr: float) -> None:
+        """One local step of these unique rows; also without any the optimizer's step counts."""
+        self.steps += 1
+        if not len(ids):
+            return
+        slots = self.slots(ids)
+        places = torch.from_numpy(slots)
+        rows = self.rows.index_select(0, places)
+        self.kernel.apply(rows[:, : self.dim], rows[:, self.dim : self.width], gradients, lr, self.steps)
+        self.rows.index_copy_(0, places, rows)
+        self.dirty.append(slots)
+
+    def differences(self, share: float) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+        """Rows changed since the last time: ids ascending (N,), (values - base) * share (N, D), values - base (N, D)."""
+        changed = np.zeros(self.index.high, dtype=np.bool_)  # np.unique of all steps' slots takes ten times as long
+        for part in self.dirty:
+            changed[part] = True
+        slots = np.flatnonzero(changed)
+        self.dirty = []
+        ids = self.ids[slots]
+        order = np.argsort(ids)
+        rows = self.rows.index_select(0, torch.from_numpy(slots[order]))
+        moved = rows[:, : self.dim] - rows[:, self.width :]
+        return ids[order], moved * share, moved
+
+    def fold(
+        self, pushed: tuple[np.ndarray, torch.Tensor, torch.Tensor], ids: np.ndarray, values: torch.Tensor, settle: bool
+    ) -> None:
+        """What the servers have now: pushed rows that nobody else changed, and rows (N,) with values (N, D) that others did.
+
+        A row's value moves by what the servers gained beyond its own difference. ``settle``: it takes the servers' value.
+        """
+        own, shares, moved = pushed
+        if len(own):
+            slots = torch.from_numpy(self.index.find(own))
+            rows = self.rows.index_select(0, slots)
+            base = rows[:, self.width :] + shares
+            rows[:, : self.dim] = base if settle else rows[:, : self.dim] + (shares - moved)
+            rows[:, self.width :] = base
+            self.rows.index_copy_(0, slots, rows)
+        if len(ids):
+            found = self.index.find(ids)
+            here = found >= 0
+            slots = torch.from_numpy(found[here])
+            values = values[torch.from_numpy(here)]
+            rows = self.rows.index_select(0, slots)
+            rows[:, : self.dim] = values if settle else rows[:, : self.dim] + (values - rows[:, self.width :])
+            rows[:, self.width :] = values
+            self.rows.index_copy_(0, slots, rows)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Everything here, by ids ascending."""
+        ids = np.sort(self.index.ids())
+        slots = self.index.find(ids)
+        dirty = np.zeros(len(self.rows), dtype=np.int64)
+        for part in self.dirty:
+            dirty[part] = 1
+        return {
+            "ids": torch.from_numpy(ids), "rows": self.rows[torch.from_numpy(slots)],
+            "dirty": torch.from_numpy(dirty[slots]), "steps": torch.tensor(self.steps),
+        }  # fmt: skip
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on from what ``state`` gave, with nothing else."""
+        ids = state["ids"].numpy()
+        self.index, self.dirty, self.steps = index_of(self.num_rows), [], int(state["steps"])
+        self.found.clear()
+        self.insert(ids, state["rows"][:, : self.dim])
+        slots = self.index.find(ids)
+        self.rows.index_copy_(0, torch.from_numpy(slots), state["rows"])
+        self.dirty.append(slots[state["dirty"].numpy().astype(bool)])

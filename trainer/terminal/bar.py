@@ -1,0 +1,143 @@
+"""The progress bar: as wide as the terminal, with what is waited for, the best so far, and workers that go their own ways."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.constrain import Constrain
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from trainer.terminal import streams
+from trainer.terminal.screen import Screen
+
+LOOK_EVERY_S = 0.25
+SHOWN = ("loss", "acc1", "acc5", "auc")
+PEERS = "status.*.json"
+"""What each worker writes of itself where they go their own ways."""
+
+
+class Bar(Progress):
+    """A bar over the whole line, and under it lines of text that are cut at the terminal's edge."""
+
+    below: tuple[str, ...] = ()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar, then the lines."""
+        yield from super().get_renderables()
+        for line in self.below:  # not to the edge, where the ^C that a terminal shows would begin a new line
+            yield Constrain(Text(line, style="dim", no_wrap=True, overflow="ellipsis"), self.console.width - 4)
+
+
+@contextmanager
+def bar(run_dir: Path, total_steps: int, verbosity: str = "normal") -> Iterator[None]:
+    """On a terminal, a progress bar that follows status.json; elsewhere nothing, the lines say enough."""
+    if not sys.stdout.isatty() or verbosity == "quiet":
+        yield
+        return
+    columns = (
+        _column("{task.fields[where]}"), BarColumn(bar_width=None), MofNCompleteColumn(),
+        TimeElapsedColumn(), _column("ETA"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Bar(*columns, console=Screen(), transient=True, expand=True) as progress, streams.guarded():
+        task = progress.add_task("", total=total_steps, where="starting: importing")
+
+        def look() -> None:
+            status = read_status(run_dir)
+            if status.get("state") == "starting" and "doing" in status:
+                progress.update(task, where=f"starting: {status['doing']}")
+            elif status.get("state") == "running":
+                progress.below = tuple(filter(None, (measured(status), peers(run_dir))))
+                progress.update(task, completed=status["step"], total=status["total"], where=f"epoch {status['epoch']}")
+
+        with _every(LOOK_EVERY_S, look):
+            yield
+
+
+@contextmanager
+def _every(seconds: float, look: Callable[[], None]) -> Iterator[None]:
+    """Look again and again, in a thread."""
+    done = threading.Event()
+
+    def follow() -> None:
+        while not done.wait(seconds):
+            look()
+
+    thread = threading.Thread(target=follow, daemon=True, name="progress")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def measured(status: dict[str, Any]) -> str:
+    """The last line's metrics and rate, and the best so far: ``loss 0.31  acc1 0.91  286 samples/s  best acc1 0.95``."""
+    metrics = status["metrics"]
+    parts = [f"{name} {metrics[f'train/{name}']:.4f}" for name in SHOWN if f"train/{name}" in metrics]
+    if "perf/samples_per_s" in metrics:
+        parts.append(f"{metrics['perf/samples_per_s']:.0f} samples/s")
+    if best := status.get("best"):
+        parts.append(f"best {best['metric'].removeprefix('val/')} {best['value']:.4f}")
+    return "  ".join(parts)
+
+
+def peers(run_dir: Path) -> str:
+    """How far each worker is, where they go their own ways: ``worker 0: 120  worker 1: 117``."""
+    told = [(int(path.suffixes[-2][1:]), read_json(path)) for path in run_dir.glob(PEERS)]
+    return "  ".join(f"worker {rank}: {status['step']}" for rank, status in sorted(told, key=lambda t: t[0]) if status)
+
+
+def _column(form: str) -> TextColumn:
+    """A column of text; what it shows is no markup."""
+    return TextColumn(form, markup=False)
+
+
+def read_status(run_dir: Path) -> dict[str, Any]:
+    """status.json, or nothing yet."""
+    return read_json(run_dir / "status.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that is replaced again and again, or nothing yet."""
+    try:
+        return json.loads(path.read_text())  # type: ignore[no-any-return]
+    except (OSError, ValueError):
+        return {}
+
+
+@contextmanager
+def preparing(verbosity: str = "normal") -> Iterator[Any]:
+    """Shows how far a preparation (download, drawing) is: a bar on a terminal, a few lines elsewhere."""
+    if verbosity == "quiet":
+        yield lambda what, done, total: None
+        return
+    shown: dict[str, int] = {}
+    if not sys.stdout.isatty():
+
+        def line(what: str, done: int, total: int) -> None:
+            tenth = 10 * done // max(total, 1)
+            if shown.get(what, -1) < tenth:
+                shown[what] = tenth
+                print(f"{what}: {done}/{total}", flush=True)
+
+        yield line
+        return
+    columns = (_column("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), _column("ETA"), TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=Screen(), transient=True, expand=True) as progress, streams.guarded():
+        tasks: dict[str, Any] = {}
+
+        def update(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done, total=total)
+
+        yield update

@@ -1,0 +1,189 @@
+"""What a process prints: every text on its way to the screen or a log is cleaned of secrets and control characters."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.util
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from trainer.config import redact
+from trainer.config.redact import HERE
+from trainer.host import private
+from trainer.visible import visible
+
+
+def clean(text: str) -> str:
+    """A text as it may be seen: no secret that this process knows of, no control character."""
+    return visible(redact.text(text))
+
+
+class Guard:
+    """A text stream that cleans what is written to it, line by line; a lone carriage return ends a line as well.
+
+    Whoever prints (this package, a user's own class, a traceback, a library) need not think of it.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self._begin()
+        GUARDS.add(self)
+
+    def _begin(self) -> None:
+        self._pending: list[str] = []
+        self._lock = threading.RLock()
+
+    def write(self, text: str) -> int:
+        """Lines go on at once, the rest when it is complete or the stream is flushed."""
+        with self._lock:
+            lines, newline, rest = text.rpartition("\n")
+            if newline:
+                lines, self._pending = "".join((*self._pending, lines)), []
+                self._emit(lines + newline)
+            if rest:
+                self._pending.append(rest)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """As of any text stream."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """What is there goes on, complete or not; but for what may be the first half of a secret, until the other comes."""
+        with self._lock:
+            pending = "".join(self._pending)
+            held = redact.begun(pending)
+            self._pending = [pending[len(pending) - held :]] if held else []
+            if len(pending) > held:
+                self._emit(pending[: len(pending) - held])
+        self.stream.flush()
+
+    def finish(self) -> None:
+        """Nothing more comes, or it comes by another way: all that is there goes on."""
+        with self._lock:
+            pending, self._pending = "".join(self._pending), []
+            if pending:
+                self._emit(pending)
+        self.stream.flush()
+
+    @property
+    def buffer(self) -> _Bytes:
+        """Bytes are cleaned as well."""
+        return _Bytes(self)
+
+    def _emit(self, text: str) -> None:
+        text = clean(text.replace("\r\n", "\n").replace("\r", "\n"))
+        try:
+            self.stream.write(text)
+        except UnicodeEncodeError:
+            encoding = getattr(self.stream, "encoding", None) or "ascii"
+            self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class _Bytes:
+    """The bytes below a guarded stream: as text they pass it too."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    def write(self, data: Any) -> int:
+        """Bytes that are no UTF-8 are spelled out."""
+        data = bytes(data)
+        self.guard.write(data.decode("utf-8", "surrogateescape"))
+        return len(data)
+
+    def flush(self) -> None:
+        """As of the text."""
+        self.guard.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.guard.stream.buffer, name)
+
+
+GUARDS: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def _begin_anew() -> None:
+    """In a forked process (one that reads data): half a line, and the lock of who was just writing, are the parent's."""
+    for guard in GUARDS:
+        guard._begin()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Guard the standard streams; what is learnt inside of secrets is forgotten at the end."""
+    with HERE.for_now(), restored():
+        guard()
+        yield
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """The standard streams are as they were at the end, with nothing left in those of meanwhile."""
+    names = ("stdout", "stderr", "__stdout__", "__stderr__")
+    before = {name: getattr(sys, name) for name in names}
+    try:
+        yield
+    finally:
+        for name in names:
+            with contextlib.suppress(OSError, ValueError):  # nobody may be there to read it
+                finish(getattr(sys, name))
+        for name in names:
+            setattr(sys, name, before[name])
+
+
+def finish(stream: Any) -> None:
+    """Everything that was written goes on, complete or not."""
+    if stream is not None:
+        (stream.finish if isinstance(stream, Guard) else stream.flush)()
+
+
+def guard() -> None:
+    """Guard the standard streams of this process from here on, also under the names of the interpreter's own."""
+    stand_in(*(s if isinstance(s, Guard) else Guard(s) for s in (sys.stdout, sys.stderr)))
+
+
+def stand_in(out: Any, error: Any) -> None:
+    """Print to these from here on; ``sys.__stdout__`` and ``sys.__stderr__``, if they are somewhere else, are guarded there."""
+    for name, stream in (("stdout", out), ("stderr", error)):
+        own = getattr(sys, f"__{name}__")
+        if own is not None and unguarded(own) is unguarded(getattr(sys, name)):
+            own = stream
+        elif own is not None and not isinstance(own, Guard):
+            own = Guard(own)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", own)
+
+
+def confide(payload: Any) -> None:
+    """In a started process: what it prints is guarded, and it knows what its launcher knows."""
+    if isinstance(payload, Mapping):
+        HERE.learn(payload.get("secrets", ()), redact.values(payload.get("config", {})))
+    guard()
+    for stream in (sys.stdout, sys.stderr):
+        multiprocessing.util.Finalize(None, finish, (stream,), exitpriority=0)
+
+
+def log(path: Path) -> IO[str]:
+    """A new file for what a process prints."""
+    private.start_empty(path)
+    return path.open("a", encoding="utf-8", errors="backslashreplace")
+
+
+def unguarded(stream: Any) -> Any:
+    """The stream behind the guard: for who cleans texts before they get styles and cursor movements."""
+    while isinstance(stream, Guard) or hasattr(stream, "rich_proxied_file"):
+        stream = stream.stream if isinstance(stream, Guard) else stream.rich_proxied_file
+    return stream

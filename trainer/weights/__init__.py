@@ -1,0 +1,1 @@
+"""Saved weights: what files hold, and whether they fit a model."""

@@ -1,0 +1,60 @@
+"""Saved weights for the very model that they were of: do they fit it, and into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from trainer.errors import UserError
+from trainer.weights import tensor_files
+from trainer.weights.tensor_files import some
+
+
+def check(path: Path, model: nn.Module, called: str) -> None:
+    """The file has every parameter and buffer of the model in its shape, and no other.
+
+    Args:
+        model: may be on the meta device.
+        called: what the model is called in a sentence.
+
+    Raises:
+        UserError: it has not, or it cannot be read; naming what differs.
+    """
+    own = model.state_dict()
+    wanted = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    found = tensor_files.unwrapped(tensor_files.outlines(path, f"weights={path}"), wanted)
+    there = {name: outline.shape for name, outline in found.items()}
+    missing = [one[0] for one in _same_tensors(model) if not any(name in there for name in one)]
+    unknown = [name for name in there if name not in wanted]
+    other = [f"{n} is {there[n]} there and {wanted[n]} here" for n in there if n in wanted and there[n] != wanted[n]]
+    faults = [
+        *([f"it lacks {some(missing)}"] if missing else []),
+        *([f"it has {some(unknown)}, which the model has not"] if unknown else []),
+        *([some(other, "; ")] if other else []),
+    ]
+    if faults:
+        raise UserError(f"weights={path}", f"does not fit the model ({called}): {'; '.join(faults)}", "the model and the data that it was trained with")  # fmt: skip
+    tensor_files.refuse_complex((name for name, outline in found.items() if outline.is_complex), own, f"weights={path}")
+
+
+def load(path: Path, model: nn.Module) -> None:
+    """Give the model the file's values, in its own types and where it is.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    check(path, model, type(model).__name__)
+    own = model.state_dict()
+    found = tensor_files.unwrapped(tensor_files.read(path, f"weights={path}"), own)
+    tensor_files.into(
+        model, found, f"weights={path}"
+    )  # of one and the same tensor under several names the file may have one
+
+
+def _same_tensors(model: nn.Module) -> list[list[str]]:
+    """The names of the state_dict, those of one and the same tensor together (safetensors keep it once)."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        groups.setdefault(id(tensor), []).append(name)
+    return list(groups.values())

@@ -1,0 +1,160 @@
+"""Files of tensors by name: safetensors, or what torch.save made of a state_dict, alone or within a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+from trainer.errors import UserError, first_line
+from trainer.visible import shortened
+from trainer.weights import torch_files
+
+NESTED = ("state_dict", "model")
+"""Where checkpoints of others keep the state_dict."""
+WRAPPED = "module."
+"""What DistributedDataParallel and DataParallel put before every name."""
+MOST_NAMED = 4
+T = TypeVar("T")
+
+
+def read(path: Path, what: str) -> dict[str, torch.Tensor]:
+    """The file's tensors, on the CPU. Nothing in it is executed.
+
+    Args:
+        what: the key and value that named the file.
+
+    Raises:
+        UserError: it cannot be read as what its name says.
+    """
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        try:
+            return _plain(load_file(path), what)
+        except UserError:
+            raise
+        except Exception as error:  # crafted headers break it in several ways
+            raise _no_safetensors(what, error) from error
+    try:
+        torch_files.check(path, what)
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
+    except Exception as error:  # a zip, a pickle, or neither: each breaks in its own way
+        why = "cannot be read by torch.load(weights_only=True), which takes tensors by name alone"
+        raise UserError(what, f"{why}: {first_line(error)[:200]}", "torch.save(model.state_dict(), ...)") from error
+    for key in NESTED:
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(isinstance(t, torch.Tensor) for t in content.values()):
+        kind = f"holds {some(content)}" if isinstance(content, dict) else f"is a {type(content).__name__}"
+        raise UserError(what, f"{kind} and not a state_dict, name -> tensor", "torch.save(model.state_dict(), ...)")
+    return _plain(content, what)
+
+
+def _plain(by_name: dict[str, torch.Tensor], what: str) -> dict[str, torch.Tensor]:
+    """The same, if a model can take each of them.
+
+    Raises:
+        UserError: one is not a plain array of numbers in memory.
+    """
+    for name, tensor in by_name.items():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu" or tensor.is_nested:
+            raise UserError(what, f"{shortened(str(name))} is no plain tensor ({kind}, {tensor.layout}, {tensor.device})", "torch.save(model.state_dict(), ...)")  # fmt: skip
+        if not _converts(tensor.dtype):
+            raise _of_no_use(what, str(name), kind)
+    return by_name
+
+
+def _of_no_use(what: str, name: str, kind: str) -> UserError:
+    return UserError(what, f"{shortened(name)} is of the type {kind}, which no model can take", "weights saved as float32 or bfloat16")  # fmt: skip
+
+
+@cache
+def _converts(kind: torch.dtype) -> bool:
+    try:
+        torch.zeros(1, dtype=torch.complex64).copy_(torch.empty(1, dtype=kind))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what: str) -> None:
+    """Complex numbers do not become real ones.
+
+    Raises:
+        UserError: those of these names should.
+    """
+    wrong = [name for name in names if name in own and not own[name].is_complex()]
+    if wrong:
+        raise UserError(what, f"holds complex numbers where the model's are real ({some(wrong)})", "weights of this model")  # fmt: skip
+
+
+def into(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) -> None:
+    """Give the model these values, in its own types and where it is; what it has beside them stays.
+
+    Raises:
+        UserError: it cannot take them.
+    """
+    own = model.state_dict()
+    refuse_complex((name for name, tensor in by_name.items() if tensor.is_complex()), own, what)
+    try:
+        model.load_state_dict(by_name, strict=False)
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UserError(what, f"does not go into the model: {shortened(' '.join(lines[-1:]))}") from error
+
+
+class Outline(NamedTuple):
+    """What is known of a tensor without reading it."""
+
+    shape: tuple[int, ...]
+    is_complex: bool
+
+
+def outlines(path: Path, what: str) -> dict[str, Outline]:
+    """Every tensor in the file by name; of safetensors without reading them.
+
+    Raises:
+        UserError: it cannot be read as what its name says.
+    """
+    if path.suffix != ".safetensors":
+        return {name: Outline(tuple(tensor.shape), tensor.is_complex()) for name, tensor in read(path, what).items()}
+    from safetensors import safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            kinds = {name: str(one.get_dtype()) for name, one in slices.items()}
+            found = {name: Outline(tuple(one.get_shape()), kinds[name][0] == "C") for name, one in slices.items()}
+    except Exception as error:
+        raise _no_safetensors(what, error) from error
+    for name, kind in kinds.items():
+        if kind[:2] in ("F4", "F6"):
+            raise _of_no_use(what, name, kind)
+    for name, outline in found.items():
+        if any(size >= 2**63 for size in outline.shape):
+            raise UserError(what, f"cannot be read as safetensors: {shortened(name)} has a shape beyond 2**63")
+    return found
+
+
+def unwrapped(by_name: Mapping[str, T], own: Container[str]) -> dict[str, T]:
+    """The same by the model's own names, which the wrapper of a distributed training may stand before."""
+    return {name if name in own else name.removeprefix(WRAPPED): one for name, one in by_name.items()}
+
+
+def some(names: Iterable[object], between: str = ", ") -> str:
+    """The first names, and how many more there are."""
+    listed = [shortened(str(name)) for name in names]
+    more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
+    return between.join(listed[:MOST_NAMED]) + more
+
+
+def _no_safetensors(what: str, error: Exception) -> UserError:
+    return UserError(what, f"cannot be read as safetensors: {first_line(error)[:200]}")

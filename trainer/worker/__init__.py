@@ -1,0 +1,1 @@
+"""One training process: build, the loop, evaluation, prediction, what it measures of itself."""

@@ -1,0 +1,184 @@
+"""A user's callbacks: what they are told of a run, when, and how one asks the run to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.config.instantiate import call_target
+from trainer.errors import Interrupted, RunFailed, failed
+from trainer.metrics.exchange import Total, exchanged
+
+HOOKS = ("on_train_start", "on_update_end", "on_validation_end", "on_train_end", "on_exception")
+"""Methods that a callback may have, each called with one event."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What every callback is told.
+
+    Attributes:
+        rank, world_size: this worker's number, and how many began.
+        run_dir: the run's folder, shared by all workers of a host: write to it from one rank, or to a file for each.
+        epoch: from 0. step: updates done (where work is leased, of this worker). total_steps: as planned.
+        lr: of the update that was made last.
+        model: the module itself, on its device. With tables on parameter servers it holds no rows of theirs.
+        requests: filled by ``stop``.
+    """
+
+    rank: int
+    world_size: int
+    run_dir: Path
+    epoch: int
+    step: int
+    total_steps: int
+    lr: float
+    model: nn.Module
+    requests: list[str] = field(repr=False)
+
+    def stop(self, reason: str) -> None:
+        """Ask the run to end early; all workers end together, at the next line of the log or validation."""
+        self.requests.append(str(reason))
+
+
+@dataclass(frozen=True)
+class TrainStart(Event):
+    """Before the first update: the model is built and equal on all workers."""
+
+
+@dataclass(frozen=True)
+class UpdateEnd(Event):
+    """After an update; the model is in training mode.
+
+    Attributes:
+        samples: this worker's in the update.
+        loss: this worker's mean loss of the update's last batch, a tensor () on the device; ``item()`` waits for a GPU.
+    """
+
+    samples: int
+    loss: torch.Tensor
+
+
+@dataclass(frozen=True)
+class ValidationEnd(Event):
+    """After a validation: the model is the agreed one, in evaluation mode, and gradients are off.
+
+    Attributes:
+        metrics: ``val/...`` and, with ``ema.decay``, ``val_ema/...``, the same on all workers.
+        improved: the first worker has kept this model as the best so far; False on the others.
+    """
+
+    metrics: Mapping[str, float]
+    improved: bool
+
+
+@dataclass(frozen=True)
+class TrainEnd(Event):
+    """After the last validation, before the model is saved.
+
+    Attributes:
+        metrics: of the last validation; ended: empty, or why the run ends early.
+    """
+
+    metrics: Mapping[str, float]
+    ended: str
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    """The training breaks on this worker, or is interrupted; ``error`` is raised again afterwards."""
+
+    error: BaseException
+
+
+class Callbacks:
+    """All callbacks of one worker.
+
+    Args:
+        made: the callbacks, with what each is called in messages.
+        rank, size, run_dir, total_steps, model: see :class:`Event`.
+    """
+
+    def __init__(
+        self, made: Sequence[tuple[str, Any]], rank: int, size: int, run_dir: Path, total_steps: int, model: nn.Module
+    ) -> None:
+        self.common = {
+            "rank": rank, "world_size": size, "run_dir": run_dir, "total_steps": total_steps, "model": model,
+        }  # fmt: skip
+        self.rank, self.size = rank, size
+        self.lr = 0.0
+        self.requests: list[str] = []
+        self.hooks: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
+            hook: [(name, getattr(one, hook)) for name, one in made if hasattr(one, hook)] for hook in HOOKS
+        }
+        self.after_update = bool(self.hooks["on_update_end"])
+
+    def __bool__(self) -> bool:
+        return any(self.hooks.values())
+
+    def train_start(self, lr: float) -> None:
+        """Before the first update, whose rate will be ``lr``."""
+        self.lr = lr
+        self._tell("on_train_start", TrainStart, 0, 0)
+
+    def update_end(self, epoch: int, step: int, lr: float, samples: int, loss: torch.Tensor) -> None:
+        """After an update."""
+        self.lr = lr
+        self._tell("on_update_end", UpdateEnd, epoch, step, samples=samples, loss=loss.detach())
+
+    def validation_end(self, epoch: int, step: int, metrics: Mapping[str, float], improved: bool) -> None:
+        """After a validation."""
+        self._tell("on_validation_end", ValidationEnd, epoch, step, metrics=dict(metrics), improved=improved)
+
+    def train_end(self, epoch: int, step: int, metrics: Mapping[str, float], ended: str) -> None:
+        """At the end."""
+        self._tell("on_train_end", TrainEnd, epoch, step, metrics=dict(metrics), ended=ended)
+
+    def exception(self, epoch: int, step: int, error: BaseException) -> None:
+        """The training breaks; what goes wrong in a callback now is printed and hides nothing."""
+        try:
+            self._tell("on_exception", Failed, epoch, step, error=error)
+        except RunFailed as another:
+            print(another, flush=True)
+
+    def asked(self) -> torch.Tensor:
+        """(size,) float64: 1 in this worker's place where a callback has asked to stop; adds up over workers."""
+        flags = torch.zeros(self.size, dtype=torch.float64)
+        flags[self.rank] = float(bool(self.requests))
+        return flags
+
+    def why(self, asked: torch.Tensor, step: int, total: Total) -> str:
+        """Why the run ends, from the sum of ``asked`` over the workers; empty: nobody has asked. The same on all workers
+        but for ``step``, where they have none in common."""
+        if not asked.any():
+            return ""
+        mine = self.requests[0] if self.requests else ""
+        reasons = [reason for reason in exchanged(total, self.rank, self.size, mine.encode()) if reason]
+        return f"stopped by a callback at update {step}: {reasons[0].decode() if reasons else ''}"
+
+    def _tell(self, hook: str, kind: type[Event], epoch: int, step: int, **more: Any) -> None:
+        if not self.hooks[hook]:
+            return
+        event = kind(**self.common, epoch=epoch, step=step, lr=self.lr, requests=self.requests, **more)  # type: ignore[arg-type]
+        for name, call in self.hooks[hook]:
+            try:
+                call(event)
+            except (RunFailed, Interrupted):
+                raise
+            except (Exception, SystemExit) as error:
+                raise failed(name, hook, call, error) from error
+
+
+def made(
+    nodes: Sequence[Mapping[str, Any]], rank: int, size: int, run_dir: Path, total_steps: int, model: nn.Module
+) -> Callbacks | None:
+    """The callbacks of these nodes; None where there are none, which costs nothing."""
+    called = [
+        (f"callbacks[{n}] ({node['_target_']})", call_target(node, f"callbacks[{n}]")) for n, node in enumerate(nodes)
+    ]
+    return Callbacks(called, rank, size, run_dir, total_steps, model) if called else None

@@ -1,0 +1,51 @@
+"""What it takes, besides the weights, to use a trained model elsewhere: how it is built, what it is fed, one sample."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.config.instantiate import locate
+from trainer.data.feed import Placement
+from trainer.data.inputs import Inputs
+from trainer.host import private
+from trainer.run_folder.json_files import leave
+
+SPEC, SAMPLE = "model.json", "example.npz"
+ALONE = "inputs"
+"""The name in the file of inputs that have none."""
+
+
+def keep(
+    run_dir: Path, model: Mapping[str, Any], precision: str, place: Placement, inputs: Inputs,
+    rows: Mapping[str, Any] | None = None, preprocessing: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """Write ``model.json`` and ``example.npz``.
+
+    Args:
+        model: the ``model`` node of the config.
+        place: what the batches went through on their way to the model.
+        inputs: one sample or several, as the data source gives them.
+        rows: node of what reads rows of text, where the data source has such.
+        preprocessing: what validation does to an image; empty or None: samples are none.
+    """
+    mean, std = (None if t is None else t.flatten().tolist() for t in (place.mean, place.std))
+    spec = {"model": dict(model), "mean": mean, "std": std, "fp64": precision == "fp64", "rows": rows, "preprocessing": preprocessing or None}  # fmt: skip
+    by_name = inputs if isinstance(inputs, dict) else {ALONE: inputs}
+    arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in by_name.items()}
+    private.start_empty(run_dir / SAMPLE)
+    np.savez_compressed(run_dir / SAMPLE, **arrays)
+    leave(run_dir / SPEC, spec, private=True)
+
+
+def sample(run_dir: Path) -> Any:
+    """What the logged model takes: the kept inputs as arrays, one or several by name; or a row of text."""
+    if (rows := json.loads((run_dir / SPEC).read_text())["rows"]) is not None:
+        return [locate(rows["_target_"]).example]
+    with np.load(run_dir / SAMPLE) as kept:
+        by_name = {name: kept[name] for name in kept.files}
+    return by_name[ALONE] if set(by_name) == {ALONE} else by_name

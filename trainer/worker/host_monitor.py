@@ -1,0 +1,108 @@
+"""How busy each host is: its processor, memory and GPUs, as points that carry the host's number."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+import torch.distributed as dist
+
+from trainer.host import hardware
+from trainer.run_folder.report import Report
+
+FIRST_S = 1.0
+LEAST_S = 0.1
+"""How busy processors were over less is chance."""
+MIB = 1 << 20
+
+
+@contextmanager
+def watched(node: int, nodes: int, store: Any, report: Report, every_s: float) -> Iterator[None]:
+    """While it lasts, this host is measured, in a thread; host 0's worker writes all hosts' points.
+
+    Args:
+        node, nodes: the host's number, and how many there are.
+        store: the launcher's, where the hosts meet; None: there is one host.
+        every_s: seconds between two measurements, of which the first comes early.
+    """
+    monitor = Monitor(node, nodes, store, report, every_s)
+    monitor.start()
+    try:
+        yield
+    finally:
+        monitor.end()
+
+
+class Monitor(threading.Thread):
+    """Measures this host. Others than host 0 leave what they measure in the launcher's store, where it is fetched."""
+
+    def __init__(self, node: int, nodes: int, store: Any, report: Report, every_s: float) -> None:
+        super().__init__(daemon=True, name="system")
+        self.node = node
+        self.nodes = nodes
+        self.report = report
+        self.every_s = every_s
+        self.done = threading.Event()
+        self.store: Any = None
+        if nodes > 1 and store is not None:  # a connection of its own: a worker may wait in its own for long
+            self.store = dist.PrefixStore("system", store.clone())
+        self.seen: dict[int, bytes] = {}
+
+    def run(self) -> None:
+        """Measure until the end, and once more then, where that says anything."""
+        psutil.cpu_percent()  # the first call of each thread has nothing to compare with, and answers 0
+        pause, began = min(FIRST_S, self.every_s), time.monotonic()
+        while not self.done.wait(pause):
+            self.look()
+            pause, began = self.every_s, time.monotonic()
+        if time.monotonic() - began > LEAST_S:
+            self.look()
+
+    def end(self) -> None:
+        """Stop, with a last measurement."""
+        self.done.set()
+        self.join()
+
+    def look(self) -> None:
+        """One measurement, and those of other hosts that have come since the last; none is worth a run.
+
+        The launcher, and with it the store, may be gone already.
+        """
+        with suppress(OSError, ValueError, RuntimeError, psutil.Error, dist.DistError):
+            self._look()
+
+    def _look(self) -> None:
+        mine = int(time.time() * 1000), measured()
+        if self.node == 0:
+            self.report.system(0, *mine)
+        if self.node and self.store is not None:
+            self.store.set(str(self.node), json.dumps(mine))
+        elif self.store is not None:
+            self._fetch()
+
+    def _fetch(self) -> None:
+        for node in range(1, self.nodes):
+            if not self.store.check([str(node)]):
+                continue
+            told = self.store.get(str(node))
+            if self.seen.get(node) != told:
+                self.seen[node] = told
+                self.report.system(node, *json.loads(told))
+
+
+def measured() -> dict[str, float]:
+    """This host since the last call: percent of all cores, memory, and of each GPU that nvidia-smi shows."""
+    memory = psutil.virtual_memory()
+    found = {
+        "cpu_percent": psutil.cpu_percent(),
+        "memory_percent": memory.percent,
+        "memory_used_mib": round((memory.total - memory.available) / MIB, 1),
+    }
+    for number, (busy, used) in enumerate(hardware.gpu_loads()):
+        found |= {f"gpu{number}_percent": busy, f"gpu{number}_memory_used_mib": used}
+    return found

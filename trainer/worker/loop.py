@@ -1,0 +1,309 @@
+"""The training loop: epochs, updates, evaluation, reports. It knows the strategy contract and no strategy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.data.feed import Feed
+from trainer.errors import RunFailed
+from trainer.metrics.best import AVERAGED, RAW, EarlyStop
+from trainer.metrics.classification import Sums, Task
+from trainer.metrics.own import OwnMetrics
+from trainer.models.empty_batch import counting
+from trainer.optim.averaged import AveragedWeights
+from trainer.run_folder.report import Report
+from trainer.strategies.contract import Strategy
+from trainer.worker.callbacks import Callbacks
+from trainer.worker.profiler import Unprofiled
+
+
+@dataclass
+class Rhythm:
+    """How long, and how often is looked: ``epochs``, ``total_steps`` in updates, ``log_every`` batches,
+    ``val_every`` epochs, ``val_every_steps`` updates."""
+
+    epochs: int
+    total_steps: int
+    log_every: int
+    val_every: int
+    val_every_steps: int | None
+
+
+@dataclass
+class Training:
+    """Everything a worker needs to train, built from the config by ``worker.py``.
+
+    Attributes:
+        model: the module itself, which is evaluated and saved.
+        forward: the module that is called in training, as the strategy placed it.
+        arithmetic: context of a forward pass (autocast).
+        lockstep: workers may meet inside an epoch.
+        keep_best: saves the model, called after the best validation so far.
+        profile: marks of where the time goes.
+        run_dir: where the first worker reports to, should it not be the one that began; None: nobody takes over.
+        ema: the moving average of the weights; mean: workers' averages differ and their mean counts.
+        early_stop: says when to end before the last epoch.
+        callbacks: the user's; own: the user's metrics.
+        plateau: the schedule goes by validations.
+        step: updates done; validated: the last validation's update and metrics; stop: why to end early.
+        examined: the sums of the last validation and, where this worker keeps the best model, of the best.
+        line: what the next line of training will average.
+        compiling: what is said to be done in the first update, where that is long.
+    """
+
+    model: nn.Module
+    forward: nn.Module
+    task: Task
+    strategy: Strategy
+    feed: Feed
+    report: Report
+    rhythm: Rhythm
+    arithmetic: Callable[[], AbstractContextManager[Any]]
+    lockstep: bool
+    keep_best: Callable[[], None]
+    profile: Unprofiled = field(default_factory=Unprofiled)
+    run_dir: Path | None = None
+    ema: AveragedWeights | None = None
+    mean: bool = False
+    early_stop: EarlyStop | None = None
+    callbacks: Callbacks | None = None
+    own: OwnMetrics = field(default_factory=lambda: OwnMetrics({}))
+    plateau: bool = False
+    epoch: int = 0
+    step: int = 0
+    samples: int = 0
+    validated: tuple[int, dict[str, float]] = (-1, {})
+    stop: str = ""
+    examined: dict[str, torch.Tensor] = field(default_factory=dict)
+    compiling: str = ""
+    line: Line = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.line = Line(self.task.meter())
+
+
+@dataclass
+class Line:
+    """What the next line of training will average: the batches since the last one, whatever their epochs.
+
+    Attributes:
+        batches: since the run's start; printed: how many of them lines have told of; due: at how many the next line comes.
+        lr: of the last update; number: of the last batch in its epoch.
+        before: the sums of the last line, over all workers.
+    """
+
+    meter: Sums
+    batches: int = 0
+    printed: int = 0
+    due: int = 1
+    lr: float = 0.0
+    number: int = -1
+    before: torch.Tensor | None = None
+
+
+def fit(run: Training) -> dict[str, float]:
+    """Train to the end; returns the last validation's metrics."""
+    if not run.callbacks:
+        return _fit(run)
+    try:
+        run.callbacks.train_start(run.strategy.lr)
+        metrics = _fit(run)
+        run.callbacks.train_end(run.epoch, run.step, run.validated[1], run.report.ended)
+        return metrics
+    except (Exception, KeyboardInterrupt) as error:
+        run.callbacks.exception(run.epoch, run.step, error)
+        raise
+
+
+def _fit(run: Training) -> dict[str, float]:
+    for epoch in range(run.rhythm.epochs):
+        run.epoch = epoch
+        train_epoch(run, epoch)
+        done = run.step >= run.rhythm.total_steps or (epoch + 1 == run.rhythm.epochs and not run.stop)
+        if done or run.stop:
+            log_rest(run, epoch)
+        due = run.rhythm.val_every and (epoch + 1) % run.rhythm.val_every == 0
+        if (due or done or run.stop) and (run.lockstep or not run.stop):
+            evaluate(run, epoch)  # workers without a common step are stopped by a validation alone
+        if done:
+            break
+        if run.stop:
+            log_rest(run, epoch)
+            run.report.stopped(run.stop)
+            break
+    run.strategy.settle()
+    if not run.lockstep:
+        run.report.samples = int(run.strategy.total(torch.tensor([float(run.samples)], dtype=torch.float64)).item())
+    return run.validated[1]
+
+
+def train_epoch(run: Training, epoch: int) -> None:
+    """The epoch's updates: each from one batch, or from several merged ones."""
+    run.forward.train()
+    run.report.doing("first batch")
+    strategy, line, profile = run.strategy, run.line, run.profile
+    line.number = -1
+    told = run.callbacks if run.callbacks and run.callbacks.after_update else None
+    for samples, batches in profile.each("data", run.feed.updates(epoch)):
+        run.report.doing("first update" + run.compiling)
+        weight = strategy.weight(samples)
+        for batch in profile.each("data", batches):
+            strategy.prepare(batch)
+            if run.ema is not None:
+                run.ema.follow(run.step)
+            with strategy.accumulate(batch.last), counting(run.model, batch.samples):
+                with profile("forward"), run.arithmetic():
+                    loss, outputs = run.task.forward(run.forward, batch.inputs, batch.labels)
+                with profile("backward"):
+                    strategy.backward(loss * (weight * batch.share) if weight * batch.share != 1.0 else loss)
+            line.meter.add(loss, outputs, batch.labels, batch.samples)
+            line.number += 1
+            line.batches += 1
+        line.lr = strategy.lr
+        with profile("optimizer"):
+            strategy.update(samples)
+        run.step += 1
+        run.samples += samples
+        run.report.progress(epoch, run.step)
+        if line.batches >= line.due:
+            line.due = line.batches + run.rhythm.log_every
+            log_training(run, epoch)
+        if told:
+            told.update_end(epoch, run.step, line.lr, samples, loss)
+            if not run.model.training:
+                run.forward.train()
+        profile.step()
+        if run.rhythm.val_every_steps and run.step % run.rhythm.val_every_steps == 0:
+            if run.step >= run.rhythm.total_steps or run.stop:
+                log_rest(run, epoch)
+            evaluate(run, epoch)
+            run.forward.train()
+        if run.step >= run.rhythm.total_steps or run.stop:
+            break
+
+
+def log_rest(run: Training, epoch: int) -> None:
+    """At the end of the run, a line of the batches that are left. They are too few, so the line before is averaged with
+    them."""
+    if run.line.batches > run.line.printed:
+        log_training(run, epoch, rest=True)
+
+
+def log_training(run: Training, epoch: int, rest: bool = False) -> None:
+    """One line and one point: the task's metrics over the samples since the last line, of all workers.
+
+    Args:
+        rest: together with those of the last line.
+    """
+    line = run.line
+    sums = line.meter.sums()
+    if run.lockstep and run.callbacks:  # one meeting for both
+        asked = run.callbacks.asked().to(sums.device)
+        sums, asked = run.strategy.total(torch.cat([sums, asked])).split([len(sums), len(asked)])
+        run.stop = run.stop or run.callbacks.why(asked, run.step, run.strategy.total)
+    elif run.lockstep:
+        sums = run.strategy.total(sums)
+    samples, together = sums[-1].item(), sums
+    if rest and line.before is not None:
+        together = sums + line.before.to(sums.device)
+    line.before, line.printed = sums, line.batches
+    metrics = run.task.summary(together)
+    gauges = run.strategy.gauges() if run.report.run_dir else {}
+    run.report.training(epoch, line.number, run.step, metrics, samples, line.lr, run.feed, gauges, rest)
+    if metrics and not math.isfinite(metrics["loss"]):
+        raise RunFailed(
+            f"The loss is {metrics['loss']} at update {run.step} (epoch {epoch}, batch {line.number}). "
+            f"A lower optimizer.lr, a warm-up (scheduler.warmup_epochs) or strategy.clip_norm=1.0 usually helps."
+        )
+
+
+@torch.no_grad()
+def evaluate(run: Training, epoch: int) -> dict[str, float]:
+    """The task's metrics of the settled model, every validation sample counted exactly once.
+
+    Beside them, those of the averaged weights are measured; the best model is kept, and whoever goes by validations
+    (the schedule, the early stop) is told.
+    """
+    if run.lockstep and run.validated[0] == run.step:
+        return run.validated[1]
+    run.model.eval()
+    with run.report.evaluating(), run.profile("evaluation"):
+        sums, index, own = _examined(run, run.strategy.settle)
+        metrics = {**run.task.validation(sums), **own}
+        values = {f"{RAW}{name}": value for name, value in metrics.items()}
+        averages = averaged(run, run.ema) if run.ema is not None else None
+        if averages is not None:
+            measured = {**run.task.validation(averages[0]), **averages[1]}
+            values |= {f"{AVERAGED}{name}": value for name, value in measured.items()}
+        if run.run_dir is not None and index == 0:
+            run.report.take_over(run.run_dir)
+        run.examined["last"] = sums
+        improved = run.report.validation(epoch, run.step, values)
+        if improved:
+            of_average = run.report.watched.metric.startswith(AVERAGED)
+            run.examined["best"] = averages[0] if averages is not None and of_average else sums
+            with run.ema.in_place() if run.ema is not None and of_average else nullcontext():
+                run.keep_best()
+        decide(run, values)
+        if run.callbacks:
+            run.callbacks.validation_end(epoch, run.step, values, improved)
+            asked = run.strategy.total(run.callbacks.asked())
+            run.stop = run.stop or run.callbacks.why(asked, run.step, run.strategy.total)
+    run.validated = run.step, metrics
+    run.model.train()
+    return metrics
+
+
+def averaged(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[str, float]]:
+    """The task's sums and the user's metrics for the averaged weights, which all workers agree on; the model has its own
+    again afterwards."""
+    ema.follow(run.step)
+    ema.agree(run.strategy, run.mean)
+    with ema.in_place():
+        sums, _, own = _examined(run)
+        return sums, own
+
+
+def decide(run: Training, values: Mapping[str, float]) -> None:
+    """Tell the schedule and the early stop of a validation. All workers go by the first one's numbers."""
+    if not run.plateau and run.early_stop is None:
+        return
+    first = run.strategy.members()[0] == 0
+    numbers = torch.tensor(list(values.values()), dtype=torch.float64)
+    agreed = run.strategy.total(numbers if first else torch.zeros_like(numbers)).tolist()
+    values = dict(zip(values, agreed, strict=True))
+    if run.plateau:
+        run.strategy.observe(run.step, values)
+    if run.early_stop is not None:
+        run.stop = run.early_stop.why(run.step, values) or run.stop
+
+
+def _examined(run: Training, settle: Callable[[], None] = lambda: None) -> tuple[torch.Tensor, int, dict[str, float]]:
+    """The task's sums over the validation samples, this worker's number among those who took part, the user's metrics."""
+    while True:  # again when somebody was lost meanwhile, whose samples are left behind
+        settle()
+        index, taking_part = run.strategy.members()
+        sums = run.strategy.total(_evaluated(run, index, taking_part))
+        parts = run.own.gathered(run.strategy.total, index, taking_part)
+        if run.strategy.members()[1] == taking_part:
+            return sums, index, run.own.values(parts)
+
+
+def _evaluated(run: Training, index: int, count: int) -> torch.Tensor:
+    """The task's sums over this worker's share of the validation samples."""
+    exam = run.task.exam(index, count)
+    run.own.reset()
+    for numbers, batch in run.feed.evaluation(index, count):
+        with run.arithmetic():
+            loss, outputs = run.task.forward(run.model, batch.inputs, batch.labels)
+        exam.add(loss, outputs, batch.labels, batch.samples, numbers)
+        run.own.add(outputs, batch.labels)
+    return exam.sums()

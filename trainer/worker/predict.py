@@ -1,0 +1,229 @@
+"""mode=predict: one worker's part of looking at the images of a folder, and the table of what they show; or at rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainer.config.instantiate import call_target
+from trainer.data.feed import Placement
+from trainer.data.opening import printable
+from trainer.data.preprocessing import Preprocessing
+from trainer.data.rows import RowReader
+from trainer.data.source import DataSource, Facts, Splits
+from trainer.errors import why
+from trainer.planning.modes import class_names_of
+from trainer.run_folder import csv_files
+from trainer.run_folder.report import Report
+from trainer.strategies.contract import Seat, Strategy
+from trainer.weights import fit
+from trainer.wording import counted
+from trainer.worker import predict_rows
+from trainer.worker.train import Updaters, arithmetic, build_model, membership, settings
+
+TOP = 5
+BLOCK = 4096
+"""Files after which the workers put together what they found: what is in memory does not grow with the folder."""
+MOST_NAMED = 20
+
+
+class Pictures(Dataset[torch.Tensor | None]):
+    """Files as inputs; None where one cannot be read.
+
+    Args:
+        folder, files: paths relative to the folder.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[str], preprocessing: Preprocessing) -> None:
+        self.folder = folder
+        self.files = files
+        self.preprocessing = preprocessing
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, number: int) -> torch.Tensor | None:
+        try:
+            tensor: torch.Tensor = self.preprocessing.read(self.folder / self.files[number])
+            return tensor
+        except Exception:  # decoders raise what they like; the table says what it was
+            return None
+
+
+def together(inputs: list[torch.Tensor | None]) -> tuple[torch.Tensor | None, list[bool]]:
+    """A batch of those that could be read, and which these are."""
+    there = [tensor for tensor in inputs if tensor is not None]
+    return torch.stack(there) if there else None, [tensor is not None for tensor in inputs]
+
+
+def predict(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
+    """Look at this worker's share of the files; the first worker writes the table. Returns how it went, as training does."""
+    config, plan, run_dir, files = payload["config"], payload["plan"], Path(payload["run_dir"]), payload["files"]
+    device, first = torch.device(seat.device), seat.rank == 0
+    with settings(config, plan, seat), membership(seat, payload) as strategy:
+        report = Report(run_dir if first else None, plan["total_steps"])
+        try:
+            model = build_model(config, plan, device)
+            fit.load(Path(config["weights"]), model)
+            strategy.place(model.eval(), Updaters(config, plan, plan["chosen"]["precision"]))
+            source: DataSource = call_target(config["data"], "data")
+            if (reader := source.row_reader()) is not None:
+                return _look_at_rows(reader, model, seat, payload, strategy, report)
+            facts = Facts(**plan["facts"])
+            preprocessing = source.preprocessing(facts)
+            folder = Path(config["predict"]["input"])
+            pictures = Pictures(folder, files, preprocessing)
+            loader = _loader(pictures, plan, seat)
+            blocks = _blocks(loader, model, preprocessing, plan, seat, strategy, report)
+            if not first:
+                for _ in blocks:
+                    pass
+                return report.outcome()
+            output = Path(config["predict"]["output"] or run_dir / "predictions.csv")
+            names = class_names_of(Path(config["weights"]))
+            if names is None:
+                names = [] if facts.stand_in else list(source.class_names(facts))
+            unreadable = write(output, blocks, pictures, names)
+            return {**_told(report, len(files), unreadable), "unreadable": unreadable[:MOST_NAMED]}
+        finally:
+            report.close()
+
+
+def _look_at_rows(
+    node: Mapping[str, Any], model: torch.nn.Module, seat: Seat, payload: dict[str, Any], strategy: Strategy, report: Report
+) -> dict[str, Any]:  # fmt: skip
+    """The same for rows of text: each worker's share, and the first worker's table."""
+    config, plan, names = payload["config"], payload["plan"], payload["files"]
+    device, precision = torch.device(seat.device), plan["chosen"]["precision"]
+    reader: RowReader = call_target(node, "data")
+    place = Placement(Splits(None, None), device, torch.float64 if precision == "fp64" else torch.float32, False)  # type: ignore[arg-type]
+    context = arithmetic(precision, device)
+    looking = predict_rows.Looking(model, reader, place, context, plan["batch_size"], seat, strategy, report)
+    results = looking.results([Path(config["predict"]["input"]) / name for name in names])
+    if seat.rank:
+        for _ in results:
+            pass
+        return report.outcome()
+    output = Path(config["predict"]["output"] or Path(payload["run_dir"]) / "predictions.csv")
+    return predict_rows.told(report, *predict_rows.write(output, results, names, reader))
+
+
+def _shares(files: int, seat: Seat) -> list[tuple[int, list[int]]]:
+    """For each block of files, where it begins and which of them are this worker's."""
+    starts = range(0, files, BLOCK)
+    return [(start, list(range(start, min(start + BLOCK, files)))[seat.rank :: seat.size]) for start in starts]
+
+
+def _loader(pictures: Pictures, plan: dict[str, Any], seat: Seat) -> DataLoader[Any]:
+    """This worker's files in batches, none across the end of a block."""
+    size = plan["batch_size"]
+    batches = [mine[i : i + size] for _, mine in _shares(len(pictures), seat) for i in range(0, len(mine), size)]
+    return DataLoader(
+        pictures,
+        batch_sampler=batches,
+        collate_fn=together,
+        num_workers=plan["chosen"]["num_workers"],
+        prefetch_factor=plan["chosen"]["prefetch"] or None,
+        pin_memory=plan["chosen"]["pin_memory"],
+    )
+
+
+@torch.inference_mode()
+def _blocks(
+    loader: DataLoader[Any],
+    model: torch.nn.Module,
+    preprocessing: Preprocessing,
+    plan: dict[str, Any],
+    seat: Seat,
+    strategy: Strategy,
+    report: Report,
+) -> Iterator[torch.Tensor]:
+    """For each block its rows (N, 1 + 2 K) of all workers: whether the file could be read, K classes, K probabilities."""
+    device, precision = torch.device(seat.device), plan["chosen"]["precision"]
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    place = Placement(preprocessing, device, dtype, plan["chosen"]["channels_last"])
+    context = arithmetic(precision, device)
+    batches, step = iter(loader), 0
+    files: int = len(loader.dataset)  # type: ignore[arg-type]
+    for start, mine in _shares(files, seat):
+        rows = torch.zeros((min(BLOCK, files - start), 1 + 2 * TOP), dtype=torch.float64)
+        done = 0
+        while done < len(mine):
+            inputs, readable = next(batches)
+            found = torch.tensor(mine[done : done + len(readable)])[torch.tensor(readable)] - start
+            if inputs is not None:
+                placed, _ = place(inputs, found)
+                with context():
+                    rows[found] = guesses(model(placed)).cpu()
+            done += len(readable)
+            step += 1
+            report.progress(0, step)
+        yield strategy.total(rows.flatten()).cpu().reshape(rows.shape)
+
+
+def guesses(outputs: torch.Tensor) -> torch.Tensor:
+    """(N, 1 + 2 * TOP) float64: 1 for a file that could be read, the classes of the greatest probabilities, and these.
+
+    Args:
+        outputs: (N, C) scores; of fewer than ``TOP`` classes the rest are class -1.
+    """
+    probabilities, classes = outputs.double().softmax(1).sort(stable=True, dim=1, descending=True)
+    kept = min(TOP, outputs.shape[1])
+    rows = torch.full((len(outputs), 1 + 2 * TOP), -1.0, dtype=torch.float64, device=outputs.device)
+    rows[:, 0] = 1.0
+    rows[:, 1 : 1 + kept] = classes[:, :kept].double()
+    rows[:, 1 + TOP : 1 + TOP + kept] = probabilities[:, :kept]
+    return rows
+
+
+def write(output: Path, blocks: Iterator[torch.Tensor], pictures: Pictures, names: Sequence[str]) -> list[str]:
+    """Write the table, replaced as a whole when it is done; returns the files that could not be read."""
+    part = output.with_name(f".{output.name}.{os.getpid()}")
+    unreadable, number = [], 0
+    try:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            table = csv_files.Table(file)
+            header = [column for k in range(1, TOP + 1) for column in (f"class{k}", f"probability{k}")]
+            table.row(["file", *header, "error"])
+            for rows in blocks:
+                for row in rows.tolist():
+                    path = printable(pictures.files[number])
+                    if row[0]:
+                        table.row([*_columns(row, names), ""], name=path)
+                    else:
+                        unreadable.append(path)
+                        table.row([*[""] * (2 * TOP), why_unreadable(pictures, number)], name=path)
+                    number += 1
+        os.replace(part, output)
+    finally:
+        part.unlink(missing_ok=True)
+    return unreadable
+
+
+def _columns(row: list[float], names: Sequence[str]) -> Iterator[str]:
+    for label, probability in zip(map(int, row[1 : 1 + TOP]), row[1 + TOP :], strict=True):
+        yield names[label] if 0 <= label < len(names) else "" if label < 0 else str(label)
+        yield f"{probability:.6f}" if label >= 0 else ""
+
+
+def why_unreadable(pictures: Pictures, number: int) -> str:
+    """The decoder's own words, in one line."""
+    try:
+        pictures.preprocessing.read(pictures.folder / pictures.files[number])
+    except Exception as error:
+        return why(error)
+    return "could not be read at first"
+
+
+def _told(report: Report, files: int, unreadable: list[str]) -> dict[str, Any]:
+    """Lines on the screen, the numbers as metrics, and the outcome."""
+    if unreadable:
+        named = ", ".join(unreadable[:MOST_NAMED]) + (", ..." if len(unreadable) > MOST_NAMED else "")
+        print(f"{len(unreadable)} of {counted(files, 'file')} could not be read: {named}", flush=True)
+    report.counted({"predict/files": float(files), "predict/unreadable": float(len(unreadable))})
+    return {**report.outcome(), "samples": files}

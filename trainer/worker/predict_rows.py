@@ -1,0 +1,162 @@
+"""mode=predict for rows of text: one worker's part of the files, and the table of what the model says of each row."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.config import redact
+from trainer.data.criteo.files import Block, pieces
+from trainer.data.feed import Placement
+from trainer.data.rows import RowReader
+from trainer.run_folder.report import Report
+from trainer.strategies.contract import Seat, Strategy
+from trainer.visible import cell
+
+LINES = 4096
+"""At most so many lines are one worker's part of a round; what is in memory does not grow with the files."""
+MOST_BLANK = 64 << 10
+"""Bytes of blank lines at the end of a file that are passed over."""
+MOST_NAMED = 20
+HEADER = ("file", "row", "probability", "error")
+Result = tuple["Chunk", np.ndarray]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole lines of a file: the number of the first, from 1, and whether they have labels."""
+
+    file: int
+    line: int
+    lines: int
+    labelled: bool
+    text: bytes
+
+
+def chunks(files: Sequence[Path], reader: RowReader) -> Iterator[Chunk]:
+    """All lines of the files in their order.
+
+    Raises:
+        UserError: a file is broken.
+    """
+    for number, path in enumerate(files):
+        line, labelled, blank = 1, None, b""
+        for _, more in pieces(Block(path, number, 0, None), "predict.input"):
+            text, blank = without_last_blanks(blank + more)
+            if not text:
+                continue
+            if labelled is None:
+                labelled = reader.labelled(text)
+            ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1
+            for start in range(0, len(ends), LINES):
+                part = ends[start : start + LINES]
+                begin = int(ends[start - 1]) if start else 0
+                yield Chunk(number, line, len(part), bool(labelled), text[begin : part[-1]])
+                line += len(part)
+
+
+def without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
+    """Whole lines without the blank ones at their end, which are no rows at the end of a file, and those blank ones.
+
+    More of them than anybody types stay lines, so that what is kept of a file stays small.
+    """
+    end = text.find(b"\n", len(text.rstrip(b"\r\n"))) + 1 if text.strip(b"\r\n") else 0
+    return (text[:end], text[end:]) if len(text) - end <= MOST_BLANK else (text, b"")
+
+
+@dataclass
+class Looking:
+    """What a worker needs to look at rows.
+
+    Attributes:
+        batch_size: rows of a forward pass.
+        context: of a forward pass (autocast).
+    """
+
+    model: nn.Module
+    reader: RowReader
+    place: Placement
+    context: Callable[[], AbstractContextManager[Any]]
+    batch_size: int
+    seat: Seat
+    strategy: Strategy
+    report: Report
+
+    def results(self, files: Sequence[Path]) -> Iterator[Result]:
+        """Each chunk with (N, 2) of its lines: 1 for a row that could be read, and its probability; in order.
+
+        Every worker reads all lines, which is quick, and parses and looks at every ``size``-th chunk.
+        """
+        size, step, all_chunks = self.seat.size, 0, chunks(files, self.reader)
+        while together := list(islice(all_chunks, size)):
+            found = torch.zeros((size, LINES, 2), dtype=torch.float64)
+            if self.seat.rank < len(together):
+                mine = together[self.seat.rank]
+                found[self.seat.rank, : mine.lines] = self.look(mine)
+            found = self.strategy.total(found.flatten()).cpu().reshape(found.shape)
+            step += -(-together[0].lines // self.batch_size)
+            self.report.progress(0, step)
+            for chunk, values in zip(together, found.numpy(), strict=False):
+                yield chunk, values[: chunk.lines]
+
+    @torch.inference_mode()
+    def look(self, chunk: Chunk) -> torch.Tensor:
+        """(N, 2) float64 of a chunk's lines."""
+        rows = self.reader.read(chunk.text, chunk.labelled)
+        values = torch.zeros((chunk.lines, 2), dtype=torch.float64)
+        good = torch.from_numpy(np.flatnonzero(rows.good))
+        for start in range(0, len(good), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            inputs: Any = {name: torch.from_numpy(array[part]) for name, array in rows.inputs.items()}
+            placed, _ = self.place(inputs, good[part])
+            with self.context():
+                logits = self.model(placed)
+            values[good[part], 0] = 1.0
+            values[good[part], 1] = logits.double().sigmoid().cpu()
+        return values
+
+
+def write(
+    output: Path, results: Iterable[Result], names: Sequence[str], reader: RowReader
+) -> tuple[int, int, list[str]]:
+    """Write the table, replaced as a whole when it is done; returns rows, wrong rows, and the first few wrong ones by name."""
+    part = output.with_name(f".{output.name}.{os.getpid()}")
+    rows, wrong = 0, 0
+    named: list[str] = []
+    try:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            table = csv.writer(file)  # millions of rows: what is not ours in them, the names, is cleaned once
+            shown = [cell(redact.without(name)) for name in names]
+            table.writerow(HEADER)
+            for chunk, values in results:
+                reasons = {} if values[:, 0].all() else dict(reader.read(chunk.text, chunk.labelled).bad)
+                for number, (good, probability) in enumerate(values.tolist()):
+                    line, why = chunk.line + number, "" if good else cell(redact.text(reasons[number]))
+                    table.writerow([shown[chunk.file], line, f"{probability:.8g}" if good else "", why])
+                    if why and len(named) < MOST_NAMED:
+                        named.append(f"{names[chunk.file]}:{line}: {why}")
+                    wrong += bool(why)
+                rows += chunk.lines
+        os.replace(part, output)
+    finally:
+        part.unlink(missing_ok=True)
+    return rows, wrong, named
+
+
+def told(report: Report, rows: int, wrong: int, named: list[str]) -> dict[str, Any]:
+    """Lines on the screen, the numbers as metrics, and the outcome."""
+    if wrong:
+        more = "; ..." if wrong > len(named) else ""
+        print(f"{wrong} of {rows} rows could not be read: {'; '.join(named)}{more}", flush=True)
+    report.counted({"predict/rows": float(rows), "predict/unreadable": float(wrong)})
+    return {**report.outcome(), "samples": rows, "unreadable": named}

@@ -1,0 +1,325 @@
+"""What can only be checked with torch: model, loss, optimizer and schedule can be built and fit the data."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.config import keys, schema
+from trainer.config.instantiate import blamed, call_target, locate
+from trainer.data.source import Facts
+from trainer.errors import UserError, first_line
+from trainer.metrics.best import AVERAGED, RAW
+from trainer.models.residual import NoResidualBlocks, last_norms
+from trainer.models.rows import tables
+from trainer.optim.groups import Groups, check_patterns, grouped, optimizer_of, rates
+from trainer.optim.sparse import rule_of
+from trainer.planning.auto import ModelFacts
+from trainer.strategies.contract import Declaration
+from trainer.wording import counted
+from trainer.worker.callbacks import HOOKS
+
+IMAGE_DIMENSIONS = 3
+Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
+
+
+def probe(config: Mapping[str, Any], facts: Facts | None = None, declaration: Declaration | None = None) -> ModelFacts:
+    """Build everything once, the model without memory (on torch's meta device) where it allows that.
+
+    Args:
+        facts: of the data; with them, whether the model takes its samples and tells its classes apart.
+        declaration: of the strategy; with it, whether it can train this model with this optimizer.
+
+    Raises:
+        UserError: something cannot be built from its config node, the model has nothing to train, or it does not fit
+            the data.
+    """
+    with _unnoticed():
+        before_start("check", config["model"])
+        if nodes := config["data"].get("transforms"):
+            from trainer.data.augment.transforms import try_out
+
+            try_out(nodes, config["data"]["image_size"])
+        model = build(config)
+        if not any(p.requires_grad for p in model.parameters()):
+            raise UserError(f"model._target_={config['model']['_target_']}", "has no parameters to train")
+        check_residual_blocks(config, model)
+        optimizer = build_optimizer(config["optimizer"], model)
+        for refusal in declaration.refuse_model(config, model, optimizer) if declaration else ():
+            raise refusal
+        if any(tables(model)):
+            rule_of(config["optimizer"], optimizer)
+        loss = call_target(config["loss"], "loss", kind=nn.Module)
+        call_target(config["scheduler"], "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
+        concern = "" if facts is None else check_outputs(config, model, loss, facts)
+        check_callbacks(config["callbacks"])
+        lower = {} if facts is None or not config["metrics"] else try_metrics(config, model, facts)
+    parameters = sum(p.numel() for p in model.parameters())
+    return ModelFacts(
+        parameters=parameters,
+        convolutional=any(isinstance(m, nn.Conv2d) for m in model.modules()),
+        concern=concern,
+        work=0 if facts is None else parameters * _positions(facts.shape),
+        lower=lower,
+    )
+
+
+def _positions(shape: Shape) -> int:
+    """How often a parameter is used for one sample, at most: for each pixel of an image, else for each number."""
+    if isinstance(shape, dict):
+        return max(math.prod(size) for size in shape.values())
+    return math.prod(shape[1:] if len(shape) == IMAGE_DIMENSIONS else shape)
+
+
+def check_callbacks(nodes: Any) -> None:
+    """Each callback can be called with its keys and has methods that are called. None is made: that may do something.
+
+    Raises:
+        UserError: one cannot, or has none of them, or one that never would be called.
+    """
+    for number, node in enumerate(nodes):
+        target, key = locate(node["_target_"], f"callbacks[{number}]._target_"), f"callbacks[{number}]"
+        what = f"{key} ({node['_target_']})"
+        try:
+            inspect.signature(target).bind(**{k: v for k, v in node.items() if k != "_target_"})
+        except TypeError as error:
+            raise UserError(what, f"cannot be called so: {first_line(error)}") from error
+        except ValueError:  # made in C
+            pass
+        if not isinstance(target, type):
+            continue
+        mine = [name for name in dir(target) if name.startswith("on_") and callable(getattr(target, name))]
+        if strange := next((name for name in mine if name not in HOOKS), None):
+            near = keys.nearest(strange, HOOKS, 0.5)
+            raise UserError(what, f"{strange} would never be called; there are {', '.join(HOOKS)}", near)
+        if not mine:
+            raise UserError(what, f"has none of {', '.join(HOOKS)}")
+
+
+def try_metrics(config: Mapping[str, Any], model: nn.Module, facts: Facts) -> dict[str, bool]:
+    """The user's metrics take the task's outputs; of those that say so, by their names, whether less is better.
+
+    Raises:
+        UserError: one cannot be used.
+    """
+    from trainer.metrics.own import try_out
+
+    outputs = _forward(model, facts, facts.val_shape or facts.shape, train=False)
+    classes = outputs.shape[1] if isinstance(outputs, torch.Tensor) and outputs.dim() == 2 else facts.classes
+    found = {name: try_out(name, node, classes, facts.task == "binary") for name, node in config["metrics"].items()}
+    return {prefix + name: not higher for name, higher in found.items() if higher is not None for prefix in (RAW, AVERAGED)}  # fmt: skip
+
+
+def before_start(what: str, node: Mapping[str, Any]) -> None:
+    """Call the target's own ``check`` (nothing is written) or ``prepare`` (once per host), where it has one.
+
+    Raises:
+        UserError: what it needs is not there.
+    """
+    step = getattr(locate(str(node["_target_"]), "model._target_"), what, None)
+    if callable(step) and not isinstance(step, type):
+        step(**{k: v for k, v in node.items() if k not in ("_target_", *schema.NOT_ARGUMENTS["model"])})
+
+
+def build_optimizer(node: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer for stand-ins of the model's parameters, in the groups of the run.
+
+    Raises:
+        UserError: it cannot be built for these, or a pattern of ``lr_factors`` names nothing.
+    """
+    check_patterns(model, node)
+    sparse = {id(table.weight) for _, table in tables(model)}
+    found = rates(model, node)
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) not in sparse and found[n].lr]
+    stand_ins = [(n, torch.zeros((1,) * p.dim(), requires_grad=True)) for n, p in trained]
+    groups = grouped(stand_ins, found)
+    optimizer = optimizer_of(node, groups)
+    if type(optimizer).__module__.startswith("torch."):  # of anybody else's nothing is known, such as what a step wants
+        _try_out(node, groups, optimizer)
+    return optimizer
+
+
+def _try_out(node: Mapping[str, Any], groups: Groups, optimizer: torch.optim.Optimizer) -> None:
+    """Two updates of the stand-ins: some arguments are looked at there for the first time.
+
+    Raises:
+        UserError: the updates fail; with the argument that is at fault, where it is one alone.
+    """
+
+    def update(tried: torch.optim.Optimizer) -> None:
+        for _ in range(2):
+            for parameter in (p for group in tried.param_groups for p in group["params"]):
+                parameter.grad = torch.zeros_like(parameter)
+            tried.step()
+
+    arguments = {k: v for k, v in node.items() if k != "_target_"}
+    try:
+        update(optimizer)
+    except Exception as error:
+        wrong = blamed(lambda some: update(optimizer_of({**some, "_target_": node["_target_"]}, groups)), arguments)
+        what = f"optimizer.{wrong}={arguments[wrong]}" if wrong else f"optimizer ({node['_target_']})"
+        raise UserError(what, f"an update with it fails: {first_line(error)}") from error
+
+
+def check_residual_blocks(config: Mapping[str, Any], model: nn.Module) -> None:
+    """``model.zero_init_residual=true`` finds something to set to zero."""
+    if not config["model"].get("zero_init_residual"):
+        return
+    for key in ("weights", "pretrained"):
+        if value := config["model"].get(key):
+            raise UserError("model.zero_init_residual=true", f"would undo what the weights of model.{key}={value} have learnt", "model.zero_init_residual=false")  # fmt: skip
+    try:
+        last_norms(model)
+    except NoResidualBlocks as error:
+        name = config["model"].get("name") or config["model"]["_target_"]
+        raise UserError("model.zero_init_residual=true", f"in {name} there is no last norm of a residual block: {error}", "model.zero_init_residual=false") from error  # fmt: skip
+
+
+def build(config: Mapping[str, Any]) -> nn.Module:
+    """The model on the meta device, or for models that need values while they are made, on the CPU."""
+    try:
+        with torch.device("meta"):
+            return call_target(config["model"], "model", kind=nn.Module)  # type: ignore[no-any-return]
+    except UserError:  # it may come from the meta device; on the CPU only the model's own are left
+        return call_target(config["model"], "model", kind=nn.Module)  # type: ignore[no-any-return]
+
+
+def check_outputs(config: Mapping[str, Any], model: nn.Module, loss: nn.Module, facts: Facts) -> str:
+    """Two empty samples forward, as in training and as in validation: the task's outputs, and a loss that takes them.
+
+    What goes wrong on the meta device says nothing; on the CPU it is the model's word, if samples are images, or
+    several inputs by name.
+
+    Returns:
+        What is odd and no reason to refuse; empty as a rule.
+
+    Raises:
+        UserError: the model does not take the samples, or gives what the loss and the metrics do not take.
+    """
+    train = config["mode"] == "train"
+    shape = facts.shape if train else facts.val_shape or facts.shape
+    outputs = _forward(model, facts, shape, train)
+    telling = isinstance(shape, dict) or len(shape) == IMAGE_DIMENSIONS
+    if isinstance(outputs, Exception) and config["device"] != "cuda" and telling:
+        again = call_target(config["model"], "model")
+        if not any(p.is_meta for p in again.parameters()) or not isinstance(shape, dict):
+            model = again
+        outputs = _forward(model, facts, shape, train)
+        if isinstance(outputs, Exception):
+            raise UserError(_named(config), f"does not take samples of {shape}, which {facts.source} has: {first_line(outputs)}") from outputs  # fmt: skip
+    if isinstance(outputs, Exception):
+        return ""
+    _check_kind(config, model, outputs, facts)
+    if train:
+        _check_validation(config, model, outputs, facts)
+    if facts.task == "binary":
+        _check_binary(config, loss, facts, outputs)
+        return ""
+    return _check_classes(config, loss, facts, outputs)
+
+
+def _named(config: Mapping[str, Any]) -> str:
+    return f"model ({config['model']['_target_']})"
+
+
+def _check_kind(config: Mapping[str, Any], model: nn.Module, outputs: Any, facts: Facts) -> None:
+    """One tensor; of class scores (N, C), unless the task is binary."""
+    if not isinstance(outputs, torch.Tensor):
+        key = "model.aux_logits=false" if "aux_logits" in config["model"] else "+model.aux_logits=false"
+        instead = key if getattr(model, "aux_logits", None) is True else ""
+        raise UserError(_named(config), f"gives a {type(outputs).__name__}, where the loss takes one tensor of scores", instead)  # fmt: skip
+    if facts.task != "binary" and outputs.dim() != 2:
+        raise UserError(_named(config), f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels need scores (N, {facts.classes})")  # fmt: skip
+
+
+def _check_validation(config: Mapping[str, Any], model: nn.Module, trained: torch.Tensor, facts: Facts) -> None:
+    """Validation's samples go through the model as those of training do, to outputs of the same kind."""
+    shape = facts.val_shape or facts.shape
+    outputs = _forward(model, facts, shape, train=False)
+    if isinstance(outputs, Exception) and next(model.parameters()).is_meta and not isinstance(shape, dict):
+        again = call_target(config["model"], "model")
+        if isinstance(_forward(again, facts, facts.shape, train=True), Exception):
+            return  # it wants a GPU
+        outputs = _forward(again, facts, shape, train=False)
+    if isinstance(outputs, torch.Tensor) and outputs.shape == trained.shape:
+        return
+    if isinstance(outputs, Exception):
+        why = f"takes samples of {facts.shape} in training, but not of {shape} in validation: {first_line(outputs)}"
+    else:
+        given = ("N", *outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
+        why = f"gives {('N', *trained.shape[1:])} in training, but {given} for samples of {shape} in validation"
+    size = config["data"].get("val_size")
+    if facts.val_shape is None or size is None:
+        raise UserError(_named(config), why)
+    raise UserError(f"data.val_size={size}", f"{_named(config)} {why}", f"data.val_size={facts.shape[-1]}")  # type: ignore[index]
+
+
+def _check_classes(config: Mapping[str, Any], loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> str:
+    given = config["model"].get("num_classes")
+    if outputs.shape[1] < facts.classes:
+        what = f"model.num_classes={given}" if given else _named(config)
+        instead = f"model.num_classes={facts.classes}" if given else ""
+        raise UserError(what, f"makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}", instead)  # fmt: skip
+    scores, labels = torch.zeros(2, outputs.shape[1]), torch.zeros(2, dtype=torch.long)
+    try:
+        value = loss(scores, labels)
+    except Exception as error:
+        target, arguments = config["loss"]["_target_"], {k: v for k, v in config["loss"].items() if k != "_target_"}
+        wrong = blamed(lambda some: call_target({**some, "_target_": target}, "loss")(scores, labels), arguments)
+        if wrong:
+            raise UserError(f"loss.{wrong}={arguments[wrong]}", f"{target} does not take this value: {first_line(error)}") from error  # fmt: skip
+        raise UserError(f"loss ({config['loss']['_target_']})", f"does not take outputs (N, {outputs.shape[1]}) and labels (N,): {first_line(error)}", "loss=cross_entropy") from error  # fmt: skip
+    if value.dim():
+        raise UserError(f"loss ({config['loss']['_target_']})", f"gives {tuple(value.shape)} values instead of one, the mean", "loss=cross_entropy")  # fmt: skip
+    if outputs.shape[1] == facts.classes:
+        return ""
+    advice = f" (model.num_classes={facts.classes} makes one for each)" if given else ""
+    return f"{_named(config)} makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}: {outputs.shape[1] - facts.classes} of them have no samples{advice}"  # fmt: skip
+
+
+def _check_binary(config: Mapping[str, Any], loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> None:
+    """One logit per sample, and a loss that is the mean over samples (cross-entropy would take the batch for classes)."""
+    if outputs.dim() != 1:
+        raise UserError(f"model ({config['model']['_target_']})", f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels 0 and 1 need one logit (N,)", "model=wide_and_deep")  # fmt: skip
+    logits, labels = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
+    what, instead = f"loss ({config['loss']['_target_']})", "loss=binary_cross_entropy"
+    try:
+        both = loss(logits, labels)
+        apart = torch.stack([loss(logits[i : i + 1], labels[i : i + 1]) for i in range(2)])
+    except Exception as error:
+        raise UserError(what, f"does not take logits (N,) and labels (N,): {first_line(error)}", instead) from error
+    if both.dim() or not torch.allclose(both, apart.mean()):
+        raise UserError(what, "is not the mean over samples for logits (N,) and labels (N,)", instead)
+
+
+@torch.no_grad()
+def _forward(model: nn.Module, facts: Facts, shape: Shape, train: bool) -> Any:
+    """The outputs for two samples of zeros, or the exception."""
+    device = next(model.parameters()).device
+    try:
+        if not isinstance(shape, dict):
+            return model.train(train)(torch.zeros((2, *shape), device=device))
+        kinds = {name: torch.int64 if name in facts.integers else None for name in shape}
+        inputs = {n: torch.zeros((2, *s), dtype=kinds[n], device=device) for n, s in shape.items()}
+        return model.train(train)(inputs)
+    except Exception as error:
+        return error
+
+
+@contextmanager
+def _unnoticed() -> Iterator[None]:
+    """The random numbers of the run stay as they are; what torch warns of comes again in training, where it counts."""
+    state = torch.random.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.random.set_rng_state(state)

@@ -1,0 +1,210 @@
+"""Where a step's time goes: marks that the loop sets, torch's profiler around a few updates, and a table of the parts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.profiler import ProfilerActivity, record_function, schedule
+
+from trainer.host.files import replace_file
+from trainer.strategies.contract import WAITS
+
+T = TypeVar("T")
+Interval = tuple[float, float]
+MARKED = ("data", "forward", "backward", "optimizer")
+PARTS = ("data", "forward", "backward", "communication", "optimizer", "ours")
+ELSEWHERE = "evaluation"
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class Unprofiled:
+    """The loop's marks when nobody looks: they do nothing."""
+
+    def __call__(self, part: str) -> AbstractContextManager[None]:
+        """Around what belongs to a part of the step."""
+        return _NOTHING
+
+    def each(self, part: str, items: Iterable[T]) -> Iterable[T]:
+        """The same items; getting each belongs to that part."""
+        return items
+
+    def step(self) -> None:
+        """After every update."""
+
+    def close(self) -> None:
+        """The run ends."""
+
+
+class Profiled(Unprofiled):
+    """torch's profiler over a few updates: ``trace.N.json.gz``, ``profile.N.json`` and a printed table.
+
+    On a GPU the marked parts are waited for while the profiler runs, so that a part's time is its kernels'.
+
+    Args:
+        worker, folder: whose trace it is, and where it goes.
+        after: updates before it begins, the profiler's own warm-up included; updates: how many are traced.
+        total: updates of the run; where it is shorter, it begins earlier and traces fewer.
+        cuda: whether the work is a GPU's.
+    """
+
+    def __init__(self, worker: int, folder: Path, after: int, updates: int, total: int, cuda: bool) -> None:
+        if not cuda:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it reports the GPU that is not there as an error
+        warm_up = min(1, total - 1)
+        self.worker, self.folder, self.cuda = worker, folder, cuda
+        self.updates = min(updates, total - warm_up)
+        self.start = max(0, min(after - warm_up, total - self.updates - warm_up))
+        self.first = self.start + warm_up + 1
+        self.done, self.open = 0, False
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+        plan = schedule(wait=0, warmup=warm_up, active=self.updates, repeat=1)
+        self.torch = torch.profiler.profile(activities=activities, schedule=plan, on_trace_ready=self._finish)
+        self._begin_if_due()
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        with record_function(f"trainer/{part}"):
+            yield
+            if self.open and self.cuda:
+                torch.cuda.synchronize()
+
+    def each(self, part: str, items: Iterable[T]) -> Iterator[T]:
+        iterator = iter(items)
+        while True:
+            with self(part):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
+    def step(self) -> None:
+        self.done += 1
+        if self.open:
+            self.torch.step()
+        self._begin_if_due()
+
+    def _begin_if_due(self) -> None:
+        if self.done == self.start:
+            self.torch.start()
+            self.open = True
+
+    def close(self) -> None:
+        if self.open:
+            self.torch.stop()
+
+    def _finish(self, profiler: torch.profiler.profile) -> None:
+        self.open = False
+        trace = self.folder / f"trace.{self.worker}.json.gz"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(trace))
+        with gzip.open(trace, "rt") as file:
+            found = parts(json.load(file)["traceEvents"])
+        if not found["steps"]:
+            return
+        last = self.first + found["steps"] - 1
+        told = {"worker": self.worker, "updates": [self.first, last], **found, "trace": trace.name}
+        replace_file(self.folder / f"profile.{self.worker}.json", json.dumps(told, indent=1))
+        print("\n".join(table(told)), flush=True)
+
+
+def table(told: dict[str, Any]) -> list[str]:
+    """The lines to print."""
+    first, last = told["updates"]
+    lines = [f"profile of worker {told['worker']}: updates {first} to {last}, {told['step_ms']:.3f} ms each"]
+    lines += [f"  {name:<14}{part['ms']:>12.3f} ms{part['percent']:>8.1f} %" for name, part in told["parts"].items()]
+    return [*lines, f"  {told['trace']} opens in https://ui.perfetto.dev"]
+
+
+def parts(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Where the steps of a Chrome trace went.
+
+    Communication is what of it nothing covers: time in which something is sent or awaited and no operator (on a GPU:
+    no other kernel) runs. It is taken from the part in which it happens. ``ours`` is what no part claims. Validation
+    between two updates does not count.
+
+    Args:
+        events: of ``export_chrome_trace``, times in microseconds.
+
+    Returns:
+        ``steps``: how many; ``step_ms`` and for each of ``parts`` its ``ms``: of one step, on average; and ``percent``.
+    """
+    complete = [event for event in events if event.get("ph") == "X"]
+    named: dict[str, list[Interval]] = {}
+    for event in complete:
+        named.setdefault(str(event["name"]), []).append((float(event["ts"]), float(event["ts"]) + float(event["dur"])))
+    steps = [interval for name, found in named.items() if name.startswith("ProfilerStep#") for interval in found]
+    kernels = [event for event in complete if event.get("cat") == "kernel"]
+    computing = _spans(e for e in kernels or complete if (kernels or _is_operator(e)) and not _is_exchange(e))
+    exchanging = _spans(event for event in complete if _is_exchange(event))
+    inside = minus(union(steps), union(named.get(f"trainer/{ELSEWHERE}", [])))
+    exposed = both(minus(exchanging, computing), inside)
+    left, spent = minus(inside, exposed), {"communication": length(exposed)}
+    for part in MARKED:
+        mine = union(named.get(f"trainer/{part}", []))
+        spent[part] = length(both(left, mine))
+        left = minus(left, mine)
+    spent["ours"] = length(left)
+    whole, count = length(inside), max(1, len(steps))
+    shares = {p: {"ms": spent[p] / count / 1e3, "percent": 100 * spent[p] / whole if whole else 0.0} for p in PARTS}
+    return {"steps": len(steps), "step_ms": whole / count / 1e3, "parts": shares}
+
+
+def _is_exchange(event: dict[str, Any]) -> bool:
+    name = str(event["name"])
+    return name.startswith(("gloo:", WAITS)) or (event.get("cat") == "kernel" and "nccl" in name.lower())
+
+
+def _is_operator(event: dict[str, Any]) -> bool:
+    """One that computes; c10d's are handed over and autograd's hold others, hooks among them."""
+    name = str(event["name"])
+    return event.get("cat") == "cpu_op" and "::" in name and not name.startswith(("c10d::", "autograd::", "torch::autograd::"))  # fmt: skip
+
+
+def _spans(events: Iterable[dict[str, Any]]) -> list[Interval]:
+    return union([(float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in events])
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time as intervals in order that do not overlap."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def minus(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+    """What of some is in none of the others; both as ``union`` gives them."""
+    kept, after = [], 0
+    for start, end in some:
+        while after < len(others) and others[after][1] <= start:
+            after += 1
+        for from_, to in others[after:]:
+            if from_ >= end:
+                break
+            if from_ > start:
+                kept.append((start, from_))
+            start = max(start, to)
+        if start < end:
+            kept.append((start, end))
+    return kept
+
+
+def both(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+    """What is in some and in others."""
+    return minus(some, minus(some, others))
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Of all together."""
+    return sum(end - start for start, end in intervals)
