@@ -1,4 +1,4 @@
-"""Writes docs/config.md from trainer/config/schema.py and conf/: ``python docs/generate.py``; ``--check`` fails when it is stale."""
+"""Writes docs/config.md from trainer/config/schema/ and conf/: ``python docs/generate.py``; ``--check`` fails when it is stale."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.config import keys
 PAGE = Path(__file__).with_name("config.md")
 HEAD = """# Every key of the configuration
 
-<!-- written by docs/generate.py from trainer/config/schema.py, conf/ and recipes/; `make docs` writes it again -->
+<!-- written by docs/generate.py from trainer/config/schema/, conf/ and recipes/; `make docs` writes it again -->
 
 `python -m trainer --help` shows the same in the terminal, `python -m trainer +recipe=NAME --cfg job` the config that a
 command line makes. An option of a group is chosen with `GROUP=OPTION`, a key is set with `KEY=VALUE`. In the groups

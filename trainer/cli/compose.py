@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hydra.types import RunMode
     from omegaconf import DictConfig
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 TEXT_WITH_COMMAS = ("launch.ips",)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from trainer.config import schema
 from trainer.config.instantiate import locate
+from trainer.config.schema.strategy import Entry, PowerSgd
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.strategies.contract import Declaration
@@ -73,7 +73,7 @@ class Collective(Declaration):
         if self.comm_hook != "none" and workers == 1:
             yield UserError(hook, "one worker exchanges no gradients", "strategy.comm_hook=none (or launch.nproc=2)")
         if self.comm_hook != "powersgd":
-            for name, default in asdict(schema.PowerSgd()).items():
+            for name, default in asdict(PowerSgd()).items():
                 if powersgd[name] != default:
                     yield UserError(f"strategy.powersgd.{name}={powersgd[name]}", f"with {hook} nothing is compressed that way", "strategy.comm_hook=powersgd")  # fmt: skip
             return
@@ -270,7 +270,7 @@ class PserverGeo(OutOfStep):
     def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
         elsewhere = "strategy=pserver_async (or pserver_sync, pserver_ssp)"
-        for name, all_of_them in asdict(schema.Entry()).items():
+        for name, all_of_them in asdict(Entry()).items():
             if self.config["entry"][name] != all_of_them:
                 why = "its workers train rows of their own, which a server that does not let them in would never get"
                 refused.append(UserError(f"strategy.entry.{name}={self.config['entry'][name]}", f"strategy={self.name}: {why}", elsewhere))  # fmt: skip

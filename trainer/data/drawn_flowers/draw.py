@@ -148,7 +148,7 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
     A plain command, not `multiprocessing`: fork is unsafe where the caller has threads, and spawn would import the
     caller's `__main__` again, which a notebook or a script without a main guard does not survive.
     """
-    home = Path(__file__).resolve().parents[2]
+    home = Path(__file__).resolve().parents[3]
     paths = [
         str(home),
         *(os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry),

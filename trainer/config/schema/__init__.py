@@ -1,0 +1,169 @@
+"""The typed config: every key, its type, default, unit and one line of help, in this one place; here the run as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional  # OmegaConf reads them
+
+from trainer.config.schema.data import (
+    ArraysData,
+    AugmentedData,
+    Cifar10Data,
+    CriteoData,
+    CriteoRows,
+    DataConfig,
+    DigitsData,
+    EmbeddedFlowersData,
+    Flowers102Data,
+    FlowersData,
+    ImageFolderData,
+    ImagesData,
+    MnistData,
+    MnistJsonData,
+    PicturesData,
+    RandomImagesData,
+    SamplerConfig,
+    ShardsData,
+    SyntheticCriteoData,
+)
+from trainer.config.schema.declare import LONG, key
+from trainer.config.schema.model import (
+    BinaryCrossEntropyLoss,
+    ConvnetModel,
+    CrossEntropyLoss,
+    FinetuneModel,
+    LeNetModel,
+    LossConfig,
+    ModelConfig,
+    ResNet18Model,
+    ResNet50Model,
+    SquaredErrorLoss,
+    TimmModel,
+    TorchvisionModel,
+    WideAndDeepModel,
+)
+from trainer.config.schema.optim import (
+    AdagradOptimizer,
+    AdamOptimizer,
+    AdamWOptimizer,
+    CosineSchedule,
+    MomentumOptimizer,
+    MultiStepSchedule,
+    OneCycleSchedule,
+    OptimizerConfig,
+    PlateauSchedule,
+    PolynomialSchedule,
+    RMSpropOptimizer,
+    SchedulerConfig,
+    StepSchedule,
+    TorchOptimizer,
+)
+from trainer.config.schema.run import (
+    BestConfig,
+    EarlyStopConfig,
+    EmaConfig,
+    ExecutionConfig,
+    LaunchConfig,
+    PredictConfig,
+    TrackingConfig,
+)
+from trainer.config.schema.strategy import (
+    CollectiveStrategy,
+    GroupStrategy,
+    LocalSgdStrategy,
+    PserverAsyncStrategy,
+    PserverGeoStrategy,
+    PserverSspStrategy,
+    PserverStrategy,
+    PserverSyncStrategy,
+    StaleStrategy,
+    StrategyConfig,
+)
+
+
+@dataclass
+class Config:
+    """The whole run."""
+
+    name: str = key("custom", "the recipe's name: MLflow experiment and folder under outputs/")
+    mode: str = key("train", "what to do", choices=("train", "eval", "predict"))
+    weights: Optional[str] = key(None, "what mode=eval and predict load: .safetensors, .pt, or the folder of a run")
+    epochs: int = key(10, "passes over the training data", "epochs", ge=1)
+    max_steps: Optional[int] = key(None, "end after so many updates, whatever epochs says", "updates", ge=1)
+    limit_train_batches: Optional[int] = key(None, "use only so many batches of each epoch", "batches", ge=1)
+    limit_val_batches: Optional[int] = key(None, "use only so many batches of each validation", "batches", ge=1)
+    seed: int = key(0, "seed of parameters, order of samples, augmentation", ge=0, le=LONG)
+    precision: str = key("auto", "arithmetic of the forward pass", choices=("auto", "fp64", "fp32", "bf16", "fp16"))
+    device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda"))
+    compile: bool = key(False, "compile the model (static graph) instead of running it eagerly")
+    profile: bool = key(False, "trace a few updates with torch's profiler and print where their time goes")
+    plan: bool = key(False, "print the plan and stop")
+    debug: bool = key(False, "show tracebacks of errors")
+    verbosity: str = key(
+        "normal",
+        "quiet: warnings and the last lines; debug: tracebacks, and what every process prints",
+        choices=("quiet", "normal", "debug"),
+    )
+    ema: EmaConfig = key(EmaConfig, "a moving average of the weights, evaluated and saved beside the model")
+    best: BestConfig = key(BestConfig, "which model checkpoints/best.safetensors is")
+    early_stop: EarlyStopConfig = key(EarlyStopConfig, "end when a validation metric has stopped getting better")
+    callbacks: List[Any] = key([], "called at the start, after updates, validations and at the end: [{_target_: my_package.MyCallback}]")  # fmt: skip
+    metrics: Dict[str, Any] = key({}, "further metrics of validations, by name: {f1w: {_target_: torchmetrics.classification.MulticlassF1Score}}")  # fmt: skip
+    model: Any = key("???", "group: what is trained")
+    data: Any = key("???", "group: what is learnt from")
+    sampler: Any = key("???", "group: which worker sees which sample when")
+    loss: Any = key("???", "group: what is minimised")
+    optimizer: Any = key("???", "group: how a gradient becomes a step")
+    scheduler: Any = key("???", "group: a factor on the learning rate")
+    strategy: Any = key("???", "group: how gradients become shared parameters")
+    launch: Any = key("???", "group: how many processes, and where")
+    execution: Any = key("???", "group: arithmetic and rhythm")
+    tracking: Any = key("???", "group: where metrics go")
+    predict: Any = key("???", "group: which images or rows mode=predict looks at")
+
+
+GROUPS: dict[str, tuple[type, ...]] = {
+    "model": (
+        ModelConfig, LeNetModel, ConvnetModel, ResNet18Model, ResNet50Model, TorchvisionModel, FinetuneModel, TimmModel,
+        WideAndDeepModel,
+    ),
+    "data": (
+        DataConfig, DigitsData, RandomImagesData, PicturesData, AugmentedData, ImagesData, FlowersData, Flowers102Data,
+        EmbeddedFlowersData, ImageFolderData, ShardsData, ArraysData, Cifar10Data, MnistData, MnistJsonData, CriteoRows,
+        CriteoData, SyntheticCriteoData,
+    ),
+    "sampler": (SamplerConfig,),
+    "loss": (LossConfig, CrossEntropyLoss, SquaredErrorLoss, BinaryCrossEntropyLoss),
+    "optimizer": (
+        OptimizerConfig, MomentumOptimizer, RMSpropOptimizer, AdamOptimizer, AdamWOptimizer, AdagradOptimizer,
+        TorchOptimizer,
+    ),
+    "scheduler": (
+        SchedulerConfig, StepSchedule, MultiStepSchedule, CosineSchedule, OneCycleSchedule, PolynomialSchedule,
+        PlateauSchedule,
+    ),
+    "strategy": (
+        StrategyConfig, GroupStrategy, CollectiveStrategy, LocalSgdStrategy, PserverStrategy, PserverSyncStrategy,
+        StaleStrategy, PserverAsyncStrategy, PserverSspStrategy, PserverGeoStrategy,
+    ),
+    "launch": (LaunchConfig,),
+    "execution": (ExecutionConfig,),
+    "tracking": (TrackingConfig,),
+    "predict": (PredictConfig,),
+}  # fmt: skip
+
+
+OPEN_GROUPS = ("model", "data", "loss", "optimizer", "scheduler", "strategy")
+"""Groups whose option names a class by ``_target_``: a user's own class may take further keys."""
+
+CONSTRUCTED = ("model", "loss", "optimizer")
+"""Of these, the ones whose further keys are arguments of a constructor that is not ours."""
+
+NOT_ARGUMENTS = {
+    "optimizer": ("sparse", "decay_norms_and_biases", "lr_factors", "layer_decay", "lr_scaling", "lr_base_batch"),
+    "model": ("zero_init_residual",),
+}
+"""Keys of these that the constructor does not get."""
+
+WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+"""What the name of a file of weights ends with."""

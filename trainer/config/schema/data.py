@@ -1,0 +1,227 @@
+"""data, sampler: what is learnt from, and which worker sees which sample when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, List, Optional  # OmegaConf reads them
+
+from trainer.config.schema.declare import AUTO, LONG, MOST_PROCESSES, WIDEST, key
+
+
+@dataclass
+class DataConfig:
+    """data: what is learnt from, and in which portions."""
+
+    _target_: str = key("???", "class, a trainer.data.source.DataSource")
+    num_classes: Optional[int] = key(
+        None, "number of classes (null: as many as the data have)", "classes", ge=1, le=10_000_000
+    )
+    batch_size: Optional[int] = key(None, "samples per worker and batch (null: from global_batch_size, else 32); more workers, larger and fewer updates", "samples", ge=1)  # fmt: skip
+    global_batch_size: Optional[int] = key(None, "samples per update, whatever the workers and gradient_merge.k_steps: shared out once, unevenly if need be", "samples", ge=1)  # fmt: skip
+    val_batch_size: Optional[int] = key(None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1)  # fmt: skip
+    num_workers: Optional[Any] = key("auto", "processes that read data, per worker (auto, null: from the cores, and more where first updates wait)", "processes", ge=0, le=MOST_PROCESSES, or_auto=True)  # fmt: skip
+    prefetch: Any = key(
+        "auto", "batches that each of these processes keeps ready", "batches", ge=1, le=10_000, or_auto=True
+    )
+    work: str = key("auto", "split beforehand, or leased in blocks while the epoch lasts (auto: where the strategy can)", choices=("auto", "static", "leased"))  # fmt: skip
+    lease_batches: Optional[int] = key(None, "batches in a leased block (null: 8 blocks per worker and epoch, of at most 64)", "batches", ge=1)  # fmt: skip
+    on_lost_worker: str = key("take_over", "leased work of a worker that died: others take it over, or it is dropped", choices=("take_over", "drop"))  # fmt: skip
+    pin_memory: Any = key("auto", "page-locked batches for faster copies to a GPU", choices=AUTO)
+    read: str = key("each", "each worker reads its own samples, or the first reads all and scatters them", choices=("each", "scatter"))  # fmt: skip
+
+
+@dataclass
+class PicturesData(DataConfig):
+    """data: what may come from outside as pictures, of which mode=predict looks at any."""
+
+    max_pixels: int = key(150_000_000, "greatest width x height of an image; a larger one counts as broken", "pixels", ge=1)  # fmt: skip
+    max_file_mib: int = key(256, "greatest size of a file that is read whole, and of a packed one when unpacked", "MiB", ge=1)  # fmt: skip
+
+
+@dataclass
+class DigitsData(PicturesData):
+    """data=digits: the 1,797 handwritten digits that scikit-learn ships, (1, 8, 8)."""
+
+    _target_: str = key("trainer.data.sets.digits.Digits", "class, a trainer.data.source.DataSource")
+    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
+    val_fraction: float = key(0.2, "share held out for validation", gt=0, le=0.9)
+    split_seed: int = key(0, "seed of the split", ge=0, le=LONG)
+
+
+@dataclass
+class RandomImagesData(DataConfig):
+    """data=random_images: noise of (3, S, S) with random labels, for throughput."""
+
+    _target_: str = key("trainer.data.sets.random_images.RandomImages", "class, a trainer.data.source.DataSource")
+    num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1, le=10_000_000)
+    image_size: int = key(224, "height and width", "pixels", ge=1, le=WIDEST)
+    batches: int = key(100, "global batches per epoch, of batch_size * workers * gradient_merge.k_steps samples", "batches", ge=1)  # fmt: skip
+    val_batches: int = key(5, "global batches per validation, of as many samples", "batches", ge=1)
+
+
+@dataclass
+class AugmentedData(PicturesData):
+    """data: what all sets of images can do to their training images."""
+
+    flip: float = key(0.5, "probability of a horizontal flip", ge=0, le=1)
+    augment: str = key("none", "policy of further changes", choices=("none", "randaugment", "trivialaugment", "autoaugment"))  # fmt: skip
+    randaugment_ops: int = key(2, "changes of an image by randaugment", "changes", ge=1, le=100)
+    randaugment_magnitude: int = key(9, "strength of randaugment's changes, of 30", ge=0, le=30)
+    erasing: float = key(0.0, "probability of an erased patch", ge=0, le=1)
+    mixup: float = key(0.0, "alpha of mixup within a worker's batch (0: none; usual: 0.2)", ge=0, le=1000)
+    cutmix: float = key(0.0, "alpha of cutmix within a worker's batch (0: none; usual: 1.0)", ge=0, le=1000)
+    mix_probability: float = key(1.0, "probability of a batch to be mixed, where mixup or cutmix is on", ge=0, le=1)
+
+
+@dataclass
+class ImagesData(AugmentedData):
+    """data: what all sets of image files can do. Training images are (3, S, S) uint8 until they are on the device."""
+
+    image_size: int = key(224, "height and width of a training image", "pixels", ge=16, le=WIDEST)
+    val_size: Optional[int] = key(
+        None, "height and width of a validation image (null: image_size)", "pixels", ge=16, le=WIDEST
+    )
+    val_resize: Optional[int] = key(None, "shorter side before the centre crop (null: 8/7 of val_size)", "pixels", ge=16, le=WIDEST)  # fmt: skip
+    min_scale: float = key(0.35, "least share of an image's area in a random crop", gt=0, le=1)
+    min_ratio: float = key(0.75, "least width / height of a random crop; the greatest is its inverse", gt=0, le=1)
+    transforms: List[Any] = key([], "further changes of training images: [{_target_: torchvision.transforms.v2.ColorJitter, hue: 0.1}]")  # fmt: skip
+    cache: str = key("auto", "decode once and keep the pixels in memory (auto: what fits)", choices=("auto", "ram", "none"))  # fmt: skip
+    cache_dir: Optional[str] = key(None, "folder of the decoded pixels (null: in the user's cache, $TRAINER_CACHE)")
+    verify: bool = key(False, "decode every image before the training and name those that are broken")
+    on_bad: str = key("error", "what to do with broken images that were found: end, or leave them out", choices=("error", "skip"))  # fmt: skip
+
+
+@dataclass
+class FlowersData(ImagesData):
+    """data=flowers102 and data=embedded_flowers: 102 classes of flowers, (3, S, S)."""
+
+    num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1, le=10_000_000)
+
+
+@dataclass
+class Flowers102Data(FlowersData):
+    """data=flowers102: Oxford Flowers-102 if it is there or can be had, else the embedded flowers, said loudly."""
+
+    _target_: str = key("trainer.data.sets.flowers.Flowers102", "class, a trainer.data.source.DataSource")
+    root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds flowers-102/ as torchvision lays it out")
+    download: bool = key(True, "fetch the set when it is missing and its site can be reached")
+    on_missing: str = key("embedded", "what to do when the set cannot be had", choices=("embedded", "error"))
+
+
+@dataclass
+class EmbeddedFlowersData(FlowersData):
+    """data=embedded_flowers: procedurally drawn flowers, the same on every machine."""
+
+    _target_: str = key("trainer.data.sets.flowers.EmbeddedFlowers", "class, a trainer.data.source.DataSource")
+    draw_seed: int = key(0, "seed of the drawing", ge=0, le=LONG)
+    per_class: int = key(10, "images per class and split", "images", ge=1, le=100_000)
+
+
+@dataclass
+class ImageFolderData(ImagesData):
+    """data=imagefolder: any folder of class folders, with train/ and val/ or without."""
+
+    _target_: str = key("trainer.data.sets.image_folder.ImageFolder", "class, a trainer.data.source.DataSource")
+    root: str = key("???", "folder that holds train/CLASS/ and val/CLASS/ (or valid, test), or CLASS/")
+    val: Optional[str] = key(None, "name of the validation folder in root (null: the first of val, valid, validation, test)")  # fmt: skip
+    val_fraction: float = key(0.2, "share of each class held out, where there is no validation folder", gt=0, le=0.9)
+    split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
+
+
+@dataclass
+class ShardsData(ImagesData):
+    """data=shards: tar files in WebDataset's layout (NAME.jpg with NAME.cls or NAME.json)."""
+
+    _target_: str = key("trainer.data.sets.shards.Shards", "class, a trainer.data.source.DataSource")
+    max_label_kib: int = key(1024, "greatest size of a label (NAME.cls, NAME.json)", "KiB", ge=1)
+    max_depth: int = key(64, "how often lists and mappings may lie in one another in NAME.json", "levels", ge=1)
+    path: Any = key("???", "a tar file, a pattern such as DIR/train-{000..099}.tar, or a list of these", texts=True)
+    val_path: Optional[Any] = key(None, "the same, for validation (null: val_fraction of the samples)", texts=True)
+    val_fraction: float = key(0.1, "share of each class held out, where there is no val_path", gt=0, le=0.9)
+    split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
+
+
+@dataclass
+class ArraysData(AugmentedData):
+    """data=cifar10 and data=mnist: small images in memory, augmented a whole batch at a time."""
+
+    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
+    pad_crop: int = key(0, "a window of the image's size in the image with a frame of so many zeros", "pixels", ge=0, le=1024)  # fmt: skip
+    root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds the set as torchvision lays it out")
+    download: bool = key(True, "fetch the set when it is missing and its site can be reached")
+    on_missing: str = key("embedded", "what to do when the set cannot be had", choices=("embedded", "error"))
+
+
+@dataclass
+class Cifar10Data(ArraysData):
+    """data=cifar10: CIFAR-10, (3, 32, 32); where it cannot be had, small drawn flowers, said loudly."""
+
+    _target_: str = key("trainer.data.sets.cifar.Cifar10", "class, a trainer.data.source.DataSource")
+    pad_crop: int = key(4, "a window of the image's size in the image with a frame of so many zeros", "pixels", ge=0, le=1024)  # fmt: skip
+
+
+@dataclass
+class MnistData(ArraysData):
+    """data=mnist: MNIST, (1, 28, 28); where it cannot be had, scikit-learn's digits drawn larger, said loudly."""
+
+    _target_: str = key("trainer.data.sets.mnist.Mnist", "class, a trainer.data.source.DataSource")
+    flip: float = key(0.0, "probability of a horizontal flip", ge=0, le=1)
+
+
+@dataclass
+class MnistJsonData(DataConfig):
+    """data=mnist_json: MNIST as one JSON file, plain or .gz, of three parts [[images, labels], ...]."""
+
+    _target_: str = key("trainer.data.sets.mnist_json.MnistJson", "class, a trainer.data.source.DataSource")
+    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
+    path: str = key("${oc.env:TRAINER_DATA,data}/mnist.json.gz", "the file")
+    max_file_mib: int = key(4096, "greatest size of the file, unpacked", "MiB", ge=1)
+    val_split: str = key("valid", "part that is used for validation", choices=("valid", "eval"))
+
+
+@dataclass
+class CriteoRows(DataConfig):
+    """data=criteo and data=synthetic_criteo: rows of a label, 13 integers and 26 tokens, any of which may be empty."""
+
+    num_classes: Optional[int] = key(2, "number of classes", "classes", ge=1, le=10_000_000)
+    hash_size: Optional[int] = key(1000001, "slot and token are hashed to ids below this (null: of 63 bits)", "ids", ge=2, le=LONG)  # fmt: skip
+    cache: bool = key(True, "convert the text once into arrays in the user's cache; false: read it anew in every epoch")
+    cache_dir: Optional[str] = key(None, "folder of these arrays (null: in the user's cache, $TRAINER_CACHE)")
+    block_mib: int = key(16, "piece of a text file that a worker takes at a time, without cache", "MiB", ge=1, le=1_000_000)  # fmt: skip
+    chunk_rows: int = key(8192, "rows that are parsed at a time, without cache", "rows", ge=1, le=100_000_000)
+    max_bad_fraction: float = key(0.01, "share of rows that may be malformed; they are left out", ge=0, le=1)
+
+
+@dataclass
+class CriteoData(CriteoRows):
+    """data=criteo: Criteo's click logs as text, plain or .gz."""
+
+    _target_: str = key("trainer.data.criteo.source.Criteo", "class, a trainer.data.source.DataSource")
+    path: Any = key("???", "a file, a folder, a pattern such as day_*.gz, or a list of these", texts=True)
+    val_path: Optional[Any] = key(None, "the same, for validation (null: val_fraction of the rows)", texts=True)
+    val_fraction: float = key(0.1, "share of the rows held out for validation, where there is no val_path", gt=0, le=0.9)  # fmt: skip
+
+
+@dataclass
+class SyntheticCriteoData(CriteoRows):
+    """data=synthetic_criteo: rows in Criteo's format drawn by a teacher whose AUC is known."""
+
+    _target_: str = key("trainer.data.criteo.synthetic.SyntheticCriteo", "class, a trainer.data.source.DataSource")
+    train_rows: int = key(500000, "rows for training", "rows", ge=100, le=10**11)
+    val_rows: int = key(100000, "rows for validation", "rows", ge=100, le=10**11)
+    draw_seed: int = key(0, "seed of the teacher and of the rows", ge=0, le=LONG)
+
+
+@dataclass
+class SamplerConfig:
+    """sampler: which worker sees which sample when."""
+
+    shuffle: bool = key(True, "a new order each epoch, from (seed, epoch)")
+    drop_last: bool = key(
+        True, "leave out the epoch's last batch (with data.global_batch_size: update) when it is not full"
+    )
+    pad: bool = key(
+        True, "with data.batch_size: repeat samples so that all workers get equally many; false: unequal, weighted"
+    )
+    order: str = key("each_once", "each sample once, every class equally often, or some samples several times", choices=("each_once", "class_balanced", "repeated_augmentation"))  # fmt: skip
+    repeats: int = key(3, "uses of a sample side by side, with order=repeated_augmentation", "uses", ge=1, le=1000)

@@ -1,0 +1,50 @@
+"""How a key is declared: default, help, unit, and what it accepts."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+
+def key(
+    default: Any,
+    help: str,
+    unit: str = "",
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    choices: tuple[Any, ...] = (),
+    texts: bool = False,
+    or_auto: bool = False,
+    length: int | None = None,
+    example: Any = None,
+) -> Any:
+    """Declare a config key: its default, one line of help, its unit, and the values it accepts.
+
+    Limits of a list hold for each of its items; ``length``: how many it has (None: one or more). ``texts``: a text or a
+    list of texts; ``or_auto``: a whole number or the word auto. The annotation of both is Any. ``example``: what is
+    proposed instead of a refused value (None: the default).
+    """
+    metadata = {
+        "help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices, "texts": texts,
+        "or_auto": or_auto, "length": length, "example": example,
+    }  # fmt: skip
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+AUTO = ("auto", True, False)
+LONG = 2**63 - 1
+"""The largest number of 64 bits: what torch takes as a seed, and numpy as an id."""
+LONGEST_S = 1_000_000
+"""Eleven days: no wait is longer. In milliseconds it is a number of 32 bits, which ZeroMQ takes."""
+MOST_PROCESSES = 4096
+"""On a host."""
+MOST_HOSTS = 100_000
+WIDEST = 65_536
+"""Pixels of a side of an image."""

@@ -1,0 +1,135 @@
+"""model, loss: what is trained and what is minimised. Open groups: further keys go to the constructor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List, Optional  # OmegaConf reads them
+
+from trainer.config.schema.declare import WIDEST, key
+
+
+@dataclass
+class ModelConfig:
+    """model: what is trained. Further keys are arguments of the constructor."""
+
+    _target_: str = key("???", "class or function that returns a torch.nn.Module")
+
+
+@dataclass
+class LeNetModel(ModelConfig):
+    """model=lenet: two convolutions 5x5 and one linear layer."""
+
+    _target_: str = key("trainer.models.lenet.LeNet", "class or function that returns a torch.nn.Module")
+    num_classes: Optional[int] = key(
+        "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
+    )
+    in_channels: int = key(1, "channels of an image", "channels", ge=1, le=1_000_000)
+    image_size: int = key(28, "height and width of an image, a multiple of 4", "pixels", ge=4, le=WIDEST)
+
+
+@dataclass
+class ResNet18Model(ModelConfig):
+    """model=resnet18: ResNet-18 of torchvision."""
+
+    _target_: str = key("torchvision.models.resnet18", "class or function that returns a torch.nn.Module")
+    num_classes: Optional[int] = key(
+        "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
+    )
+    zero_init_residual: bool = key(False, "residual blocks start as identities: their last norms begin at zero")
+
+
+@dataclass
+class ResNet50Model(ResNet18Model):
+    """model=resnet50: ResNet-50 of torchvision, with the keys of model=resnet18."""
+
+    _target_: str = key("torchvision.models.resnet50", "class or function that returns a torch.nn.Module")
+
+
+@dataclass
+class ConvnetModel(ModelConfig):
+    """model=convnet: three convolutions 3x3 and two linear layers, for images of 32 pixels."""
+
+    _target_: str = key("trainer.models.convnet.Convnet", "class or function that returns a torch.nn.Module")
+    num_classes: Optional[int] = key(
+        "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
+    )
+
+
+@dataclass
+class FinetuneModel(ModelConfig):
+    """model=finetune: a model of torchvision with pretrained weights and a new head."""
+
+    _target_: str = key("trainer.models.finetune.finetuned", "class or function that returns a torch.nn.Module")
+    name: str = key("resnet50", "its name in torchvision.models")
+    weights: str = key("DEFAULT", "name of torchvision's weights, e.g. IMAGENET1K_V2, or a file of weights")
+    freeze: str = key("none", "parts that stay as they are: none, or all but the head", choices=("none", "backbone"))
+    num_classes: Optional[int] = key(
+        "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
+    )
+
+
+@dataclass
+class TimmModel(ModelConfig):
+    """model=timm: any model of timm, which is installed as trainer[timm]."""
+
+    _target_: str = key("timm.create_model", "class or function that returns a torch.nn.Module")
+    model_name: str = key("???", "its name in timm, e.g. convnext_tiny")
+    pretrained: bool = key(False, "with timm's weights")
+    num_classes: Optional[int] = key(
+        "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
+    )
+
+
+@dataclass
+class TorchvisionModel(ModelConfig):
+    """model=torchvision: any of torchvision's classification models."""
+
+    _target_: str = key("trainer.models.classifiers.classifier", "class or function that returns a torch.nn.Module")
+    name: str = key("???", "its name in torchvision.models, e.g. mobilenet_v3_small")
+    num_classes: Optional[int] = key(
+        "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
+    )
+    zero_init_residual: bool = key(False, "residual blocks start as identities: their last norms begin at zero")
+
+
+@dataclass
+class WideAndDeepModel(ModelConfig):
+    """model=wide_and_deep: a linear model beside a network on embedded ids, for click-through data."""
+
+    _target_: str = key("trainer.models.wide_and_deep.WideAndDeep", "class or function that returns a torch.nn.Module")
+    table_size: Optional[int] = key(1000001, "rows of the table that all slots share (null: any id, on servers)", "rows")  # fmt: skip
+    embedding_dim: int = key(10, "columns of the table", "columns", ge=1, le=1_000_000)
+    dense_features: int = key(13, "numbers of a sample", "features", ge=1, le=1_000_000)
+    sparse_slots: int = key(26, "ids of a sample", "slots", ge=1, le=1_000_000)
+    hidden: List[int] = key([400, 400, 400], "widths of the network's layers", "units", ge=1, le=1_000_000)
+    init_scale: float = key(0.01, "fresh rows are uniform between this and its negative", ge=0)
+
+
+@dataclass
+class LossConfig:
+    """loss: what is minimised. Further keys are arguments of the constructor."""
+
+    _target_: str = key("torch.nn.CrossEntropyLoss", "torch.nn.Module called with (outputs, labels), mean over samples")
+
+
+@dataclass
+class CrossEntropyLoss(LossConfig):
+    """loss=cross_entropy: for class numbers, or with mixup and cutmix, shares of classes."""
+
+    label_smoothing: float = key(0.0, "share of the label that is spread over all classes", ge=0, le=1)
+
+
+@dataclass
+class SquaredErrorLoss(LossConfig):
+    """loss=squared_error: mean over samples and classes of (output - 1 or 0)^2."""
+
+    _target_: str = key("trainer.models.squared_error.SquaredError", "torch.nn.Module called with (outputs, labels), mean over samples")  # fmt: skip
+
+
+@dataclass
+class BinaryCrossEntropyLoss(LossConfig):
+    """loss=binary_cross_entropy: for labels 0 and 1 and one logit."""
+
+    _target_: str = key(
+        "torch.nn.BCEWithLogitsLoss", "torch.nn.Module called with (outputs, labels), mean over samples"
+    )

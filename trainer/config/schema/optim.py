@@ -1,0 +1,151 @@
+"""optimizer, scheduler: how a gradient becomes a step. Open groups: further keys go to the constructor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Optional  # OmegaConf reads them
+
+from trainer.config.schema.declare import key
+
+
+@dataclass
+class OptimizerConfig:
+    """optimizer: how a gradient becomes a step. Further keys are arguments of the constructor."""
+
+    _target_: str = key("torch.optim.SGD", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    lr: float = key(0.01, "learning rate that the scheduler multiplies", gt=0)
+    weight_decay: float = key(0.0, "L2 decay; never of sparse embedding tables", ge=0)
+    decay_norms_and_biases: bool = key(False, "weight decay also of norms, biases and all else that has one dimension")
+    lr_factors: Dict[str, float] = key(
+        {}, "factors on lr by parameter name, e.g. {backbone.*: 0.1, stem: 0} (0: frozen)"
+    )
+    layer_decay: Optional[float] = key(
+        None, "factor on lr from each layer to the one before it (null: none)", gt=0, le=1
+    )
+    lr_scaling: str = key("none", "lr grows with the samples per update / lr_base_batch, or with its root", choices=("none", "linear", "sqrt"))  # fmt: skip
+    lr_base_batch: int = key(256, "samples per update for which lr is meant, with lr_scaling", "samples", ge=1)
+    sparse: str = key("auto", "rule for embedding tables with sparse gradients (auto: the optimizer's counterpart)", choices=("auto", "sgd", "adagrad", "rowwise_adagrad", "adam"))  # fmt: skip
+
+
+@dataclass
+class MomentumOptimizer(OptimizerConfig):
+    """optimizer=momentum: SGD with momentum."""
+
+    lr: float = key(0.1, "learning rate that the scheduler multiplies", gt=0)
+    momentum: float = key(0.9, "share of the last step that is kept", ge=0)
+    nesterov: bool = key(False, "Nesterov's momentum")
+
+
+@dataclass
+class RMSpropOptimizer(OptimizerConfig):
+    """optimizer=rmsprop: steps are divided by a running mean of the gradient's size."""
+
+    _target_: str = key("torch.optim.RMSprop", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    alpha: float = key(0.99, "decay of the running mean of the squared gradient", ge=0, le=1)
+    eps: float = key(1e-8, "added to the denominator", ge=0)
+    momentum: float = key(0.0, "share of the last step that is kept", ge=0)
+    centered: bool = key(False, "divide by the deviation instead of the size")
+
+
+@dataclass
+class AdamOptimizer(OptimizerConfig):
+    """optimizer=adam."""
+
+    _target_: str = key("torch.optim.Adam", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    lr: float = key(0.001, "learning rate that the scheduler multiplies", gt=0)
+    betas: List[float] = key([0.9, 0.999], "decay of the running means of gradient and squared gradient", ge=0, lt=1, length=2)  # fmt: skip
+    eps: float = key(1e-8, "added to the denominator", ge=0)
+
+
+@dataclass
+class AdamWOptimizer(AdamOptimizer):
+    """optimizer=adamw: Adam with decoupled weight decay."""
+
+    _target_: str = key("torch.optim.AdamW", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    weight_decay: float = key(0.01, "decoupled decay; never of sparse embedding tables", ge=0)
+
+
+@dataclass
+class AdagradOptimizer(OptimizerConfig):
+    """optimizer=adagrad: steps shrink with what a parameter has moved, which suits features that are rare."""
+
+    _target_: str = key("torch.optim.Adagrad", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    initial_accumulator_value: float = key(0.0, "sum of squared gradients at the start", ge=0)
+    eps: float = key(1e-10, "added to the denominator", ge=0)
+
+
+@dataclass
+class TorchOptimizer(OptimizerConfig):
+    """optimizer=torch: any of torch.optim's classes."""
+
+    _target_: str = key("trainer.optim.by_name.by_name", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    name: str = key("???", "its name in torch.optim, e.g. RMSprop")
+
+
+@dataclass
+class SchedulerConfig:
+    """scheduler: a factor on optimizer.lr at every update."""
+
+    _target_: str = key("trainer.optim.schedules.Constant", "class with factor(step) -> float")
+    warmup_epochs: float = key(0.0, "linear warm-up before the schedule", "epochs", ge=0, le=1e9)
+    warmup_steps: Optional[int] = key(None, "linear warm-up, instead of warmup_epochs", "updates", ge=0)
+    warmup_start: float = key(0.0, "factor at the first update of the warm-up", ge=0, le=1)
+
+
+@dataclass
+class StepSchedule(SchedulerConfig):
+    """scheduler=step: drops by gamma every so many epochs."""
+
+    _target_: str = key("trainer.optim.schedules.Step", "class with factor(step) -> float")
+    every_epochs: float = key(30.0, "epochs between two drops", "epochs", gt=0, le=1e9)
+    gamma: float = key(0.1, "factor of each drop", gt=0, le=1)
+
+
+@dataclass
+class MultiStepSchedule(SchedulerConfig):
+    """scheduler=multistep: drops by gamma at given epochs."""
+
+    _target_: str = key("trainer.optim.schedules.MultiStep", "class with factor(step) -> float")
+    milestones: List[float] = key([30.0, 60.0, 90.0], "epochs of the drops, from the start of the run", gt=0, le=1e9)
+    gamma: float = key(0.1, "factor of each drop", gt=0, le=1)
+
+
+@dataclass
+class PolynomialSchedule(SchedulerConfig):
+    """scheduler=polynomial: a power of what is left of the run; power 1 is a straight line."""
+
+    _target_: str = key("trainer.optim.schedules.Polynomial", "class with factor(step) -> float")
+    power: float = key(1.0, "power of the share of updates that are left", gt=0, le=1000)
+    final: float = key(0.0, "factor at the last update", ge=0, le=1)
+
+
+@dataclass
+class OneCycleSchedule(SchedulerConfig):
+    """scheduler=one_cycle: up to lr and down again; optimizer.lr is the peak."""
+
+    _target_: str = key("trainer.optim.schedules.OneCycle", "class with factor(step) -> float")
+    rise: float = key(0.3, "share of the updates that lead up", ge=0, le=1)
+    initial: float = key(0.04, "factor at the first update", ge=0, le=1)
+    final: float = key(4e-6, "factor at the last update", ge=0, le=1)
+    anneal: str = key("cos", "shape of both ways", choices=("cos", "linear"))
+
+
+@dataclass
+class PlateauSchedule(SchedulerConfig):
+    """scheduler=plateau: drops by gamma when a validation metric has stopped getting better."""
+
+    _target_: str = key("trainer.optim.schedules.Plateau", "class with factor(step) -> float")
+    metric: str = key("val/loss", "validation metric that is watched")
+    gamma: float = key(0.1, "factor of each drop", gt=0, le=1)
+    patience: int = key(10, "validations without a better value that are borne", "validations", ge=0)
+    min_delta: float = key(1e-4, "a value counts as better only when it is better by more than this", ge=0)
+    cooldown: int = key(0, "validations after a drop that count as neither", "validations", ge=0)
+    least: float = key(0.0, "the factor does not fall below this", ge=0, le=1)
+
+
+@dataclass
+class CosineSchedule(SchedulerConfig):
+    """scheduler=cosine: half a cosine down to final at the last update."""
+
+    _target_: str = key("trainer.optim.schedules.Cosine", "class with factor(step) -> float")
+    final: float = key(0.0, "factor at the last update", ge=0, le=1)

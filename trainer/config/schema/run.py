@@ -1,0 +1,87 @@
+"""launch, execution, tracking, predict, and what decides over a run: processes, arithmetic and rhythm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, Optional  # OmegaConf reads them
+
+from trainer.config.schema.declare import AUTO, LONGEST_S, MOST_HOSTS, MOST_PROCESSES, key
+
+
+@dataclass
+class LaunchConfig:
+    """launch: how many processes, and where."""
+
+    nproc: Optional[int] = key(None, "workers on this host (null: one per GPU, else 1)", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
+    servers: Optional[int] = key(None, "parameter-server processes, for strategies that have them", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
+    workers: Optional[int] = key(None, "workers in all, the other way to say nproc on one host", "processes", ge=1)
+    nnodes: int = key(1, "hosts", "hosts", ge=1, le=MOST_HOSTS)
+    node_rank: int = key(0, "which of the hosts this one is", ge=0)
+    master_addr: str = key("127.0.0.1", "address of host 0 that the others can reach")
+    master_port: int = key(0, "port on host 0 where the processes meet (0: a free one, on one host)", ge=0, le=65535, example=29500)  # fmt: skip
+    ips: Optional[str] = key(None, "the hosts' addresses, separated by commas, instead of nnodes and master_addr")
+    timeout_s: float = key(300.0, "longest wait for all hosts and processes to arrive", "seconds", gt=0, le=LONGEST_S)
+
+
+@dataclass
+class ExecutionConfig:
+    """execution: how the arithmetic is done and how often it is looked at."""
+
+    channels_last: Any = key("auto", "images in memory as (N, H, W, C)", choices=AUTO)
+    keep_memory: Any = key("auto", "keep freed memory in the process (glibc mallopt), for CPU training", choices=AUTO)
+    deterministic: bool = key(False, "only deterministic kernels")
+    threads: Optional[int] = key(None, "CPU threads per worker (null: cores / workers; 1 where a batch is little work)", "threads", ge=1, le=MOST_PROCESSES)  # fmt: skip
+    log_every: int = key(5, "batches that a printed and logged line averages, whatever their epochs", "batches", ge=1)
+    val_every: int = key(1, "epochs between two validations (0: only after the last)", "epochs", ge=0)
+    val_every_steps: Optional[int] = key(None, "updates between two validations, besides val_every", "updates", ge=1)
+    profile_after: int = key(10, "with profile=true: updates before the first that is traced", "updates", ge=0)
+    profile_steps: int = key(5, "with profile=true: updates that are traced", "updates", ge=1)
+
+
+@dataclass
+class TrackingConfig:
+    """tracking: where metrics go besides the run's own folder."""
+
+    kind: str = key("mlflow", "mlflow, or none", choices=("mlflow", "none"))
+    uri: Optional[str] = key(None, "MLflow tracking URI (null: $MLFLOW_TRACKING_URI, else sqlite:///mlflow.db)")
+    experiment: Optional[str] = key(None, "MLflow experiment (null: the run's name)")
+    run_name: Optional[str] = key(None, "MLflow run name (null: what differs from the recipe)")
+    tags: Dict[str, str] = key({}, "further tags of the MLflow run")
+    flush_timeout_s: float = key(60.0, "longest wait at the end for what is not sent yet, the model included", "seconds", ge=0, le=LONGEST_S)  # fmt: skip
+    log_model: bool = key(True, "the best model becomes an MLflow model, for mlflow.pyfunc.load_model")
+    log_last_model: bool = key(False, "beside the best model, the one at the end becomes an MLflow model")
+    system_every_s: Optional[float] = key(10.0, "between two measurements of each host's load (null: none)", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
+
+
+@dataclass
+class PredictConfig:
+    """predict: which images or rows mode=predict looks at, and where it writes what they show."""
+
+    input: Optional[str] = key(None, "folder of images, with all folders in it; of rows a file, folder or pattern")
+    output: Optional[str] = key(None, "CSV file of the guesses (null: predictions.csv in the run's folder)")
+
+
+@dataclass
+class EmaConfig:
+    """ema: a moving average of the weights, evaluated and saved beside the model."""
+
+    decay: Optional[float] = key(None, "share of the average that each update keeps, e.g. 0.999 (null: no average)", ge=0, lt=1, example=0.999)  # fmt: skip
+    warmup: bool = key(False, "the decay grows with the updates n, as 1 - (1 + n / gamma) ** -power")
+    gamma: float = key(1.0, "of the warm-up: twice as much needs twice the updates", gt=0)
+    power: float = key(2 / 3, "of the warm-up: 2/3 for a million updates and more, 3/4 for fewer", gt=0, le=1000)
+
+
+@dataclass
+class BestConfig:
+    """best: which model checkpoints/best.safetensors is."""
+
+    metric: Optional[str] = key(None, "validation metric, e.g. val/loss, val/acc5, val_ema/acc1 (null: acc1, or auc)")
+
+
+@dataclass
+class EarlyStopConfig:
+    """early_stop: end before the last epoch when a validation metric has stopped getting better."""
+
+    metric: Optional[str] = key(None, "validation metric that is watched, e.g. val/loss (null: never stop early)")
+    patience: int = key(5, "validations in a row without a better value after which the run ends", "validations", ge=1)
+    min_delta: float = key(0.0, "a value counts as better only when it is better by more than this", ge=0)

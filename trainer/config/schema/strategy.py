@@ -1,0 +1,146 @@
+"""strategy: how gradients become shared parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional  # OmegaConf reads them
+
+from trainer.config.schema.declare import AUTO, LONG, LONGEST_S, key
+
+
+@dataclass
+class GradientMerge:
+    """strategy.gradient_merge: several batches make one update."""
+
+    k_steps: int = key(1, "batches (of data.batch_size each) per update", "batches", ge=1)
+    avg: bool = key(True, "average over the merged batches; false: their sum")
+
+
+@dataclass
+class StrategyConfig:
+    """strategy: how the workers' gradients become shared parameters (Fleet's DistributedStrategy)."""
+
+    _target_: str = key("trainer.strategies.builtin.Single", "class, a trainer.strategies.contract.Declaration")
+    gradient_merge: GradientMerge = key(GradientMerge, "several batches make one update")
+    clip_norm: Optional[float] = key(None, "greatest L2 norm of the whole gradient of an update", gt=0)
+    clip_value: Optional[float] = key(None, "greatest magnitude of each element of an update's gradient", gt=0)
+
+
+@dataclass
+class GroupStrategy(StrategyConfig):
+    """strategy: what each one with a process group declares."""
+
+    _target_: str = key("???", "class, a trainer.strategies.contract.Declaration")
+    timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0, le=LONGEST_S)
+    init: str = key("broadcast", "equal start: broadcast rank 0's parameters, or draw them from the same seed everywhere", choices=("broadcast", "same_seed"))  # fmt: skip
+    buffers: str = key("rank0", "batch-norm statistics after a step: rank 0's, or their average", choices=("rank0", "average"))  # fmt: skip
+    sync_batch_norm: bool = key(False, "batch-norm statistics over the global batch")
+
+
+@dataclass
+class PowerSgd:
+    """strategy.powersgd: PowerSGD's compression of gradients, with error feedback."""
+
+    rank: int = key(1, "rank of the two factors that stand for a matrix of gradients", "columns", ge=1, le=1_000_000)  # fmt: skip
+    start_step: int = key(10, "updates with whole gradients before compression begins", "updates", ge=2)
+
+
+@dataclass
+class CollectiveStrategy(GroupStrategy):
+    """strategy=collective: DDP, gradients averaged over all workers at every update."""
+
+    _target_: str = key("trainer.strategies.builtin.Collective", "class, a trainer.strategies.contract.Declaration")
+    bucket_cap_mb: float = key(25.0, "size of a gradient bucket that is reduced while backward goes on", "MiB", gt=0, le=1_000_000)  # fmt: skip
+    find_unused_parameters: bool = key(False, "the model has parameters that a step may not use")
+    static_graph: bool = key(False, "every step uses the same parameters, which DDP learns from the first")
+    gradient_as_bucket_view: bool = key(
+        True, "gradients lie in the buckets themselves; false: are copied there and back"
+    )
+    comm_hook: str = key("none", "what travels: gradients as they are, as fp16 or bf16, or PowerSGD's low-rank factors", choices=("none", "fp16", "bf16", "powersgd"))  # fmt: skip
+    powersgd: PowerSgd = key(PowerSgd, "with comm_hook=powersgd: how gradients are compressed")
+
+
+@dataclass
+class LocalSgdStrategy(GroupStrategy):
+    """strategy=local_sgd: workers train apart and average their parameters."""
+
+    _target_: str = key("trainer.strategies.builtin.LocalSgd", "class, a trainer.strategies.contract.Declaration")
+    k_steps: int = key(4, "updates between two averages of the parameters", "updates", ge=1)
+    begin_step: int = key(0, "average after every update until this one", "updates", ge=0)
+
+
+@dataclass
+class Entry:
+    """strategy.entry: when an id becomes a row of a sparse table."""
+
+    count: int = key(1, "pushes of an id until it becomes a row; until then it reads as a fresh one", "pushes", ge=1)
+    probability: float = key(1.0, "chance of a push of an absent id to make it a row", gt=0, le=1)
+
+
+@dataclass
+class PserverStrategy(StrategyConfig):
+    """strategy=pserver_*: what all parameter-server modes declare."""
+
+    _target_: str = key("???", "class, a trainer.strategies.contract.Declaration")
+    timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0, le=LONGEST_S)
+    transport: str = key("auto", "tcp: encrypted; auto: that, or Unix sockets where all processes are on one host", choices=("auto", "tcp"))  # fmt: skip
+    lost_after_s: float = key(10.0, "silence after which a worker counts as lost", "seconds", gt=0, le=LONGEST_S)
+    split_method: str = key("round_robin", "servers of the parameters that stay whole: in turn, or by a hash of the name", choices=("round_robin", "hash_name"))  # fmt: skip
+    slice_above: Optional[int] = key(8192, "larger parameters are cut evenly over all servers (null: none is)", "elements", ge=1)  # fmt: skip
+    wire: str = key("full", "values on the wire: as they are, bf16, or int8 with error feedback", choices=("full", "bf16", "int8"))  # fmt: skip
+    buffers: str = key("rank0", "batch-norm statistics: the first worker's, or their average", choices=("rank0", "average"))  # fmt: skip
+    entry: Entry = key(Entry, "when an id becomes a row of a sparse table")
+    evict_after: Optional[int] = key(None, "rows untouched for so long are dropped at validations and at the end (null: never)", "steps or event time", ge=1, le=LONG)  # fmt: skip
+    evict_by: str = key("steps", "the age of rows: steps of the worker that has done most, or the data's own time (inputs['time'])", choices=("steps", "event_time"))  # fmt: skip
+    load_from: Optional[str] = key(None, "folder of persistables that the servers start from")
+    persistables: bool = key(True, "servers save tables, optimizer state and watermarks at the end")
+    export_limit: int = key(200000000, "larger tables are left out of model.safetensors", "values", ge=0, le=LONG)
+
+
+@dataclass
+class PserverSyncStrategy(PserverStrategy):
+    """strategy=pserver_sync: one global step of all workers, equal to one process on the global batch."""
+
+    _target_: str = key("trainer.strategies.builtin.PserverSync", "class, a trainer.strategies.contract.Declaration")
+    on_lost_worker: str = key("stop", "when a worker dies: end with an error, or go on with the rest", choices=("stop", "continue"))  # fmt: skip
+
+
+@dataclass
+class StaleStrategy(PserverStrategy):
+    """strategy=pserver_async and pserver_ssp: pushes are applied when they come."""
+
+    send_queue_size: int = key(4, "pushes under way per worker; then it waits", "pushes", ge=1, le=1_000_000)
+    thread_pool_size: int = key(1, "ZeroMQ's I/O threads per worker", "threads", ge=1, le=1024)
+    launch_barrier: bool = key(True, "all workers begin their first step together")
+    delay_compensation: float = key(
+        0.0, "lambda of DC-ASGD: gradients follow the parameters that moved meanwhile", ge=0
+    )
+    staleness_power: float = key(0.0, "the learning rate is divided by (1 + staleness) to this power", ge=0, le=100)
+
+
+@dataclass
+class PserverAsyncStrategy(StaleStrategy):
+    """strategy=pserver_async: nobody waits."""
+
+    _target_: str = key("trainer.strategies.builtin.PserverAsync", "class, a trainer.strategies.contract.Declaration")
+    max_merge_var_num: int = key(1, "gradients that are added up to one push while the queue is full", "batches", ge=1)
+    send_wait_times: int = key(0, "batches that a push waits for more gradients although it could go", "batches", ge=0)
+    independent_recv_thread: Any = key("auto", "ask for the next batch's parameters before this one is computed (auto: if it has tables)", choices=AUTO)  # fmt: skip
+    min_send_grad_num_before_recv: int = key(1, "updates between two pulls of dense parameters", "updates", ge=1)
+
+
+@dataclass
+class PserverSspStrategy(StaleStrategy):
+    """strategy=pserver_ssp: asynchronous with a bound."""
+
+    _target_: str = key("trainer.strategies.builtin.PserverSsp", "class, a trainer.strategies.contract.Declaration")
+    staleness: int = key(4, "most steps between the fastest and the slowest worker", "steps", ge=0)
+
+
+@dataclass
+class PserverGeoStrategy(PserverStrategy):
+    """strategy=pserver_geo: local training, differences exchanged."""
+
+    _target_: str = key("trainer.strategies.builtin.PserverGeo", "class, a trainer.strategies.contract.Declaration")
+    k_steps: int = key(100, "updates between two exchanges", "updates", ge=1)
+    overlap: bool = key(True, "go on while an exchange is under way; false: wait for it")
