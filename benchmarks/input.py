@@ -51,7 +51,7 @@ from trainer.data.source import DataSource, Splits
 from trainer.host import hardware
 from trainer.job.job import this_machine
 from trainer.planning.auto import ModelFacts, choose
-from trainer.worker.train import keep_freed_memory
+from trainer.worker.settings import keep_freed_memory
 
 BATCH = 64
 Epoch = Callable[[], int]

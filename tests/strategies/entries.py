@@ -1,4 +1,4 @@
-"""What the conformance suite's processes do: the run's own pieces (trainer.worker.train.build, trainer.worker.loop), looked at inside.
+"""What the conformance suite's processes do: the run's own pieces (trainer.worker.build.build, trainer.worker.loop), looked at inside.
 
 Every function takes (seat, payload, ...) like a role's entry, and returns plain data for the parent to judge.
 """
@@ -31,8 +31,10 @@ from trainer.models.sync_batch_norm import synchronised
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Kind, Message, Verb
+from trainer.worker.build import build
 from trainer.worker.loop import Training, fit, train_epoch
-from trainer.worker.train import build, settings, take_seat
+from trainer.worker.settings import settings
+from trainer.worker.train import take_seat
 
 RUN = "run"
 

@@ -249,7 +249,7 @@ class Server:
             return current.reply
 
     def start(self, brought: list[list[torch.Tensor]]) -> dict[str, Any]:
-        from trainer.worker.train import make_updater
+        from trainer.worker.model import make_updater
 
         self.parameters = nn.ParameterList(brought[0])
         config, plan = self.payload["config"], self.payload["plan"]

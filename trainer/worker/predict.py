@@ -24,7 +24,9 @@ from trainer.strategies.contract import Seat, Strategy
 from trainer.weights import fit
 from trainer.wording import counted
 from trainer.worker import predict_rows
-from trainer.worker.train import Updaters, arithmetic, build_model, membership, settings
+from trainer.worker.model import Updaters, arithmetic, build_model
+from trainer.worker.settings import settings
+from trainer.worker.train import membership
 
 TOP = 5
 BLOCK = 4096

@@ -14,7 +14,7 @@ from tests.strategies.pserver.harness import Cluster, Weather, config, impatient
 from trainer.models.rows import RowEmbedding
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.strategies.pserver.worker.geo import PserverGeo
-from trainer.worker.train import Updaters
+from trainer.worker.model import Updaters
 
 ROWS, STEPS, WORKERS = 60, 40, 3
 

@@ -16,7 +16,7 @@ from trainer.strategies.builtin import ELEMENTWISE
 from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.strategies.pserver.worker.remote_model import DenseMap, layouts
-from trainer.worker.train import make_updater
+from trainer.worker.model import make_updater
 
 OPTIMIZERS = {
     "adamw": {"_target_": "torch.optim.AdamW", "lr": 0.05, "weight_decay": 0.1},

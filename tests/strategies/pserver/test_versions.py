@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.strategies.pserver.harness import Cluster, config
 from trainer.strategies.pserver.worker.asynchronous import PserverAsync
-from trainer.worker.train import Updaters
+from trainer.worker.model import Updaters
 
 STRENGTH = 0.3
 

@@ -1,0 +1,109 @@
+"""The model, its optimizer and its arithmetic, as the plan has them."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.config.instantiate import call_target
+from trainer.models.residual import zero_last_norms
+from trainer.models.rows import materialise, tables
+from trainer.models.strided_bf16 import write_all_gradients
+from trainer.optim.groups import Rate, freeze, grouped, optimizer_of, rates
+from trainer.optim.schedules import Plateau
+from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
+from trainer.optim.updater import Updater
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def build_model(config: dict[str, Any], plan: dict[str, Any], device: torch.device) -> nn.Module:
+    """The model on the device, drawn from the seed, in the planned precision and memory format."""
+    seed_all(config["seed"])
+    model: nn.Module = call_target(config["model"], "model")
+    if config["model"].get("zero_init_residual"):
+        zero_last_norms(model)
+    if config["strategy"].get("sync_batch_norm"):
+        from trainer.models.sync_batch_norm import synchronised
+
+        model = synchronised(model, str(device))
+    model = model.to(device, torch.float64 if plan["chosen"]["precision"] == "fp64" else None)
+    if not plan.get("tables_at_servers"):
+        materialise(model, config["seed"], device)
+    freeze(model, config["optimizer"], [table for _, table in tables(model)])
+    if plan["chosen"]["precision"] == "bf16" and device.type == "cpu":
+        write_all_gradients(model)
+    return model.to(memory_format=torch.channels_last) if plan["chosen"]["channels_last"] else model
+
+
+class Updaters:
+    """Makes the optimizers of a run."""
+
+    def __init__(self, config: dict[str, Any], plan: dict[str, Any], precision: str) -> None:
+        self.config, self.plan, self.precision = config, plan, precision
+
+    def __call__(self, module: nn.Module) -> Updater:
+        return make_updater(self.config, self.plan, module, self.precision)
+
+    def rates(self, module: nn.Module) -> dict[str, Rate]:
+        """How each parameter learns."""
+        return rates(module, self.config["optimizer"])
+
+
+def make_updater(config: dict[str, Any], plan: dict[str, Any], module: nn.Module, precision: str) -> Updater:
+    """The optimizer, with its counterpart for sparse tables, its schedule, clipping and loss scale."""
+    found = rates(module, config["optimizer"])
+    sparse = {id(table.weight): (table.weight, found[f"{name}.weight"].lr) for name, table in tables(module)}
+    trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
+    optimizer = optimizer_of(config["optimizer"], grouped(trained, found), plan["lr"])
+    if sparse:
+        rule, numbers = rule_of(config["optimizer"], optimizer)
+        weights, factors = zip(*sparse.values(), strict=True)
+        optimizer = DenseAndSparse(optimizer, sparse_optimizer(rule, numbers, weights, factors))
+    schedule = call_target(
+        config["scheduler"], "scheduler", total_steps=plan["total_steps"], steps_per_epoch=plan["steps_per_epoch"]
+    )
+    if isinstance(schedule, Plateau):
+        schedule.best.lower = plan["lower"]
+    return Updater(
+        optimizer,
+        schedule.factor,
+        config["strategy"]["clip_norm"],
+        loss_scaling=precision == "fp16",
+        clip_value=config["strategy"]["clip_value"],
+        plateau=schedule if isinstance(schedule, Plateau) else None,
+        lr=plan["lr"],
+    )
+
+
+def arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """The context of a forward pass."""
+    if precision not in DTYPES:
+        return nullcontext
+    return lambda: torch.autocast(device.type, DTYPES[precision])
+
+
+def save(model: nn.Module, path: Path) -> None:
+    """Parameters and buffers as safetensors, replaced atomically."""
+    from safetensors.torch import save_model
+
+    part = path.with_name(f".{path.name}")
+    part.unlink(missing_ok=True)  # nothing is written through a link
+    save_model(model, str(part), metadata={"format": "pt"})
+    os.replace(part, path)
+
+
+def seed_all(seed: int) -> None:
+    """Seed every random generator of this process."""
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
