@@ -49,7 +49,7 @@ from trainer.data.sets.cifar import Cifar10
 from trainer.data.sets.image_folder import ImageFolder
 from trainer.data.source import DataSource, Splits
 from trainer.host import hardware
-from trainer.job.job import this_machine
+from trainer.job.ready import this_machine
 from trainer.planning.auto import ModelFacts, choose
 from trainer.worker.settings import keep_freed_memory
 

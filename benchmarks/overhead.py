@@ -155,7 +155,7 @@ def run_case(overrides: list[str], nproc: int, rounds: int) -> dict[str, Any]:
     """One case in its own processes; worker 0's measurements."""
     from trainer.cli import compose
     from trainer.cli.commands import plain
-    from trainer.job.job import get_ready
+    from trainer.job.ready import get_ready
 
     with tempfile.TemporaryDirectory() as folder:
         with compose.hydra_app() as app:

@@ -238,7 +238,7 @@ def run_case(case: Case, figures: Figures, profile: str = "") -> None:
 def _payload(case: Case, folder: str) -> dict[str, Any]:
     from trainer.cli import compose
     from trainer.cli.commands import plain, typed_keys
-    from trainer.job.job import get_ready
+    from trainer.job.ready import get_ready
 
     overrides = case.config()
     with compose.hydra_app() as app:

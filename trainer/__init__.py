@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.job.job import Result
+    from trainer.job.result import Result
 
 __version__ = "0.1.0"
 

@@ -12,7 +12,8 @@ import pytest
 from trainer.cli import commands, compose, sweep_table
 from trainer.errors import Interrupted
 from trainer.job import plan_table
-from trainer.job.job import Ready, Result
+from trainer.job.ready import Ready
+from trainer.job.result import Result
 from trainer.tracking import model
 from trainer.tracking.describe import public, user
 

@@ -10,7 +10,8 @@ import pytest
 from tests.cli.conftest import Run
 from trainer import __main__
 from trainer.cli import commands
-from trainer.job.job import Ready, Result
+from trainer.job.ready import Ready
+from trainer.job.result import Result
 
 DIGITS = "+recipe=digits_lenet"
 STRATEGIES = "strategy=single,local_sgd,pserver_async"

@@ -16,7 +16,7 @@ from typing import Any
 from tests.pages import write_files
 from trainer.cli.commands import plain, typed_keys
 from trainer.cli.compose import compose, hydra_app
-from trainer.job.job import Ready, get_ready
+from trainer.job.ready import Ready, get_ready
 from trainer.launch.forkserver import Meeting, Role, launch
 
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import trainer
-from trainer.job.job import Result
+from trainer.job.result import Result
 
 COMMON = ("tracking=none", "device=cpu", "execution.threads=1", "execution.log_every=1")
 DIGITS = (

@@ -22,7 +22,7 @@ from trainer.cli import last_lines
 from trainer.cli.commands import show_sweep
 from trainer.cli.sweep_table import METRICS, Job
 from trainer.job import plan_table
-from trainer.job.job import Result
+from trainer.job.result import Result
 from trainer.launch.forkserver import _shown
 from trainer.launch.in_process import teed
 from trainer.terminal import bar

@@ -18,7 +18,10 @@ from trainer.config.redact import HERE, command, hide, of_command_line, of_envir
 from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
 from trainer.host.links import check_run_folder, check_sweep_folder
 from trainer.job.closing import Closing
-from trainer.job.job import Ready, Result, Starter, execute, get_ready, start_here
+from trainer.job.job import Starter, execute
+from trainer.job.ready import Ready, get_ready
+from trainer.job.result import Result
+from trainer.launch.start import start_here
 from trainer.planning.tracking_store import tracking_uri, try_store
 from trainer.planning.validate import Checked, experiment_of
 from trainer.terminal import streams

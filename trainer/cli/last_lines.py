@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.text import Text
 
 from trainer.config.redact import command
-from trainer.job.job import Ready, Result
+from trainer.job.ready import Ready
+from trainer.job.result import Result
 from trainer.terminal.bar import read_status
 from trainer.terminal.screen import Screen
 from trainer.wording import counted

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.cli import compose
 from trainer.config.redact import command
 from trainer.errors import UserError
-from trainer.job.job import Ready, get_ready
+from trainer.job.ready import Ready, get_ready
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra

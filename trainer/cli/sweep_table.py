@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.job.job import Result
+from trainer.job.result import Result
 from trainer.metrics.best import falls
 from trainer.run_folder import csv_files
 from trainer.wording import counted

@@ -14,7 +14,8 @@ from trainer.planning.plan import Plan
 from trainer.wording import counted
 
 if TYPE_CHECKING:
-    from trainer.job.job import Ready, Result
+    from trainer.job.ready import Ready
+    from trainer.job.result import Result
     from trainer.tracking.client import Tracker
 
 KILLED_FLUSH_S = 4.0

@@ -1,0 +1,123 @@
+"""A job that has passed every check; nothing is written yet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.config import redact
+from trainer.config.instantiate import for_saved_weights
+from trainer.config.redact import values
+from trainer.errors import UserError
+from trainer.host import hardware
+from trainer.host.writable import LEAST, check_folder
+from trainer.planning.auto import Machine, ModelFacts
+from trainer.planning.plan import Plan, make_plan
+from trainer.planning.validate import Checked, check
+from trainer.run_folder.leftovers import check_reads
+
+WEIGHTS_KEPT = 2
+"""Times that a run's folder holds the weights: the last and the best."""
+
+
+@dataclass
+class Ready:
+    """A job that has passed every check.
+
+    Attributes:
+        swept: keys of which the sweep that it belongs to takes several values.
+        later: it is not the first of its sweep, and is told of in few words.
+    """
+
+    checked: Checked
+    model: ModelFacts
+    plan: Plan
+    imported: list[str] = field(default_factory=list)
+    """Packages that checking it has imported: its processes need most of them."""
+    swept: frozenset[str] = frozenset()
+    later: bool = False
+
+    @property
+    def secrets(self) -> set[str]:
+        """What nobody else should see: of the config, and what else this process knows."""
+        return values(self.checked.config) | redact.HERE.values
+
+
+def get_ready(
+    config: dict[str, Any],
+    typed: Sequence[str],
+    run_dir: str,
+    place: str = "hydra.run.dir",
+    passed: Callable[[Checked], None] = lambda checked: None,
+) -> Ready:
+    """Check everything; nothing is written.
+
+    Args:
+        place: the key that names ``run_dir``.
+        passed: called when the light checks are passed, before torch is imported.
+
+    Raises:
+        UserError: the job cannot run.
+    """
+    redact.HERE.learn(values(config))
+    try:
+        return _get_ready(config, typed, run_dir, place, passed)
+    except OSError as error:  # whatever is read here, the config names
+        raise UserError(str(error.filename or "the config"), f"cannot be read: {error.strerror or error}") from error
+
+
+def _get_ready(
+    config: dict[str, Any], typed: Sequence[str], run_dir: str, place: str, passed: Callable[[Checked], None]
+) -> Ready:
+    before = frozenset(sys.modules)
+    checked = check(config, typed)
+    with checked.lacks:
+        if not checked.elsewhere:
+            check_reads(checked.config, Path(run_dir), place)
+    passed(checked)
+    from trainer.launch.preload import imported_since
+    from trainer.worker.probe import probe  # imports torch: only what has passed the light checks waits for that
+
+    if checked.config["mode"] != "train":
+        checked.config["model"] = dict(for_saved_weights(checked.config["model"]))
+    model = probe(checked.config, checked.facts, checked.declaration)
+    if checked.config["mode"] != "train":
+        _check_weights(checked.config)
+    check_places(checked, model, Path(run_dir), place)
+    plan = make_plan(checked, model, this_machine(), run_dir)
+    return Ready(checked, model, plan, imported_since(before))
+
+
+def check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -> None:
+    """What the run leaves can be written where it is asked for.
+
+    Raises:
+        UserError: it cannot; of a plan it is listed.
+    """
+    here, output = not checked.elsewhere, checked.config["predict"]["output"]
+    weights = WEIGHTS_KEPT * 4 * model.parameters if checked.config["mode"] == "train" else 0
+    with checked.lacks:
+        check_folder(run_dir, key, LEAST + weights, here)
+    with checked.lacks:
+        if output is not None:
+            check_folder(Path(output).parent, "predict.output", LEAST, here)
+
+
+def _check_weights(config: dict[str, Any]) -> None:
+    """The weights fit the model.
+
+    Raises:
+        UserError: they do not.
+    """
+    from trainer.weights import fit
+    from trainer.worker.probe import build
+
+    fit.check(Path(config["weights"]), build(config), str(config["model"]["_target_"]))
+
+
+def this_machine() -> Machine:
+    """This host, as far as choices depend on it."""
+    return Machine(hardware.cores(), hardware.cpu_flags(), hardware.gpus())

@@ -1,0 +1,45 @@
+"""How a run ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Result:
+    """How a run ended; also ``result.json``.
+
+    Attributes:
+        status: ``done``, ``failed``, ``killed`` or ``planned``.
+        run_dir: its folder; run_id, experiment_id: of MLflow, or None.
+        metrics, best: last and best values by name; best_step: the update after which checkpoints/best.safetensors is.
+        ended: why it ended: ``all updates done``, or an early stop or a callback's request and its reason.
+        steps, samples, seconds: updates (where work is leased: of worker 0), training samples over all workers, from start to end.
+        chosen, why: what ``auto`` picked and the reasons.
+        data_source: what was really trained on.
+        mode: what was done; unreadable: with ``predict``, the first files that could not be read.
+        lost_workers: by rank, how workers died whom the others did without.
+    """
+
+    status: str
+    run_dir: str
+    run_id: str | None = None
+    experiment_id: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
+    best_step: int = 0
+    ended: str = ""
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    training_seconds: float = 0.0
+    data_wait_seconds: float = 0.0
+    chosen: dict[str, Any] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    data_source: str = ""
+    mode: str = "train"
+    unreadable: list[str] = field(default_factory=list)
+    stand_in: str = ""
+    lost_workers: dict[str, str] = field(default_factory=dict)
+    error: str = ""

@@ -1,0 +1,79 @@
+"""From the plan to this host's processes: one worker alone runs in place, several come from a forkserver."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from trainer.host import hardware
+from trainer.planning.key_checks import leaves
+from trainer.planning.plan import Plan
+from trainer.planning.validate import hosts_of
+
+
+def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """The plan's processes of this host: one worker alone runs in place, several from a forkserver."""
+    if len(plan.processes) == 1:
+        from trainer.launch.in_process import in_place
+
+        return in_place(plan, payload, run_dir)
+    from trainer.launch.forkserver import Role, launch
+    from trainer.launch.preload import modules_of
+    from trainer.launch.rendezvous import Meeting
+
+    launch_config = payload["config"]["launch"]
+    roles = []
+    for name in plan.roles:
+        mine = [p for p in plan.processes if p.role == name and p.node == plan.node_rank]
+        entry = plan.entries[name]
+        if mine:
+            apart = plan.survives and name == "worker"
+            roles.append(Role(name, plan.roles[name], entry, [p.device for p in mine], mine[0].rank, apart))
+    meeting = Meeting(
+        host=launch_config["master_addr"],
+        port=launch_config["master_port"],
+        number=plan.node_rank,
+        hosts=plan.nnodes,
+        timeout_s=launch_config["timeout_s"],
+        interface="lo" if plan.nnodes == 1 else _interface(launch_config["master_addr"]),
+        addresses=hosts_of(launch_config),
+        terms=_terms(plan, payload["config"]),
+    )
+    entries = [plan.strategy_worker, *plan.entries.values()]
+    preload = [*modules_of(payload["config"], entries), *payload.pop("imported", ())]
+    results = launch(roles, payload, run_dir, meeting, preload, payload["config"]["verbosity"])
+    outcome = results["worker"][min(results["worker"])]
+    lost = {str(rank): why.splitlines()[0] for rank, why in results.get("lost", {}).items()}
+    return {**outcome, **({"lost_workers": lost} if lost else {})}
+
+
+def _interface(master_addr: str) -> str | None:
+    """Where Gloo should listen for other hosts: what the user says, else where host 0 is."""
+    return None if "GLOO_SOCKET_IFNAME" in os.environ else hardware.interface_towards(master_addr)
+
+
+def _terms(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same on all hosts; places of files and the number of reading processes may differ."""
+    groups = ("model", "loss", "optimizer", "scheduler", "strategy", "sampler")
+    typed = {key: value for group in groups for key, value in leaves(config[group], f"{group}.")}
+    typed |= {
+        key: config[key]
+        for key in (
+            "callbacks",
+            "metrics",
+            "mode",
+            "seed",
+            "epochs",
+            "max_steps",
+            "limit_train_batches",
+            "limit_val_batches",
+        )
+    }
+    planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "data.global_batch_size": plan.global_batch_size, "device": plan.device}  # fmt: skip
+    found = {
+        "training samples": plan.facts["train_samples"],
+        "batches": plan.total_steps,
+        "precision": plan.chosen["precision"],
+    }
+    return {**typed, **planned, **found}
