@@ -20,7 +20,7 @@ from tests.mlflow_server import Server
 from tests.pace import wait_for
 from tests.pictures import config, image_folder
 from tests.runs import ROOT, SMALL, environment, mlflow_runs, points, read, start, trainer
-from trainer.tracking.recorder import Follower
+from trainer.tracking.follower import Follower
 
 
 def test_mlflow_holds_every_point_parameter_tag_and_artifact(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from trainer.job.pictures import curves, validation
 from trainer.launch.in_process import _Tee
 from trainer.run_folder import report
 from trainer.terminal import bar
-from trainer.tracking import recorder
+from trainer.tracking import follower
 
 CAUSE = "worker 1 broke: the first cause"
 
@@ -259,6 +259,6 @@ def refused_by(port: int, timeout: float) -> Exception:
 def test_of_a_server_that_is_gone_it_is_said_which_one_and_why() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        assert recorder._said(refused_by(port, 0.2)) == f"127.0.0.1:{port}: read timed out"
-    assert recorder._said(refused_by(port, 5)) == f"127.0.0.1:{port}: connection refused"
-    assert recorder._said(ValueError("another\nmistake")) == "another"
+        assert follower._said(refused_by(port, 0.2)) == f"127.0.0.1:{port}: read timed out"
+    assert follower._said(refused_by(port, 5)) == f"127.0.0.1:{port}: connection refused"
+    assert follower._said(ValueError("another\nmistake")) == "another"

@@ -1,0 +1,281 @@
+"""Carries one run's files into one MLflow run: nothing lost, nothing sent twice."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.config import redact
+from trainer.errors import first_line
+from trainer.run_folder.json_files import leave
+from trainer.tracking.recorder import NO_ANSWER, UNREACHED, tell
+
+BATCH = 1000
+LONGEST_PAUSE_S = 30.0
+OPENED = "trainer.opened"
+KIND, TRAININGS = "mlflow.experimentKind", "custom_model_development"
+"""What tells MLflow's pages which view of an experiment to open."""
+LOGS = ("workerlog.*", "serverlog.*")
+"""What processes printed, which may be anything; it is cleaned of secrets by who ends the run."""
+
+
+@dataclass
+class Follower:
+    """Follows one run folder's metrics.jsonl into one MLflow run; everything may be retried.
+
+    ``tracking.json`` in the folder remembers the MLflow run, how many bytes of metrics.jsonl have been acknowledged,
+    and how many after these are in doubt: they were sent, and no answer came, because the server or this process went
+    away. Of those the server is asked what it has, and the rest is sent, so that nothing is lost or sent twice. The same
+    holds for opening the run: it is looked for by ``trainer.opened``, a number that no other has.
+    """
+
+    run_dir: Path
+    run: dict[str, Any]
+    run_id: str | None = None
+    sent: int = 0
+    doubt: int = 0
+    described: bool = False
+    pause: float = 0.0
+    retry_at: float = 0.0
+    away_since: float | None = None
+    error: str = ""
+    children_of: str | None = None
+    experiment_id: str | None = None
+    asked: bool = False
+    packed: dict[str, Path] = field(default_factory=dict)
+    logged: set[str] = field(default_factory=set)
+    forgetful: bool = False
+    client: Any = field(default=None, repr=False)
+    secrets: list[str] = field(default_factory=list, repr=False)
+
+    def try_once(self) -> None:
+        """Open the run if need be and send what is new; on an error, try again after a pause that doubles."""
+        now = time.monotonic()
+        if now < self.retry_at:
+            return
+        try:
+            self._open()
+            self._send_points()
+        except Exception as error:  # whatever MLflow raises for a server that is away or in trouble: try again later
+            self.error = _said(error)
+            self.pause = min(LONGEST_PAUSE_S, max(1.0, self.pause * 2))
+            self.retry_at = now + self.pause
+            if self.away_since is None:
+                self.away_since = now
+                tell({"warning": f"the tracking server does not answer ({self.error}); training goes on, points are kept in {self.run_dir / 'metrics.jsonl'} and sent later"})  # fmt: skip
+            return
+        if self.away_since is not None:
+            tell({"warning": "the tracking server answers again; all points so far are sent"})
+        self.away_since, self.pause, self.error = None, 0.0, ""
+
+    def _open(self) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        if self.client is None:
+            self.client = MlflowClient(tracking_uri=self.run["uri"])
+        if self.run_id is None:
+            self.experiment_id = experiment_id = self._experiment()
+            self.run_id = self._opened_before(experiment_id) or self._create(experiment_id)
+            self.remember()
+        if not self.described:
+            if dataset := self.run.get("dataset"):
+                self.client.log_inputs(self.run_id, datasets=[_dataset(dataset)])
+            params = [Param(k, str(v)[:6000]) for k, v in self.run["params"].items()]
+            for start in range(0, len(params), 100):
+                self.client.log_batch(self.run_id, params=params[start : start + 100])
+            self.described = True
+
+    def _experiment(self) -> str:
+        """The run's experiment, which MLflow shows as one of trainings and not of agents; a kind that is set stays."""
+        experiment = self.client.get_experiment_by_name(self.run["experiment"])
+        if experiment is None:
+            return str(self.client.create_experiment(self.run["experiment"], tags={KIND: TRAININGS}))
+        if KIND not in experiment.tags:
+            self.client.set_experiment_tag(experiment.experiment_id, KIND, TRAININGS)
+        return str(experiment.experiment_id)
+
+    def _create(self, experiment_id: str) -> str:
+        tags = {**self.run["tags"], OPENED: self.run["opened"]}
+        if self.children_of is not None:
+            tags["mlflow.parentRunId"] = self.children_of
+        self.asked = True
+        opened = self.client.create_run(
+            experiment_id, start_time=self.run["start_time"], tags=tags, run_name=self.run["run_name"]
+        )
+        return str(opened.info.run_id)
+
+    def _opened_before(self, experiment_id: str) -> str | None:
+        """The run, where it was asked for before and no answer came."""
+        if not self.asked:
+            return None
+        found = self.client.search_runs([experiment_id], f"tags.`{OPENED}` = '{self.run['opened']}'", max_results=1)
+        return str(found[0].info.run_id) if found else None
+
+    def _new_lines(self) -> bytes:
+        try:
+            with (self.run_dir / "metrics.jsonl").open("rb") as points:
+                points.seek(self.sent)
+                new = points.read()
+        except OSError:  # not there yet, or the folder is gone
+            return b""
+        return new[: new.rfind(b"\n") + 1]
+
+    def _send_points(self) -> None:
+        new = self._new_lines()
+        if self.doubt:
+            metrics = _metrics(new[: self.doubt].splitlines())
+            self._send(_without(metrics, self._there(metrics)), self.doubt)
+            new = self._new_lines()
+        metrics, size = [], 0
+        for line in new.splitlines(keepends=True):
+            more = _metrics([line])
+            if len(metrics) + len(more) > BATCH:
+                self._send(metrics, size)
+                metrics, size = [], 0
+            metrics += more
+            size += len(line)
+        if size:
+            self._send(metrics, size)
+
+    def _send(self, metrics: list[Any], size: int) -> None:
+        """Send these points, which are so many bytes of metrics.jsonl; until the answer comes they are in doubt."""
+        self.doubt = size
+        self.remember()
+        if metrics:
+            self.client.log_batch(self.run_id, metrics=metrics)
+        self.sent, self.doubt = self.sent + size, 0
+        self.remember()
+
+    def _there(self, metrics: list[Any]) -> Counter[Point]:
+        """Of the metrics that these points are of, all points that the server has."""
+        names = {metric.key for metric in metrics}
+        return Counter(_point(m) for name in sorted(names) for m in self.client.get_metric_history(self.run_id, name))
+
+    def remember(self) -> None:
+        """Write tracking.json, without what only the server's owner should know."""
+        state = {
+            "uri": self.run["uri"], "experiment": self.run["experiment"], "run_id": self.run_id,
+            "sent_bytes": self.sent, "doubtful_bytes": self.doubt, "asked": self.asked,
+        }  # fmt: skip
+        try:
+            if self.run_dir.is_dir():
+                leave(self.run_dir / "tracking.json", {**state, "run": self.run}, private=True)
+        except OSError as error:  # a full disk is no reason not to send what is there
+            if not self.forgetful:
+                tell({"warning": f"{error.filename or self.run_dir / 'tracking.json'} cannot be written ({error.strerror}): should this run be killed, nobody knows how far it was sent"})  # fmt: skip
+            self.forgetful = True
+
+    def finish(self, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
+        """Send the rest, the artifacts and the end of the run, within the time."""
+        until = time.monotonic() + timeout_s
+        done = False
+        while not done:
+            self.try_once()
+            if self.away_since is None:
+                done = self._end(status, tags)
+            if not done:
+                if time.monotonic() > until:
+                    break
+                time.sleep(min(0.2, max(0.0, until - time.monotonic())) or 0.01)
+        self._forget_models()
+        unsent = self._new_lines().count(b"\n")
+        return {"closed": str(self.run_dir), "run_id": self.run_id, "experiment_id": self.experiment_id, "unsent": unsent, "error": "" if done else self.error}  # fmt: skip
+
+    def _end(self, status: str, tags: dict[str, str]) -> bool:
+        try:
+            for key, value in tags.items():
+                self.client.set_tag(self.run_id, key, value)
+            for name in self.run.get("artifacts", ()):
+                for path in sorted(self.run_dir.glob(name)):
+                    self.client.log_artifact(self.run_id, str(path))
+            self.client.set_terminated(self.run_id, status)
+            if status == "FINISHED":
+                self._log_models()
+        except Exception as error:  # as in try_once
+            self.error = _said(error)
+            return False
+        return True
+
+    def pack(self) -> dict[str, Any]:
+        """Pack the trained models that are not yet, each once; that one cannot be packed does not fail the run."""
+        from trainer.tracking import model
+
+        choices = {which: model.chosen(self.run_dir, which, name) for which, name in self.run.get("models", {}).items()}
+        for which, choice in choices.items():
+            if which in self.logged or which in self.packed or choice is None:
+                continue
+            try:
+                self.packed[which], taken = model.pack(self.run_dir, choice)
+                if taken:
+                    tell({"told": f"the logged model takes along your {', '.join(taken)}"})
+            except Exception as error:  # what a user's own model raises where it is loaded by MLflow
+                tell({"warning": f"the {which} model was not logged: {type(error).__name__}: {_said(error)}"})
+                self.logged.add(which)
+        return choices
+
+    def _log_models(self) -> None:
+        """The trained models, sent until each is there."""
+        from trainer.tracking import model
+
+        choices = self.pack()
+        for which, folder in self.packed.items():
+            if which not in self.logged and self.run_id is not None:
+                model.send(self.client, self.run_id, choices[which], folder)
+                self.logged.add(which)
+
+    def _forget_models(self) -> None:
+        if self.packed:
+            from trainer.tracking import model
+
+            for folder in self.packed.values():
+                model.forget(folder)
+
+
+Point = tuple[str, int, int, str]
+
+
+def _metrics(lines: list[bytes]) -> list[Any]:
+    """The points of lines of metrics.jsonl."""
+    from mlflow.entities import Metric
+
+    points = [json.loads(line) for line in lines]
+    return [Metric(k, v, point["time"], point["step"]) for point in points for k, v in point["metrics"].items()]
+
+
+def _point(metric: Any) -> Point:
+    """A point as it can be compared: a server keeps what is infinite as the greatest number."""
+    value = max(-sys.float_info.max, min(sys.float_info.max, metric.value))
+    return metric.key, int(metric.timestamp), int(metric.step), repr(float(value)) if value == value else "nan"
+
+
+def _without(metrics: list[Any], there: Counter[Point]) -> list[Any]:
+    """Those of the points that are not there."""
+    missing = []
+    for metric in metrics:
+        point = _point(metric)
+        if there[point]:
+            there[point] -= 1
+        else:
+            missing.append(metric)
+    return missing
+
+
+def _dataset(told: dict[str, str]) -> Any:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    return DatasetInput(Dataset(**told), [InputTag("mlflow.data.context", "training")])
+
+
+def _said(error: Exception) -> str:
+    """What an exception says, in one line; of a server that is not reached, which one and why, and not who raised it where."""
+    told = str(error)
+    if (server := UNREACHED.search(told)) and (why := NO_ANSWER.search(told)):
+        address = server[1] or f"{server[2]}:{server[3]}"
+        return redact.text(f"{address}: {(why[1] or why[2]).strip().rstrip('.').lower()}")
+    return redact.text(first_line(error)[:300])
