@@ -17,7 +17,7 @@ from tests.pictures import cifar, image_folder, mnist
 from tests.runs import environment
 from trainer.config.instantiate import locate
 from trainer.errors import UserError
-from trainer.planning.validate import check_devices
+from trainer.planning.processes import check_devices
 
 DIGITS = "+recipe=digits_lenet"
 CONFTEST = Path(__file__).with_name("conftest.py")

@@ -22,8 +22,9 @@ from trainer.job.job import Starter, execute
 from trainer.job.ready import Ready, get_ready
 from trainer.job.result import Result
 from trainer.launch.start import start_here
+from trainer.planning.checked import Checked
 from trainer.planning.tracking_store import tracking_uri, try_store
-from trainer.planning.validate import Checked, experiment_of
+from trainer.planning.validate import experiment_of
 from trainer.terminal import streams
 from trainer.terminal.screen import Screen
 

@@ -15,8 +15,9 @@ from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.writable import LEAST, check_folder
 from trainer.planning.auto import Machine, ModelFacts
+from trainer.planning.checked import Checked
 from trainer.planning.plan import Plan, make_plan
-from trainer.planning.validate import Checked, check
+from trainer.planning.validate import check
 from trainer.run_folder.leftovers import check_reads
 
 WEIGHTS_KEPT = 2

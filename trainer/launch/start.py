@@ -9,7 +9,7 @@ from typing import Any
 from trainer.host import hardware
 from trainer.planning.key_checks import leaves
 from trainer.planning.plan import Plan
-from trainer.planning.validate import hosts_of
+from trainer.planning.processes import hosts_of
 
 
 def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:

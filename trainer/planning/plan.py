@@ -12,8 +12,8 @@ from trainer.data.sampler import DistributedBatchSampler, training_sampler
 from trainer.errors import UserError
 from trainer.metrics.best import best_metric
 from trainer.planning.auto import Machine, ModelFacts, choose
+from trainer.planning.checked import Checked
 from trainer.planning.tracking_store import tracking_uri
-from trainer.planning.validate import Checked
 
 MOST_PROCESSES_SHOWN = 16
 ENTRIES = {

@@ -1,0 +1,106 @@
+"""How many processes, where, and by which strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from trainer.config import schema
+from trainer.config.instantiate import locate
+from trainer.errors import UserError
+from trainer.host import hardware
+from trainer.strategies.builtin import AUTO
+from trainer.wording import counted
+
+
+def is_elsewhere(config: Mapping[str, Any], device: str, nproc: int) -> bool:
+    """Whether a plan is for other machines than this one: for several hosts, or for GPUs that are not here."""
+    return bool(config["plan"]) and (
+        config["launch"]["nnodes"] > 1 or (device == "cuda" and nproc > len(hardware.gpus()))
+    )
+
+
+def choose_device(config: Mapping[str, Any]) -> str:
+    """``cpu`` or ``cuda``."""
+    if config["device"] != "auto":
+        return str(config["device"])
+    return "cuda" if hardware.gpus() else "cpu"
+
+
+def default_workers(config: Mapping[str, Any]) -> int | None:
+    """How many workers the strategy starts where nobody says; None: one per GPU, else one."""
+    target = config["strategy"]["_target_"]
+    return None if target == AUTO else getattr(locate(str(target), "strategy._target_"), "default_workers", None)
+
+
+def count_workers(config: dict[str, Any], device: str, default: int | None = None) -> int:
+    """Workers on each host; resolves launch.ips, launch.workers and launch.nproc into one another."""
+    launch = config["launch"]
+    if launch["ips"]:
+        if not (hosts := hosts_of(launch)):
+            raise UserError(f"launch.ips={launch['ips']}", "holds no address", "launch.ips=10.0.0.1,10.0.0.2")
+        launch["nnodes"], launch["master_addr"] = len(hosts), hosts[0]
+        here = [i for i, ip in enumerate(hosts) if hardware.port_is_free(ip, 0)]
+        if not here and not config["plan"]:
+            raise UserError(f"launch.ips={launch['ips']}", "none of these addresses is this host's")
+        launch["node_rank"] = here[0] if here else 0
+    nnodes = launch["nnodes"]
+    if launch["node_rank"] >= nnodes:
+        raise UserError(f"launch.node_rank={launch['node_rank']}", f"with launch.nnodes={nnodes} it must be below {nnodes}", "launch.node_rank=0")  # fmt: skip
+    if nnodes > 1 and launch["master_port"] == 0:
+        launch["master_port"] = 29500
+    nproc, workers = launch["nproc"], launch["workers"]
+    if workers is not None and workers < nnodes and not launch["ips"]:
+        raise UserError(
+            f"launch.workers={workers}", f"is not one for each of {nnodes} hosts", f"launch.nnodes={workers}"
+        )
+    if workers is not None and workers % nnodes:
+        raise UserError(f"launch.workers={workers}", f"cannot be spread evenly over {nnodes} hosts", f"launch.workers={max(nnodes, workers // nnodes * nnodes)}")  # fmt: skip
+    if nproc is not None and workers is not None and nproc * nnodes != workers:
+        raise UserError(f"launch.nproc={nproc}", f"on {counted(nnodes, 'host')} disagrees with launch.workers={workers}", f"launch.nproc={workers // nnodes}")  # fmt: skip
+    if nproc is None:
+        nproc = workers // nnodes if workers is not None else None
+    if nproc is None:
+        nproc = max(1, len(hardware.gpus())) if device == "cuda" else default or 1
+    return int(nproc)
+
+
+def hosts_of(launch: Mapping[str, Any]) -> list[str]:
+    """The addresses of ``launch.ips``; none where it is not given."""
+    return [ip.strip() for ip in str(launch["ips"] or "").split(",") if ip.strip()]
+
+
+def check_devices(config: Mapping[str, Any], device: str, nproc: int, gpus: int | None = None) -> None:
+    """A GPU for every worker of this host. Not asked of a plan, which may be for another machine."""
+    if device != "cuda" or config["plan"]:
+        return
+    gpus = len(hardware.gpus()) if gpus is None else gpus
+    if gpus == 0:
+        raise UserError("device=cuda", "this machine shows no GPU", "device=cpu")
+    if nproc > gpus:
+        raise UserError(f"launch.nproc={nproc}", f"this host has {gpus} GPU{'s' if gpus > 1 else ''}, and every worker needs its own", f"launch.nproc={gpus} (or device=cpu)")  # fmt: skip
+
+
+def resolve_strategy(config: dict[str, Any], workers: int) -> str:
+    """Replace ``strategy=auto`` by the strategy that fits; returns the reason."""
+    given = config["strategy"]
+    if given["_target_"] != AUTO:
+        return ""
+    chosen = schema.StrategyConfig if workers == 1 else schema.CollectiveStrategy
+    config["strategy"] = {**asdict(chosen()), **{k: v for k, v in given.items() if k != "_target_"}}
+    return "one worker" if workers == 1 else f"{workers} workers"
+
+
+def check_port(config: Mapping[str, Any]) -> None:
+    """The meeting port is free on the host that serves it."""
+    launch = config["launch"]
+    port, serves = launch["master_port"], launch["node_rank"] == 0
+    address, single = launch["master_addr"], launch["nnodes"] == 1
+    if not (port and serves) or config["plan"] or hardware.port_is_free(address, port):
+        return
+    if not hardware.port_is_free(address, 0):
+        mine = schema.LaunchConfig.master_addr if single else hardware.address()
+        raise UserError(f"launch.master_addr={address}", "is not this host's address, and host 0 serves the meeting", f"launch.master_addr={mine}" + ("" if single else " (or launch.node_rank=1)"))  # fmt: skip
+    free = next((p for p in range(port + 1, 65536) if hardware.port_is_free(address, p)), 29500)
+    raise UserError(f"launch.master_port={port}", f"is in use on {address}", "launch.master_port=0" if single else f"launch.master_port={free}")  # fmt: skip
