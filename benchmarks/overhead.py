@@ -25,7 +25,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from trainer.config.instantiate import call_target, locate
 from trainer.data.source import Facts
-from trainer.launch.forkserver import Meeting, Role, launch
+from trainer.launch.forkserver import Meeting, launch
+from trainer.launch.supervisor import Role
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
 from trainer.worker import train

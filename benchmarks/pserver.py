@@ -31,7 +31,8 @@ from torch.utils.data import Dataset
 
 from trainer.config.instantiate import locate
 from trainer.data.source import DataSource, Facts, Splits
-from trainer.launch.forkserver import Meeting, Role, launch
+from trainer.launch.forkserver import Meeting, launch
+from trainer.launch.supervisor import Role
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.server import server

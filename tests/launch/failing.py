@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import RunFailed
-from trainer.launch.forkserver import Meeting, Role, launch
+from trainer.launch.forkserver import Meeting, launch
+from trainer.launch.supervisor import Role
 from trainer.strategies.contract import Seat
 
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from trainer.errors import Interrupted
-from trainer.launch.forkserver import Meeting, Role, launch
+from trainer.launch.forkserver import Meeting, launch
+from trainer.launch.supervisor import Role
 
 if __name__ == "__main__":
     folder, deaf = Path(sys.argv[1]), "deaf" in sys.argv

@@ -21,8 +21,9 @@ import pytest
 from tests.pace import patient, wait_for
 from tests.runs import ROOT, alive, environment
 from trainer.errors import Interrupted, RunFailed, UserError
-from trainer.launch.forkserver import Meeting, Role, launch
+from trainer.launch.forkserver import Meeting, launch
 from trainer.launch.process import Failure
+from trainer.launch.supervisor import Role
 from trainer.strategies.pserver.worker.client import Fenced
 
 pytestmark = pytest.mark.usefixtures("warm")

@@ -17,7 +17,8 @@ from tests.pages import write_files
 from trainer.cli.commands import plain, typed_keys
 from trainer.cli.compose import compose, hydra_app
 from trainer.job.ready import Ready, get_ready
-from trainer.launch.forkserver import Meeting, Role, launch
+from trainer.launch.forkserver import Meeting, launch
+from trainer.launch.supervisor import Role
 
 
 def vocabulary() -> str:

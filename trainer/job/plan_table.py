@@ -65,12 +65,24 @@ def preprocessed(done: Mapping[str, Any]) -> Iterator[str]:
 
 def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """The plan's lines: what, and how much or where."""
+    yield from _processes(plan)
+    yield from _sizes(plan)
+    yield from _data(plan)
+    yield "model", counted(plan.parameters, "parameter", ",")
+    for key, value in plan.chosen.items():
+        yield key, str(value).lower() + _because(plan, key)
+    yield from _places(plan)
 
-    def because(key: str) -> str:
-        return f"  (auto: {plan.why[key]})" if key in plan.why else ""
 
+def _because(plan: Plan, key: str) -> str:
+    return f"  (auto: {plan.why[key]})" if key in plan.why else ""
+
+
+def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Which processes there are, and where they meet."""
+    equal = " (equal to one process on the global batch)" if plan.exact else ""
+    yield "strategy", plan.strategy + equal + _because(plan, "strategy")
     hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 else ""
-    yield "strategy", plan.strategy + (" (equal to one process on the global batch)" if plan.exact else "") + because("strategy")  # fmt: skip
     yield "roles", ", ".join(counted(n, role) for role, n in plan.roles.items()) + hosts
     for process in plan.processes[:MOST_PROCESSES_SHOWN]:
         host = f"host {process.node}, " if plan.nnodes > 1 else ""
@@ -80,22 +92,27 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     for override in plan.left_out:
         yield "left out", override
     yield "meeting point", plan.endpoint
-    merged = f" x {plan.merge} merged" if plan.merge > 1 else ""
+
+
+def _sizes(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Samples of an update, updates, learning rate, and how work is handed out."""
     if plan.mode != "train":
         yield "mode", plan.mode
+    merged = f" x {plan.merge} merged" if plan.merge > 1 else ""
     portions = f"{plan.batch_size} per worker x {counted(plan.workers, 'worker')}{merged}"
     even = plan.batch_size * plan.workers * plan.merge == plan.global_batch_size
     yield "batch size", f"{portions} = {plan.global_batch_size} global" if even else f"{plan.global_batch_size} global, shared out: at most {portions}"  # fmt: skip
     if plan.mode == "train":
-        yield (
-            "updates",
-            f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({counted(plan.epochs, 'epoch')})",
-        )
-    if plan.mode == "train" and plan.lr is not None:
-        scaled = f" = {plan.lr / plan.lr_factor:g} x {plan.lr_factor:g}, for {counted(plan.update_batch, 'sample')} per update"
-        yield "learning rate", f"{plan.lr:g}" + (scaled if plan.lr_factor != 1.0 else "")
+        yield "updates", f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({counted(plan.epochs, 'epoch')})"  # fmt: skip
+        if plan.lr is not None:
+            scaled = f" = {plan.lr / plan.lr_factor:g} x {plan.lr_factor:g}, for {counted(plan.update_batch, 'sample')} per update"
+            yield "learning rate", f"{plan.lr:g}" + (scaled if plan.lr_factor != 1.0 else "")
     if plan.lockstep != plan.leased and "server" in plan.roles:
         yield "work", "leased in blocks; a lost worker's go to others" if plan.leased else "split beforehand"
+
+
+def _data(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What is learnt from, or what a prediction looks at, and what is done to it."""
     facts = plan.facts
     if plan.predict:
         about = "" if plan.predict["each"] == "image" else "about "
@@ -103,20 +120,20 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "output", plan.predict["output"] or f"{plan.run_dir}/predictions.csv"
     else:
         yield "data", f"{facts['source']}: {facts['train_samples']} training and {counted(facts['val_samples'], 'validation sample')} of {_shape(facts['shape'])}, {counted(facts['classes'], 'class')}"  # fmt: skip
-    if facts["val_shape"] and not plan.predict:
-        yield "  validated", f"on samples of {_shape(facts['val_shape'])}"
+        if facts["val_shape"]:
+            yield "  validated", f"on samples of {_shape(facts['val_shape'])}"
     if plan.preprocessing:
         yield "  images", " ".join(preprocessed(plan.preprocessing))
-    if facts["cache"] and not plan.predict:
+    if plan.predict:
+        return
+    if facts["cache"]:
         yield "cache", facts["cache"]
-    if facts["left_out"] and not plan.predict:
-        yield (
-            "left out",
-            f"{counted(len(facts['left_out']), 'broken image')}: {', '.join(map(shortened, list(facts['left_out'])[:3]))}",
-        )
-    yield "model", counted(plan.parameters, "parameter", ",")
-    for key, value in plan.chosen.items():
-        yield key, str(value).lower() + because(key)
+    if broken := facts["left_out"]:
+        yield "left out", f"{counted(len(broken), 'broken image')}: {', '.join(map(shortened, list(broken)[:3]))}"
+
+
+def _places(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Where the run writes, and which weights it leaves or reads."""
     yield "run folder", plan.run_dir
     yield "logs", f"{plan.run_dir}/workerlog.N" + (", serverlog.N" if "server" in plan.roles else "")
     if plan.mode == "train":

@@ -13,10 +13,8 @@ import signal
 import socket
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,54 +25,16 @@ from trainer.host import private
 from trainer.host.parent_death import end_with
 from trainer.launch.log_on_screen import Shown
 from trainer.launch.preload import start_forkserver
-from trainer.launch.process import Child, end
+from trainer.launch.process import Child
 from trainer.launch.rendezvous import Meeting, meet
+from trainer.launch.supervisor import Member, Role, Supervisor, end
 from trainer.strategies.contract import Seat
 from trainer.terminal import streams
 
-POLL_S = 0.1
 END_S = 3
-LINGER_S = 5
 LONGEST_FOLDER = 80
 """Bytes. The path of a Unix socket has 108 at most."""
 LOG_NAMES = {"worker": "workerlog", "server": "serverlog"}
-
-
-@dataclass(frozen=True)
-class Role:
-    """Processes of one role on this host.
-
-    Attributes:
-        name: ``worker`` or ``server``.
-        size: processes of the role over all hosts; ``first_rank`` and ``here``: this host's.
-        entry: ``module:function`` called as ``entry(seat, payload)`` in each process.
-        devices: one per process here.
-        apart: one of its processes may die and the others go on.
-    """
-
-    name: str
-    size: int
-    entry: str
-    devices: Sequence[str]
-    first_rank: int = 0
-    apart: bool = False
-
-    @property
-    def here(self) -> int:
-        """Processes on this host."""
-        return len(self.devices)
-
-
-@dataclass(frozen=True)
-class Member:
-    """A started process of a role."""
-
-    role: Role
-    rank: int
-    child: Child
-
-    def __str__(self) -> str:
-        return f"{self.role.name} {self.rank}"
 
 
 def launch(
@@ -117,11 +77,11 @@ def launch(
                 for role in roles:
                     _start(role, payload, log_dir, scratch, meeting, store[0].port, secret, members)
                 shown += _shown(members, verbosity)
-                return _watch(roles, members, store)
+                return Supervisor(members, store, multiprocessing.connection.wait).watch()
             except KeyboardInterrupt:
                 raise Interrupted(BY_CTRL_C) from None
             finally:
-                end([member.child for member in members], END_S)
+                end([member.handle for member in members], END_S)
                 for screen in shown:
                     screen.end()
                 store.clear()
@@ -134,8 +94,8 @@ def _shown(members: Sequence[Member], verbosity: str) -> list[Shown]:
     if verbosity == "quiet":
         return []
     if verbosity == "debug":
-        return [Shown(m.child.log, f"{m} | ") for m in members]
-    return [Shown(m.child.log) for m in members if (m.role.name, m.rank) == ("worker", 0)]
+        return [Shown(m.handle.log, f"{m} | ") for m in members]
+    return [Shown(m.handle.log) for m in members if (m.role.name, m.rank) == ("worker", 0)]
 
 
 def _place_sockets() -> None:
@@ -234,116 +194,6 @@ def resolve(entry: str) -> Callable[..., Any]:
     """The object behind ``module:name``."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
-
-
-def _watch(roles: Sequence[Role], members: Sequence[Member], store: list[dist.TCPStore]) -> dict[str, dict[int, Any]]:
-    results: dict[str, dict[int, Any]] = {role.name: {} for role in roles}
-    running = list(members)
-    lost: dict[int, str] = {}
-    alone = 0.0
-    while running:
-        for member in list(running):
-            member.child.look()
-            if member.child.exitcode is None:
-                continue
-            member.child.look()  # what it sent before it ended
-            running.remove(member)
-            if member.child.well:
-                results[member.role.name][member.rank] = member.child.value
-                continue
-            if not _can_do_without(member, running, results):
-                raise RunFailed(next(iter(lost.values()), "") or _first_failure(members))
-            lost[member.rank] = _first_failure([member])
-            store[0].set(f"lost/{member.role.name}/{member.rank}", "its process ended")
-            print(f"\nATTENTION: {lost[member.rank]}\n  the others go on without it\n", flush=True)
-        if any(_lingers(member) for member in running):
-            raise RunFailed(_first_failure(members))
-        _dismiss(running, results)
-        if running and (why := _nobody_waits_for(running, store[0])):
-            alone = alone or time.monotonic()
-            if time.monotonic() - alone > LINGER_S:
-                for member in running:
-                    lost[member.rank] = f"{member} was lost ({why[member.rank]}) and is ended"
-                    print(f"\nATTENTION: {lost[member.rank]}\n", flush=True)
-                break
-        multiprocessing.connection.wait([sign for member in running for sign in member.child.signs()], POLL_S)
-    return {**results, **({"lost": lost} if lost else {})}
-
-
-def _dismiss(running: Sequence[Member], results: Mapping[str, Mapping[int, Any]]) -> None:
-    """Let those end that have returned: all of a role together, as long as none of them can be done without."""
-    for member in running:
-        peers = [m for m in running if m.role.name == member.role.name and not member.role.apart]
-        if member.child.returned and all(peer.child.returned for peer in peers):
-            member.child.dismiss()
-
-
-def _nobody_waits_for(running: Iterable[Member], store: dist.TCPStore) -> dict[int, str]:
-    """Why each of these was declared lost by the others, if all were: stopped processes end by no word of anybody."""
-    why = {}
-    for member in running:
-        key = f"fenced/{member.role.name}/{member.rank}"
-        if not member.role.apart or not store.check([key]):
-            return {}
-        why[member.rank] = store.get(key).decode()
-    return why
-
-
-def _can_do_without(member: Member, running: Iterable[Member], results: Mapping[str, Mapping[int, Any]]) -> bool:
-    """Whether the run goes on although that process failed: others of its role are there, and it just died.
-
-    What a process says itself of why the run cannot be (a RunFailed, a UserError) ends the run; that it was declared lost
-    itself does not.
-    """
-    others = any(m.role.name == member.role.name for m in running) or results[member.role.name]
-    failure = member.child.failure
-    return member.role.apart and bool(others) and not (failure is not None and failure.ends_run)
-
-
-def _lingers(member: Member) -> bool:
-    """A process has failed some time ago and does not end: a thread of its own, or a library's teardown, holds it."""
-    failure = member.child.failure
-    return failure is not None and time.monotonic_ns() - failure.at > LINGER_S * 1e9
-
-
-def _first_failure(members: Sequence[Member]) -> str:
-    """The message of the process that failed first; the others' errors are only its echo.
-
-    A process that was killed says nothing, but those that lost it do, so a signal counts before all errors. SIGTERM and
-    SIGINT count last: they reach many at once, and others of them may have told why.
-    """
-    time.sleep(POLL_S)  # the echo may be here before the cause
-    reports: list[tuple[float, str, Path]] = []
-    for member in members:
-        child = member.child
-        child.look()
-        code = child.exitcode
-        if child.failure is not None:
-            reports.append((child.failure.at, f"{member}{child.failure}", child.log))
-        elif code and code < 0:
-            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-            when = float("inf") if -code in (signal.SIGTERM, signal.SIGINT) else -2
-            reports.append((when, f"{member} was killed by {_name(-code)}{hint}{_tail(child.log)}", child.log))
-        elif code is not None and not child.well:
-            early = "" if code else ", before it had done its work"
-            reports.append((-1, f"{member} ended with exit code {code}{early}{_tail(child.log)}", child.log))
-    _, text, log = min(reports, key=lambda report: report[0])
-    return f"{text}\n  its log: {log}"
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
-
-
-def _tail(log: Path, lines: int = 15) -> str:
-    try:
-        last = log.read_text(errors="replace").rstrip().splitlines()[-lines:]
-    except OSError:
-        return ""
-    return "\n  " + "\n  ".join(last) if last else ""
 
 
 @contextmanager

@@ -129,17 +129,9 @@ class Child:
             except ProcessLookupError:
                 pass
 
-
-def end(children: Sequence[Child], patience_s: float) -> None:
-    """End them all: by SIGTERM, and by SIGKILL those that are still there after a while."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for child in children:
-            child.signal(number)
-        until = time.monotonic() + patience_s
-        for child in children:
-            child.process.join(max(0.0, until - time.monotonic()))
-    for child in children:
-        child.dismiss()
+    def join(self, seconds: float) -> None:
+        """Wait until it has ended, for so long."""
+        self.process.join(seconds)
 
 
 def _main(

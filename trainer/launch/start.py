@@ -18,9 +18,10 @@ def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, 
         from trainer.launch.in_process import in_place
 
         return in_place(plan, payload, run_dir)
-    from trainer.launch.forkserver import Role, launch
+    from trainer.launch.forkserver import launch
     from trainer.launch.preload import modules_of
     from trainer.launch.rendezvous import Meeting
+    from trainer.launch.supervisor import Role
 
     launch_config = payload["config"]["launch"]
     roles = []

@@ -38,32 +38,47 @@ def count_workers(config: dict[str, Any], device: str, default: int | None = Non
     """Workers on each host; resolves launch.ips, launch.workers and launch.nproc into one another."""
     launch = config["launch"]
     if launch["ips"]:
-        if not (hosts := hosts_of(launch)):
-            raise UserError(f"launch.ips={launch['ips']}", "holds no address", "launch.ips=10.0.0.1,10.0.0.2")
-        launch["nnodes"], launch["master_addr"] = len(hosts), hosts[0]
-        here = [i for i, ip in enumerate(hosts) if hardware.port_is_free(ip, 0)]
-        if not here and not config["plan"]:
-            raise UserError(f"launch.ips={launch['ips']}", "none of these addresses is this host's")
-        launch["node_rank"] = here[0] if here else 0
+        _find_this_host(launch, config["plan"])
+    _check_hosts(launch)
+    if launch["nnodes"] > 1 and launch["master_port"] == 0:
+        launch["master_port"] = 29500
+    _check_workers(launch)
+    if launch["nproc"] is not None:
+        return int(launch["nproc"])
+    if launch["workers"] is not None:
+        return int(launch["workers"] // launch["nnodes"])
+    return max(1, len(hardware.gpus())) if device == "cuda" else default or 1
+
+
+def _find_this_host(launch: dict[str, Any], plan_alone: bool) -> None:
+    """launch.ips says how many hosts there are, which is the first, and which is this one."""
+    if not (hosts := hosts_of(launch)):
+        raise UserError(f"launch.ips={launch['ips']}", "holds no address", "launch.ips=10.0.0.1,10.0.0.2")
+    launch["nnodes"], launch["master_addr"] = len(hosts), hosts[0]
+    here = [i for i, ip in enumerate(hosts) if hardware.port_is_free(ip, 0)]
+    if not here and not plan_alone:
+        raise UserError(f"launch.ips={launch['ips']}", "none of these addresses is this host's")
+    launch["node_rank"] = here[0] if here else 0
+
+
+def _check_hosts(launch: Mapping[str, Any]) -> None:
     nnodes = launch["nnodes"]
     if launch["node_rank"] >= nnodes:
         raise UserError(f"launch.node_rank={launch['node_rank']}", f"with launch.nnodes={nnodes} it must be below {nnodes}", "launch.node_rank=0")  # fmt: skip
-    if nnodes > 1 and launch["master_port"] == 0:
-        launch["master_port"] = 29500
-    nproc, workers = launch["nproc"], launch["workers"]
-    if workers is not None and workers < nnodes and not launch["ips"]:
-        raise UserError(
-            f"launch.workers={workers}", f"is not one for each of {nnodes} hosts", f"launch.nnodes={workers}"
-        )
-    if workers is not None and workers % nnodes:
-        raise UserError(f"launch.workers={workers}", f"cannot be spread evenly over {nnodes} hosts", f"launch.workers={max(nnodes, workers // nnodes * nnodes)}")  # fmt: skip
-    if nproc is not None and workers is not None and nproc * nnodes != workers:
-        raise UserError(f"launch.nproc={nproc}", f"on {counted(nnodes, 'host')} disagrees with launch.workers={workers}", f"launch.nproc={workers // nnodes}")  # fmt: skip
-    if nproc is None:
-        nproc = workers // nnodes if workers is not None else None
-    if nproc is None:
-        nproc = max(1, len(hardware.gpus())) if device == "cuda" else default or 1
-    return int(nproc)
+
+
+def _check_workers(launch: Mapping[str, Any]) -> None:
+    """launch.workers can be spread evenly over the hosts, and launch.nproc agrees with it."""
+    nnodes, nproc, workers = launch["nnodes"], launch["nproc"], launch["workers"]
+    if workers is None:
+        return
+    what = f"launch.workers={workers}"
+    if workers < nnodes and not launch["ips"]:
+        raise UserError(what, f"is not one for each of {nnodes} hosts", f"launch.nnodes={workers}")
+    if workers % nnodes:
+        raise UserError(what, f"cannot be spread evenly over {nnodes} hosts", f"launch.workers={max(nnodes, workers // nnodes * nnodes)}")  # fmt: skip
+    if nproc is not None and nproc * nnodes != workers:
+        raise UserError(f"launch.nproc={nproc}", f"on {counted(nnodes, 'host')} disagrees with {what}", f"launch.nproc={workers // nnodes}")  # fmt: skip
 
 
 def hosts_of(launch: Mapping[str, Any]) -> list[str]:

@@ -108,7 +108,7 @@ class MnistJson(DataSource):
 
     def _finish(self, folder: Path, split: str, count: int, labels: list[int]) -> None:
         if len(labels) != count:
-            raise self._wrong(split, f"{count} images and {len(labels)} labels")
+            raise self._wrong(f"part {split!r}: {count} images and {len(labels)} labels")
         header = np.lib.format.header_data_from_array_1_0(np.empty((0, 1, SIDE, SIDE), np.float32))
         header["shape"] = (count, 1, SIDE, SIDE)
         with (folder / f"{split}.npy").open("wb") as whole, (folder / f"{split}.raw").open("rb") as raw:
@@ -125,67 +125,93 @@ class MnistJson(DataSource):
         """
         import ijson
 
-        path, split, row = Path(self.config["path"]), -1, 0
+        place = Place()
         try:
-            with open_regular(path) as raw:
+            with open_regular(Path(self.config["path"])) as raw:
                 file = Watched(gzip.GzipFile(fileobj=raw) if _is_gzip(raw) else raw, Limits.of(self.config))
-                depth, part = 0, ""
-                numbers: list[float] = []
                 for event, value in ijson.basic_parse(file, use_float=True):
-                    if event == "start_array":
-                        depth += 1
-                        if depth == 2:
-                            split, part = split + 1, ""
-                            if split >= len(SPLITS):
-                                raise self._wrong("", "more than three parts")
-                        elif depth == 3:
-                            part, row = "labels" if part else "images", 0
-                        elif depth == 4:
-                            numbers = []
-                        elif depth > 4:
-                            raise self._wrong("", "there are lists in lists in lists in lists in lists")
-                    elif event == "end_array":
-                        if depth == 4:
-                            yield SPLITS[split], self._image(numbers, SPLITS[split], row), 0
-                            row += 1
-                        depth -= 1
-                    elif event == "number" and depth == 4:
-                        if len(numbers) == PIXELS:
-                            raise self._wrong(SPLITS[split], f"image {row} has more than {PIXELS} numbers")
-                        numbers.append(value)
-                    elif event == "number" and depth == 3 and part == "labels" and value in range(CLASSES):
-                        yield SPLITS[split], None, int(value)
-                        row += 1
-                    else:
-                        where = f"{part} {row} of part {SPLITS[split]!r}" if split >= 0 else "its start"
-                        raise self._wrong(
-                            "", f"at {where} there is {json.dumps(value) if value is not None else event}"
-                        )
+                    found = place.after(event, value)
+                    if found is not None:
+                        yield found
         except Unlike as error:
-            raise self._wrong("", str(error)) from error
+            raise self._wrong(str(error)) from error
         except (ijson.JSONError, OSError, EOFError, zlib.error, ValueError, OverflowError) as error:
-            where = f" after image {row} of part {SPLITS[max(split, 0)]!r}"
-            raise self._wrong("", f"it breaks off{where}: {first_line(error)}") from error
+            where = f" after image {place.row} of part {SPLITS[max(place.split, 0)]!r}"
+            raise self._wrong(f"it breaks off{where}: {first_line(error)}") from error
 
-    def _image(self, numbers: list[float], split: str, row: int) -> np.ndarray:
-        if len(numbers) != PIXELS:
-            raise self._wrong(split, f"image {row} has {len(numbers)} numbers instead of {PIXELS}")
-        with np.errstate(over="ignore"):
-            image = np.array(numbers, np.float32)
-        if not np.isfinite(image).all():
-            raise self._wrong(split, f"image {row} has a number that is not finite")
-        return image
-
-    def _wrong(self, split: str, why: str) -> UserError:
-        part = f"part {split!r}: " if split else ""
+    def _wrong(self, why: str) -> UserError:
         return UserError(
             f"data.path={self.config['path']}",
-            f"is not [[images, labels], [images, labels], [images, labels]] with images of {PIXELS} numbers and labels 0 to 9: {part}{why}",
+            f"is not [[images, labels], [images, labels], [images, labels]] with images of {PIXELS} numbers and labels 0 to 9: {why}",
         )
 
 
 class Unlike(Exception):
-    """Bytes that such a file does not have."""
+    """What such a file does not have, and where."""
+
+
+class Place:
+    """Where in the file its reader is: the part, the row, and the numbers of the image so far.
+
+    Attributes:
+        split: number of the part; -1 before the first. row: of the image or label that comes next.
+    """
+
+    def __init__(self) -> None:
+        self.split, self.row = -1, 0
+        self._depth, self._list = 0, ""
+        self._numbers: list[float] = []
+
+    def after(self, event: str, value: Any) -> tuple[str, np.ndarray | None, int] | None:
+        """An image or a label, where this event of the parser ends one.
+
+        Raises:
+            Unlike: such a file has no such event there.
+        """
+        if event == "start_array":
+            self._begin()
+        elif event == "end_array":
+            self._depth -= 1
+            if self._depth == 3:
+                self.row += 1
+                return SPLITS[self.split], self._image(self.row - 1), 0
+        elif event == "number" and self._depth == 4:
+            if len(self._numbers) == PIXELS:
+                raise self._unlike(f"image {self.row} has more than {PIXELS} numbers")
+            self._numbers.append(value)
+        elif event == "number" and self._depth == 3 and self._list == "labels" and value in range(CLASSES):
+            self.row += 1
+            return SPLITS[self.split], None, int(value)
+        else:
+            where = f"{self._list} {self.row} of part {SPLITS[self.split]!r}" if self.split >= 0 else "its start"
+            raise Unlike(f"at {where} there is {json.dumps(value) if value is not None else event}")
+        return None
+
+    def _begin(self) -> None:
+        """A list begins: the whole, a part, its images or labels, an image."""
+        self._depth += 1
+        if self._depth == 2:
+            self.split, self._list = self.split + 1, ""
+            if self.split >= len(SPLITS):
+                raise Unlike("more than three parts")
+        elif self._depth == 3:
+            self._list, self.row = "labels" if self._list else "images", 0
+        elif self._depth == 4:
+            self._numbers = []
+        elif self._depth > 4:
+            raise Unlike("there are lists in lists in lists in lists in lists")
+
+    def _image(self, row: int) -> np.ndarray:
+        if len(self._numbers) != PIXELS:
+            raise self._unlike(f"image {row} has {len(self._numbers)} numbers instead of {PIXELS}")
+        with np.errstate(over="ignore"):
+            image = np.array(self._numbers, np.float32)
+        if not np.isfinite(image).all():
+            raise self._unlike(f"image {row} has a number that is not finite")
+        return image
+
+    def _unlike(self, why: str) -> Unlike:
+        return Unlike(f"part {SPLITS[self.split]!r}: {why}")
 
 
 class Watched:

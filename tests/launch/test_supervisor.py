@@ -1,0 +1,115 @@
+"""The supervisor, over handles that no process stands behind: what ends a run, and what the others do without."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.errors import RunFailed
+from trainer.launch.process import Failure
+from trainer.launch.supervisor import LINGER_S, Member, Role, Supervisor, end
+
+
+@dataclass
+class Scripted:
+    """A handle that ends as it is told, after so many looks."""
+
+    log: Path
+    after: int = 1
+    code: int = 0
+    value: Any = None
+    failure: Failure | None = None
+    returned: bool = False
+    looks: int = 0
+    heard: list[str] = field(default_factory=list)
+
+    @property
+    def exitcode(self) -> int | None:
+        return self.code if self.looks >= self.after else None
+
+    @property
+    def well(self) -> bool:
+        return self.exitcode == 0 and self.returned
+
+    def look(self) -> None:
+        self.looks += 1
+        self.returned = self.looks >= self.after and self.code == 0
+
+    def signs(self) -> list[Any]:
+        return []
+
+    def dismiss(self) -> None:
+        self.heard.append("dismiss")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.heard.append(number.name)
+
+    def join(self, seconds: float) -> None:
+        pass
+
+
+class Notes(dict[str, str]):
+    """A store."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key].encode()
+
+
+def watched(handles: list[Scripted], apart: bool, notes: Notes, seconds: float = 0.0) -> dict[str, dict[int, Any]]:
+    role = Role("worker", len(handles), "none:none", ["cpu"] * len(handles), apart=apart)
+    now = iter(range(10**6))
+    members = [Member(role, rank, handle) for rank, handle in enumerate(handles)]
+    return Supervisor(members, [notes], lambda signs, wait: None, lambda: next(now) * seconds).watch()
+
+
+def test_what_the_entries_returned_is_given_back_by_role_and_rank(tmp_path: Path) -> None:
+    handles = [Scripted(tmp_path / f"{n}", after=3 - n, value=f"of {n}") for n in range(3)]
+    assert watched(handles, False, Notes()) == {"worker": {0: "of 0", 1: "of 1", 2: "of 2"}}
+
+
+def test_one_that_fails_ends_the_run_with_its_own_words(tmp_path: Path) -> None:
+    words = Failure(time.monotonic_ns(), "the cause", True)
+    handles = [Scripted(tmp_path / "0", after=9), Scripted(tmp_path / "1", code=1, failure=words)]
+    with pytest.raises(RunFailed, match=f"^worker 1: the cause\n  its log: {tmp_path}/1$"):
+        watched(handles, False, Notes())
+
+
+def test_others_go_on_without_one_that_was_killed_and_are_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    handles = [Scripted(tmp_path / "0", after=5, value=1), Scripted(tmp_path / "1", code=-9)]
+    notes = Notes()
+    found = watched(handles, True, notes)
+    assert found["worker"] == {0: 1} and found["lost"][1].startswith("worker 1 was killed by SIGKILL (out of memory?)")
+    assert notes == {"lost/worker/1": "its process ended"}
+    assert "the others go on without it" in capsys.readouterr().out
+
+
+def test_the_last_one_cannot_be_done_without_nor_one_that_says_the_run_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="worker 0 was killed by SIGKILL"):
+        watched([Scripted(tmp_path / "0", code=-9)], True, Notes())
+    ends = Failure(time.monotonic_ns(), "no such data", True, ends_run=True)
+    with pytest.raises(RunFailed, match="no such data"):
+        watched([Scripted(tmp_path / "0", after=9), Scripted(tmp_path / "1", code=1, failure=ends)], True, Notes())
+
+
+def test_processes_that_all_others_have_declared_lost_are_not_waited_for_for_ever(tmp_path: Path) -> None:
+    stopped = Scripted(tmp_path / "1", after=10**9)
+    notes = Notes({"fenced/worker/1": "silent for 30 s"})
+    found = watched([Scripted(tmp_path / "0", value=1), stopped], True, notes, seconds=LINGER_S)
+    assert found["worker"] == {0: 1} and found["lost"] == {1: "worker 1 was lost (silent for 30 s) and is ended"}
+
+
+def test_all_end_by_a_word_and_then_by_force(tmp_path: Path) -> None:
+    handle = Scripted(tmp_path / "0")
+    end([handle], 0.0)
+    assert handle.heard == ["SIGTERM", "SIGKILL", "dismiss"]

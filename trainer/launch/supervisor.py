@@ -1,0 +1,257 @@
+"""Watches started processes to their end, whoever started them; says whose failure ended the run."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.errors import RunFailed
+from trainer.launch.process import Failure
+
+POLL_S = 0.1
+LINGER_S = 5
+
+
+@dataclass(frozen=True)
+class Role:
+    """Processes of one role on this host.
+
+    Attributes:
+        name: ``worker`` or ``server``.
+        size: processes of the role over all hosts; ``first_rank`` and ``here``: this host's.
+        entry: ``module:function`` called as ``entry(seat, payload)`` in each process.
+        devices: one per process here.
+        apart: one of its processes may die and the others go on.
+    """
+
+    name: str
+    size: int
+    entry: str
+    devices: Sequence[str]
+    first_rank: int = 0
+    apart: bool = False
+
+    @property
+    def here(self) -> int:
+        """Processes on this host."""
+        return len(self.devices)
+
+
+class Handle(Protocol):
+    """A started process. Another engine than the forkserver brings handles of its own."""
+
+    log: Path
+    """What the process printed."""
+    returned: bool
+    """The process has sent what its entry returned."""
+    value: Any
+    """What its entry returned."""
+    failure: Failure | None
+    """Why it failed, in its own words; None: it has not said."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it runs; negative for a signal."""
+
+    @property
+    def well(self) -> bool:
+        """It has ended and done its work."""
+
+    def look(self) -> None:
+        """Take what it has sent."""
+
+    def signs(self) -> list[Any]:
+        """What becomes ready when there is something to look at."""
+
+    def dismiss(self) -> None:
+        """Let it end: nobody needs it any more."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it is still there."""
+
+    def join(self, seconds: float) -> None:
+        """Wait until it has ended, for so long."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A started process of a role."""
+
+    role: Role
+    rank: int
+    handle: Handle
+
+    def __str__(self) -> str:
+        return f"{self.role.name} {self.rank}"
+
+
+class Board(Protocol):
+    """Where processes leave short notes for each other: a store of torch.distributed."""
+
+    def set(self, key: str, value: str) -> object:
+        """Leave a note."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all these notes are there."""
+
+    def get(self, key: str) -> bytes:
+        """Read a note."""
+
+
+class Supervisor:
+    """Watches members until all have ended, or until one has failed that the others cannot do without.
+
+    Args:
+        members: the started processes of this host.
+        board: where losses are told and found. In a list, because the frames of an error would keep it open.
+        wait: returns when one of these signs is ready, or after so many seconds.
+        clock: seconds that only go forward.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        board: Sequence[Board],
+        wait: Callable[[list[Any], float], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.members, self.board, self.wait, self.clock = members, board, wait, clock
+        self.running = list(members)
+        self.results: dict[str, dict[int, Any]] = {member.role.name: {} for member in members}
+        self.lost: dict[int, str] = {}
+        self._unneeded_since: float | None = None
+
+    def watch(self) -> dict[str, dict[int, Any]]:
+        """For each role and rank what its entry returned; under ``lost``, by rank, why a process was done without.
+
+        Raises:
+            RunFailed: a process failed that the others cannot do without; the message names it, its own error and its log.
+        """
+        while self.running:
+            for member in list(self.running):
+                member.handle.look()
+                if member.handle.exitcode is not None:
+                    self._ended(member)
+            if any(_lingers(member) for member in self.running):
+                raise RunFailed(first_failure(self.members))
+            self._dismiss()
+            if self.running and self._all_fenced():
+                break
+            self.wait([sign for member in self.running for sign in member.handle.signs()], POLL_S)
+        return {**self.results, **({"lost": self.lost} if self.lost else {})}
+
+    def _ended(self, member: Member) -> None:
+        """Keep what it returned, or go on without it."""
+        member.handle.look()  # what it sent before it ended
+        self.running.remove(member)
+        if member.handle.well:
+            self.results[member.role.name][member.rank] = member.handle.value
+            return
+        if not self._can_do_without(member):
+            raise RunFailed(next(iter(self.lost.values()), "") or first_failure(self.members))
+        self.lost[member.rank] = first_failure([member])
+        self.board[0].set(f"lost/{member.role.name}/{member.rank}", "its process ended")
+        print(f"\nATTENTION: {self.lost[member.rank]}\n  the others go on without it\n", flush=True)
+
+    def _can_do_without(self, member: Member) -> bool:
+        """Whether the run goes on although that process failed: others of its role are there, and it just died.
+
+        What a process says itself of why the run cannot be (a RunFailed, a UserError) ends the run; that it was declared
+        lost itself does not.
+        """
+        others = any(m.role.name == member.role.name for m in self.running) or self.results[member.role.name]
+        failure = member.handle.failure
+        return member.role.apart and bool(others) and not (failure is not None and failure.ends_run)
+
+    def _dismiss(self) -> None:
+        """Let those end that have returned: all of a role together, as long as none of them can be done without."""
+        for member in self.running:
+            peers = [m for m in self.running if m.role.name == member.role.name and not member.role.apart]
+            if member.handle.returned and all(peer.handle.returned for peer in peers):
+                member.handle.dismiss()
+
+    def _all_fenced(self) -> bool:
+        """Whether the others have declared all that still run lost, for a while: stopped processes end by no word of anybody."""
+        if not (why := self._fenced()):
+            return False
+        now = self.clock()
+        if self._unneeded_since is None:
+            self._unneeded_since = now
+        if now - self._unneeded_since <= LINGER_S:
+            return False
+        for member in self.running:
+            self.lost[member.rank] = f"{member} was lost ({why[member.rank]}) and is ended"
+            print(f"\nATTENTION: {self.lost[member.rank]}\n", flush=True)
+        return True
+
+    def _fenced(self) -> dict[int, str]:
+        """Why each that runs was declared lost by the others; empty if one was not."""
+        why = {}
+        for member in self.running:
+            key = f"fenced/{member.role.name}/{member.rank}"
+            if not member.role.apart or not self.board[0].check([key]):
+                return {}
+            why[member.rank] = self.board[0].get(key).decode()
+        return why
+
+
+def end(handles: Sequence[Handle], patience_s: float) -> None:
+    """End them all: by SIGTERM, and by SIGKILL those that are still there after a while."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for handle in handles:
+            handle.signal(number)
+        until = time.monotonic() + patience_s
+        for handle in handles:
+            handle.join(max(0.0, until - time.monotonic()))
+    for handle in handles:
+        handle.dismiss()
+
+
+def _lingers(member: Member) -> bool:
+    """A process has failed some time ago and does not end: a thread of its own, or a library's teardown, holds it."""
+    failure = member.handle.failure
+    return failure is not None and time.monotonic_ns() - failure.at > LINGER_S * 1e9
+
+
+def first_failure(members: Sequence[Member]) -> str:
+    """The message of the process that failed first; the others' errors are only its echo.
+
+    A process that was killed says nothing, but those that lost it do, so a signal counts before all errors. SIGTERM and
+    SIGINT count last: they reach many at once, and others of them may have told why.
+    """
+    time.sleep(POLL_S)  # the echo may be here before the cause
+    reports: list[tuple[float, str, Path]] = []
+    for member in members:
+        handle = member.handle
+        handle.look()
+        code = handle.exitcode
+        if handle.failure is not None:
+            reports.append((handle.failure.at, f"{member}{handle.failure}", handle.log))
+        elif code and code < 0:
+            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+            when = float("inf") if -code in (signal.SIGTERM, signal.SIGINT) else -2
+            reports.append((when, f"{member} was killed by {_name(-code)}{hint}{_tail(handle.log)}", handle.log))
+        elif code is not None and not handle.well:
+            early = "" if code else ", before it had done its work"
+            reports.append((-1, f"{member} ended with exit code {code}{early}{_tail(handle.log)}", handle.log))
+    _, text, log = min(reports, key=lambda report: report[0])
+    return f"{text}\n  its log: {log}"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    try:
+        last = log.read_text(errors="replace").rstrip().splitlines()[-lines:]
+    except OSError:
+        return ""
+    return "\n  " + "\n  ".join(last) if last else ""
