@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from typing import Any
@@ -114,24 +113,6 @@ def test_updater_equals_torchs_optimizer_scheduler_and_clipping() -> None:
         for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
             assert torch.equal(one, other)
     assert min(norms) < 1.5 < max(norms)
-
-
-def test_updater_goes_on_from_its_state() -> None:
-    schedule = Step(20, 2, every_epochs=1)
-    whole, first = model(), model()
-    one, other = (Updater(torch.optim.Adam(m.parameters(), 0.1), schedule.factor) for m in (whole, first))
-    for step in range(7):
-        give_gradients(whole, step), give_gradients(first, step)
-        one.step(), other.step()
-    resumed = model(9)
-    resumed.load_state_dict(first.state_dict())
-    other = Updater(torch.optim.Adam(resumed.parameters(), 0.1), schedule.factor)
-    other.load_state_dict(copy.deepcopy(one.state_dict()))
-    for step in range(7, 12):
-        give_gradients(whole, step), give_gradients(resumed, step)
-        assert one.lr == other.lr
-        one.step(), other.step()
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import os
 import threading
 import time
@@ -30,13 +29,12 @@ from trainer.launch.forkserver import resolve
 from trainer.models.sync_batch_norm import synchronised
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
+from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Kind, Message, Verb
 from trainer.worker.build import build
 from trainer.worker.loop import Training, fit, train_epoch
 from trainer.worker.settings import settings
 from trainer.worker.train import take_seat
-
-RUN = "run"
 
 
 def each_case(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
@@ -47,14 +45,8 @@ def each_case(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         if seat.role == "worker":
             answers.append(resolve(case["entry"])(own, copy.deepcopy(case["payload"]), **case["arguments"]))
             continue
-        for run in case["runs"]:
-            resolve(case["payload"]["plan"]["entries"][seat.role])(in_run(own, run), case["payload"])
+        resolve(case["payload"]["plan"]["entries"][seat.role])(own, case["payload"])
     return {"pid": os.getpid(), "answers": answers}
-
-
-def in_run(seat: Seat, run: str) -> Seat:
-    """The seat in one of a case's runs, each with a store of its own as from a launcher of its own."""
-    return replace(seat, store=dist.PrefixStore(run, seat.store))
 
 
 @contextmanager
@@ -83,7 +75,7 @@ def buffers(run: Training) -> dict[str, np.ndarray]:
 
 def trained(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """The whole loop; what it came to."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         validation = fit(run)
         by_place = torch.channels_last
         last = {
@@ -96,7 +88,7 @@ def trained(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
 def failing(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """The whole loop of a run that cannot be; with which words it ends."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         try:
             fit(run)
         except RunFailed as error:
@@ -106,7 +98,7 @@ def failing(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
 def compressed(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, Any]:
     """As ``step_by_step``, with PowerSGD: also what this worker's compression has left out so far, and its rate."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         after = [parameters(run)]
         for epoch in range(epochs):
             train_epoch(run, epoch)
@@ -121,7 +113,7 @@ def compressed(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, An
 
 def step_by_step(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, Any]:
     """Epochs of ``limit_train_batches`` updates; the parameters after each, and after settling at the end."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         after = []
         for epoch in range(epochs):
             train_epoch(run, epoch)
@@ -132,7 +124,7 @@ def step_by_step(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, 
 
 def settled_each(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, Any]:
     """As ``step_by_step``, settling after each epoch; the parameters after each."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         after = []
         for epoch in range(epochs):
             train_epoch(run, epoch)
@@ -143,7 +135,7 @@ def settled_each(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, 
 
 def tables_each(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, Any]:
     """As ``settled_each``, rows merged into the model; nobody pushes before all have computed, from rows as they were."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         after, update = [], run.strategy.update
 
         def together(samples: int) -> None:
@@ -162,7 +154,7 @@ def tables_each(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, A
 
 def merged_tables(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """The whole loop; all parameters, rows merged into the model as for saving."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         fit(run)
         with run.strategy.whole():
             return {"parameters": parameters(run)}
@@ -170,20 +162,21 @@ def merged_tables(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
 def aged(seat: Seat, payload: dict[str, Any]) -> dict[str, list[int]]:
     """An epoch and a meeting; for each table the ids that the servers have then, as the first worker learns them."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         train_epoch(run, 0)
         run.strategy.settle()
         found: dict[str, list[int]] = {}
-        for server in run.strategy.state().get("servers", ()):
-            for name, tensor in server["tensors"].items():
+        run.strategy.keep(Path(payload["run_dir"]))
+        for part in snapshot.read(Path(payload["run_dir"]) / "persistables").parts if seat.rank == 0 else ():
+            for name in part:
                 if name.endswith("|ids"):
-                    found.setdefault(name.split("|")[1], []).extend(tensor.tolist())
+                    found.setdefault(name.split("|")[1], []).extend(part[name].tolist())
         return {name: sorted(ids) for name, ids in found.items()}
 
 
 def summed(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """Sums over the workers, of values that differ, with everybody's own left as it was."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         mine = torch.tensor([seat.rank + 1.0, 10.0**seat.rank, 1e-12 * seat.rank], dtype=torch.float64)
         before = mine.clone()
         sums = run.strategy.total(mine)
@@ -192,7 +185,7 @@ def summed(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
 def settled(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """An epoch on own batches, then settling: everything before and after."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         train_epoch(run, 0)
         before = buffers(run)
         run.strategy.settle()
@@ -201,44 +194,11 @@ def settled(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         return {"before": before, "parameters": first[0], "buffers": first[1], "again": (parameters(run), buffers(run))}
 
 
-def interrupted(seat: Seat, payload: dict[str, Any], settle: bool, first_saves_all: bool) -> dict[str, Any]:
-    """Two epochs in one go, and the same in another run that restores what was saved in between."""
-    outcomes = {}
-    with taking_part(in_run(seat, "whole"), payload) as run:
-        train_epoch(run, 0)
-        if settle:
-            run.strategy.settle()
-        saved = _as_saved(run.strategy.state())
-        train_epoch(run, 1)
-        outcomes["lr"] = run.strategy.lr
-        run.strategy.settle()
-        outcomes["whole"] = {**parameters(run), **buffers(run)}
-    if first_saves_all:
-        if seat.rank == 0:
-            seat.store.set("saved", saved)
-        saved = seat.store.get("saved")
-    with taking_part(in_run(seat, "resumed"), payload) as run:
-        for epoch in (5, 6):  # what restore() must undo
-            train_epoch(run, epoch)
-        run.strategy.restore(torch.load(io.BytesIO(saved), weights_only=True))
-        train_epoch(run, 1)
-        outcomes["resumed_lr"] = run.strategy.lr
-        run.strategy.settle()
-        outcomes["resumed"] = {**parameters(run), **buffers(run)}
-    return outcomes
-
-
-def _as_saved(state: dict[str, Any]) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
-
-
 def started(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """The start, drawn by every worker from a seed of its own; how that was taken."""
     payload["config"]["seed"] += seat.rank
     try:
-        with taking_part(in_run(seat, RUN), payload) as run:
+        with taking_part(seat, payload) as run:
             return {"parameters": parameters(run), "buffers": buffers(run), "error": ""}
     except RunFailed as error:
         return {"error": str(error)}
@@ -247,7 +207,7 @@ def started(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 def listening(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """The addresses that this process listens on while it trains; what is left of them, and of threads, when it left."""
     before, threads = _addresses(), set(threading.enumerate())
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         train_epoch(run, 0)
         during = _addresses() - before
     del run
@@ -264,7 +224,7 @@ def _addresses() -> set[tuple[str, int]]:
 
 def late(seat: Seat, payload: dict[str, Any], meeting: str, arrivals: dict[int, float]) -> dict[str, Any]:
     """A meeting to which workers come after so many seconds, or, without a number, after all others have given up."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         run.strategy.total(torch.zeros(1, dtype=torch.float64))
         start = time.monotonic()
         if seat.rank in arrivals:
@@ -289,14 +249,14 @@ def late(seat: Seat, payload: dict[str, Any], meeting: str, arrivals: dict[int, 
 
 def stalled(seat: Seat, payload: dict[str, Any]) -> None:
     """A run whose worker 1 stands still before its first update, for longer than anybody waits."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         time.sleep(600 if seat.rank == 1 else 0)
         fit(run)
 
 
 def kept(seat: Seat, payload: dict[str, Any]) -> list[float]:
     """The whole loop and the persistables, in the run's folder; the rate of each update."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         rates: list[float] = []
         update = run.strategy.update
 
@@ -312,7 +272,7 @@ def kept(seat: Seat, payload: dict[str, Any]) -> list[float]:
 
 def stalled_in_a_block(seat: Seat, payload: dict[str, Any]) -> None:
     """A run whose worker 1 stands still in its first update, for longer than anybody waits, while its heart beats on."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         update = run.strategy.update
 
         def stand(samples: int) -> None:
@@ -340,7 +300,7 @@ class Blown(nn.Module):
 
 def overflowing(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """One epoch whose gradients overflow on worker 1, and a good one; whether each changed the parameters."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         seen, good = [parameters(run)], run.forward
         for epoch, bad in enumerate((True, False)):
             run.forward = Blown(good) if bad and seat.rank == 1 else good
@@ -352,7 +312,7 @@ def overflowing(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
 def normalised(seat: Seat, payload: dict[str, Any], sizes: list[int], momentum: float | None) -> dict[str, Any]:
     """Three batches through a synchronised batch norm, each worker with its part of them; everything that comes out."""
-    group = dist.PrefixStore(RUN, seat.store)
+    group = dist.PrefixStore("norms", seat.store)
     dist.init_process_group("gloo", store=group, rank=seat.rank, world_size=seat.size)
     try:
         norm = synchronised(nn.Sequential(own_norm(momentum)), "cpu")
@@ -404,7 +364,7 @@ def through(norm: nn.Module, inputs: torch.Tensor, weights: torch.Tensor) -> tup
 
 def traced(seat: Seat, payload: dict[str, Any]) -> list[tuple[str, float, int]]:
     """An epoch in which worker 0 is slow: when each step began and ended, by one clock, and this worker's steps done then."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         strategy, events = run.strategy, []
         prepare, update = strategy.prepare, strategy.update
 
@@ -425,7 +385,7 @@ def traced(seat: Seat, payload: dict[str, Any]) -> list[tuple[str, float, int]]:
 
 def counted(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """An epoch; the samples of each push, how many pushes were under way at once, and pulls of dense parameters."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         client, samples, pulls, most = run.strategy.client, [], 0, 0
         ask = client.ask
 
@@ -448,7 +408,7 @@ def counted(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
 def begun_late(seat: Seat, payload: dict[str, Any], seconds: float) -> dict[str, float]:
     """An epoch that worker 1 begins late; when each was ready, and when its first step was computed."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         if seat.rank == 1:
             time.sleep(seconds)
         update, stamps = run.strategy.update, [time.monotonic()]
@@ -465,7 +425,7 @@ def begun_late(seat: Seat, payload: dict[str, Any], seconds: float) -> dict[str,
 
 def optimized(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """The whole loop; parameters, the averaged ones, the rate of each update, the last validation, how it ended."""
-    with taking_part(in_run(seat, RUN), payload) as run:
+    with taking_part(seat, payload) as run:
         rates: list[float] = []
         update = run.strategy.update
 

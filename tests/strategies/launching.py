@@ -50,7 +50,6 @@ class Case:
     entry: str
     overrides: tuple[str, ...] = ()
     arguments: dict[str, Any] = field(default_factory=dict)
-    runs: tuple[str, ...] = ("run",)
     base: tuple[str, ...] = BASE
 
 
@@ -82,7 +81,6 @@ def hand_over(strategy: str, workers: int, cases: Mapping[str, Case]) -> list[di
             "entry": f"tests.strategies.entries:{case.entry}",
             "payload": payload(strategy, workers, case.overrides, case.base),
             "arguments": case.arguments,
-            "runs": case.runs,
         }
         for case in cases.values()
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.strategies.clicks import ROWS, clicks
-from tests.strategies.launching import Case, launched
+from tests.strategies.launching import Case, hand_over, start
 from tests.strategies.test_tables import BASE
 
 BATCH, SAMPLES = 4, 40
@@ -30,7 +30,10 @@ MODES = {
 def test_rows_that_are_left_are_those_of_the_last_batches(mode: str, tmp_path: Path) -> None:
     workers, options = MODES[mode]
     cases = {by: Case("aged", (*EPOCH, *options, *age), base=BASE) for by, age in AGES.items()}
-    first = launched(mode, workers, cases, tmp_path)["worker"][0]["answers"]
+    handed = hand_over(mode, workers, cases)
+    for by, one in zip(cases, handed, strict=True):
+        one["payload"]["run_dir"] = str(tmp_path / by)
+    first = start(handed, tmp_path)["worker"][0]["answers"]
     inputs, _ = clicks(SAMPLES, 1)
     for by, found in zip(cases, first, strict=True):
         ids, bag = (inputs[name][SAMPLES - LAST[by] * BATCH :] for name in ("ids", "bag"))

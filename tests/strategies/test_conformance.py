@@ -107,11 +107,6 @@ def layouts(strategy: str, workers: int) -> dict[str, tuple[str, ...]]:
     return grid
 
 
-def repeats(strategy: str, workers: int) -> bool:
-    """Whether the same run comes out the same again: workers out of step take turns as it happens."""
-    return strategy not in ALONE or workers == 1
-
-
 def cases(strategy: str, workers: int) -> dict[str, Case]:
     """Everything that is asked of a strategy in its launch."""
     group = strategy in GROUPED
@@ -119,7 +114,6 @@ def cases(strategy: str, workers: int) -> dict[str, Case]:
     average = ("strategy.buffers=average",) if averages else ()
     static = STATIC if strategy in ALONE else ()
     short = (*SHORT, *static)
-    shared = DECLARED[strategy]().same_everywhere
     asked = {name: Case("trained", overrides) for name, overrides in exact_cases(strategy, workers).items()}
     asked |= {name: Case("trained", overrides) for name, overrides in layouts(strategy, workers).items()}
     asked |= {
@@ -129,11 +123,6 @@ def cases(strategy: str, workers: int) -> dict[str, Case]:
         "started": Case("started", NORMS),
         "listening": Case("listening", short),
     }  # fmt: skip
-    if repeats(strategy, workers):
-        saves = {"first_saves_all": shared}
-        runs = ("whole", "resumed")
-        asked["saved"] = Case("interrupted", (*NORMS, *short), {"settle": False, **saves}, runs)
-        asked["saved_settled"] = Case("interrupted", (*NORMS, *short, *average), {"settle": True, **saves}, runs)
     if averages:
         asked["averaged"] = Case("settled", (*NORMS, *short, *average))
     if group:
@@ -327,14 +316,6 @@ def test_settled_buffers_are_averaged_where_that_is_asked_for(evidence: Evidence
         assert_same(answer["buffers"], mean, 1e-14)
         assert_same(answer["buffers"], answers[0]["buffers"])
         assert_same(answer["parameters"], answers[0]["parameters"])
-
-
-@pytest.mark.parametrize("case", ["saved", "saved_settled"])
-@pytest.mark.parametrize(("strategy", "workers"), [group for group in GROUPS if repeats(*group)])
-def test_restored_run_goes_on_exactly(evidence: Evidence, strategy: str, workers: int, case: str) -> None:
-    for answer in evidence(strategy, workers)[case]:
-        assert_same(answer["resumed"], answer["whole"])
-        assert answer["resumed_lr"] == answer["lr"]
 
 
 @pytest.mark.parametrize(("strategy", "workers"), SEVERAL)

@@ -4,7 +4,7 @@ It proves that the contract, the launcher and the loop hold both worlds. All in 
 strategy keeps its Declaration apart, because the command line imports that before torch.
 
 The protocol: a message is its length in 8 bytes and a ``torch.save`` of (verb, contents); every request has one reply.
-``start``, ``update``, ``total``, ``settle`` and ``restore`` are meetings: nobody gets a reply before all have come.
+``start``, ``update``, ``total`` and ``settle`` are meetings: nobody gets a reply before all have come.
 """
 
 from __future__ import annotations
@@ -105,13 +105,6 @@ class ToyWorker(Strategy):
             buffer.copy_(value)
         self._take(agreed)
 
-    def state(self) -> dict[str, Any]:
-        return {"buffers": dict(self.model.named_buffers()), "server": self.ask("state")}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["buffers"], strict=False)
-        self._take(self.ask("restore", state["server"] if self.seat.rank == 0 else None))
-
     @property
     def lr(self) -> float:
         return self._lr
@@ -210,7 +203,7 @@ class Server:
         self.round: Round | None = None
         self.lost: set[int] = set()
         self.meetings: dict[str, Callable[[list[Any]], Any]] = {
-            "start": self.start, "update": self.update, "total": sum, "settle": self.settle, "restore": self.restore,
+            "start": self.start, "update": self.update, "total": sum, "settle": self.settle,
         }  # fmt: skip
 
     def attend(self, rank: int, connection: socket.socket) -> None:
@@ -223,7 +216,7 @@ class Server:
                         send(connection, *self.meet(verb, rank, contents))
                     else:
                         with self.changed:
-                            send(connection, "done", self.agreed() if verb == "pull" else self.state())
+                            send(connection, "done", self.agreed())
             except OSError:
                 self.lost.add(rank)
 
@@ -269,14 +262,6 @@ class Server:
 
     def settle(self, brought: list[list[torch.Tensor]]) -> dict[str, Any]:
         return {**self.agreed(), "buffers": brought[0]}
-
-    def state(self) -> dict[str, Any]:
-        return {"parameters": self.parameters.state_dict(), "updater": self.updater.state_dict()}
-
-    def restore(self, brought: list[dict[str, Any]]) -> dict[str, Any]:
-        self.parameters.load_state_dict(brought[0]["parameters"])
-        self.updater.load_state_dict(brought[0]["updater"])
-        return self.agreed()
 
 
 def send(connection: socket.socket, verb: str, contents: Any) -> None:

@@ -64,12 +64,6 @@ class Recording(Strategy):
     def settle(self) -> None:
         self.calls.append("settle")
 
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
-
     @property
     def lr(self) -> float:
         return 0.1 * (1 + sum(call.startswith("update") for call in self.calls))

@@ -104,14 +104,6 @@ class Best:
         self.value, self.step = value, step
         return True
 
-    def state(self) -> dict[str, Any]:
-        """What is to be remembered."""
-        return {"value": self.value, "step": self.step}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self.value, self.step = state["value"], state["step"]
-
 
 class EarlyStop:
     """Ends a run whose metric has stopped getting better.

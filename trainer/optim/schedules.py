@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from trainer.metrics.best import Best
 
@@ -188,12 +187,3 @@ class Plateau(Constant):
             self.resting, self.bad = self.resting - 1, 0
         if self.bad > self.patience:
             self.scale, self.resting, self.bad = max(self.least, self.scale * self.gamma), self.cooldown, 0
-
-    def state(self) -> dict[str, Any]:
-        """What is to be remembered of the validations so far."""
-        return {"best": self.best.state(), "scale": self.scale, "bad": self.bad, "resting": self.resting}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self.best.load(state["best"])
-        self.scale, self.bad, self.resting = state["scale"], state["bad"], state["resting"]

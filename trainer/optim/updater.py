@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -84,18 +83,3 @@ class Updater:
             clip_norm(self.parameters, limit)
         else:
             nn.utils.clip_grad_norm_(self.parameters, limit)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Optimizer, number of updates, loss scale."""
-        scaler = self.scaler.state_dict() if self.scaler is not None else None
-        plateau = self.plateau.state() if self.plateau is not None else None
-        return {"optimizer": self.optimizer.state_dict(), "steps": self.steps, "scaler": scaler, "plateau": plateau}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.steps = state["steps"]
-        if self.scaler is not None and state["scaler"] is not None:
-            self.scaler.load_state_dict(state["scaler"])
-        if self.plateau is not None and state["plateau"] is not None:
-            self.plateau.load(state["plateau"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -67,14 +66,6 @@ class Collective(GroupMember):
 
     def gauges(self) -> dict[str, float]:
         return {"comm/compression": self.memory.compression} if self.memory is not None else {}
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), **({"comm": self.memory.state_dict()} if self.memory is not None else {})}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        if self.memory is not None and "comm" in state:
-            self.memory.load_state_dict(state["comm"])
 
     def leave(self) -> None:
         self.__dict__.pop("ddp", None)

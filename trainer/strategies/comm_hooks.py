@@ -5,7 +5,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
@@ -26,9 +25,8 @@ HALVES = {"fp16": fp16_compress_hook, "bf16": halved_to_bf16}
 class PowerSgd:
     """PowerSGD (Vogels et al., 2019, arXiv:1905.13727) by torch's hook, with error feedback and warm start.
 
-    What a worker's factors leave out of its gradient is added to its next one. These errors are its own, and must be
-    saved to go on exactly. torch keeps them by bucket; they are kept apart by parameter where DDP's buckets change,
-    as they do after the first update of a process that goes on from a saved state.
+    What a worker's factors leave out of its gradient is added to its next one. These errors are its own. torch keeps
+    them by bucket; they are kept apart by parameter where DDP's buckets change.
 
     Args:
         parameters: the model's, in their order.
@@ -64,30 +62,6 @@ class PowerSgd:
         if any(number in self.apart for number, _ in layout):
             some = next(iter(self.apart.values()))
             memory.error_dict[index] = torch.cat([self.apart.get(n, some.new_zeros(size)) for n, size in layout])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Errors, factors and random state."""
-        random = self.torch.rng.get_state(legacy=False)["state"]
-        return {
-            "iter": self.torch.iter,
-            "random": [*random["key"].tolist(), random["pos"]],
-            "layout": self.layout,
-            "errors": self.torch.error_dict,
-            "ps": self.torch.p_memory_dict,
-            "qs": self.torch.q_memory_dict,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave."""
-        *keys, position = state["random"]
-        self.torch.iter = state["iter"]
-        self.torch.rng.set_state(
-            {"bit_generator": "MT19937", "state": {"key": np.array(keys, np.uint32), "pos": position}}
-        )
-        self.layout, self.apart = dict(state["layout"]), {}
-        self.torch.error_dict, self.torch.p_memory_dict, self.torch.q_memory_dict = (
-            {bucket: tensor.clone() for bucket, tensor in state[name].items()} for name in ("errors", "ps", "qs")
-        )
 
 
 def low_rank(state: PowerSgd, bucket: dist.GradBucket) -> Exchanged:

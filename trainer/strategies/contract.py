@@ -57,7 +57,7 @@ class Declaration(ABC):
 
     @property
     def same_everywhere(self) -> bool:
-        """After every update all workers hold the same state, so that rank 0's ``state()`` is everybody's."""
+        """After every update all workers hold the same state, so that averaging what they hold changes nothing."""
         return True
 
     @property
@@ -243,14 +243,6 @@ class Strategy(ABC):
     @abstractmethod
     def settle(self) -> None:
         """Give every worker the agreed parameters and buffers (before evaluation, saving, export)."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """What this process must save to go on exactly."""
-
-    @abstractmethod
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what ``state()`` gave."""
 
     @property
     @abstractmethod

@@ -55,10 +55,3 @@ class LocalSgd(GroupMember):
         for parameter, part in zip(self.parameters, parts, strict=True):
             parameter.copy_(part.view(parameter.shape))
         self.samples = 0
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "updates": self.updates, "samples": self.samples}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self.updates, self.samples = state["updates"], state["samples"]

@@ -32,13 +32,6 @@ class OwnUpdater(Strategy):
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
         self.updater.observe(step, metrics)
 
-    def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "updater": self.updater.state_dict()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.updater.load_state_dict(state["updater"])
-
     @property
     def lr(self) -> float:
         return self.updater.lr

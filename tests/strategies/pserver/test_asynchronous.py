@@ -44,7 +44,6 @@ def contained(run: dict[str, Any], steps: int, merged: int = 1) -> list[float]:
             give(worker, 1.0)
             worker.update(1)
         worker.finish_pushes()
-        worker.forget_ahead()
         worker.leave()
     return found
 

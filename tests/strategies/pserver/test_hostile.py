@@ -42,8 +42,7 @@ def nonsense(draw: random.Random) -> Any:
 
 KEYS = {
     Verb.START: ("dtype", "pieces", "tables", "last"), Verb.LEASE: ("epoch", "blocks", "done"),
-    Verb.FENCE: ("rank", "incarnation", "epoch", "block"), Verb.RESTORE: ("names", "first", "last", "part", "meta"),
-    Verb.SAVE: ("folder",), Verb.SHRINK: ("age",),
+    Verb.FENCE: ("rank", "incarnation", "epoch", "block"), Verb.SAVE: ("folder",), Verb.SHRINK: ("age",),
 }  # fmt: skip
 
 
@@ -104,8 +103,6 @@ def requests(draw: random.Random, number: int, life: int) -> list[Any]:
     )  # fmt: skip
     if verb in (Verb.PUSH, Verb.PULL, Verb.MEET, Verb.COMMIT):
         message.records = [r for r in records if r.kind != Kind.TEXT]
-    if verb == Verb.RESTORE and message.incarnation == life:  # what it holds is never a state
-        message.records = [r for r in message.records if r.kind != Kind.DENSE]
     return pack(message)
 
 

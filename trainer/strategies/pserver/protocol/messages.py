@@ -33,7 +33,7 @@ ENDPOINT = "pserver/endpoint/{}"
 
 
 class Verb(IntEnum):
-    """What a message asks for, and the two kinds of answer."""
+    """What a message asks for, and the two kinds of answer. 9 and 10 are not in use."""
 
     HELLO = 1
     START = 2
@@ -43,8 +43,6 @@ class Verb(IntEnum):
     COMMIT = 6
     LEASE = 7
     FENCE = 8
-    STATE = 9
-    RESTORE = 10
     SAVE = 11
     STATS = 12
     BEAT = 13

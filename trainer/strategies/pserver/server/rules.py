@@ -75,13 +75,6 @@ class Rule:
     def commit(self, clock: int, norm: float) -> None:
         """The norm of the whole gradient is known (two-phase clipping)."""
 
-    def state(self) -> dict[str, Any]:
-        """What has to be saved of a run between two steps."""
-        return {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-
 
 class Sync(Rule):
     """One global step: the sum of all workers' gradients, weighted by samples, is applied once; then everybody pulls."""
@@ -226,12 +219,6 @@ class Ssp(Async):
 
     def awaited(self, clock: int) -> list[int]:
         return [r for r in self.members.present() if self.clocks[r] < clock - self.bound]
-
-    def state(self) -> dict[str, Any]:
-        return {"clocks": {str(rank): clock for rank, clock in self.clocks.items() if clock != NEVER}}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self.clocks |= {int(rank): int(clock) for rank, clock in state["clocks"].items()}
 
 
 class Geo(Rule):

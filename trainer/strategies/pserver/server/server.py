@@ -54,7 +54,7 @@ MOST_WORK = 1 << 16
 LARGEST_NUMBER = 1 << 53
 NONSENSE = (Malformed, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, OSError)
 """What a request raises whose content makes no sense, and a disk that is full; its sender is told, the server goes on."""
-ONCE = (Verb.START, Verb.RESTORE, Verb.SAVE, Verb.SHRINK, Verb.RATE)
+ONCE = (Verb.START, Verb.SAVE, Verb.SHRINK, Verb.RATE)
 """A second copy of these, late, must not be done again: parameters have moved since."""
 
 
@@ -121,7 +121,6 @@ class Server:
         self.shard: Shard | None = None
         self.rule: Rule | None = None
         self.ready = False
-        self.parts: list[tuple[Any, Mapping[str, Any]]] = []
         self.waiting: list[Waiting] = []
         self.age = 0
         self.age_before = 0  # of the run that these parameters come from, where workers' steps count
@@ -129,9 +128,8 @@ class Server:
         self.started = time.monotonic()
         self.verbs: dict[Verb, Callable[[Message], Message]] = {
             Verb.HELLO: self.hello, Verb.START: self.start, Verb.PULL: self.pull, Verb.PUSH: self.push, Verb.MEET: self.meet,
-            Verb.COMMIT: self.commit, Verb.LEASE: self.lease, Verb.FENCE: self.fence, Verb.STATE: self.state,
-            Verb.RESTORE: self.restore, Verb.SAVE: self.save, Verb.STATS: self.stats, Verb.SHRINK: self.shrink,
-            Verb.BYE: self.bye, Verb.RATE: self.rate,
+            Verb.COMMIT: self.commit, Verb.LEASE: self.lease, Verb.FENCE: self.fence, Verb.SAVE: self.save,
+            Verb.STATS: self.stats, Verb.SHRINK: self.shrink, Verb.BYE: self.bye, Verb.RATE: self.rate,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -316,7 +314,7 @@ class Server:
         self._open(layout)
         assert self.shard is not None
         if folder := self.strategy["load_from"]:
-            self._load([(part, part.meta) for part in snapshot.read(Path(folder), verify=False).parts], same_run=False)
+            self._load([(part, part.meta) for part in snapshot.read(Path(folder), verify=False).parts])
         else:
             self.shard.vector.copy_(decode(array, message.first(Kind.SCALES), self.shard.dtype))
 
@@ -527,62 +525,29 @@ class Server:
         done = self.progress.of(epoch, block)
         return Message(Verb.DONE, records=[Record(Kind.NUMBERS, np.array([float(done)]))])
 
-    def state(self, message: Message) -> Message:
-        """Everything that this server has to keep, as named tensors."""
-        tensors, meta = self.everything()
-        names = [[n, list(t.shape)] for n, t in tensors.items()]
-        records = [Record(Kind.DENSE, np.atleast_1d(t.numpy()), i) for i, t in enumerate(tensors.values())]
-        return Message(Verb.DONE, records=[text({"names": names, "meta": meta}), *records])
-
     def everything(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Tensors by name; numbers: watermarks, progress, clocks among them."""
-        shard, rule = self._opened()
+        """Tensors by name; numbers, watermarks and progress among them."""
+        shard, _ = self._opened()
         tensors, meta = shard.state()
         marks = {str(m.rank): [m.watermark.done, sorted(m.watermark.above)] for m in self.members.all}
         progress = {"epoch": self.progress.epoch, "next": list(self.progress.next.items())}
-        return tensors, {**meta, "watermarks": marks, "progress": progress, **self._ages(), "rule": rule.state()}
+        return tensors, {**meta, "watermarks": marks, "progress": progress, **self._ages()}
 
     def _ages(self) -> dict[str, Any]:
         return {"age": self.age, "age_before": self.age_before, "evict_by": self.strategy["evict_by"]}
 
-    def restore(self, message: Message) -> Message:
-        """Go on from a saved state, of all servers one after the other: the last message says so."""
-        told = message.mapping()
-        tensors = {
-            name: torch.from_numpy(np.array(message.need(Kind.DENSE, i))).view(shape)
-            for i, (name, shape) in enumerate(told["names"])
-        }
-        self.parts = [] if told["first"] else self.parts
-        if len(self.parts) == told["part"]:
-            self.parts.append((tensors, told["meta"]))
-        if told["last"]:
-            self._opened()
-            if not self.parts:
-                raise Malformed("nothing to restore")
-            self._load(self.parts, same_run=True)
-            self.parts = []
-        return Message(Verb.DONE, clock=self._version())
-
-    def _load(self, parts: list[tuple[Any, Mapping[str, Any]]], same_run: bool) -> None:
+    def _load(self, parts: list[tuple[Any, Mapping[str, Any]]]) -> None:
         """Everything, or nothing where a part does not fit. Workers of another run count their pushes from 1 again."""
         before = self.shard, self.rule
         try:
             self._open(self.layout)
             assert self.shard is not None and self.rule is not None
             self.shard.load(parts)
-            for _, meta in parts if same_run else []:
-                self.rule.load(meta["rule"])
-            marks = [] if not same_run else [(int(r), int(n), {int(a) for a in above}) for _, m in parts for r, (n, above) in m["watermarks"].items()]  # fmt: skip
             age = max(int(meta["age"]) for _, meta in parts)
-            began = max(int(meta["age_before"]) for _, meta in parts) if same_run else age
         except BaseException:
             self.shard, self.rule = before
             raise
-        for rank, done, above in marks:
-            if rank < self.size:
-                mark = self.members.all[rank].watermark
-                mark.done, mark.above = max(mark.done, done), mark.above | above
-        self.age, self.age_before = age, began if self.strategy["evict_by"] == "steps" else 0
+        self.age, self.age_before = age, age if self.strategy["evict_by"] == "steps" else 0
 
     def save(self, message: Message) -> Message:
         """Write this server's part of the persistables, into the run's folder and nowhere else."""

@@ -164,11 +164,6 @@ class PserverAsync(PserverWorker):
         super().take_all()
         self.since_pull = 0
 
-    def state(self) -> dict[str, Any]:
-        state = super().state()
-        self.take_all()
-        return state
-
 
 class PserverSsp(PserverAsync):
     """Asynchronous, with at most ``staleness`` steps between the fastest and the slowest worker.
@@ -211,10 +206,3 @@ class PserverSsp(PserverAsync):
         numbers = Record(Kind.NUMBERS, np.zeros(3))
         messages = [Message(Verb.PUSH, clock=clock, flags=flags, records=[numbers]) for _ in self.client.servers]
         return self.client.wait(self.client.push(messages))
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "done": self.done}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self.done = state["done"]

@@ -212,28 +212,3 @@ class PserverGeo(PserverWorker):
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
         self.updater.observe(step, metrics)
-
-    # --- state -----------------------------------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        state = super().state()
-        own = {n: p.detach().clone() for n, p in self.dense.parameters.items()}
-        replicas = {str(n): r.state() for n, r in self.replicas.items()}
-        return {
-            **state, "own": own, "replicas": replicas, "updater": self.updater.state_dict(), "since": self.since,
-            "base": [b.clone() for b in self.base],
-        }  # fmt: skip
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        with torch.no_grad():
-            for name, value in state["own"].items():
-                self.dense.parameters[name].copy_(value)
-        self.base = [b.clone() for b in state["base"]]
-        self.cursors = self.bases.copy()
-        self.updater.load_state_dict(state["updater"])
-        self.since, self.exchange = state["since"], None
-        for number, replica in self.replicas.items():
-            replica.load(state["replicas"][str(number)])
-            ids = replica.state()["ids"].numpy()
-            self.receive(self.fetch({number: ids}, dense=False, clock=0))

@@ -118,25 +118,3 @@ class Replica:
             rows[:, : self.dim] = values if settle else rows[:, : self.dim] + (values - rows[:, self.width :])
             rows[:, self.width :] = values
             self.rows.index_copy_(0, slots, rows)
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Everything here, by ids ascending."""
-        ids = np.sort(self.index.ids())
-        slots = self.index.find(ids)
-        dirty = np.zeros(len(self.rows), dtype=np.int64)
-        for part in self.dirty:
-            dirty[part] = 1
-        return {
-            "ids": torch.from_numpy(ids), "rows": self.rows[torch.from_numpy(slots)],
-            "dirty": torch.from_numpy(dirty[slots]), "steps": torch.tensor(self.steps),
-        }  # fmt: skip
-
-    def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Go on from what ``state`` gave, with nothing else."""
-        ids = state["ids"].numpy()
-        self.index, self.dirty, self.steps = index_of(self.num_rows), [], int(state["steps"])
-        self.found.clear()
-        self.insert(ids, state["rows"][:, : self.dim])
-        slots = self.index.find(ids)
-        self.rows.index_copy_(0, torch.from_numpy(slots), state["rows"])
-        self.dirty.append(slots[state["dirty"].numpy().astype(bool)])

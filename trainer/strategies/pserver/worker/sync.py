@@ -62,11 +62,3 @@ class PserverSync(PserverWorker):
 
     def finish_pushes(self) -> None:
         self.client.wait([r for r in self.client.under_way.values() if r.message.verb in (Verb.PUSH, Verb.COMMIT)])
-
-    def forget_ahead(self) -> None:
-        self.stale = self.stale or self.fetched is not None
-        super().forget_ahead()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.base = 0
-        super().restore(state)

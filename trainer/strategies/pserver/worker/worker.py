@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -445,68 +444,7 @@ class PserverWorker(Strategy):
                 part = part / sums[0]
             buffer.copy_(part.to(buffer.dtype))
 
-    # --- state -----------------------------------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        """Buffers and counts of this worker; with the first one everything that the servers keep.
-
-        All workers call it: servers are asked between two meetings, when every worker's pushes have been applied.
-        """
-        self.finish_pushes()
-        self.forget_ahead()
-        self.meet()
-        own: dict[str, Any] = {
-            "buffers": dict(self.model.named_buffers()), "steps": self.steps, "sequence": self.client.sequence,
-            "plateau": self.updater.plateau and self.updater.plateau.state(),
-        }  # fmt: skip
-        if self.members()[0] == 0:
-            own["servers"] = [self._server_state(s) for s in self.client.servers]
-        self.meet()
-        return own
-
-    def _server_state(self, server: int) -> dict[str, Any]:
-        [answer] = self.client.wait([self.client.ask(server, Message(Verb.STATE))])
-        told = answer.text()
-        arrays = [answer.need(Kind.DENSE, i) for i in range(len(told["names"]))]
-        tensors = {
-            n: torch.from_numpy(a.copy()).view(shape) for (n, shape), a in zip(told["names"], arrays, strict=True)
-        }
-        return {"tensors": tensors, "meta": json.dumps(told["meta"])}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.finish_pushes()
-        self.forget_ahead()
-        self.meet()
-        if self.members()[0] == 0:
-            for server in self.client.servers:
-                self._restore_server(server, state["servers"])
-        self.meet()
-        self.client.hello()
-        self.steps = state["steps"]
-        if self.updater.plateau is not None:
-            self.updater.plateau.load(state["plateau"])
-        own = dict(self.model.named_buffers())
-        with torch.no_grad():
-            for name, value in state["buffers"].items():
-                own[name].copy_(value)
-        self.take_all()
-
-    def _restore_server(self, server: int, states: list[dict[str, Any]]) -> None:
-        for part, saved in enumerate(states):
-            tensors = saved["tensors"]
-            told = {
-                "part": part, "first": part == 0, "last": part == len(states) - 1, "meta": json.loads(saved["meta"]),
-                "names": [[n, list(t.shape)] for n, t in tensors.items()],
-            }  # fmt: skip
-            records = [Record(Kind.DENSE, np.atleast_1d(t.numpy()), i) for i, t in enumerate(tensors.values())]
-            self.client.wait([self.client.ask(server, Message(Verb.RESTORE, records=[text(told), *records]))])
-
-    def forget_ahead(self) -> None:
-        """Drop what was fetched ahead."""
-        self.ready_rows, self.coming = {}, None
-        if self.fetched is not None:
-            self.client.wait(self.fetched[1].requests)
-            self.fetched = None
+    # --- saving ----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def whole(self) -> Iterator[None]:
