@@ -102,7 +102,7 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
             if number:  # the first round warms both up
                 seconds[name].append((time.perf_counter() - start) / steps)
     shares = where_it_goes(run)
-    strategy.leave()
+    strategy.close()
     return {**seconds, "shares": shares}
 
 
@@ -119,12 +119,12 @@ def where_it_goes(run: train.Training) -> dict[str, float]:
             forward = clock()
             run.strategy.backward(loss)
             backward = clock()
-            run.strategy.update(samples)
+            run.strategy.step(samples)
             update = clock()
             meter.add(loss, outputs, batch.labels, batch.samples)
             steps += 1
             if steps % run.rhythm.log_every == 0:
-                sums = run.strategy.total(meter.sums())
+                sums = run.strategy.all_reduce_sum(meter.sums())
                 run.report.training(0, steps, steps, run.task.summary(sums), sums[-1].item(), 0.0, run.feed)
             end = clock()
             times = (data - start, forward - data, backward - forward, update - backward, end - update)

@@ -178,14 +178,14 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         strategy = locate(plan["strategy_worker"])(config["strategy"], seat)
         report = Report(Path(plan["run_dir"]) if seat.rank == 0 else None, 10**9)
         run = train.build(config, plan, seat, strategy, report)
-        update, client = strategy.update, getattr(strategy, "client", None)
+        update, client = strategy.step, getattr(strategy, "client", None)
 
         def stamped(samples: int) -> None:
             update(samples)
             traffic = client.traffic() if client else (0, 0)
             stamps.append((time.perf_counter(), time.process_time(), *traffic))
 
-        strategy.update = stamped
+        strategy.step = stamped
         profile = payload.get("profile") if seat.rank == 0 else None
         if profile:
             import cProfile
@@ -195,9 +195,9 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
             profiler.dump_stats(profile)
         else:
             train_epoch(run, 0)
-        strategy.settle()
+        strategy.synchronize()
         run.feed.close()
-        strategy.leave()
+        strategy.close()
     return {"stamps": stamps}
 
 

@@ -100,7 +100,7 @@ class Meeting:
     def members(self) -> tuple[int, int]:
         return self.index, self.count
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         self.brought.append(values.clone())
         return values if self.sums is None else self.sums
 

@@ -62,7 +62,7 @@ def taking_part(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
             run.keep_best = lambda: None
             yield run
         finally:
-            strategy.leave()
+            strategy.close()
 
 
 def parameters(run: Training) -> dict[str, np.ndarray]:
@@ -118,7 +118,7 @@ def step_by_step(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, 
         for epoch in range(epochs):
             train_epoch(run, epoch)
             after.append(parameters(run))
-        run.strategy.settle()
+        run.strategy.synchronize()
         return {"after": after, "parameters": parameters(run)}
 
 
@@ -128,7 +128,7 @@ def settled_each(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, 
         after = []
         for epoch in range(epochs):
             train_epoch(run, epoch)
-            run.strategy.settle()
+            run.strategy.synchronize()
             after.append(parameters(run))
         return {"after": after}
 
@@ -136,16 +136,16 @@ def settled_each(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, 
 def tables_each(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, Any]:
     """As ``settled_each``, rows merged into the model; nobody pushes before all have computed, from rows as they were."""
     with taking_part(seat, payload) as run:
-        after, update = [], run.strategy.update
+        after, update = [], run.strategy.step
 
         def together(samples: int) -> None:
             run.strategy.meet()
             update(samples)
 
-        run.strategy.update = together
+        run.strategy.step = together
         for epoch in range(epochs):
             train_epoch(run, epoch)
-            run.strategy.settle()
+            run.strategy.synchronize()
             with run.strategy.whole():
                 after.append(parameters(run))
             run.strategy.meet()
@@ -164,9 +164,9 @@ def aged(seat: Seat, payload: dict[str, Any]) -> dict[str, list[int]]:
     """An epoch and a meeting; for each table the ids that the servers have then, as the first worker learns them."""
     with taking_part(seat, payload) as run:
         train_epoch(run, 0)
-        run.strategy.settle()
+        run.strategy.synchronize()
         found: dict[str, list[int]] = {}
-        run.strategy.keep(Path(payload["run_dir"]))
+        run.strategy.save(Path(payload["run_dir"]))
         for part in snapshot.read(Path(payload["run_dir"]) / "persistables").parts if seat.rank == 0 else ():
             for name in part:
                 if name.endswith("|ids"):
@@ -179,7 +179,7 @@ def summed(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     with taking_part(seat, payload) as run:
         mine = torch.tensor([seat.rank + 1.0, 10.0**seat.rank, 1e-12 * seat.rank], dtype=torch.float64)
         before = mine.clone()
-        sums = run.strategy.total(mine)
+        sums = run.strategy.all_reduce_sum(mine)
         return {"sums": sums.numpy(), "dtype": str(sums.dtype), "untouched": torch.equal(mine, before)}
 
 
@@ -188,9 +188,9 @@ def settled(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     with taking_part(seat, payload) as run:
         train_epoch(run, 0)
         before = buffers(run)
-        run.strategy.settle()
+        run.strategy.synchronize()
         first = parameters(run), buffers(run)
-        run.strategy.settle()
+        run.strategy.synchronize()
         return {"before": before, "parameters": first[0], "buffers": first[1], "again": (parameters(run), buffers(run))}
 
 
@@ -225,7 +225,7 @@ def _addresses() -> set[tuple[str, int]]:
 def late(seat: Seat, payload: dict[str, Any], meeting: str, arrivals: dict[int, float]) -> dict[str, Any]:
     """A meeting to which workers come after so many seconds, or, without a number, after all others have given up."""
     with taking_part(seat, payload) as run:
-        run.strategy.total(torch.zeros(1, dtype=torch.float64))
+        run.strategy.all_reduce_sum(torch.zeros(1, dtype=torch.float64))
         start = time.monotonic()
         if seat.rank in arrivals:
             time.sleep(arrivals[seat.rank])
@@ -233,12 +233,12 @@ def late(seat: Seat, payload: dict[str, Any], meeting: str, arrivals: dict[int, 
             seat.store.wait([f"gave up {rank}" for rank in arrivals])
         came = time.monotonic()
         try:
-            if meeting == "total":
-                run.strategy.total(torch.zeros(1, dtype=torch.float64))
-            elif meeting == "update":
+            if meeting == "all_reduce_sum":
+                run.strategy.all_reduce_sum(torch.zeros(1, dtype=torch.float64))
+            elif meeting == "step":
                 train_epoch(run, 0)
             else:
-                run.strategy.settle()
+                run.strategy.synchronize()
         except RunFailed as error:
             return {"error": str(error), "since_start": time.monotonic() - start, "waited": time.monotonic() - came}
         finally:
@@ -258,22 +258,22 @@ def kept(seat: Seat, payload: dict[str, Any]) -> list[float]:
     """The whole loop and the persistables, in the run's folder; the rate of each update."""
     with taking_part(seat, payload) as run:
         rates: list[float] = []
-        update = run.strategy.update
+        update = run.strategy.step
 
         def note(samples: int) -> None:
             rates.append(run.strategy.lr)
             update(samples)
 
-        run.strategy.update = note
+        run.strategy.step = note
         fit(run)
-        run.strategy.keep(Path(payload["run_dir"]))
+        run.strategy.save(Path(payload["run_dir"]))
         return rates
 
 
 def stalled_in_a_block(seat: Seat, payload: dict[str, Any]) -> None:
     """A run whose worker 1 stands still in its first update, for longer than anybody waits, while its heart beats on."""
     with taking_part(seat, payload) as run:
-        update = run.strategy.update
+        update = run.strategy.step
 
         def stand(samples: int) -> None:
             seat.store.set("stands", "")
@@ -283,7 +283,7 @@ def stalled_in_a_block(seat: Seat, payload: dict[str, Any]) -> None:
             seat.store.wait(["stands"])
             update(samples)
 
-        run.strategy.update = stand if seat.rank == 1 else late
+        run.strategy.step = stand if seat.rank == 1 else late
         fit(run)
 
 
@@ -366,7 +366,7 @@ def traced(seat: Seat, payload: dict[str, Any]) -> list[tuple[str, float, int]]:
     """An epoch in which worker 0 is slow: when each step began and ended, by one clock, and this worker's steps done then."""
     with taking_part(seat, payload) as run:
         strategy, events = run.strategy, []
-        prepare, update = strategy.prepare, strategy.update
+        prepare, update = strategy.prepare, strategy.step
 
         def begin(batch: Any) -> None:
             prepare(batch)
@@ -377,9 +377,9 @@ def traced(seat: Seat, payload: dict[str, Any]) -> list[tuple[str, float, int]]:
             events.append(("end", time.monotonic(), len(events) // 2 + 1))
             update(samples)
 
-        strategy.prepare, strategy.update = begin, end
+        strategy.prepare, strategy.step = begin, end
         train_epoch(run, 0)
-        strategy.settle()
+        strategy.synchronize()
         return events
 
 
@@ -411,15 +411,15 @@ def begun_late(seat: Seat, payload: dict[str, Any], seconds: float) -> dict[str,
     with taking_part(seat, payload) as run:
         if seat.rank == 1:
             time.sleep(seconds)
-        update, stamps = run.strategy.update, [time.monotonic()]
+        update, stamps = run.strategy.step, [time.monotonic()]
 
         def stamp(samples: int) -> None:
             stamps.append(time.monotonic())
             update(samples)
 
-        run.strategy.update = stamp
+        run.strategy.step = stamp
         train_epoch(run, 0)
-        run.strategy.settle()
+        run.strategy.synchronize()
         return {"ready": stamps[0], "stepped": stamps[1]}
 
 
@@ -427,13 +427,13 @@ def optimized(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """The whole loop; parameters, the averaged ones, the rate of each update, the last validation, how it ended."""
     with taking_part(seat, payload) as run:
         rates: list[float] = []
-        update = run.strategy.update
+        update = run.strategy.step
 
         def note(samples: int) -> None:
             rates.append(run.strategy.lr)
             update(samples)
 
-        run.strategy.update = note
+        run.strategy.step = note
         fit(run)
         found = {"parameters": parameters(run), "rates": rates, "steps": run.step, "metrics": dict(run.report.metrics)}
         if run.ema is not None:

@@ -290,7 +290,7 @@ def test_total_sums_over_workers(evidence: Evidence, strategy: str, workers: int
     for answer in evidence(strategy, workers)["summed"]:
         np.testing.assert_allclose(answer["sums"], sums, rtol=1e-15)
         assert answer["dtype"] == "torch.float64"
-        assert answer["untouched"], "total() changed what it was given"
+        assert answer["untouched"], "all_reduce_sum() changed what it was given"
 
 
 @pytest.mark.parametrize("case", ["settled", "settled_uneven"])

@@ -16,7 +16,7 @@ from trainer.errors import RunFailed
 STRATEGIES = ["collective", "local_sgd", "toy_server", "pserver_sync", "pserver_async", "pserver_geo", "pserver_ssp"]
 NEVER_WAIT = ["pserver_async", "pserver_geo"]
 """Strategies whose workers do not meet in an update."""
-MEETINGS = ("total", "update", "settle")
+MEETINGS = ("all_reduce_sum", "step", "synchronize")
 
 
 @pytest.fixture(scope="module")
@@ -40,22 +40,22 @@ def waited(warm: None, timeout_s: float, tmp_path_factory: pytest.TempPathFactor
     """
     arrivals = {0: 0.0, 2: timeout_s / 2}
     late = {m: Case("late", overrides(timeout_s), {"meeting": m, "arrivals": arrivals}) for m in MEETINGS}
-    meetings = {s: {m: c for m, c in late.items() if m != "update" or s not in NEVER_WAIT} for s in STRATEGIES}
+    meetings = {s: {m: c for m, c in late.items() if m != "step" or s not in NEVER_WAIT} for s in STRATEGIES}
     handed = {strategy: hand_over(strategy, 3, meetings[strategy]) for strategy in STRATEGIES}
     with ThreadPoolExecutor() as pool:
         return {s: pool.submit(start, cases, tmp_path_factory.mktemp(s)) for s, cases in handed.items()}
 
 
 @pytest.mark.parametrize(
-    ("strategy", "meeting"), [(s, m) for s in STRATEGIES for m in MEETINGS if (s, m) not in [(n, "update") for n in NEVER_WAIT]]
+    ("strategy", "meeting"), [(s, m) for s in STRATEGIES for m in MEETINGS if (s, m) not in [(n, "step") for n in NEVER_WAIT]]
 )  # fmt: skip
 def test_worker_that_never_arrives_is_named_within_the_timeout(
     waited: dict[str, Future[Any]], timeout_s: float, strategy: str, meeting: str
 ) -> None:
-    number = [m for m in MEETINGS if m != "update" or strategy not in NEVER_WAIT].index(meeting)
+    number = [m for m in MEETINGS if m != "step" or strategy not in NEVER_WAIT].index(meeting)
     answers = [waited[strategy].result()["worker"][rank]["answers"][number] for rank in range(3)]
     assert answers[2]["error"], "worker 2 was not told"
-    if meeting != "settle":  # where the first worker only sends
+    if meeting != "synchronize":  # where the first worker only sends
         assert answers[0]["error"], "worker 0 was not told"
     for answer in (a for a in (answers[0], answers[2]) if a["error"]):
         assert answer["error"].startswith("worker 1 did not arrive at "), answer

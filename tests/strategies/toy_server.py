@@ -4,7 +4,7 @@ It proves that the contract, the launcher and the loop hold both worlds. All in 
 strategy keeps its Declaration apart, because the command line imports that before torch.
 
 The protocol: a message is its length in 8 bytes and a ``torch.save`` of (verb, contents); every request has one reply.
-``start``, ``update``, ``total`` and ``settle`` are meetings: nobody gets a reply before all have come.
+``start``, ``step``, ``all_reduce_sum`` and ``synchronize`` are meetings: nobody gets a reply before all have come.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ToyWorker(Strategy):
         self.socket.sendall(token.encode())
         send(self.socket, "hello", seat.rank)
 
-    def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+    def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         self.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         start = self.parameters if self.seat.rank == 0 else []
@@ -89,18 +89,18 @@ class ToyWorker(Strategy):
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
 
-    def update(self, samples: int) -> None:
+    def step(self, samples: int) -> None:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        self._lr = self.ask("update", (samples, [g.cpu() * samples for g in gradients]))
+        self._lr = self.ask("step", (samples, [g.cpu() * samples for g in gradients]))
         self.model.zero_grad(set_to_none=True)
         self.stale = True
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
-        return self.ask("total", values.cpu()).to(values.device)
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
+        return self.ask("all_reduce_sum", values.cpu()).to(values.device)
 
     @torch.no_grad()
-    def settle(self) -> None:
-        agreed = self.ask("settle", [b.cpu() for b in self.model.buffers()])
+    def synchronize(self) -> None:
+        agreed = self.ask("synchronize", [b.cpu() for b in self.model.buffers()])
         for buffer, value in zip(self.model.buffers(), agreed["buffers"], strict=True):
             buffer.copy_(value)
         self._take(agreed)
@@ -109,7 +109,7 @@ class ToyWorker(Strategy):
     def lr(self) -> float:
         return self._lr
 
-    def leave(self) -> None:
+    def close(self) -> None:
         try:
             send(self.socket, "leave", None)
         except OSError:
@@ -203,7 +203,7 @@ class Server:
         self.round: Round | None = None
         self.lost: set[int] = set()
         self.meetings: dict[str, Callable[[list[Any]], Any]] = {
-            "start": self.start, "update": self.update, "total": sum, "settle": self.settle,
+            "start": self.start, "step": self.step, "all_reduce_sum": sum, "synchronize": self.synchronize,
         }  # fmt: skip
 
     def attend(self, rank: int, connection: socket.socket) -> None:
@@ -252,7 +252,7 @@ class Server:
     def agreed(self) -> dict[str, Any]:
         return {"parameters": [p.detach() for p in self.parameters], "lr": self.updater.lr}
 
-    def update(self, brought: list[tuple[int, list[torch.Tensor]]]) -> float:
+    def step(self, brought: list[tuple[int, list[torch.Tensor]]]) -> float:
         """One step with the mean gradient over all workers' samples; returns the next learning rate."""
         samples = sum(count for count, _ in brought)
         for number, parameter in enumerate(self.parameters):
@@ -260,7 +260,7 @@ class Server:
         self.updater.step()
         return self.updater.lr
 
-    def settle(self, brought: list[list[torch.Tensor]]) -> dict[str, Any]:
+    def synchronize(self, brought: list[list[torch.Tensor]]) -> dict[str, Any]:
         return {**self.agreed(), "buffers": brought[0]}
 
 

@@ -31,7 +31,7 @@ class Recording(Strategy):
         self.calls: list[str] = []
         self.weights: list[float] = []
 
-    def place(self, model: nn.Module, make_updater: Any) -> nn.Module:
+    def setup(self, model: nn.Module, make_updater: Any) -> nn.Module:
         raise AssertionError("a worker's matter, not the loop's")
 
     def weight(self, samples: int) -> float:
@@ -51,22 +51,22 @@ class Recording(Strategy):
         self.calls.append("backward")
         self.weights.append(loss.item())
 
-    def update(self, samples: int) -> None:
-        self.calls.append(f"update {samples}")
+    def step(self, samples: int) -> None:
+        self.calls.append(f"step {samples}")
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
-        self.calls.append("total")
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.calls.append("all_reduce_sum")
         return 2 * values
 
     def members(self) -> tuple[int, int]:
         return 0, 1
 
-    def settle(self) -> None:
-        self.calls.append("settle")
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
 
     @property
     def lr(self) -> float:
-        return 0.1 * (1 + sum(call.startswith("update") for call in self.calls))
+        return 0.1 * (1 + sum(call.startswith("step") for call in self.calls))
 
 
 class FakeFeed:
@@ -156,8 +156,8 @@ def test_verbs_come_in_the_contracts_order() -> None:
     run = training([[2, 4]], log_every=10)
     fit(run)
     assert run.strategy.calls == [
-        "weight 6", "prepare", "not last", "backward", "end", "prepare", "last", "backward", "end", "update 6",
-        "total", "settle", "total", "settle",
+        "weight 6", "prepare", "not last", "backward", "end", "prepare", "last", "backward", "end", "step 6",
+        "all_reduce_sum", "synchronize", "all_reduce_sum", "synchronize",
     ]  # fmt: skip
     plain = nn.functional.cross_entropy(torch.eye(3)[torch.arange(4) % 3], torch.zeros(4, dtype=torch.int64)).item()
     assert run.strategy.weights[1] == pytest.approx(plain * 2.0 * 4 / 6)
@@ -166,9 +166,9 @@ def test_verbs_come_in_the_contracts_order() -> None:
 def test_workers_out_of_step_meet_only_to_evaluate() -> None:
     run = training([[2], [2]], lockstep=False, epochs=2)
     fit(run)
-    assert run.strategy.calls.count("total") == 3, "two evaluations, and the samples of all workers at the end"
+    assert run.strategy.calls.count("all_reduce_sum") == 3, "two evaluations, and the samples of all workers at the end"
     for before, call in zip(run.strategy.calls, run.strategy.calls[1:], strict=False):
-        assert call != "total" or before == "settle"
+        assert call != "all_reduce_sum" or before == "synchronize"
 
 
 def test_evaluation_is_of_the_settled_model_in_eval_mode_over_all_workers() -> None:
@@ -205,7 +205,7 @@ def test_validation_comes_when_it_is_due_and_at_the_end(rhythm: dict[str, int], 
     fit(run)
     assert [step for _, step, _ in run.report.validated] == validated
     assert run.step == validated[-1] == len(run.report.done)
-    assert run.strategy.calls[-1] == "settle"
+    assert run.strategy.calls[-1] == "synchronize"
 
 
 def test_best_model_is_kept_while_it_is_settled() -> None:
@@ -256,7 +256,7 @@ def test_placeholder_batch_takes_part_and_counts_nothing() -> None:
 
     run.feed.updates = updates
     fit(run)
-    assert run.strategy.calls.count("backward") == 2 and "update 0" in run.strategy.calls
+    assert run.strategy.calls.count("backward") == 2 and "step 0" in run.strategy.calls
     assert run.strategy.weights[1] == 0.0
     assert [m for _, _, _, m, _ in run.report.trained][1] == {}
 
@@ -281,7 +281,7 @@ def test_early_stop_ends_the_run_after_its_patience_and_says_so() -> None:
     fit(run)
     assert [step for _, step, _ in run.report.validated] == [2, 4, 6] and run.step == 6
     assert run.report.ended.startswith("early stop at update 6: val/acc1 has not risen for 2 validations")
-    assert run.strategy.calls[-1] == "settle"
+    assert run.strategy.calls[-1] == "synchronize"
 
 
 def test_early_stop_inside_an_epoch_ends_it_there() -> None:
@@ -311,7 +311,7 @@ def test_all_workers_decide_by_the_first_ones_numbers() -> None:
             return torch.tensor([0.0, 0.1 * len(numbers), 0.0, 0.0], dtype=torch.float64)
         return values
 
-    run.strategy.total = total
+    run.strategy.all_reduce_sum = total
     run.strategy.members = lambda: (1, 2)
     fit(run)
     assert numbers == [[0.0] * 4] * 3, "a worker that is not the first brings zeros"
@@ -322,7 +322,7 @@ def test_a_schedule_that_goes_by_validations_is_told_of_each() -> None:
     run, told = training([[2], [2]], epochs=2), []
     run.plateau = True
     run.strategy.observe = lambda step, metrics: told.append((step, dict(metrics)))
-    run.strategy.total = lambda values: values
+    run.strategy.all_reduce_sum = lambda values: values
     fit(run)
     assert [step for step, _ in told] == [2, 4]
     assert told[0][1].keys() == {"val/loss", "val/acc1", "val/acc2", "val/f1"}
@@ -337,15 +337,15 @@ def test_strategies_without_such_a_schedule_say_so() -> None:
 
 def test_averaged_weights_follow_each_update_and_are_evaluated_beside_the_model() -> None:
     run = training([[2], [2]], epochs=2, val_every_steps=2)
-    run.strategy.total = lambda values: values
-    update, steps = run.strategy.update, []
+    run.strategy.all_reduce_sum = lambda values: values
+    update, steps = run.strategy.step, []
 
     def move(samples: int) -> None:
         update(samples)
         with torch.no_grad():
             run.model.factor += 1.0
 
-    run.strategy.update = move
+    run.strategy.step = move
     run.ema = AveragedWeights(run.model, 0.5)
     follow = run.ema.follow
     run.ema.follow = lambda step: (steps.append(step), follow(step))[1]
@@ -364,8 +364,8 @@ def test_averaged_weights_follow_each_update_and_are_evaluated_beside_the_model(
 @pytest.mark.parametrize(("metric", "kept"), [("val_ema/acc1", 1.5), ("val/acc1", 2.0)])
 def test_the_best_model_is_the_average_where_its_metric_marks_it(metric: str, kept: float) -> None:
     run, found = training([[2]]), []
-    run.strategy.total = lambda values: values
-    run.strategy.update = lambda samples: run.model.factor.data.fill_(2.0)
+    run.strategy.all_reduce_sum = lambda values: values
+    run.strategy.step = lambda samples: run.model.factor.data.fill_(2.0)
     run.ema = AveragedWeights(run.model, 0.5)
     run.report.watched = Best(metric)
     run.keep_best = lambda: found.append(run.model.factor.item())

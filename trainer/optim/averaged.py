@@ -13,7 +13,7 @@ from torch import nn
 class Meeting(Protocol):
     """What is needed of a strategy to agree on the average: sums over workers, and who takes part."""
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over workers of a float64 vector."""
 
     def members(self) -> tuple[int, int]:
@@ -85,7 +85,7 @@ class AveragedWeights:
             else torch.zeros(t.numel(), dtype=torch.float64)
             for place, t in enumerate(agreed)
         ])  # fmt: skip
-        total = strategy.total(flat)
+        total = strategy.all_reduce_sum(flat)
         offset = 0
         for place, tensor in enumerate(agreed):
             part = total[offset : offset + tensor.numel()].view(tensor.shape)

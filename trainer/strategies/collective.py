@@ -17,13 +17,13 @@ from trainer.strategies.process_group import GroupMember
 
 
 class Collective(GroupMember):
-    """torch's DDP, without its per-forward broadcast of buffers: ``settle`` agrees on them where they are read."""
+    """torch's DDP, without its per-forward broadcast of buffers: ``synchronize`` agrees on them where they are read."""
 
     ddp: DistributedDataParallel
     memory: PowerSgd | None
 
-    def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
-        super().place(model, make_updater)
+    def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+        super().setup(model, make_updater)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers is renamed from torch 2.15 on
             self.ddp = DistributedDataParallel(
@@ -43,7 +43,7 @@ class Collective(GroupMember):
         """DDP averages the workers' means; where these have unequal sizes, mine counts samples * workers / all."""
         if self.seat.even:
             return 1.0
-        everybody = self.total(torch.tensor([float(samples)], dtype=torch.float64)).item()
+        everybody = self.all_reduce_sum(torch.tensor([float(samples)], dtype=torch.float64)).item()
         return samples * self.seat.size / everybody
 
     @contextmanager
@@ -67,6 +67,6 @@ class Collective(GroupMember):
     def gauges(self) -> dict[str, float]:
         return {"comm/compression": self.memory.compression} if self.memory is not None else {}
 
-    def leave(self) -> None:
+    def close(self) -> None:
         self.__dict__.pop("ddp", None)
-        super().leave()
+        super().close()

@@ -185,7 +185,7 @@ class Strategy(ABC):
         self.seat = seat
 
     @abstractmethod
-    def place(self, model: torch.nn.Module, make_updater: MakeUpdater) -> torch.nn.Module:
+    def setup(self, model: torch.nn.Module, make_updater: MakeUpdater) -> torch.nn.Module:
         """Give all workers an equal start and the optimizer an owner; returns the module to call in training."""
 
     def weight(self, samples: int) -> float:
@@ -214,11 +214,11 @@ class Strategy(ABC):
         """Backward of one batch's (weighted, scaled where fp16 needs it) loss."""
 
     @abstractmethod
-    def update(self, samples: int) -> None:
+    def step(self, samples: int) -> None:
         """Turn the accumulated gradients into new parameters. ``samples``: this worker's, in the whole update."""
 
     @abstractmethod
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over workers of a float64 vector: a meeting point."""
 
     def scatter(self, parts: list[Any] | None) -> Any:
@@ -241,7 +241,7 @@ class Strategy(ABC):
         return self.seat.rank, self.seat.size
 
     @abstractmethod
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Give every worker the agreed parameters and buffers (before evaluation, saving, export)."""
 
     @property
@@ -253,7 +253,7 @@ class Strategy(ABC):
         """While it lasts, the model holds all its parameters itself and can be saved."""
         return nullcontext()
 
-    def keep(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:
         """At the end of training, on all workers: leave in the folder what is needed to go on besides the model."""
 
     def gauges(self) -> dict[str, float]:
@@ -264,5 +264,5 @@ class Strategy(ABC):
         """Those that are measured anew at the end of the training, which may wait; asked of the first worker."""
         return {}
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """End this worker's membership; every process ends and every port is free afterwards."""

@@ -11,9 +11,9 @@ from trainer.strategies.process_group import GroupMember
 class Evaluators(GroupMember):
     """A worker of a process group that adds up sums; each has read the same weights, so there is nothing to agree on."""
 
-    def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+    def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         self.model = model
         return model
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         pass

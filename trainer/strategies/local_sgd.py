@@ -21,22 +21,22 @@ class LocalSgd(GroupMember):
         self.updates = 0
         self.samples = 0
 
-    def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
-        placed = super().place(model, make_updater)
+    def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+        placed = super().setup(model, make_updater)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         return placed
 
-    def update(self, samples: int) -> None:
-        super().update(samples)
+    def step(self, samples: int) -> None:
+        super().step(samples)
         self.updates += 1
         self.samples += samples
         if self.updates <= self.config["begin_step"] or self.updates % self.config["k_steps"] == 0:
             self._average()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         if self.samples:
             self._average()
-        super().settle()
+        super().synchronize()
 
     @torch.no_grad()
     def _average(self) -> None:

@@ -37,7 +37,7 @@ class GroupMember(OwnUpdater):
                 device_id=torch.device(seat.device) if cuda else None,
             )
 
-    def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+    def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         self.model = model
         with self.naming_the_missing("the equal start"), torch.no_grad():
             if self.config["init"] == "broadcast":
@@ -59,7 +59,7 @@ class GroupMember(OwnUpdater):
                 "from elsewhere than torch's generator. Use strategy.init=broadcast."
             )
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         if self.seat.size == 1:
             return values
         with self.naming_the_missing("a sum over the workers"):
@@ -76,7 +76,7 @@ class GroupMember(OwnUpdater):
             dist.scatter_object_list(mine, parts, 0, group=self.batches_group)
         return mine[0]
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         with self.naming_the_missing("the agreement on buffers"), torch.no_grad():
             for buffer in self.model.buffers():
                 if self.config["buffers"] == "rank0" or not buffer.is_floating_point():
@@ -85,7 +85,7 @@ class GroupMember(OwnUpdater):
                     _exchanged(buffer, dist.all_reduce)
                     buffer /= self.seat.size
 
-    def leave(self) -> None:
+    def close(self) -> None:
         with suppress(RuntimeError, dist.DistError):  # the launcher, and with it the store, may be gone
             self.roll_call.end()
         if dist.is_initialized():

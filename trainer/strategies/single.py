@@ -18,7 +18,7 @@ class OwnUpdater(Strategy):
     model: nn.Module
     updater: Updater
 
-    def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+    def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         self.model = model
         self.updater = make_updater(model)
         return model
@@ -26,7 +26,7 @@ class OwnUpdater(Strategy):
     def backward(self, loss: torch.Tensor) -> None:
         self.updater.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def update(self, samples: int) -> None:
+    def step(self, samples: int) -> None:
         self.updater.step()
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -40,12 +40,12 @@ class OwnUpdater(Strategy):
 class Single(OwnUpdater):
     """One process on the whole batch."""
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
     def scatter(self, parts: list[Any] | None) -> Any:
         assert parts is not None
         return parts[0]
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         pass

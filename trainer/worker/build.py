@@ -45,7 +45,7 @@ def build(config: dict[str, Any], plan: dict[str, Any], seat: Seat, strategy: St
     model = build_model(config, plan, device)
     if config["compile"]:
         model.compile()
-    forward = strategy.place(model, Updaters(config, plan, precision))
+    forward = strategy.setup(model, Updaters(config, plan, precision))
     source = call_target(config["data"], "data")
     facts = Facts(**plan["facts"])
     splits = source.open(facts)

@@ -139,9 +139,11 @@ def _fit(run: Training) -> dict[str, float]:
             log_rest(run, epoch)
             run.report.stopped(run.stop)
             break
-    run.strategy.settle()
+    run.strategy.synchronize()
     if not run.lockstep:
-        run.report.samples = int(run.strategy.total(torch.tensor([float(run.samples)], dtype=torch.float64)).item())
+        run.report.samples = int(
+            run.strategy.all_reduce_sum(torch.tensor([float(run.samples)], dtype=torch.float64)).item()
+        )
     return run.validated[1]
 
 
@@ -169,7 +171,7 @@ def train_epoch(run: Training, epoch: int) -> None:
             line.batches += 1
         line.lr = strategy.lr
         with profile("optimizer"):
-            strategy.update(samples)
+            strategy.step(samples)
         run.step += 1
         run.samples += samples
         run.report.progress(epoch, run.step)
@@ -207,10 +209,10 @@ def log_training(run: Training, epoch: int, rest: bool = False) -> None:
     sums = line.meter.sums()
     if run.lockstep and run.callbacks:  # one meeting for both
         asked = run.callbacks.asked().to(sums.device)
-        sums, asked = run.strategy.total(torch.cat([sums, asked])).split([len(sums), len(asked)])
-        run.stop = run.stop or run.callbacks.why(asked, run.step, run.strategy.total)
+        sums, asked = run.strategy.all_reduce_sum(torch.cat([sums, asked])).split([len(sums), len(asked)])
+        run.stop = run.stop or run.callbacks.why(asked, run.step, run.strategy.all_reduce_sum)
     elif run.lockstep:
-        sums = run.strategy.total(sums)
+        sums = run.strategy.all_reduce_sum(sums)
     samples, together = sums[-1].item(), sums
     if rest and line.before is not None:
         together = sums + line.before.to(sums.device)
@@ -236,7 +238,7 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
         return run.validated[1]
     run.model.eval()
     with run.report.evaluating(), run.profile("evaluation"):
-        sums, index, own = _examined(run, run.strategy.settle)
+        sums, index, own = _examined(run, run.strategy.synchronize)
         metrics = {**run.task.validation(sums), **own}
         values = {f"{RAW}{name}": value for name, value in metrics.items()}
         averages = averaged(run, run.ema) if run.ema is not None else None
@@ -255,8 +257,8 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
         decide(run, values)
         if run.callbacks:
             run.callbacks.validation_end(epoch, run.step, values, improved)
-            asked = run.strategy.total(run.callbacks.asked())
-            run.stop = run.stop or run.callbacks.why(asked, run.step, run.strategy.total)
+            asked = run.strategy.all_reduce_sum(run.callbacks.asked())
+            run.stop = run.stop or run.callbacks.why(asked, run.step, run.strategy.all_reduce_sum)
     run.validated = run.step, metrics
     run.model.train()
     return metrics
@@ -278,7 +280,7 @@ def decide(run: Training, values: Mapping[str, float]) -> None:
         return
     first = run.strategy.members()[0] == 0
     numbers = torch.tensor(list(values.values()), dtype=torch.float64)
-    agreed = run.strategy.total(numbers if first else torch.zeros_like(numbers)).tolist()
+    agreed = run.strategy.all_reduce_sum(numbers if first else torch.zeros_like(numbers)).tolist()
     values = dict(zip(values, agreed, strict=True))
     if run.plateau:
         run.strategy.observe(run.step, values)
@@ -291,8 +293,8 @@ def _examined(run: Training, settle: Callable[[], None] = lambda: None) -> tuple
     while True:  # again when somebody was lost meanwhile, whose samples are left behind
         settle()
         index, taking_part = run.strategy.members()
-        sums = run.strategy.total(_evaluated(run, index, taking_part))
-        parts = run.own.gathered(run.strategy.total, index, taking_part)
+        sums = run.strategy.all_reduce_sum(_evaluated(run, index, taking_part))
+        parts = run.own.gathered(run.strategy.all_reduce_sum, index, taking_part)
         if run.strategy.members()[1] == taking_part:
             return sums, index, run.own.values(parts)
 

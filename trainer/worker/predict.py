@@ -72,7 +72,7 @@ def predict(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         try:
             model = build_model(config, plan, device)
             fit.load(Path(config["weights"]), model)
-            strategy.place(model.eval(), Updaters(config, plan, plan["chosen"]["precision"]))
+            strategy.setup(model.eval(), Updaters(config, plan, plan["chosen"]["precision"]))
             source: DataSource = call_target(config["data"], "data")
             if (reader := source.row_reader()) is not None:
                 return _look_at_rows(reader, model, seat, payload, strategy, report)
@@ -165,7 +165,7 @@ def _blocks(
             done += len(readable)
             step += 1
             report.progress(0, step)
-        yield strategy.total(rows.flatten()).cpu().reshape(rows.shape)
+        yield strategy.all_reduce_sum(rows.flatten()).cpu().reshape(rows.shape)
 
 
 def guesses(outputs: torch.Tensor) -> torch.Tensor:

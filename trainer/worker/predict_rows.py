@@ -103,7 +103,7 @@ class Looking:
             if self.seat.rank < len(together):
                 mine = together[self.seat.rank]
                 found[self.seat.rank, : mine.lines] = self.look(mine)
-            found = self.strategy.total(found.flatten()).cpu().reshape(found.shape)
+            found = self.strategy.all_reduce_sum(found.flatten()).cpu().reshape(found.shape)
             step += -(-together[0].lines // self.batch_size)
             self.report.progress(0, step)
             for chunk, values in zip(together, found.numpy(), strict=False):

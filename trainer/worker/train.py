@@ -42,14 +42,14 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         fit(run)
         if run.report.run_dir is not None:
             run.report.gauges(run.strategy.last_gauges())
-        run.strategy.keep(run_dir / "checkpoints")
+        run.strategy.save(run_dir / "checkpoints")
         while True:  # again when somebody was lost meanwhile, who may have been the first
             index, taking_part = run.strategy.members()
             if index == 0:
                 keep_model(run, payload, run_dir)
             if not payload["plan"]["survives"]:
                 break
-            run.strategy.total(torch.zeros(1, dtype=torch.float64))
+            run.strategy.all_reduce_sum(torch.zeros(1, dtype=torch.float64))
             if run.strategy.members()[1] == taking_part:
                 break
         return {**run.report.outcome(), **(run.feed.growth.found() if run.feed.growth is not None else {})}
@@ -115,7 +115,7 @@ def membership(seat: Seat, payload: dict[str, Any]) -> Iterator[Strategy]:
     try:
         yield strategy
     finally:
-        strategy.leave()
+        strategy.close()
 
 
 def take_seat(seat: Seat, config: dict[str, Any], plan: dict[str, Any]) -> None:

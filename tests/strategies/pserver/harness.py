@@ -283,7 +283,7 @@ class Bare:
             rows |= dict(zip(own.tolist(), values[:, 0].tolist(), strict=True))
         return np.array(vectors), rows
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Say goodbye and close."""
         self.client.bye()
         self.client.close()

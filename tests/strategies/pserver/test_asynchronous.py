@@ -42,9 +42,9 @@ def contained(run: dict[str, Any], steps: int, merged: int = 1) -> list[float]:
             if (number + 1) % merged:
                 continue
             give(worker, 1.0)
-            worker.update(1)
+            worker.step(1)
         worker.finish_pushes()
-        worker.leave()
+        worker.close()
     return found
 
 
@@ -103,14 +103,14 @@ def test_gradients_are_merged_while_the_queue_is_full_and_then_the_worker_waits(
             patch.setattr(worker.client, "until", until)
             for number in range(4):  # nothing is answered before the worker waits for room
                 give(worker, 10.0**number)
-                worker.update(2)
+                worker.step(2)
             assert pushed == [(2, 1.0), (6, pytest.approx(1110.0))]
             under_way[0].answer = Message(Verb.DONE)
             give(worker, 7.0)
-            worker.update(2)
+            worker.step(2)
             assert pushed[2:] == [(2, 7.0)]
             worker.pushes = []
-        worker.leave()
+        worker.close()
 
 
 def test_io_threads_are_as_many_as_asked_for() -> None:
@@ -118,4 +118,4 @@ def test_io_threads_are_as_many_as_asked_for() -> None:
     with Cluster(run) as cluster:
         worker = placed(cluster)
         assert worker.client.context.io_threads == 3
-        worker.leave()
+        worker.close()

@@ -59,7 +59,7 @@ def test_a_worker_remembers_what_int8_took_from_its_pushes() -> None:
             for server in worker.client.servers:
                 piece = worker.dense.pieces[server][0]
                 dict(worker.model.named_parameters())[piece.name].grad.view(-1)[piece.start] = 1.0
-            worker.update(1)
+            worker.step(1)
         worker.finish_pushes()
         start, parameters = net(), {}
         for server in cluster.servers:
@@ -72,4 +72,4 @@ def test_a_worker_remembers_what_int8_took_from_its_pushes() -> None:
             moved = (value.detach().view(-1) - found).view(-1)
             moved[moved > 1] = pushes * small  # where the great ones are; sgd with a learning rate of 1
             torch.testing.assert_close(moved, torch.full_like(moved, pushes * small), rtol=0, atol=1 / 127)
-        worker.leave()
+        worker.close()

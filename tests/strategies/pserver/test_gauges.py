@@ -56,7 +56,7 @@ def test_queue_is_what_a_server_has_not_answered_of_this_worker_s_pushes(monkeyp
         assert found["server1/waiting"] == 0
         vectors, _ = bare.look(Sum.IDS)
         np.testing.assert_array_equal(vectors, [total.dense] * 2)
-        worker.leave()
+        worker.close()
 
 
 def test_a_value_that_was_not_measured_anew_is_not_told_again_and_the_end_measures(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
@@ -79,4 +79,4 @@ def test_a_value_that_was_not_measured_anew_is_not_told_again_and_the_end_measur
         last = worker.last_gauges()
         seconds = worker._before[0]["seconds"] - before["seconds"]
         assert last["server0/pushes_per_s"] == pytest.approx(3 / seconds)
-        worker.leave()
+        worker.close()

@@ -35,7 +35,7 @@ class Net(nn.Module):
 def train(cluster: Cluster, rank: int, seed: int) -> PserverGeo:
     """A worker's steps on batches of its own, and the meeting after them."""
     worker, net = PserverGeo(cluster.run["config"]["strategy"], cluster.seat("worker", rank)), Net().double()
-    worker.place(net, Updaters(cluster.run["config"], cluster.run["plan"], "fp64"))
+    worker.setup(net, Updaters(cluster.run["config"], cluster.run["plan"], "fp64"))
     draw = np.random.default_rng((seed, rank))
     batches = [SimpleNamespace(inputs=torch.from_numpy(draw.integers(ROWS, size=4))) for _ in range(STEPS)]
     for batch, after in zip(batches, [*batches[1:], None], strict=True):
@@ -43,8 +43,8 @@ def train(cluster: Cluster, rank: int, seed: int) -> PserverGeo:
             worker.expect(after)
         worker.prepare(batch)
         worker.backward(net(batch.inputs))
-        worker.update(4)
-    worker.settle()
+        worker.step(4)
+    worker.synchronize()
     return worker
 
 
@@ -67,5 +67,5 @@ def test_lost_answer_loses_no_row_s_refresh(monkeypatch: pytest.MonkeyPatch, see
                 torch.testing.assert_close(replica.look_up(own), rows, rtol=0, atol=1e-12)
                 torch.testing.assert_close(worker.dense.values(server), kept.shard.vector, rtol=0, atol=1e-12)
         for worker in done.values():
-            worker.leave()
+            worker.close()
     assert min(weather.counts.values()) > 20, f"the weather was too good: {weather.counts}"

@@ -36,7 +36,7 @@ def test_busy_server_loses_nobody() -> None:
         worker.client.wait([worker.client.ask(0, Message(Verb.STATS))])
         time.sleep(silence / 2)
         assert server.members.present() == [0]
-        worker.leave()
+        worker.close()
 
 
 def test_servers_without_any_worker_left_end_with_an_error() -> None:

@@ -95,7 +95,7 @@ def meet(play: Play) -> None:
 
 def commit(play: Play) -> None:
     play.begin()
-    play.second.leave()
+    play.second.close()
 
     def next_step() -> None:
         assert play.push(play.first, 8.0).need(Kind.NUMBERS).tolist() == [4 * 64.0]

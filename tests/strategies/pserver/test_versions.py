@@ -20,7 +20,7 @@ def placed(cluster: Cluster) -> PserverAsync:
     run = cluster.run
     node = {k: v for k, v in run["config"]["strategy"].items() if k != "_target_"}
     worker = PserverAsync(node, cluster.seat("worker", 0))
-    worker.place(net(), Updaters(run["config"], run["plan"], "fp64"))
+    worker.setup(net(), Updaters(run["config"], run["plan"], "fp64"))
     return worker
 
 
@@ -34,7 +34,7 @@ def step(worker: PserverAsync, gradient: float) -> None:
     worker.prepare(SimpleNamespace(inputs=torch.zeros(1), work=None, last=True))
     for p in worker.model.parameters():
         p.grad = torch.full_like(p, gradient)
-    worker.update(1)
+    worker.step(1)
     worker.finish_pushes()
 
 
@@ -55,11 +55,11 @@ def test_each_server_compensates_and_counts_staleness_by_its_own_version(servers
         before = [shard.vector.clone() for shard in shards]
         for p in worker.model.parameters():
             p.grad = torch.full_like(p, 2.0)
-        worker.update(1)
+        worker.step(1)
         worker.finish_pushes()
         for ahead, (server, shard) in enumerate(zip(cluster.servers, shards, strict=True)):
             moved = -0.5 * (ahead + 1)  # sgd with a learning rate of 1
             expected = before[ahead] - (2.0 + STRENGTH * 4.0 * moved)
             torch.testing.assert_close(shard.vector, expected, rtol=0, atol=1e-12)
             assert server.rule.staleness == {0: 1, ahead + 1: 1}
-        worker.leave()
+        worker.close()

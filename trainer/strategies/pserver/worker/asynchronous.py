@@ -81,7 +81,7 @@ class PserverAsync(PserverWorker):
             self.since_pull = -before
         self.coming = None
 
-    def update(self, samples: int) -> None:
+    def step(self, samples: int) -> None:
         rows: Rows = {t.number: t.gradient() for t in self.remote}
         self.clip_values(rows, self.config["clip_value"])
         factor = self.clip(rows, self.config["clip_norm"])

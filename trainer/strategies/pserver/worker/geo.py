@@ -119,7 +119,7 @@ class PserverGeo(PserverWorker):
     def backward(self, loss: torch.Tensor) -> None:
         self.updater.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def update(self, samples: int) -> None:
+    def step(self, samples: int) -> None:
         rows = {t.number: t.gradient() for t in self.remote}
         self.clip_values(rows, self.limit)
         factor = self.clip(rows, self.norm)
@@ -196,7 +196,7 @@ class PserverGeo(PserverWorker):
         self.begin_exchange()
         self.finish_exchange()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Exchange, meet, and take the servers' values."""
         self.finish_exchange()
         self.begin_exchange()

@@ -34,7 +34,7 @@ class DenseMap:
     Args:
         parameters: (name, parameter), in the model's order.
         servers: how many share them.
-        split_method, slice_above: see ``placement.place``.
+        split_method, slice_above: see ``sharding.place``.
         rates: of parameters by name; in a server's part those of one rate lie together.
     """
 

@@ -40,7 +40,7 @@ class PserverSync(PserverWorker):
         self.base = fetched.requests[0].answer.clock - self.steps
         self.stale = False
 
-    def update(self, samples: int) -> None:
+    def step(self, samples: int) -> None:
         rows = {t.number: t.gradient() for t in self.remote}
         rows = {n: (ids, g * samples) for n, (ids, g) in rows.items()}
         dense = [self.dense.gradients(s, samples) for s in self.client.servers]

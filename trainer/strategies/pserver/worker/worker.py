@@ -73,7 +73,7 @@ class PserverWorker(Strategy):
 
     # --- the start -------------------------------------------------------------------------------------------------
 
-    def place(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+    def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         self.model = model
         servers = self.seat.servers
         found = list(tables(model))
@@ -394,7 +394,7 @@ class PserverWorker(Strategy):
 
     # --- meetings --------------------------------------------------------------------------------------------------
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         self.client.meetings += 1
         mine = values.detach().to("cpu", torch.float64).reshape(-1).numpy()
         request = self.client.ask(
@@ -407,12 +407,12 @@ class PserverWorker(Strategy):
 
     def meet(self) -> None:
         """Wait for all present workers."""
-        self.total(torch.zeros(1, dtype=torch.float64))
+        self.all_reduce_sum(torch.zeros(1, dtype=torch.float64))
 
     def members(self) -> tuple[int, int]:
         return self.present.index(self.seat.rank), len(self.present)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         self.finish_pushes()
         self.rest()
         self.meet()
@@ -435,7 +435,7 @@ class PserverWorker(Strategy):
             else torch.zeros(b.numel(), dtype=torch.float64)
             for b in buffers
         ]  # fmt: skip
-        sums = self.total(torch.cat([torch.ones(1, dtype=torch.float64), *parts]))
+        sums = self.all_reduce_sum(torch.cat([torch.ones(1, dtype=torch.float64), *parts]))
         offset = 1
         for buffer in buffers:
             part = sums[offset : offset + buffer.numel()].view(buffer.shape)
@@ -467,7 +467,7 @@ class PserverWorker(Strategy):
             for table in filled:
                 table.detach()
 
-    def keep(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:
         """Persistables: every server writes its part, the first worker completes them."""
         if not self.config["persistables"]:
             return
@@ -531,7 +531,7 @@ class PserverWorker(Strategy):
             found["staleness"] = _median({int(k): v for k, v in now["staleness"].items()})
         return {f"server{server}/{name}": value for name, value in found.items()}
 
-    def leave(self) -> None:
+    def close(self) -> None:
         try:
             self.client.bye()
         finally:
