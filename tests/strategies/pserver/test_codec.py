@@ -64,8 +64,8 @@ def test_a_worker_remembers_what_int8_took_from_its_pushes() -> None:
         start, parameters = net(), {}
         for server in cluster.servers:
             offset = 0
-            for name, first, stop in server.layout.pieces:
-                parameters.setdefault(name, {})[first] = server.shard.vector[offset : offset + stop - first]
+            for name, first, stop in server.parameters.shard.layout.pieces:
+                parameters.setdefault(name, {})[first] = server.parameters.shard.vector[offset : offset + stop - first]
                 offset += stop - first
         for name, value in start.named_parameters():
             found = torch.cat([part for _, part in sorted(parameters[name].items())])

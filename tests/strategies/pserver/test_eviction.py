@@ -44,7 +44,7 @@ def kept(cluster: Cluster, worker: Bare) -> list[int]:
     found: list[int] = []
     for server in worker.client.servers:  # an answer, so that the server is done with what came before
         worker.client.wait([worker.client.ask(server, Message(Verb.STATS))])
-        shard = cluster.servers[server].shard
+        shard = cluster.servers[server].parameters.shard
         assert shard is not None
         found += shard.tables[1].state()["ids"].tolist()
     return sorted(found)
@@ -125,7 +125,7 @@ def test_age_goes_on_where_the_loaded_run_ended(tmp_path: Path, evict_by: str) -
 def test_rows_of_the_start_count_from_the_first_time_that_is_told() -> None:
     with Cluster(made("async", 1, servers=1, evict_by="event_time")) as cluster:
         [worker] = crew(cluster)
-        shard = cluster.servers[0].shard
+        shard = cluster.servers[0].parameters.shard
         assert shard is not None
         shard.tables[1].assign(OLD, shard.tables[1].pull(OLD, create=False))
         push([worker], NEW, 1_000_000)

@@ -61,11 +61,13 @@ def test_lost_answer_loses_no_row_s_refresh(monkeypatch: pytest.MonkeyPatch, see
             ids = np.sort(replica.index.ids())
             assert len(ids) > ROWS // 2
             for server, kept in enumerate(cluster.servers):
-                assert isinstance(kept.shard, Shard)
-                own = ids[kept.shard.mine(1, ids)]
-                rows = kept.shard.tables[1].pull(own, create=False)
+                assert isinstance(kept.parameters.shard, Shard)
+                own = ids[kept.parameters.shard.mine(1, ids)]
+                rows = kept.parameters.shard.tables[1].pull(own, create=False)
                 torch.testing.assert_close(replica.look_up(own), rows, rtol=0, atol=1e-12)
-                torch.testing.assert_close(worker.dense.values(server), kept.shard.vector, rtol=0, atol=1e-12)
+                torch.testing.assert_close(
+                    worker.dense.values(server), kept.parameters.shard.vector, rtol=0, atol=1e-12
+                )
         for worker in done.values():
             worker.close()
     assert min(weather.counts.values()) > 20, f"the weather was too good: {weather.counts}"

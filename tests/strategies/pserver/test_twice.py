@@ -133,9 +133,9 @@ def fence(play: Play) -> None:
 
 def rate(play: Play) -> None:
     play.begin()
-    assert play.server.shard is not None
+    assert play.server.parameters.shard is not None
     schedule = Plateau(10, 10)
-    play.server.shard.schedule = schedule
+    play.server.parameters.shard.schedule = schedule
     half, quarter = (text({"scale": s}) for s in (0.5, 0.25))
     play.twice(play.first, Verb.RATE, half, then=lambda: play.ask(play.first, Verb.RATE, quarter))
     assert schedule.scale == (0.25 if play.meanwhile else 0.5)
@@ -171,7 +171,7 @@ def lease_of_long_ago(play: Play) -> None:
 
 def save(play: Play) -> None:
     play.begin()
-    play.server.run_dir = play.folder
+    play.server.saving.run_dir = play.folder
     body = text({"folder": str(play.folder / "persistables")})
 
     def saved() -> list[tuple[str, int, bytes]]:

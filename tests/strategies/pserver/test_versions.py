@@ -43,7 +43,7 @@ def test_each_server_compensates_and_counts_staleness_by_its_own_version(servers
     run = config("async", 1, servers, launch_barrier=False, independent_recv_thread=False, slice_above=4, delay_compensation=STRENGTH)  # fmt: skip
     with Cluster(run) as cluster:
         worker = placed(cluster)
-        shards = [server.shard for server in cluster.servers]
+        shards = [server.parameters.shard for server in cluster.servers]
         step(worker, 1.0)
         for ahead, shard in enumerate(shards):  # others' pushes that have come here and not there yet
             for _ in range(ahead):
@@ -61,5 +61,5 @@ def test_each_server_compensates_and_counts_staleness_by_its_own_version(servers
             moved = -0.5 * (ahead + 1)  # sgd with a learning rate of 1
             expected = before[ahead] - (2.0 + STRENGTH * 4.0 * moved)
             torch.testing.assert_close(shard.vector, expected, rtol=0, atol=1e-12)
-            assert server.rule.staleness == {0: 1, ahead + 1: 1}
+            assert server.parameters.rule.staleness == {0: 1, ahead + 1: 1}
         worker.close()

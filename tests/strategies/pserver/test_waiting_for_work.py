@@ -26,12 +26,12 @@ def test_a_slow_block_is_waited_for_while_pushes_come_and_then_its_holder_is_nam
         slow.begin()
         assert ask(slow, [])["block"] == 0 and ask(quick, [])["block"] == 1
         for batch in range(3):
-            server.work_moved -= 30.0  # longer than timeout_s=20
+            server.work.moved -= 30.0  # longer than timeout_s=20
             pushed = slow.gradient(np.ones(4), np.arange(3), 1.0, 1.0, batch + 1)
             pushed[0].records.append(Record(Kind.WORK, np.array([[0, 0, batch, batch + 1]])))
             slow.client.wait(slow.client.push(pushed))
             assert ask(quick, [1] if not batch else [])["block"] == -1
-        server.work_moved -= 30.0
+        server.work.moved -= 30.0
         with pytest.raises(RunFailed, match=r"^worker 0 did not arrive at the end of a block of work within 20 s"):
             ask(quick, [])
         assert ask(slow, [0])["over"] and ask(quick, [])["over"]

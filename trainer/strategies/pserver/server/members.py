@@ -1,12 +1,10 @@
-"""Who takes part, as one server sees it: lives, watermarks of pushes, who is gone, and meetings of those who are not."""
+"""Who takes part, as one server sees it: lives, watermarks of pushes, and who is gone."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from trainer.strategies.pserver.protocol.messages import Malformed
 
@@ -126,56 +124,6 @@ class Members:
         """Present workers that came and have not been heard for too long."""
         limit = self.now() - self.lost_after_s
         return [m.rank for m in self.all if m.present and m.lives and m.heard < limit]
-
-
-@dataclass
-class Meeting:
-    """What the workers have brought to one sum so far; once all have come, the sum, and who takes part from then on."""
-
-    since: float
-    brought: dict[int, np.ndarray] = field(default_factory=dict)
-    total: np.ndarray | None = None
-    present: list[int] = field(default_factory=list)
-
-
-class Meetings:
-    """Sums over the present workers, numbered from 1; an arrival may come twice."""
-
-    def __init__(self, members: Members) -> None:
-        self.members = members
-        self.open: dict[int, Meeting] = {}
-
-    def arrive(self, number: int, rank: int, values: np.ndarray) -> None:
-        """A worker brings its values (N,) float64.
-
-        Raises:
-            Malformed: a meeting of long ago, or one that cannot be yet, or values of another length than the others'.
-        """
-        latest = max(self.open, default=0)
-        over = latest == 0 or self.open[latest].total is not None
-        if not max(1, latest - 2) <= number <= latest + over:
-            raise Malformed(f"meeting {number} while the latest is {latest}")
-        if number not in self.open:
-            for old in [n for n in self.open if n < number - 2]:
-                del self.open[old]
-            self.open[number] = Meeting(self.members.now())
-        meeting = self.open[number]
-        if any(v.shape != values.shape for r, v in meeting.brought.items() if r != rank):
-            raise Malformed(f"meeting {number}: {values.shape} values of worker {rank}")
-        if meeting.total is None:
-            meeting.brought[rank] = np.array(values, dtype=np.float64)
-
-    def total(self, number: int) -> np.ndarray | None:
-        """The sum in the order of the ranks, or None while somebody is missing."""
-        meeting = self.open[number]
-        if meeting.total is None and not self.missing(number):
-            vectors = [meeting.brought[rank] for rank in sorted(meeting.brought)]
-            meeting.total, meeting.present = np.sum(vectors, axis=0), self.members.present()
-        return meeting.total
-
-    def missing(self, number: int) -> list[int]:
-        """Who has not come."""
-        return [rank for rank in self.members.present() if rank not in self.open[number].brought]
 
 
 def workers(ranks: Iterable[int]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from trainer.optim.schedules import Plateau
 from trainer.optim.sparse import rule_of
 from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.protocol.sharding import bucket_key, buckets_of, server_of_bucket
+from trainer.strategies.pserver.protocol.snapshot import Part
 from trainer.strategies.pserver.server.admission import Admission, Count, Probability
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
@@ -23,6 +25,11 @@ from trainer.strategies.pserver.tables.kernels import kernel
 DENSE = "dense"
 Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
 """By table number: unique ids (U,) and values or gradients (U, D)."""
+Tensors = Mapping[str, torch.Tensor] | Part
+Saved = tuple[Tensors, Mapping[str, Any]]
+"""A server's state: tensors by name, and plain numbers."""
+Piece = tuple[int, torch.Tensor]
+"""Elements (n,) of a parameter, from that one on."""
 
 
 class Shard:
@@ -159,41 +166,50 @@ class Shard:
                     yield f"{DENSE}.{key}|{rate.lr:g}|{rate.decays}", float(state[key].item())
 
     @torch.no_grad()
-    def load(self, parts: list[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
+    def load(self, parts: Sequence[Saved]) -> None:
         """Take what belongs here from the states of any number of servers.
 
         Args:
             parts: each server's (tensors by name, numbers).
+
+        Raises:
+            ValueError: they are those of another model.
         """
-        found: dict[str, dict[str, list[tuple[int, torch.Tensor]]]] = {}
-        for tensors, _ in parts:
-            for name in tensors:
-                kind, *rest = name.split("|")
-                if kind != "table":
-                    found.setdefault(kind, {}).setdefault(rest[0], []).append((int(rest[1]), tensors[name]))
+        self._load_vectors([tensors for tensors, _ in parts])
+        for _, numbers in parts:
+            self._load_numbers(numbers)
+        self._load_tables([tensors for tensors, _ in parts])
+
+    def _load_vectors(self, parts: Sequence[Tensors]) -> None:
+        """The parameters, and what the optimizer remembers of each element."""
         states = [self.optimizer.state[part] for part in self.parts]
         for state in states:
             state.clear()
-        for kind, pieces in found.items():
+        for kind, pieces in _pieces(parts).items():
             vector = self._assembled(pieces)
             if kind == DENSE:
                 self.vector.copy_(vector)
                 continue
             for state, own in zip(states, vector.split([len(p) for p in self.parts]), strict=True):
                 state[kind.removeprefix(f"{DENSE}.")] = own.clone()
-        for _, meta in parts:
-            self.version = int(meta["version"])
-            self.updates = int(meta["updates"]) * self.updates_per_step // int(meta["updates_per_step"])
-            if isinstance(self.schedule, Plateau):
-                self.schedule.scale = float(meta.get("scale", 1.0))
-            for name, value in meta["numbers"].items():
-                self._remember(name, float(value))
+
+    def _load_numbers(self, saved: Mapping[str, Any]) -> None:
+        """How far the schedule is, and what the optimizer remembers of each rate."""
+        self.version = int(saved["version"])
+        self.updates = int(saved["updates"]) * self.updates_per_step // int(saved["updates_per_step"])
+        if isinstance(self.schedule, Plateau):
+            self.schedule.scale = float(saved.get("scale", 1.0))
+        for name, value in saved["numbers"].items():
+            self._remember(name, float(value))
+
+    def _load_tables(self, parts: Sequence[Tensors]) -> None:
+        """The rows that are at home here."""
         self.tables = self._fresh_tables()
         for number, table in self.tables.items():
             prefix = f"table|{table.name}|"
-            for tensors, _ in parts:
+            for tensors in parts:
                 own = {n.removeprefix(prefix): tensors[n] for n in tensors if n.startswith(prefix)}
-                table.load(own, lambda ids, number=number: self.mine(number, ids))  # type: ignore[misc]
+                table.load(own, partial(self.mine, number))
 
     def _remember(self, name: str, value: float) -> None:
         """A number of the optimizer's: for its own rate, and for rates of which nothing is saved."""
@@ -203,7 +219,8 @@ class Shard:
             if of == f"{rate.lr:g}|{rate.decays}" or key not in state:
                 state[key] = torch.tensor(value, dtype=torch.float32)
 
-    def _assembled(self, pieces: Mapping[str, list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
+    def _assembled(self, pieces: Mapping[str, list[Piece]]) -> torch.Tensor:
+        """(n,) this server's vector, from pieces that were cut anywhere."""
         vector = torch.zeros(self.layout.dense, dtype=self.dtype)
         offset = 0
         for parameter, start, stop in self.layout.pieces:
@@ -219,3 +236,14 @@ class Shard:
                 raise ValueError(f"the saved {parameter} has another size")
             offset += stop - start
         return vector
+
+
+def _pieces(parts: Sequence[Tensors]) -> dict[str, dict[str, list[Piece]]]:
+    """Of each kind of vector (the parameters, momentum) and of each parameter, the pieces that servers have saved."""
+    found: dict[str, dict[str, list[Piece]]] = {}
+    for tensors in parts:
+        for name in tensors:
+            kind, *rest = name.split("|")
+            if kind != "table":
+                found.setdefault(kind, {}).setdefault(rest[0], []).append((int(rest[1]), tensors[name]))
+    return found

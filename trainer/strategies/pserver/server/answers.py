@@ -1,0 +1,26 @@
+"""What a handler says to a request besides doing it: that it cannot be, or that it has to wait for somebody."""
+
+from __future__ import annotations
+
+from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
+
+NONSENSE = (Malformed, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, OSError)
+"""What a request raises whose content makes no sense, and a disk that is full; its sender is told, the server goes on."""
+
+
+class NotYet(Exception):
+    """A request has to wait: for whom, at what."""
+
+    def __init__(self, ranks: list[int], what: str) -> None:
+        super().__init__(what)
+        self.ranks, self.what = ranks, what
+
+
+def failed(why: str, fenced: bool = False) -> Message:
+    """The answer to a request that cannot be; ``fenced``: because its worker does not take part any more."""
+    return Message(Verb.FAILED, records=[text({"why": why, "fenced": fenced})])
+
+
+def not_arrived(names: str, what: str, patience_s: float) -> str:
+    """Why a request is answered that has waited too long."""
+    return f"{names} did not arrive at {what} within {patience_s:g} s (strategy.timeout_s)"

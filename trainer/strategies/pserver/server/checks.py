@@ -1,0 +1,126 @@
+"""What a message holds, checked against what this server keeps: anybody with a key of the run may send anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from trainer.strategies.pserver.protocol.codec import decode
+from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message
+from trainer.strategies.pserver.server.shard import Rows, Shard
+
+MOST_WORK = 1 << 16
+WORK_COLUMNS = 4
+LARGEST_NUMBER = 1 << 53
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Of a push.
+
+    Attributes:
+        basis: version of the parameters it was computed with (geo: of the last answer).
+        samples: behind its gradients. age: what its rows are stamped with. merged: gradients added up in it.
+    """
+
+    basis: int
+    samples: float
+    age: int
+    merged: int
+
+
+def numbers(message: Message, most_merged: int) -> Numbers:
+    """The numbers of a push.
+
+    Raises:
+        Malformed: they are missing or out of range.
+    """
+    told = message.need(Kind.NUMBERS)
+    if told.dtype != np.float64 or told.ndim != 1 or len(told) < 3 or not np.isfinite(told).all():
+        raise Malformed("PUSH without its numbers")
+    basis, samples, age = int(told[0]), float(told[1]), int(told[2])
+    if not 0 <= basis < LARGEST_NUMBER or not 0 <= age < LARGEST_NUMBER or not 0 <= samples < LARGEST_NUMBER:
+        raise Malformed(f"PUSH with the numbers {basis}, {samples:g}, {age}")
+    merged = int(told[3]) if len(told) > 3 else 1
+    if not 1 <= merged <= most_merged:
+        raise Malformed(f"PUSH of {merged} gradients")
+    return Numbers(basis, samples, age, merged)
+
+
+def work(message: Message) -> np.ndarray:
+    """(N, 4) the batches of blocks that a push covers.
+
+    Raises:
+        Malformed: they have another shape.
+    """
+    found = message.first(Kind.WORK)
+    if found is None:
+        return np.empty((0, WORK_COLUMNS), dtype=np.int64)
+    if found.ndim != 2 or found.shape[1] != WORK_COLUMNS or found.dtype != np.int64 or len(found) > MOST_WORK:
+        raise Malformed(f"work of {found.shape}")
+    return found
+
+
+def norm(message: Message) -> float:
+    """The norm of a whole gradient.
+
+    Raises:
+        Malformed: it is missing.
+    """
+    found = message.need(Kind.NUMBERS)
+    if found.dtype != np.float64 or found.shape != (1,):
+        raise Malformed("COMMIT without its norm")
+    return float(found[0])
+
+
+def dense(shard: Shard, message: Message) -> torch.Tensor | None:
+    """(n,) values for the dense vector, if there are any.
+
+    Raises:
+        Malformed: they are of another length.
+    """
+    array = message.first(Kind.DENSE)
+    if array is None:
+        return None
+    found = decode(array, message.first(Kind.SCALES, 0), shard.dtype)
+    if found.shape != shard.vector.shape:
+        raise Malformed(f"{len(found)} dense values for {len(shard.vector)}")
+    return found
+
+
+def rows(shard: Shard, message: Message) -> Rows:
+    """Values of rows by table.
+
+    Raises:
+        Malformed: ids that are not at home here, or values of another shape.
+    """
+    found: Rows = {}
+    for record in message.records:
+        if record.kind != Kind.ROWS:
+            continue
+        own = ids(shard, record.table, message.need(Kind.IDS, record.table))
+        values = decode(record.array, message.first(Kind.SCALES, record.table), shard.dtype)
+        if values.shape != (len(own), shard.tables[record.table].dim):
+            raise Malformed(f"{tuple(values.shape)} values for {len(own)} rows")
+        found[record.table] = own, values
+    return found
+
+
+def ids(shard: Shard, number: int, found: np.ndarray) -> np.ndarray:
+    """Ids (U,) of a table: ascending, not negative, in range, and at home here.
+
+    Raises:
+        Malformed: they are not.
+    """
+    table = shard.tables.get(number)
+    if table is None or found.dtype != np.int64 or found.ndim != 1:
+        raise Malformed(f"ids of table {number}")
+    if len(found) and (found[0] < 0 or not (found[1:] > found[:-1]).all()):
+        raise Malformed(f"ids of table {table.name} are not ascending")
+    if len(found) and table.num_rows is not None and found[-1] >= table.num_rows:
+        raise Malformed(f"table {table.name} has rows 0..{table.num_rows - 1}, not {found[-1]}")
+    if shard.servers > 1 and not shard.mine(number, found).all():
+        raise Malformed(f"rows of table {table.name} that another server keeps")
+    return found

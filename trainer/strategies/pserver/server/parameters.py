@@ -1,0 +1,136 @@
+"""What a server keeps: nothing until the first worker has sent the start, then its share of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.config.instantiate import locate
+from trainer.optim.schedules import Plateau
+from trainer.strategies.pserver.protocol import snapshot
+from trainer.strategies.pserver.protocol.codec import decode
+from trainer.strategies.pserver.protocol.layout import Layout
+from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message, Verb, text
+from trainer.strategies.pserver.server import checks
+from trainer.strategies.pserver.server.answers import NotYet
+from trainer.strategies.pserver.server.members import Members
+from trainer.strategies.pserver.server.rules import RULES, Rule
+from trainer.strategies.pserver.server.shard import Shard
+
+STEPS = "steps"
+"""``evict_by``: ages are counted in workers' steps, which a later run counts from 0 again."""
+
+
+class Parameters:
+    """A server's shard, the rule by which it changes, and the age that rows are stamped with.
+
+    Args:
+        config, plan: the run's.
+        server: which one this is.
+        members: the workers.
+    """
+
+    def __init__(self, config: Mapping[str, Any], plan: Mapping[str, Any], server: int, members: Members) -> None:
+        self.config, self.plan, self.server, self.members = config, plan, server, members
+        self.strategy: Mapping[str, Any] = config["strategy"]
+        self.mode: str = locate(self.strategy["_target_"]).mode
+        self.shard: Shard | None = None
+        self.rule: Rule | None = None
+        self.ready = False
+        self.age = 0
+        self.age_before = 0  # of the run that these parameters come from, where workers' steps count
+
+    @property
+    def version(self) -> int:
+        """Updates that are done."""
+        return self.shard.version if self.shard is not None else 0
+
+    @property
+    def step(self) -> int:
+        """Steps of the schedule that are done."""
+        return self.shard.step if self.shard is not None else 0
+
+    def opened(self) -> tuple[Shard, Rule]:
+        """The parameters.
+
+        Raises:
+            NotYet: the start is not complete.
+        """
+        if self.shard is None or self.rule is None or not self.ready:
+            raise NotYet(self.members.present()[:1], "the equal start")
+        return self.shard, self.rule
+
+    # --- the start -------------------------------------------------------------------------------------------------
+
+    def start(self, message: Message) -> Message:
+        """START: the first worker's parameters, or saved ones, become the start. Rows may follow in more messages."""
+        told = message.mapping()
+        if message.rank != 0:
+            raise Malformed("the start is worker 0's to make")
+        if self.ready:  # it was started again; the others are under way
+            return Message(Verb.DONE, clock=self.version)
+        last = bool(told["last"])
+        if self.shard is None:
+            self._begin(Layout.parsed(told), message)
+        elif not self.strategy["load_from"]:
+            for number, (ids, values) in checks.rows(self.shard, message).items():
+                self.shard.tables[number].assign(ids, values)
+        self.ready = last
+        return Message(Verb.DONE, clock=self.version)
+
+    def _begin(self, layout: Layout, message: Message) -> None:
+        """Everything, or nothing where something does not fit."""
+        if layout.dtype not in ("float32", "float64"):
+            raise Malformed(f"parameters of {layout.dtype}")
+        array = message.need(Kind.DENSE)
+        if array.shape != (layout.dense,):
+            raise Malformed(f"{array.shape} dense values for {layout.dense}")
+        shard = self._shard(layout)
+        if folder := self.strategy["load_from"]:
+            self._load(shard, Path(folder))
+        else:
+            shard.vector.copy_(decode(array, message.first(Kind.SCALES), shard.dtype))
+        self.shard, self.rule = shard, RULES[self.mode](shard, self.members, self.strategy)
+
+    def _shard(self, layout: Layout) -> Shard:
+        workers = len(self.members.all)
+        per_step = workers if self.mode in ("async", "ssp") else 1
+        geo = workers if self.mode == "geo" else 0
+        return Shard(self.config, self.plan, self.server, self.plan["roles"]["server"], layout, per_step, geo)
+
+    def _load(self, shard: Shard, folder: Path) -> None:
+        """Take what another run has saved. Its workers' pushes are not this run's: they are counted from 1 again."""
+        parts = snapshot.read(folder, verify=False).parts
+        shard.load([(part, part.meta) for part in parts])
+        self.age = max(int(part.meta["age"]) for part in parts)
+        self.age_before = self.age if self.strategy["evict_by"] == STEPS else 0
+
+    # --- ages and rates --------------------------------------------------------------------------------------------
+
+    def grow_older(self, told: int) -> None:
+        """The age is the greatest that any worker has told: what a slow one touches is touched now."""
+        shard, _ = self.opened()
+        if not self.age and self.strategy["evict_by"] != STEPS:
+            for table in shard.tables.values():
+                table.count_from(told)
+        self.age = max(self.age, told + self.age_before)
+
+    def shrink(self, message: Message) -> Message:
+        """SHRINK: drop rows that nobody has touched for so long, in steps or in the data's own time."""
+        shard, _ = self.opened()
+        age = int(message.mapping()["age"])
+        if age < 1:
+            raise Malformed(f"age {age}")
+        older = self.age - age
+        removed = sum(table.shrink(older) for table in shard.tables.values()) if older > 0 else 0
+        return Message(Verb.DONE, records=[text({"removed": removed})])
+
+    def rate(self, message: Message) -> Message:
+        """RATE: the factor of a schedule that goes by validations, which workers see and servers do not."""
+        shard, _ = self.opened()
+        scale = float(message.mapping()["scale"])
+        if not isinstance(shard.schedule, Plateau) or not 0.0 <= scale <= 1.0:
+            raise Malformed(f"a rate of {scale}")
+        shard.schedule.scale = scale
+        return Message(Verb.DONE, clock=shard.version)

@@ -1,0 +1,72 @@
+"""Sums over the present workers, at which they meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message, Record, Verb
+from trainer.strategies.pserver.server.answers import NotYet
+from trainer.strategies.pserver.server.members import Members
+
+KEPT = 2
+"""Sums before the latest that are remembered, for copies of requests."""
+
+
+@dataclass
+class Total:
+    """What the workers have brought to one sum so far; once all have come, the sum, and who takes part from then on."""
+
+    brought: dict[int, np.ndarray] = field(default_factory=dict)
+    value: np.ndarray | None = None
+    present: list[int] = field(default_factory=list)
+
+
+class Totals:
+    """Sums over the present workers, numbered from 1; an arrival may come twice."""
+
+    def __init__(self, members: Members) -> None:
+        self.members = members
+        self.open: dict[int, Total] = {}
+
+    def meet(self, message: Message) -> Message:
+        """MEET: a worker brings its values; ``clock`` is the number of the sum. Answered when all have come."""
+        values = message.need(Kind.NUMBERS)
+        if values.dtype != np.float64 or values.ndim != 1:
+            raise Malformed("values of a meeting are float64")
+        total = self._arrive(message.clock, message.rank, values)
+        if total.value is None:
+            raise NotYet(self._missing(total), "a sum over the workers")
+        present = Record(Kind.IDS, np.array(total.present, dtype=np.int64))
+        return Message(Verb.DONE, clock=message.clock, records=[Record(Kind.NUMBERS, total.value), present])
+
+    def _arrive(self, number: int, rank: int, values: np.ndarray) -> Total:
+        """A worker brings its values (N,) float64; the last one completes the sum, in the order of the ranks.
+
+        Raises:
+            Malformed: a sum of long ago, or one that cannot be yet, or values of another length than the others'.
+        """
+        total = self._numbered(number)
+        if any(v.shape != values.shape for r, v in total.brought.items() if r != rank):
+            raise Malformed(f"meeting {number}: {values.shape} values of worker {rank}")
+        if total.value is None:
+            total.brought[rank] = np.array(values, dtype=np.float64)
+        if total.value is None and not self._missing(total):
+            vectors = [total.brought[r] for r in sorted(total.brought)]
+            total.value, total.present = np.sum(vectors, axis=0), self.members.present()
+        return total
+
+    def _numbered(self, number: int) -> Total:
+        latest = max(self.open, default=0)
+        over = latest == 0 or self.open[latest].value is not None
+        if not max(1, latest - KEPT) <= number <= latest + over:
+            raise Malformed(f"meeting {number} while the latest is {latest}")
+        if number not in self.open:
+            for old in [n for n in self.open if n < number - KEPT]:
+                del self.open[old]
+            self.open[number] = Total()
+        return self.open[number]
+
+    def _missing(self, total: Total) -> list[int]:
+        return [rank for rank in self.members.present() if rank not in total.brought]

@@ -1,0 +1,119 @@
+"""Requests in turn: each is answered at once, refused, or waits and is tried again whenever something has changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainer.errors import UserError
+from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb
+from trainer.strategies.pserver.protocol.sockets import ServerSocket
+from trainer.strategies.pserver.server.answers import NONSENSE, NotYet, failed, not_arrived
+from trainer.strategies.pserver.server.members import workers
+
+MOST_WAITING = 100
+"""Requests of one worker that may wait here; no client has so many under way."""
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request that waits since then."""
+
+    address: bytes
+    request: Message
+    since: float
+
+    def is_of(self, rank: int) -> bool:
+        """Whether that worker sent it."""
+        return self.request.rank == rank
+
+
+class Turns:
+    """The requests of one server.
+
+    Args:
+        socket: where answers go.
+        answer: does what a request asks for; raises NotYet where it has to wait.
+        server: which one this is, for messages.
+        patience_s: how long a request may wait.
+    """
+
+    def __init__(self, socket: ServerSocket, answer: Callable[[Message], Message], server: int, patience_s: float) -> None:  # fmt: skip
+        self.socket, self.answer, self.server, self.patience_s = socket, answer, server, patience_s
+        self.waiting: list[Waiting] = []
+
+    def take(self, address: bytes, request: Message) -> None:
+        """A request has come: its turn, and then that of those who wait. A copy of one that waits waits with it."""
+        known = [w for w in self.waiting if w.is_of(request.rank) and w.request.number == request.number]
+        if known and request.verb != Verb.HELLO:  # a new life counts its requests from 1 again
+            known[0].address = address
+            return
+        self._try(Waiting(address, request, time.monotonic()))
+        self.try_again()
+
+    def try_again(self) -> None:
+        """Everything that waits, in the order in which it came; answering one may free another."""
+        moved = bool(self.waiting)
+        while moved:
+            moved = False
+            for waiting in list(self.waiting):
+                if self._try(waiting):
+                    self.waiting.remove(waiting)
+                    moved = True
+
+    def _try(self, waiting: Waiting) -> bool:
+        """Answer a request if it can be answered now; else it stays in the list."""
+        request = waiting.request
+        try:
+            answer = self.answer(request)
+        except NotYet:
+            if waiting in self.waiting:
+                return False
+            if sum(w.is_of(request.rank) for w in self.waiting) < MOST_WAITING:
+                self.waiting.append(waiting)
+                return False
+            answer = self._refused(request, Malformed(f"{MOST_WAITING} of its requests wait already"))
+        except NONSENSE as error:
+            answer = self._refused(request, error)
+        except UserError as error:
+            answer = failed(str(error))
+        self.socket.answer(waiting.address, request, answer)
+        return True
+
+    def _refused(self, request: Message, error: BaseException) -> Message:
+        self.socket.refuse(error)
+        why = str(error) if isinstance(error, (Malformed, ValueError)) else repr(error)
+        return failed(f"server {self.server} refused {request.verb.name} of worker {request.rank}: {why}")
+
+    def waits(self, request: Message) -> bool:
+        """Whether this very message is in the list."""
+        return any(w.request is request for w in self.waiting)
+
+    def drop(self, rank: int, why: str) -> None:
+        """Requests of a life that is over wait no longer."""
+        for waiting in [w for w in self.waiting if w.is_of(rank)]:
+            self.waiting.remove(waiting)
+            self.socket.answer(waiting.address, waiting.request, failed(why, fenced=True))
+
+    def fail_all(self, why: str) -> None:
+        """Nothing can be answered any more."""
+        for waiting in self.waiting:
+            self.socket.answer(waiting.address, waiting.request, failed(why))
+        self.waiting.clear()
+
+    def end_overdue(self) -> None:
+        """Who has waited too long is told for whom."""
+        now = time.monotonic()
+        for waiting in [w for w in self.waiting if now - w.since > self.patience_s]:
+            self.waiting.remove(waiting)
+            self.socket.answer(waiting.address, waiting.request, self._last_answer(waiting.request))
+
+    def _last_answer(self, request: Message) -> Message:
+        try:
+            return self.answer(request)
+        except NONSENSE as error:
+            return failed(repr(error))
+        except NotYet as missing:
+            names = workers(missing.ranks) or f"server {self.server}"
+            return failed(not_arrived(names, missing.what, self.patience_s))
