@@ -1,0 +1,90 @@
+"""Pages name files that exist, link to headings that exist, and show the floors that import-linter checks."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "recipes/README.md"))]
+PICTURES = sorted((ROOT / "docs").glob("*.svg"))
+ROOMS = ("trainer", "tests", "benchmarks", "docs", "conf", "recipes", ".ci")
+CODE = {str(p.relative_to(ROOT)) for room in ROOMS for p in (ROOT / room).rglob("*.py")}
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the page's headings, as GitHub and the site make them."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    }
+
+
+def links(page: Path) -> Iterator[str]:
+    """What the page links to, pictures included, without addresses of other sites."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if not re.match(r"https?:", target):
+            yield target
+
+
+@pytest.mark.parametrize("page", [*PAGES, *PICTURES], ids=name)
+def test_every_source_file_that_a_page_names_exists(page: Path) -> None:
+    text = re.sub(r"https?://\S+", "", page.read_text())
+    named = {found for found in re.findall(r"[\w./-]+\.py\b", text) if not found.startswith("my_package/")}
+    assert [n for n in named if n not in CODE and not any(path.endswith(f"/{n}") for path in CODE)] == []
+    whole = {found for found in named if found.partition("/")[0] in ROOMS}
+    assert whole <= CODE
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_folder_and_module_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    folders = set(re.findall(r"`((?:trainer|tests|conf|recipes|benchmarks)/[\w/]*)`", text))
+    assert [f for f in folders if not (ROOT / f).is_dir()] == []
+    for dotted in set(re.findall(r"\btrainer(?:\.\w+){2,}", text)):
+        *path, last = dotted.split(".")
+        if not any(found in CODE for found in (f"{'/'.join((*path, last))}.py", f"{'/'.join((*path, last))}/__init__.py")):
+            code = ROOT / f"{'/'.join(path)}.py"  # a class or function of that module
+            assert code.is_file() and re.search(rf"^(?:class|def) {last}\b", code.read_text(), re.MULTILINE), dotted
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), target
+
+
+@pytest.mark.parametrize("page", DOCS, ids=name)
+def test_pages_of_the_site_link_to_nothing_outside_of_it(page: Path) -> None:
+    assert [target for target in links(page) if target.startswith("..")] == []
+
+
+def test_the_page_about_the_architecture_shows_the_rooms_and_the_floors_as_they_are() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    shown = re.search(r"^## The floors\n\n((?:    .*\n)+)", page, re.MULTILINE)
+    assert shown is not None
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert [line.strip() for line in shown[1].splitlines()] == contracts[0]["layers"]
+    rooms = set(re.findall(r"^\| `trainer/([\w/]+)/` \|", page, re.MULTILINE))
+    folders = {p.parent.relative_to(ROOT / "trainer") for p in (ROOT / "trainer").rglob("__init__.py")}
+    assert {str(f) for f in folders if len(f.parts) == 1} <= rooms
+    servers = {str(f) for f in folders if f.parts[:2] == ("strategies", "pserver") and len(f.parts) == 3}
+    assert servers <= rooms
