@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 JOBS ?= 3
 INSTALL := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python
 
-.PHONY: audit demo test test-long install install-dev lint types floors wheel docker dockerfile docs clean
+.PHONY: audit demo test test-long install install-dev install-site lint types floors wheel docker dockerfile docs site clean
 
 demo: install
 	$(BIN)/python -m trainer +recipe=resnet50_flowers_demo
@@ -22,6 +22,7 @@ test-long: install-dev
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
+install-site: $(VENV)/.installed-site
 
 # What is installed is remembered by a marker, so a second run installs nothing until pyproject.toml changes.
 $(VENV)/.installed: pyproject.toml | $(BIN)/uv
@@ -32,6 +33,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/uv
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/uv
 	@echo "installing into $(VENV): what the tests and checks need"
 	$(INSTALL) -e ".[dev]"
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-site: pyproject.toml | $(BIN)/uv
+	$(INSTALL) -e ".[site]"
 	@touch $(VENV)/.installed $@
 
 # Some systems' Python has no ensurepip: pip from outside then fills an environment without pip.
@@ -67,6 +72,10 @@ docker:
 docs: install
 	$(BIN)/python docs/generate.py
 
+# The documentation as a site, in build/site; a link that leads nowhere is an error.
+site: install-site
+	$(BIN)/zensical build --clean --strict
+
 clean:
-	rm -rf build dist .venv-ci .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .cache build dist .venv-ci .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -88,3 +88,14 @@ def test_the_page_about_the_architecture_shows_the_rooms_and_the_floors_as_they_
     assert {str(f) for f in folders if len(f.parts) == 1} <= rooms
     servers = {str(f) for f in folders if f.parts[:2] == ("strategies", "pserver") and len(f.parts) == 3}
     assert servers <= rooms
+
+
+def test_every_page_is_in_the_sites_menu_once() -> None:
+    def pages(node: object) -> list[str]:
+        if isinstance(node, str):
+            return [node]
+        children = node.values() if isinstance(node, dict) else node
+        return [page for child in children for page in pages(child)]  # type: ignore[attr-defined]
+
+    menu = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert sorted(menu) == [page.name for page in DOCS]
