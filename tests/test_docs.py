@@ -58,7 +58,9 @@ def test_every_folder_and_module_that_a_page_names_exists(page: Path) -> None:
     assert [f for f in folders if not (ROOT / f).is_dir()] == []
     for dotted in set(re.findall(r"\btrainer(?:\.\w+){2,}", text)):
         *path, last = dotted.split(".")
-        if not any(found in CODE for found in (f"{'/'.join((*path, last))}.py", f"{'/'.join((*path, last))}/__init__.py")):
+        if not any(
+            found in CODE for found in (f"{'/'.join((*path, last))}.py", f"{'/'.join((*path, last))}/__init__.py")
+        ):
             code = ROOT / f"{'/'.join(path)}.py"  # a class or function of that module
             assert code.is_file() and re.search(rf"^(?:class|def) {last}\b", code.read_text(), re.MULTILINE), dotted
 
