@@ -24,7 +24,9 @@ from trainer.data.feed import Feed, Placement
 from trainer.data.growth import Growth, Host, enough, growing_readers
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
-from trainer.job import closing, job
+from trainer.job import closing
+from trainer.job.ready import get_ready
+from trainer.job.result import Result
 
 
 class Told:
@@ -188,7 +190,7 @@ def test_a_run_says_it_and_leaves_it_in_its_result(
     warm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(growth.machine, "cores", lambda: 2)
+    monkeypatch.setattr(growth.hardware, "cores", lambda: 2)
     monkeypatch.setattr(growth, "Host", lambda: Told(1.1))
     monkeypatch.setattr(Growth, "_decide", lambda self, waited, own=Growth._decide: own(self, self.before[1] + 0.5))
     flowers = (
@@ -223,8 +225,8 @@ def test_mlflows_run_is_tagged(warm: None, tmp_path: Path) -> None:
         return {"run_id": "1", "error": "", "unsent": 0}
 
     with hydra_app() as app:
-        ready = job.get_ready(commands.plain(compose(app, ["+recipe=digits_lenet"])), [], str(tmp_path))
+        ready = get_ready(commands.plain(compose(app, ["+recipe=digits_lenet"])), [], str(tmp_path))
     for chosen in ({**ready.plan.chosen, "num_workers": 3}, ready.plan.chosen, {}):
-        result = job.Result("done", str(tmp_path), chosen=chosen, why={"num_workers": "it waited"})
+        result = Result("done", str(tmp_path), chosen=chosen, why={"num_workers": "it waited"})
         closing._close_tracking(result, tmp_path, ready, [], SimpleNamespace(close=close))
     assert [tags.get("trainer.num_workers") for tags in sent] == ["3: it waited", None, None]

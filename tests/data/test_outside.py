@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from trainer.data.images.listing import images_in
 from trainer.data.limits import Limits
 from trainer.data.opening import open_regular, read_regular
 from trainer.data.preprocessing import Centre
+from trainer.data.reading import deaths_named, from_processes
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.sets.image_folder import ImageFolder
 from trainer.errors import RunFailed, UserError
@@ -511,6 +512,30 @@ def test_a_reading_process_that_is_killed_is_one_sentence(tmp_path: Path) -> Non
                 list(batches)
     finally:
         feed.close()
+
+
+@pytest.mark.parametrize(
+    "error", [EOFError(), ConnectionResetError(104, "reset"), ConnectionRefusedError(111, "refused")]
+)
+def test_a_reading_process_that_dies_while_it_hands_a_batch_over_is_one_sentence(error: Exception) -> None:
+    """Only a race shows it for real: the batch's memory is asked of a process that is gone."""
+
+    def batches() -> Iterator[int]:
+        yield 1
+        raise error
+
+    got = from_processes(batches())
+    assert next(got) == 1
+    with pytest.raises(RunFailed, match=r"^a reading process has died: .*\(fewer: data\.num_workers=1\)"):
+        next(got)
+
+
+def test_the_death_of_a_reading_process_is_one_sentence_wherever_torch_raises_it() -> None:
+    """Torch raises it from a signal's handler, in whatever the training does then."""
+    with pytest.raises(RunFailed, match=r"^a reading process has died: "), deaths_named():
+        raise RuntimeError("DataLoader worker (pid 11251) is killed by signal: Killed. ")
+    with pytest.raises(RuntimeError, match="another"), deaths_named():
+        raise RuntimeError("another mistake")
 
 
 def test_names_that_are_not_utf_8_are_read_and_can_be_written(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from trainer.host import interpreter
 LEAVING = """
 import atexit, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from trainer import interpreter
+from trainer.host import interpreter
 
 class Last:
     def __del__(self):
@@ -37,7 +37,7 @@ def test_leaving_waits_for_threads_calls_what_is_registered_and_flushes() -> Non
 
 
 def test_leaving_for_a_reader_who_has_gone_is_silent() -> None:
-    code = "from trainer import interpreter; print('x' * 100); interpreter.leave(0)"
+    code = "from trainer.host import interpreter; print('x' * 100); interpreter.leave(0)"
     env = {**os.environ, "PYTHONUNBUFFERED": ""}  # empty: as if it were not there
     with subprocess.Popen(
         [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -23,6 +23,7 @@ from trainer.errors import Interrupted, RunFailed
 from trainer.job import closing, job
 from trainer.job.closing import Closing
 from trainer.job.pictures import curves, validation
+from trainer.job.ready import get_ready
 from trainer.launch.in_process import _Tee
 from trainer.run_folder import report
 from trainer.terminal import bar
@@ -54,7 +55,7 @@ def ready() -> job.Ready:
     """A checked run of the digits; its folder is set by each test."""
     with compose.hydra_app() as app:
         config = commands.plain(compose.compose(app, ["+recipe=digits_lenet", "tracking=none"]))
-    return job.get_ready(config, [], "run")
+    return get_ready(config, [], "run")
 
 
 Executed = tuple[type[BaseException] | None, str, Tracker, str]

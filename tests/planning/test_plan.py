@@ -15,7 +15,8 @@ from trainer.cli.compose import compose, hydra_app
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.hardware import Gpu
-from trainer.job import job, plan_table
+from trainer.job import plan_table
+from trainer.job.ready import get_ready
 from trainer.planning.auto import Machine, ModelFacts, choose
 from trainer.planning.batches import batch_size
 from trainer.planning.plan import Plan
@@ -37,7 +38,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(*overrides: str) -> Plan:
     with hydra_app() as app:
         config = commands.plain(compose(app, list(overrides)))
-    return job.get_ready(config, commands.typed_keys(overrides), "somewhere").plan
+    return get_ready(config, commands.typed_keys(overrides), "somewhere").plan
 
 
 # --- topologies -----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import psutil
 from torch.utils.data import DataLoader
 
 from trainer.data.prefetch import ready_each
+from trainer.data.reading import tells_of_a_death
 from trainer.host import hardware
 
 UPDATES = 50
@@ -166,7 +167,11 @@ def end_processes(loader: DataLoader[Any] | None) -> None:
     """End a loader's reading processes."""
     iterator = getattr(loader, "_iterator", None)
     if loader is not None and iterator is not None:
-        iterator._shutdown_workers()
+        try:
+            iterator._shutdown_workers()
+        except RuntimeError as error:
+            if not tells_of_a_death(error):  # what has died need not be ended
+                raise
         loader._iterator = None
 
 

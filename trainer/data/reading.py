@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,13 +50,39 @@ def from_processes(loader: Iterable[Any]) -> Iterator[Any]:
             batch = next(batches)
         except StopIteration:
             return
+        except (EOFError, ConnectionError) as error:  # it died while it handed a batch over
+            raise _died("Killed, while it handed a batch over") from error
         except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker (pid"):
+            if not tells_of_a_death(error):
                 raise
-            raise RunFailed(f"a reading process has died: {why(error)} (fewer: data.num_workers=1)") from error
+            raise _died(why(error)) from error
         if isinstance(batch, Refusal):
             raise RunFailed(batch.sentence)
         yield batch
+
+
+def tells_of_a_death(error: RuntimeError) -> bool:
+    """Whether torch says by it that a reading process has died; it may say so in whatever the main thread is doing."""
+    return str(error).startswith("DataLoader worker (pid")
+
+
+@contextmanager
+def deaths_named() -> Iterator[None]:
+    """While it lasts, the death of a reading process is one sentence, wherever torch has raised it.
+
+    Raises:
+        RunFailed: a reading process has died.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not tells_of_a_death(error):
+            raise
+        raise _died(why(error)) from error
+
+
+def _died(how: str) -> RunFailed:
+    return RunFailed(f"a reading process has died: {how} (fewer: data.num_workers=1)")
 
 
 def reading_process(number: int) -> None:

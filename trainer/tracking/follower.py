@@ -13,7 +13,7 @@ from typing import Any
 from trainer.config import redact
 from trainer.errors import first_line
 from trainer.run_folder.json_files import leave
-from trainer.tracking.recorder import NO_ANSWER, UNREACHED, tell
+from trainer.tracking.answers import NO_ANSWER, UNREACHED, tell
 
 BATCH = 1000
 LONGEST_PAUSE_S = 30.0

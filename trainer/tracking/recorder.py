@@ -6,7 +6,6 @@ import contextlib
 import gc
 import json
 import os
-import re
 import select
 import signal
 import sys
@@ -19,21 +18,11 @@ from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError
 from trainer.host import interpreter
 from trainer.run_folder.json_files import leave
+from trainer.tracking.answers import tell
 from trainer.tracking.follower import LOGS, Follower
 
 EVERY_S = 1.0
 LAST_WORDS_S = 5.0
-UNREACHED = re.compile(
-    r"API request to https?://(?:[^/\s@]*@)?([^/\s]+)|HTTPS?ConnectionPool\(host='([^']+)', port=(\d+)\)"
-)
-NO_ANSWER = re.compile(r"\[Errno -?\d+\] ([^'\")\]]+)|((?:read |connect(?:ion)? )?timed out)", re.IGNORECASE)
-
-
-def tell(message: dict[str, Any]) -> None:
-    """An answer to the parent, which may be gone."""
-    with contextlib.suppress(OSError):
-        said = {k: redact.text(v) for k, v in message.items() if k in ("warning", "error")}
-        print(json.dumps({**message, **said}), file=sys.__stdout__, flush=True)
 
 
 def follow(parent: int) -> None:

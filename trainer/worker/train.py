@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trainer.config.instantiate import call_target, for_saved_weights, locate
+from trainer.data.reading import deaths_named
 from trainer.data.sampler import (
     training_sampler,
 )
@@ -80,7 +81,7 @@ def at_work(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
     """Everything built, and put away afterwards."""
     config, plan, run_dir = payload["config"], payload["plan"], Path(payload["run_dir"])
     take_seat(seat, config, plan)
-    with settings(config, plan, seat), membership(seat, payload) as strategy:
+    with deaths_named(), settings(config, plan, seat), membership(seat, payload) as strategy:
         best = best_metric(config, plan["facts"]["task"])
         own = None if plan["lockstep"] else run_dir / f"status.{seat.rank}.json"
         report = Report(run_dir if seat.rank == 0 else None, plan["total_steps"], best, plan["lower"], own)

@@ -21,7 +21,7 @@ from trainer.data.drawn_flowers.species import species
 
 HOME = Path(draw.__file__).resolve().parents[3]
 SMALL: dict[str, Any] = {"per_class": 2, "size": 96, "classes": 6}
-ASK = "from trainer.data import drawn_flowers as f; print(f.draw({arguments}))"
+ASK = "from trainer.data.drawn_flowers import draw as f; print(f.draw({arguments}))"
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +144,7 @@ def test_a_cache_that_cannot_be_written_is_an_oserror_with_its_path(cache: Path)
 def test_a_write_that_fails_reaches_the_caller_as_an_oserror_with_the_pictures_path(cache: Path) -> None:
     code = """
 import resource
-from trainer.data import drawn_flowers
+from trainer.data.drawn_flowers import draw as drawn_flowers
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # bytes; the painters inherit it, as they would a full disk
 try:
     drawn_flowers.draw(per_class=2, size=400, classes=6, processes=2)

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from tests.faults.stranger import Bomb
 from tests.runs import ROOT, environment
-from trainer.cli import torchrun
 from trainer.errors import RunFailed, UserError
+from trainer.launch import torchrun
 from trainer.launch.handover import SECRET, InFolder, Sealed, agents_folder, handover
 
 GOOD = "0123456789abcdef" * 4
@@ -153,7 +153,7 @@ def test_error_of_a_rank_is_told_to_torchrun_without_secrets(agents: Path, monke
         monkeypatch.setenv(name, value)
     payload = {
         "config": {"model": {"hub_token": "s3cret-of-a-hub"}},
-        "plan": {"device": "cpu", "entries": {"worker": "tests.cli.test_torchrun:breaks"}},
+        "plan": {"device": "cpu", "entries": {"worker": "tests.launch.test_torchrun:breaks"}},
     }
     with pytest.raises(RunFailed, match=r"worker 1:[^\0]*ValueError: logging in with \(hidden\)") as caught:
         torchrun._work(dist.HashStore(), payload, 1)
