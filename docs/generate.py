@@ -15,10 +15,13 @@ HEAD = """# Every key of the configuration
 
 <!-- written by docs/generate.py from trainer/config/schema/, conf/ and recipes/; `make docs` writes it again -->
 
-`python -m trainer --help` shows the same in the terminal, `python -m trainer +recipe=NAME --cfg job` the config that a
-command line makes. An option of a group is chosen with `GROUP=OPTION`, a key is set with `KEY=VALUE`. In the groups
-model, loss and optimizer (and wherever `_target_` is a class of your own) `+GROUP.KEY=VALUE` hands a further argument to
-the constructor. `???` has no default and must be given; `${...}` is taken from another key or from the environment."""
+    python -m trainer --help                        # this list in the terminal
+    python -m trainer +recipe=NAME --cfg job        # the config of a command line
+    python -m trainer +recipe=NAME KEY=VALUE        # set a key
+
+`GROUP=OPTION` chooses an option of a group. `KEY=VALUE` sets a key. In the groups model, loss and optimizer (and where `_target_` is a
+class of your own), `+GROUP.KEY=VALUE` hands a further argument to the constructor. `???` has no default and must be set. `${...}` takes its
+value from another key or from the environment."""
 
 
 def page() -> str:

@@ -17,7 +17,7 @@ class DataConfig:
         None, "number of classes (null: as many as the data have)", "classes", ge=1, le=10_000_000
     )
     batch_size: Optional[int] = key(None, "samples per worker and batch (null: from global_batch_size, else 32); more workers, larger and fewer updates", "samples", ge=1)  # fmt: skip
-    global_batch_size: Optional[int] = key(None, "samples per update, whatever the workers and gradient_merge.k_steps: shared out once, unevenly if need be", "samples", ge=1)  # fmt: skip
+    global_batch_size: Optional[int] = key(None, "samples per update, for any number of workers and any gradient_merge.k_steps; shared unevenly where they do not divide", "samples", ge=1)  # fmt: skip
     val_batch_size: Optional[int] = key(None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1)  # fmt: skip
     num_workers: Optional[Any] = key("auto", "processes that read data, per worker (auto, null: from the cores, and more where first updates wait)", "processes", ge=0, le=MOST_PROCESSES, or_auto=True)  # fmt: skip
     prefetch: Any = key(
@@ -100,7 +100,7 @@ class FlowersData(ImagesData):
 
 @dataclass
 class Flowers102Data(FlowersData):
-    """data=flowers102: Oxford Flowers-102 if it is there or can be had, else the embedded flowers, said loudly."""
+    """data=flowers102: Oxford Flowers-102, or the embedded flowers where it cannot be had."""
 
     _target_: str = key("trainer.data.sets.flowers.Flowers102", "class, a trainer.data.source.DataSource")
     root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds flowers-102/ as torchvision lays it out")
@@ -134,7 +134,7 @@ class ShardsData(ImagesData):
 
     _target_: str = key("trainer.data.sets.shards.Shards", "class, a trainer.data.source.DataSource")
     max_label_kib: int = key(1024, "greatest size of a label (NAME.cls, NAME.json)", "KiB", ge=1)
-    max_depth: int = key(64, "how often lists and mappings may lie in one another in NAME.json", "levels", ge=1)
+    max_depth: int = key(64, "greatest depth of lists and mappings in NAME.json", "levels", ge=1)
     path: Any = key("???", "a tar file, a pattern such as DIR/train-{000..099}.tar, or a list of these", texts=True)
     val_path: Optional[Any] = key(None, "the same, for validation (null: val_fraction of the samples)", texts=True)
     val_fraction: float = key(0.1, "share of each class held out, where there is no val_path", gt=0, le=0.9)
@@ -146,7 +146,7 @@ class ArraysData(AugmentedData):
     """data=cifar10 and data=mnist: small images in memory, augmented a whole batch at a time."""
 
     num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
-    pad_crop: int = key(0, "a window of the image's size in the image with a frame of so many zeros", "pixels", ge=0, le=1024)  # fmt: skip
+    pad_crop: int = key(0, "zeros around the image, from which a window of the image's size is cut", "pixels", ge=0, le=1024)  # fmt: skip
     root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds the set as torchvision lays it out")
     download: bool = key(True, "fetch the set when it is missing and its site can be reached")
     on_missing: str = key("embedded", "what to do when the set cannot be had", choices=("embedded", "error"))
@@ -154,15 +154,15 @@ class ArraysData(AugmentedData):
 
 @dataclass
 class Cifar10Data(ArraysData):
-    """data=cifar10: CIFAR-10, (3, 32, 32); where it cannot be had, small drawn flowers, said loudly."""
+    """data=cifar10: CIFAR-10, (3, 32, 32); where it cannot be had, small drawn flowers."""
 
     _target_: str = key("trainer.data.sets.cifar.Cifar10", "class, a trainer.data.source.DataSource")
-    pad_crop: int = key(4, "a window of the image's size in the image with a frame of so many zeros", "pixels", ge=0, le=1024)  # fmt: skip
+    pad_crop: int = key(4, "zeros around the image, from which a window of the image's size is cut", "pixels", ge=0, le=1024)  # fmt: skip
 
 
 @dataclass
 class MnistData(ArraysData):
-    """data=mnist: MNIST, (1, 28, 28); where it cannot be had, scikit-learn's digits drawn larger, said loudly."""
+    """data=mnist: MNIST, (1, 28, 28); where it cannot be had, scikit-learn's digits drawn larger."""
 
     _target_: str = key("trainer.data.sets.mnist.Mnist", "class, a trainer.data.source.DataSource")
     flip: float = key(0.0, "probability of a horizontal flip", ge=0, le=1)

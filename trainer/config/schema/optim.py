@@ -137,9 +137,9 @@ class PlateauSchedule(SchedulerConfig):
     _target_: str = key("trainer.optim.schedules.Plateau", "class with factor(step) -> float")
     metric: str = key("val/loss", "validation metric that is watched")
     gamma: float = key(0.1, "factor of each drop", gt=0, le=1)
-    patience: int = key(10, "validations without a better value that are borne", "validations", ge=0)
+    patience: int = key(10, "validations without a better value before the rate falls", "validations", ge=0)
     min_delta: float = key(1e-4, "a value counts as better only when it is better by more than this", ge=0)
-    cooldown: int = key(0, "validations after a drop that count as neither", "validations", ge=0)
+    cooldown: int = key(0, "validations after a drop that do not count", "validations", ge=0)
     least: float = key(0.0, "the factor does not fall below this", ge=0, le=1)
 
 

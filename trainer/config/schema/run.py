@@ -14,7 +14,7 @@ class LaunchConfig:
 
     nproc: Optional[int] = key(None, "workers on this host (null: one per GPU, else 1)", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
     servers: Optional[int] = key(None, "parameter-server processes, for strategies that have them", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
-    workers: Optional[int] = key(None, "workers in all, the other way to say nproc on one host", "processes", ge=1)
+    workers: Optional[int] = key(None, "workers on all hosts; on one host the same as nproc", "processes", ge=1)
     nnodes: int = key(1, "hosts", "hosts", ge=1, le=MOST_HOSTS)
     node_rank: int = key(0, "which of the hosts this one is", ge=0)
     master_addr: str = key("127.0.0.1", "address of host 0 that the others can reach")
@@ -31,7 +31,7 @@ class ExecutionConfig:
     keep_memory: Any = key("auto", "keep freed memory in the process (glibc mallopt), for CPU training", choices=AUTO)
     deterministic: bool = key(False, "only deterministic kernels")
     threads: Optional[int] = key(None, "CPU threads per worker (null: cores / workers; 1 where a batch is little work)", "threads", ge=1, le=MOST_PROCESSES)  # fmt: skip
-    log_every: int = key(5, "batches that a printed and logged line averages, whatever their epochs", "batches", ge=1)
+    log_every: int = key(5, "batches that a printed and logged line averages, across epochs", "batches", ge=1)
     val_every: int = key(1, "epochs between two validations (0: only after the last)", "epochs", ge=0)
     val_every_steps: Optional[int] = key(None, "updates between two validations, besides val_every", "updates", ge=1)
     profile_after: int = key(10, "with profile=true: updates before the first that is traced", "updates", ge=0)
@@ -67,7 +67,7 @@ class EmaConfig:
 
     decay: Optional[float] = key(None, "share of the average that each update keeps, e.g. 0.999 (null: no average)", ge=0, lt=1, example=0.999)  # fmt: skip
     warmup: bool = key(False, "the decay grows with the updates n, as 1 - (1 + n / gamma) ** -power")
-    gamma: float = key(1.0, "of the warm-up: twice as much needs twice the updates", gt=0)
+    gamma: float = key(1.0, "of the warm-up: twice the gamma needs twice the updates", gt=0)
     power: float = key(2 / 3, "of the warm-up: 2/3 for a million updates and more, 3/4 for fewer", gt=0, le=1000)
 
 

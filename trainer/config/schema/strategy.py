@@ -74,7 +74,7 @@ class Entry:
     """strategy.entry: when an id becomes a row of a sparse table."""
 
     count: int = key(1, "pushes of an id until it becomes a row; until then it reads as a fresh one", "pushes", ge=1)
-    probability: float = key(1.0, "chance of a push of an absent id to make it a row", gt=0, le=1)
+    probability: float = key(1.0, "chance that a push of an absent id makes a row", gt=0, le=1)
 
 
 @dataclass
@@ -90,7 +90,7 @@ class PserverStrategy(StrategyConfig):
     wire: str = key("full", "values on the wire: as they are, bf16, or int8 with error feedback", choices=("full", "bf16", "int8"))  # fmt: skip
     buffers: str = key("rank0", "batch-norm statistics: the first worker's, or their average", choices=("rank0", "average"))  # fmt: skip
     entry: Entry = key(Entry, "when an id becomes a row of a sparse table")
-    evict_after: Optional[int] = key(None, "rows untouched for so long are dropped at validations and at the end (null: never)", "steps or event time", ge=1, le=LONG)  # fmt: skip
+    evict_after: Optional[int] = key(None, "age at which untouched rows are dropped, at validations and at the end (null: never)", "steps or event time", ge=1, le=LONG)  # fmt: skip
     evict_by: str = key("steps", "the age of rows: steps of the worker that has done most, or the data's own time (inputs['time'])", choices=("steps", "event_time"))  # fmt: skip
     load_from: Optional[str] = key(None, "folder of persistables that the servers start from")
     persistables: bool = key(True, "servers save tables, optimizer state and watermarks at the end")
@@ -102,30 +102,30 @@ class PserverSyncStrategy(PserverStrategy):
     """strategy=pserver_sync: one global step of all workers, equal to one process on the global batch."""
 
     _target_: str = key("trainer.strategies.builtin.PserverSync", "class, a trainer.strategies.contract.Declaration")
-    on_lost_worker: str = key("stop", "when a worker dies: end with an error, or go on with the rest", choices=("stop", "continue"))  # fmt: skip
+    on_lost_worker: str = key("stop", "when a worker dies: end with an error, or go on with the other workers", choices=("stop", "continue"))  # fmt: skip
 
 
 @dataclass
 class StaleStrategy(PserverStrategy):
     """strategy=pserver_async and pserver_ssp: pushes are applied when they come."""
 
-    send_queue_size: int = key(4, "pushes under way per worker; then it waits", "pushes", ge=1, le=1_000_000)
+    send_queue_size: int = key(4, "greatest number of pushes under way per worker", "pushes", ge=1, le=1_000_000)
     thread_pool_size: int = key(1, "ZeroMQ's I/O threads per worker", "threads", ge=1, le=1024)
     launch_barrier: bool = key(True, "all workers begin their first step together")
     delay_compensation: float = key(
-        0.0, "lambda of DC-ASGD: gradients follow the parameters that moved meanwhile", ge=0
+        0.0, "lambda of DC-ASGD, which corrects a gradient for later changes of the parameters", ge=0
     )
     staleness_power: float = key(0.0, "the learning rate is divided by (1 + staleness) to this power", ge=0, le=100)
 
 
 @dataclass
 class PserverAsyncStrategy(StaleStrategy):
-    """strategy=pserver_async: nobody waits."""
+    """strategy=pserver_async: servers apply each push at once."""
 
     _target_: str = key("trainer.strategies.builtin.PserverAsync", "class, a trainer.strategies.contract.Declaration")
     max_merge_var_num: int = key(1, "gradients that are added up to one push while the queue is full", "batches", ge=1)
-    send_wait_times: int = key(0, "batches that a push waits for more gradients although it could go", "batches", ge=0)
-    independent_recv_thread: Any = key("auto", "ask for the next batch's parameters before this one is computed (auto: if it has tables)", choices=AUTO)  # fmt: skip
+    send_wait_times: int = key(0, "batches for which a push that could go waits for more gradients", "batches", ge=0)
+    independent_recv_thread: Any = key("auto", "ask for the next batch's parameters before this one is computed (auto: for models with tables)", choices=AUTO)  # fmt: skip
     min_send_grad_num_before_recv: int = key(1, "updates between two pulls of dense parameters", "updates", ge=1)
 
 
@@ -143,4 +143,4 @@ class PserverGeoStrategy(PserverStrategy):
 
     _target_: str = key("trainer.strategies.builtin.PserverGeo", "class, a trainer.strategies.contract.Declaration")
     k_steps: int = key(100, "updates between two exchanges", "updates", ge=1)
-    overlap: bool = key(True, "go on while an exchange is under way; false: wait for it")
+    overlap: bool = key(True, "train while an exchange is under way; false: wait for it")
