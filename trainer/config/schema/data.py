@@ -17,7 +17,7 @@ class DataConfig:
         None, "number of classes (null: as many as the data have)", "classes", ge=1, le=10_000_000
     )
     batch_size: Optional[int] = key(None, "samples per worker and batch (null: from global_batch_size, else 32); more workers, larger and fewer updates", "samples", ge=1)  # fmt: skip
-    global_batch_size: Optional[int] = key(None, "samples per update, for any number of workers and any gradient_merge.k_steps; shared unevenly where they do not divide", "samples", ge=1)  # fmt: skip
+    global_batch_size: Optional[int] = key(None, "samples per update, for any workers and gradient_merge.k_steps; shared unevenly if need be", "samples", ge=1)  # fmt: skip
     val_batch_size: Optional[int] = key(None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1)  # fmt: skip
     num_workers: Optional[Any] = key("auto", "processes that read data, per worker (auto, null: from the cores, and more where first updates wait)", "processes", ge=0, le=MOST_PROCESSES, or_auto=True)  # fmt: skip
     prefetch: Any = key(
