@@ -28,7 +28,7 @@ class Panel:
 
 def sync() -> Panel:
     """Both workers take each step together; the faster one waits."""
-    panel = Panel("pserver_sync", "all gradients of a step, one update, then everybody pulls")
+    panel = Panel("pserver_sync", "all gradients of a step, one update, then all workers pull")
     for number, start in enumerate((96, 246, 396)):
         panel.steps += [("worker 0", start, start + 60, f"step {number + 1}"), ("worker 1", start, start + 96, f"step {number + 1}")]  # fmt: skip
         panel.waits += [("worker 0", start + 60, start + 142)]
@@ -40,7 +40,7 @@ def sync() -> Panel:
 
 def asynchronous() -> Panel:
     """Each push is an update; a step computes with parameters that may lack others' pushes, and its own last one."""
-    panel = Panel("pserver_async", "each push is an update when it comes; nobody waits")
+    panel = Panel("pserver_async", "each push is an update at once; no worker waits")
     fast, slow = 70, 122
     for number in range(6):
         start = 96 + fast * number
@@ -59,7 +59,7 @@ def asynchronous() -> Panel:
 
 def ssp() -> Panel:
     """With staleness=1 the fast worker waits when it would be more than one step ahead."""
-    panel = Panel("pserver_ssp, staleness=1", "as async, but at most so many steps ahead of the slowest")
+    panel = Panel("pserver_ssp, staleness=1", "as async, at most staleness steps ahead of the slowest")
     fast = [(96, 146), (180, 230), (276, 326), (420, 470)]
     slow = [(96, 252), (266, 398), (412, 536)]
     panel.steps += [("worker 0", a, b, str(n + 1)) for n, (a, b) in enumerate(fast)]
@@ -73,7 +73,7 @@ def ssp() -> Panel:
 
 def geo() -> Panel:
     """Each worker steps its own replica; every k_steps a difference goes there and the others' gain comes back."""
-    panel = Panel("pserver_geo, k_steps=3", "own replica and optimizer; every k steps differences are exchanged")
+    panel = Panel("pserver_geo, k_steps=3", "own replica and optimizer; an exchange of differences every k steps")
     for number in range(9):
         start = 96 + 48 * number
         panel.steps += [("worker 0", start, start + 45, str(number + 1))]

@@ -42,8 +42,14 @@ def _options(group: str, typed: str) -> Iterator[tuple[str, ...]]:
 
 
 def _keys(documented: Iterable[keys.Key]) -> list[str]:
-    rows = ((f"`{k.path}`", f"`{k.type}`", f"`{keys.spelled(k.default)}`", k.unit, k.help) for k in documented)
+    rows = ((f"`{k.path}`", _words(k.type), f"`{keys.spelled(k.default)}`", k.unit, k.help) for k in documented)
     return _table(("key", "type", "default", "unit", "what it is"), rows)
+
+
+def _words(kind: str) -> str:
+    """What a key takes, without the `|` that a table on the site would show with its backslash."""
+    words, null, _ = kind.partition(" or null")
+    return ", ".join(f"`{word}`" for word in words.split("|")) + (" or `null`" if null else "")
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:

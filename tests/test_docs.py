@@ -65,7 +65,7 @@ def test_every_folder_and_module_that_a_page_names_exists(page: Path) -> None:
             assert code.is_file() and re.search(rf"^(?:class|def) {last}\b", code.read_text(), re.MULTILINE), dotted
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name)
 def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     for target in links(page):
         path, _, anchor = target.partition("#")
@@ -75,8 +75,9 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", DOCS, ids=name)
-def test_pages_of_the_site_link_to_nothing_outside_of_it(page: Path) -> None:
-    assert [target for target in links(page) if target.startswith("..")] == []
+def test_pages_read_the_same_on_the_site_as_in_the_repository(page: Path) -> None:
+    assert [target for target in links(page) if target.startswith("..")] == [], "the site has the pages of docs/ alone"
+    assert not re.search(r"`[^`\n]*\\\|[^`\n]*`", prose(page)), "the site shows the backslash of a bar in code"
 
 
 def test_the_page_about_the_architecture_shows_the_rooms_and_the_floors_as_they_are() -> None:
