@@ -7,7 +7,14 @@ import os
 import signal
 import sys
 
+import hypothesis
 import pytest
+
+# How long an example takes depends on the machine and on what else it does.
+hypothesis.settings.register_profile(
+    "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any speed")
 
 # Tests run side by side: a thread of OpenMP that spins at a barrier for another, which has no core, makes a step of 2 ms
 # one of 300. Set before torch is imported, here and in every process that the tests start; results are the same.

@@ -25,7 +25,7 @@ from trainer.job.closing import Closing
 from trainer.job.pictures import curves, validation
 from trainer.job.ready import get_ready
 from trainer.launch.in_process import _Tee
-from trainer.run_folder import report
+from trainer.run_folder import json_files, report
 from trainer.terminal import bar
 from trainer.tracking import follower
 
@@ -90,14 +90,14 @@ def full(*args: Any, **kwargs: Any) -> Any:
 
 
 def leaves_no(name: str) -> Callable[..., None]:
-    """``report.leave`` that cannot write that file."""
-    true = report.leave
+    """``json_files.leave`` that cannot write that file."""
+    true = json_files.leave
     return lambda path, *rest, **more: full() if path.name == name else true(path, *rest, **more)
 
 
 STEPS: dict[str, tuple[Any, str, Any]] = {
-    "status.json": (report, "leave", leaves_no("status.json")),
-    "result.json": (report, "leave", leaves_no("result.json")),
+    "status.json": (json_files, "leave", leaves_no("status.json")),
+    "result.json": (json_files, "leave", leaves_no("result.json")),
     "what it had come to": (bar, "read_status", lambda folder: ["no mapping"]),
     "logs without secrets": (closing, "scrub", full),
     "curves.png": (curves, "draw", full),

@@ -221,7 +221,7 @@ def test_what_cannot_be_measured_with_is_refused(node: dict[str, Any], why: str)
 def test_a_metric_that_breaks_ends_the_run_with_its_file_and_line() -> None:
     own = OwnMetrics({"b": {"_target_": "tests.metrics.test_own.Breaks"}})
     own.add(*samples(3))
-    with pytest.raises(RunFailed, match=r"metrics\.b \(tests.metrics.test_own.Breaks\) broke in compute, .*test_own_metrics\.py:\d+: ValueError: too many\nTraceback"):  # fmt: skip
+    with pytest.raises(RunFailed, match=r"metrics\.b \(tests.metrics.test_own.Breaks\) broke in compute, .*test_own\.py:\d+: ValueError: too many\nTraceback"):  # fmt: skip
         own.values([])
 
 

@@ -201,7 +201,7 @@ def test_debug_shows_what_every_process_prints_with_its_name(
         log = tmp_path / f"{name}log.{rank}"
         log.write_text(f"I am {rank}\nand done\n")
         kind = type("Member", (SimpleNamespace,), {"__str__": lambda self: f"{self.role.name} {self.rank}"})
-        members.append(kind(child=SimpleNamespace(log=log), role=SimpleNamespace(name=name), rank=rank))
+        members.append(kind(handle=SimpleNamespace(log=log), role=SimpleNamespace(name=name), rank=rank))
 
     def shown(verbosity: str) -> list[str]:
         for screen in _shown(members, verbosity):
