@@ -6,9 +6,13 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
+from hydra.core.config_store import ConfigStore
+
+from trainer.cli import compose
 
 # How long an example takes depends on the machine and on what else it does.
 hypothesis.settings.register_profile(
@@ -30,6 +34,19 @@ def one_thread() -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def schema_once() -> Iterator[None]:
+    """Hydra's store gets the schema once in the testing process and is not copied for each config: that is half of composing.
+
+    Nobody changes what is in the store: Hydra hands out copies. Processes that the tests start do without this.
+    """
+    compose.register()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "register", lambda: None)
+        patch.setattr(ConfigStore, "__deepcopy__", lambda store, memo: store, raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def warm() -> None:
     """The forkserver of the session, with everything imported once that the tests' processes need."""
@@ -41,7 +58,7 @@ def warm() -> None:
 
 BY_LAUNCH = {
     "test_conformance.py": ("strategy", "workers"),
-    "test_tables.py": ("workers", "servers"),
+    "test_tables.py": ("workers", "servers", "part"),
     "test_optimization.py": ("size",),
 }
 """Files whose module's fixture launches once for each of these parameters."""

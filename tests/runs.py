@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from tests.zygote import Started, Zygote
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = ["+recipe=digits_lenet", "epochs=1", "execution.log_every=20"]
@@ -22,29 +25,29 @@ def environment(**extra: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, **extra}
 
 
+@cache
+def zygote() -> Zygote:
+    """The one of this process."""
+    return Zygote()
+
+
 def trainer(*argv: str, cwd: Path, timeout: float = 1200, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run a command line to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "trainer", *argv],
-        cwd=cwd,
-        env=environment(**extra),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = zygote().start(argv, cwd, environment(**extra), out.fileno(), err.fileno())
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(argv, code, out.read(), err.read())
 
 
-def start(*argv: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
+def start(*argv: str, cwd: Path, **extra: str) -> Started:
     """Start a command line; its output goes to ``screen.txt`` in the folder."""
     with (cwd / "screen.txt").open("w") as screen:
-        return subprocess.Popen(
-            [sys.executable, "-m", "trainer", *argv],
-            cwd=cwd,
-            env=environment(**extra),
-            stdout=screen,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return zygote().start(argv, cwd, environment(**extra), screen.fileno(), screen.fileno())
 
 
 def family(pid: int) -> list[psutil.Process]:

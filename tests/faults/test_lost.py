@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from tests.pace import patient, wait_for
 from tests.runs import alive, family, points, read, start, trainer
+from tests.zygote import Started
 
 BASE = (
     "+recipe=digits_lenet", "launch.nproc=3", "data.batch_size=8", "execution.log_every=5", "tracking=none",
@@ -25,7 +25,7 @@ PER_EPOCH = 179  # 1438 samples in whole batches of 8
 
 
 @contextmanager
-def running(folder: Path, *overrides: str) -> Iterator[tuple[subprocess.Popen[str], Path, list[psutil.Process]]]:
+def running(folder: Path, *overrides: str) -> Iterator[tuple[Started, Path, list[psutil.Process]]]:
     """A run that has begun to train; afterwards no process of it is left and none of its ports is open."""
     process = start(*BASE, f"epochs={EPOCHS}", *overrides, cwd=folder)
     everybody: list[psutil.Process] = []
@@ -75,7 +75,7 @@ def _outputs(process: psutil.Process) -> list[str]:
     return found
 
 
-def ended(process: subprocess.Popen[str], folder: Path, code: int, seconds: float = 90) -> None:
+def ended(process: Started, folder: Path, code: int, seconds: float = 90) -> None:
     """The run ends by itself with that exit code."""
     try:
         wait_for(lambda: process.poll() is not None, seconds, "the run ends")

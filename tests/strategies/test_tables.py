@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +65,23 @@ PLACEMENTS = {
     "hashed": ("strategy.slice_above=null", "strategy.split_method=hash_name"),
     "clipped": ("strategy.slice_above=20", "strategy.clip_norm=0.05"),
 }
-FULL = [(1, 1), (2, 1), (3, 2), (4, 3)]
-"""Workers and servers with which every optimizer meets every placement; with other numbers, in ``make test-long``, each meets one."""
+FULL = (3, 2)
+"""Workers and servers with which every optimizer meets every placement; with other numbers, each meets one."""
+SHORT = [(1, 1), (2, 1), FULL, (4, 3)]
+"""Those of ``make test``; in ``make test-long`` they all meet every placement, and there are all other numbers, too."""
 SIZES = [(workers, servers) for workers in range(1, 5) for servers in range(1, 4)]
-CASES = [
-    (*size, optimizer, placement)
+MEETS = {
+    size: [(o, p) for n, o in enumerate(OPTIMIZERS) for m, p in enumerate(PLACEMENTS) if size == FULL or (number + n + m) % len(PLACEMENTS) == 0]
     for number, size in enumerate(SIZES)
-    for n, optimizer in enumerate(OPTIMIZERS)
-    for m, placement in enumerate(PLACEMENTS)
-    if size in FULL or (number + n + m) % len(PLACEMENTS) == 0
-]
-"""All that is trained, in order."""
+}  # fmt: skip
+"""Optimizers and placements of the short launch of each size."""
+REST = {size: [c for c in product(OPTIMIZERS, PLACEMENTS) if c not in MEETS[size]] for size in SHORT if size != FULL}
+"""Those of a second launch, in ``make test-long``."""
+LAUNCHES = {"short": MEETS, "rest": REST}
+CASES = [
+    pytest.param(*size, part, *which, marks=[pytest.mark.long] * (part == "rest" or size not in SHORT))
+    for part, sizes in LAUNCHES.items() for size, found in sizes.items() for which in found
+]  # fmt: skip
 
 
 def case(optimizer: str, *more: str) -> Case:
@@ -122,12 +129,12 @@ def truth(optimizer: str, clip: float | None, seed: int, samples: int) -> dict[s
 
 
 @pytest.fixture(scope="module")
-def trained(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Any]:
-    """The configuration, and what each worker ended with, for all cases of so many workers and servers: one launch."""
+def trained(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, str], Any]:
+    """The configuration, and what each worker ended with, for all cases of one launch of so many workers and servers."""
 
     @cache
-    def run(workers: int, servers: int) -> Any:
-        wanted = [(o, p) for w, s, o, p in CASES if (w, s) == (workers, servers)]
+    def run(workers: int, servers: int, part: str) -> Any:
+        wanted = LAUNCHES[part][workers, servers]
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(launching.SERVERS, workers, servers)
             cases = {f"{o} {p}": case(o, *PLACEMENTS[p]) for o, p in wanted}
@@ -140,14 +147,11 @@ def trained(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[i
     return run
 
 
-@pytest.mark.parametrize(
-    ("workers", "servers", "optimizer", "placement"),
-    [c if c[:2] in FULL else pytest.param(*c, marks=pytest.mark.long) for c in CASES],
-)
+@pytest.mark.parametrize(("workers", "servers", "part", "optimizer", "placement"), CASES)
 def test_sync_servers_equal_one_process_with_torchs_own_tables(
-    trained: Callable[[int, int], Any], workers: int, servers: int, optimizer: str, placement: str
+    trained: Callable[[int, int, str], Any], workers: int, servers: int, part: str, optimizer: str, placement: str
 ) -> None:
-    config, answers = trained(workers, servers)
+    config, answers = trained(workers, servers, part)
     clip = 0.05 if placement == "clipped" else None
     expected = truth(optimizer, clip, config["seed"], config["data"]["train_samples"])
     first, *others = answers[optimizer, placement]
