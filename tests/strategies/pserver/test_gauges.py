@@ -10,7 +10,7 @@ import pytest
 
 from tests.strategies.pserver.harness import Bare, Cluster, Sum, config
 from trainer.strategies.pserver.protocol.messages import Message, Verb
-from trainer.strategies.pserver.worker import worker as worker_module
+from trainer.strategies.pserver.worker import gauges
 from trainer.strategies.pserver.worker.asynchronous import PserverAsync
 
 
@@ -25,7 +25,7 @@ def ready(cluster: Cluster, run: dict[str, Any]) -> tuple[Bare, PserverAsync]:
 
 
 def test_queue_is_what_a_server_has_not_answered_of_this_worker_s_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "GAUGES_EVERY_S", -1.0)
+    monkeypatch.setattr(gauges, "GAUGES_EVERY_S", -1.0)
     run = config("async", 1, 2)
     with Cluster(run) as cluster:
         bare, worker = ready(cluster, run)
@@ -75,8 +75,8 @@ def test_a_value_that_was_not_measured_anew_is_not_told_again_and_the_end_measur
         for n in range(3):  # within GAUGES_EVERY_S nobody measures again
             worker.client.wait(list(worker.client.push(total.messages(bare, n, -1.0))))
             assert set(worker.gauges()) == {"server0/queue"}
-        before = worker._before[0]
+        before = worker.gauge.before[0]
         last = worker.last_gauges()
-        seconds = worker._before[0]["seconds"] - before["seconds"]
+        seconds = worker.gauge.before[0]["seconds"] - before["seconds"]
         assert last["server0/pushes_per_s"] == pytest.approx(3 / seconds)
         worker.close()

@@ -12,9 +12,9 @@ from trainer.strategies.contract import Lease
 from trainer.strategies.pserver.protocol.messages import RESTS, WAKES, Kind, Message, Record, Verb
 from trainer.strategies.pserver.tables.kernels import summed
 from trainer.strategies.pserver.worker.client import Request
+from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
+from trainer.strategies.pserver.worker.push import Push, Rows
 from trainer.strategies.pserver.worker.worker import PserverWorker
-
-Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
 
 
 class PserverAsync(PserverWorker):
@@ -39,7 +39,7 @@ class PserverAsync(PserverWorker):
         self.note(batch)
         self.begin()
         if not self.take_fetched() and self.due():
-            self.receive(self.fetch({}, dense=True, clock=self.clock))
+            self.pulls.receive(self.pulls.fetch({}, dense=True, clock=self.clock))
             self.since_pull = 0
         if self.early:
             self.fetch_ahead(batch.last)
@@ -70,21 +70,22 @@ class PserverAsync(PserverWorker):
         Args:
             ends: the update ends before that batch; all batches of one see the same dense parameters.
         """
-        if self.coming is None:
+        coming, self.ahead.coming = self.ahead.coming, None
+        if coming is None:
             return
-        wanted = {n: once for n, (_, once, _) in self.coming.items()}
+        wanted = {n: once for n, (_, once, _) in coming.items()}
         before = int(self.early)  # this batch's own update comes after the pull, and before its parameters are used
         dense = ends and self.due(before)
         if dense or wanted:
-            self.fetched = self.coming, self.fetch(wanted, dense, self.clock)
+            self.ahead.fetched = coming, self.pulls.fetch(wanted, dense, self.clock)
         if dense:
             self.since_pull = -before
-        self.coming = None
 
     def step(self, samples: int) -> None:
         rows: Rows = {t.number: t.gradient() for t in self.remote}
-        self.clip_values(rows, self.config["clip_value"])
-        factor = self.clip(rows, self.config["clip_norm"])
+        parameters = self.dense.parameters.values()
+        clip_values(parameters, rows, self.config["clip_value"])
+        factor = clip_factor(parameters, rows, self.config["clip_norm"])
         if factor != 1.0:
             rows = {n: (ids, g * factor) for n, (ids, g) in rows.items()}
         self._merge([self.dense.gradients(s, factor) for s in self.client.servers], rows, samples)
@@ -94,7 +95,7 @@ class PserverAsync(PserverWorker):
         self.client.take()
         self.pushes = [p for p in self.pushes if p.answer is None]
         full = len(self.pushes) >= self.limit
-        if self.must_push or self.merged >= self.most_merged or (not full and self.merged > self.patience):
+        if self.work.must_push or self.merged >= self.most_merged or (not full and self.merged > self.patience):
             self.send()
         if not self.early:
             self.fetch_ahead()
@@ -134,21 +135,23 @@ class PserverAsync(PserverWorker):
 
         self.client.until(room)
         rows = {n: parts[0] if len(parts) == 1 else summed(parts) for n, parts in self.merged_rows.items()}
-        work, finished = self.work_record()
-        messages = self.push_messages(
-            self.merged_dense, rows, self.merged_samples, self.clock_after, work, merged=self.merged
-        )
+        work, finished = self.work.covered()
+        push = Push(
+            self.merged_dense, rows, self.merged_samples, self.clock_after, self.age(), self.pulls.versions, work,
+            self.merged,
+        )  # fmt: skip
+        messages = self.encoder.messages(push)
         left = len(messages)
 
         def acknowledged(_: Message) -> None:
             nonlocal left
             left -= 1
             if not left:
-                self.done_blocks += finished
+                self.work.acknowledged(finished)
 
         self.pushes += self.client.push(messages, acknowledged)
         self.merged, self.merged_dense, self.merged_rows, self.merged_samples = 0, [], {}, 0.0
-        self.must_push = False
+        self.work.must_push = False
 
     @property
     def clock_after(self) -> int:

@@ -12,9 +12,11 @@ import torch
 from trainer.optim.sparse import CLASSES, DenseAndSparse
 from trainer.strategies.contract import MakeUpdater
 from trainer.strategies.pserver.protocol.codec import decode
-from trainer.strategies.pserver.protocol.messages import HOLDS, Kind
+from trainer.strategies.pserver.protocol.messages import Kind, Message
 from trainer.strategies.pserver.tables.kernels import kernel
 from trainer.strategies.pserver.worker.client import Request
+from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
+from trainer.strategies.pserver.worker.push import Push
 from trainer.strategies.pserver.worker.remote_model import RemoteTable, unique
 from trainer.strategies.pserver.worker.replica import Replica
 from trainer.strategies.pserver.worker.worker import PserverWorker
@@ -39,7 +41,7 @@ class PserverGeo(PserverWorker):
     when it is back. Rows are pulled when they are new here and refreshed when others have changed them.
     """
 
-    hold_flag = HOLDS
+    holds_rows = True
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -49,6 +51,10 @@ class PserverGeo(PserverWorker):
         self.since = 0
         self.missing: dict[int, np.ndarray] = {}
         self.base: list[torch.Tensor] = []
+
+    @property
+    def wire(self) -> str:
+        return "full"
 
     def make_updater(self, make_updater: MakeUpdater) -> None:
         """The whole optimizer, here; its part for tables tells which kernel the replicas take."""
@@ -69,28 +75,28 @@ class PserverGeo(PserverWorker):
     def take_all(self) -> None:
         super().take_all()
         self.base = [self.dense.values(s) for s in self.client.servers]
-        self.cursors = self.bases.copy()
+        self.cursors = self.pulls.versions.copy()
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
     def prepare(self, batch: Any) -> None:
         self.note(batch)
-        if self.fetched is not None:
+        if self.ahead.fetched is not None:
             self.take_in()
-            ahead, self.fetched = self.fetched[0], None
-            self.keep_rows(ahead, {n: self.replicas[n].look_up(once) for n, (_, once, _) in ahead.items()})
-        if self.coming:
-            missing = {n: self.replicas[n].missing(once) for n, (_, once, _) in self.coming.items()}
+            ids, self.ahead.fetched = self.ahead.fetched[0], None
+            self.ahead.keep(ids, {n: self.replicas[n].look_up(once) for n, (_, once, _) in ids.items()})
+        if self.ahead.coming:
+            missing = {n: self.replicas[n].missing(once) for n, once in self.ahead.wanted().items()}
             self.missing = {n: ids for n, ids in missing.items() if len(ids)}
-            self.fetched = self.coming, self.fetch(self.missing, dense=False, clock=0)
-        self.coming = None
+            self.ahead.fetched = self.ahead.coming, self.pulls.fetch(self.missing, dense=False, clock=0)
+        self.ahead.coming = None
 
     def take_in(self) -> None:
         """Insert the rows that were asked for. Before news of others are folded in: these may be newer than the rows."""
-        if self.fetched is None:
+        if self.ahead.fetched is None:
             return
         missing, self.missing = self.missing, {}
-        rows = self.receive(self.fetched[1])
+        rows = self.pulls.receive(self.ahead.fetched[1])
         for number, ids in missing.items():
             self.insert(number, ids, rows[number])
 
@@ -121,10 +127,11 @@ class PserverGeo(PserverWorker):
 
     def step(self, samples: int) -> None:
         rows = {t.number: t.gradient() for t in self.remote}
-        self.clip_values(rows, self.limit)
-        factor = self.clip(rows, self.norm)
+        parameters = self.dense.parameters.values()
+        clip_values(parameters, rows, self.limit)
+        factor = clip_factor(parameters, rows, self.norm)
         if factor != 1.0:
-            for parameter in self.dense.parameters.values():
+            for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
         lr_factor = self.updater.factor(self.updater.steps)
@@ -137,7 +144,7 @@ class PserverGeo(PserverWorker):
         self.client.take()
         if self.exchange is not None and all(r.answer is not None for r in self.exchange.requests):
             self.fold()
-        if self.must_push:
+        if self.work.must_push:
             self.finish_pushes()
         elif self.since >= self.config["k_steps"] and self.exchange is None:
             self.begin_exchange()
@@ -147,14 +154,15 @@ class PserverGeo(PserverWorker):
     def begin_exchange(self) -> None:
         """Push the differences since the last time."""
         share = 1.0 / self.seat.size
-        self.since, self.must_push = 0, False
+        self.since, self.work.must_push = 0, False
         moved = [self.dense.values(s).sub_(self.base[s]) for s in self.client.servers]
         shares = [m * share for m in moved]
         rows = {n: replica.differences(share) for n, replica in self.replicas.items()}
-        work, finished = self.work_record()
+        work, finished = self.work.covered()
         pushed = {n: r[:2] for n, r in rows.items()}
-        messages = self.push_messages(shares, pushed, 0.0, self.updater.steps, work, "full", self.cursors)
-        self.exchange = Exchange(self.client.push(messages), moved, shares, rows, finished)
+        push = Push(shares, pushed, 0.0, self.updater.steps, self.age(), self.cursors, work)
+        requests = self.client.push(self.encoder.messages(push))
+        self.exchange = Exchange(requests, moved, shares, rows, finished)
 
     def fold(self, settle: bool = False) -> None:
         """The exchange is back: move by what the servers gained beyond this worker's own share."""
@@ -163,27 +171,30 @@ class PserverGeo(PserverWorker):
         assert exchange is not None
         news: dict[int, list[tuple[np.ndarray, torch.Tensor]]] = {n: [] for n in self.replicas}
         for server, request in enumerate(exchange.requests):
-            answer = request.answer
-            assert answer is not None
-            array = answer.first(Kind.DENSE)
-            if array is not None:
-                now = decode(array, None, self.dtype)
-                if settle:
-                    self.dense.write(server, now)
-                else:
-                    self.dense.write(server, now - self.base[server] - exchange.moved[server], add=True)
-                self.base[server] = now.clone()
-            for number in self.replicas:
-                ids = answer.first(Kind.IDS, number)
+            assert request.answer is not None
+            self._fold_dense(server, exchange.moved[server], request.answer, settle)
+            for number, found in news.items():
+                ids = request.answer.first(Kind.IDS, number)
                 if ids is not None and len(ids):
-                    news[number].append((ids, decode(answer.need(Kind.ROWS, number), None, self.dtype)))
-            self.cursors[server] = answer.clock
+                    found.append((ids, decode(request.answer.need(Kind.ROWS, number), None, self.dtype)))
+            self.cursors[server] = request.answer.clock
         for number, replica in self.replicas.items():
             parts = news[number]
             ids = np.concatenate([i for i, _ in parts]) if parts else np.empty(0, dtype=np.int64)
             values = torch.cat([v for _, v in parts]) if parts else torch.empty((0, replica.dim), dtype=self.dtype)
             replica.fold(exchange.rows[number], ids, values, settle)
-        self.done_blocks += exchange.finished
+        self.work.acknowledged(exchange.finished)
+
+    def _fold_dense(self, server: int, moved: torch.Tensor, answer: Message, settle: bool) -> None:
+        array = answer.first(Kind.DENSE)
+        if array is None:
+            return
+        now = decode(array, None, self.dtype)
+        if settle:
+            self.dense.write(server, now)
+        else:
+            self.dense.write(server, now - self.base[server] - moved, add=True)
+        self.base[server] = now.clone()
 
     def finish_exchange(self, settle: bool = False) -> None:
         """Wait for the exchange under way, if there is one."""
@@ -204,7 +215,7 @@ class PserverGeo(PserverWorker):
         self.meet()
         self.begin_exchange()
         self.finish_exchange(settle=True)
-        self._agree_on_buffers()
+        self._agree_on(list(self.model.buffers()))
 
     @property
     def lr(self) -> float:

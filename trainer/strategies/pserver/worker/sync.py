@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb
+from trainer.strategies.pserver.worker.push import Push
 from trainer.strategies.pserver.worker.worker import PserverWorker
 
 
@@ -31,22 +32,21 @@ class PserverSync(PserverWorker):
 
     def take_current(self) -> None:
         """The dense parameters that contain all steps so far."""
-        self.receive(self.fetch({}, dense=True, clock=self.clock))
+        self.pulls.receive(self.pulls.fetch({}, dense=True, clock=self.clock))
 
     def take_all(self) -> None:
-        fetched = self.fetch({}, dense=True, clock=self.clock, flags=0)
-        self.receive(fetched)
-        assert fetched.requests[0].answer is not None
-        self.base = fetched.requests[0].answer.clock - self.steps
+        self.pulls.receive(self.pulls.fetch({}, dense=True, clock=self.clock, flags=0))
+        self.base = self.pulls.versions[0] - self.steps
         self.stale = False
 
     def step(self, samples: int) -> None:
         rows = {t.number: t.gradient() for t in self.remote}
         rows = {n: (ids, g * samples) for n, (ids, g) in rows.items()}
         dense = [self.dense.gradients(s, samples) for s in self.client.servers]
-        work, _ = self.work_record()
+        work, _ = self.work.covered()
         clock = self.clock + 1
-        pushes = self.client.push(self.push_messages(dense, rows, samples, clock, work))
+        push = Push(dense, rows, samples, clock, self.age(), self.pulls.versions, work)
+        pushes = self.client.push(self.encoder.messages(push))
         if self.config["clip_norm"] is not None:
             square = sum(float(a.need(Kind.NUMBERS)[0]) for a in self.client.wait(pushes))
             norm = Record(Kind.NUMBERS, np.array([square**0.5]))
@@ -55,10 +55,9 @@ class PserverSync(PserverWorker):
         self.drop_gradients()
         self.steps += 1
         self.stale = True
-        if self.coming is not None:
-            wanted = {n: once for n, (_, once, _) in self.coming.items()}
-            self.fetched = self.coming, self.fetch(wanted, dense=True, clock=self.clock)
-            self.coming = None
+        if self.ahead.coming is not None:
+            pull = self.pulls.fetch(self.ahead.wanted(), dense=True, clock=self.clock)
+            self.ahead.fetched, self.ahead.coming = (self.ahead.coming, pull), None
 
     def finish_pushes(self) -> None:
         self.client.wait([r for r in self.client.under_way.values() if r.message.verb in (Verb.PUSH, Verb.COMMIT)])

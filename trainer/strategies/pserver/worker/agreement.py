@@ -1,0 +1,32 @@
+"""Buffers that all workers agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+
+@torch.no_grad()
+def agree_on(
+    buffers: Sequence[torch.Tensor], all_reduce_sum: Callable[[torch.Tensor], torch.Tensor], first: bool, average: bool
+) -> None:
+    """The first worker's buffers, or their average; a meeting in any case, so that all begin together.
+
+    Args:
+        first: this is the first worker.
+        average: those of floating point are averaged.
+    """
+    parts = [
+        b.detach().to("cpu", torch.float64).reshape(-1) if first or (average and b.is_floating_point())
+        else torch.zeros(b.numel(), dtype=torch.float64)
+        for b in buffers
+    ]  # fmt: skip
+    sums = all_reduce_sum(torch.cat([torch.ones(1, dtype=torch.float64), *parts]))
+    offset = 1
+    for buffer in buffers:
+        part = sums[offset : offset + buffer.numel()].view(buffer.shape)
+        offset += buffer.numel()
+        if average and buffer.is_floating_point():
+            part = part / sums[0]
+        buffer.copy_(part.to(buffer.dtype))

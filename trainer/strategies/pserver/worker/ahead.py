@@ -1,0 +1,71 @@
+"""Rows of the next batch, fetched while this one is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.strategies.pserver.worker.pull import Fetched
+from trainer.strategies.pserver.worker.remote_model import RemoteTable, unique
+
+Ids = dict[int, tuple[torch.Tensor, np.ndarray, torch.Tensor]]
+"""Of a batch that comes: by table, its ids, once each (U,), and their positions."""
+
+
+class Ahead:
+    """What is known of the next batch.
+
+    Args:
+        tables: the model's.
+
+    Attributes:
+        coming: ids of the batch after this one, until they are asked for; None: nothing is known of it.
+        fetched: ids that have been asked for, and the pull.
+    """
+
+    def __init__(self, tables: Sequence[RemoteTable]) -> None:
+        self.tables = tables
+        self.coming: Ids | None = None
+        self.fetched: tuple[Ids, Fetched] | None = None
+        self._inputs: Any = None
+        self._paths: dict[int, str | None] = {}
+        self._rows: dict[tuple[int, int], tuple[torch.Tensor, np.ndarray, torch.Tensor, torch.Tensor]] = {}
+
+    def computing(self, inputs: Any) -> None:
+        """A batch of these inputs is computed now."""
+        self._inputs = inputs
+
+    def expect(self, inputs: Any) -> None:
+        """The batch after it has these."""
+        self.coming = {}
+        for table in self.tables:
+            path = self._paths.get(table.number)
+            if path is not None:
+                ids = inputs[path] if path else inputs
+                self.coming[table.number] = (ids, *unique(ids))
+
+    def wanted(self) -> dict[int, np.ndarray]:
+        """By table, the ids that the next batch needs."""
+        return {n: once for n, (_, once, _) in (self.coming or {}).items()}
+
+    def learn_path(self, table: RemoteTable, ids: torch.Tensor) -> None:
+        """Which part of a batch holds a table's ids, so that the next batch's can be fetched ahead."""
+        if table.number in self._paths:
+            return
+        named = self._inputs.items() if isinstance(self._inputs, dict) else [("", self._inputs)]
+        path = next((name for name, value in named if value is ids), None)
+        if path is None:
+            print(f"table {table.name}: its ids are computed inside the model, so its rows cannot be fetched ahead", flush=True)  # fmt: skip
+        self._paths[table.number] = path
+
+    def keep(self, ids: Ids, rows: Mapping[int, torch.Tensor]) -> None:
+        """Rows that were fetched ahead, for the forward that comes."""
+        self._rows = {(n, id(own)): (own, once, places, rows[n]) for n, (own, once, places) in ids.items()}
+
+    def take(self, table: RemoteTable, ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor, torch.Tensor] | None:
+        """Unique ids (U,), positions and rows (U, D) of a forward's ids, if they were fetched ahead; once."""
+        ready = self._rows.pop((table.number, id(ids)), None)
+        return ready[1:] if ready is not None and ready[0] is ids else None

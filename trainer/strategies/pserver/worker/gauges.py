@@ -1,0 +1,76 @@
+"""What servers tell of themselves, for a worker's log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.errors import RunFailed
+from trainer.strategies.pserver.protocol.messages import Message, Verb
+from trainer.strategies.pserver.worker.client import Client, Request
+
+GAUGES_EVERY_S = 2.0
+COUNTS = ("pushes", "pulls", "bytes_in", "bytes_out")
+
+
+class Gauges:
+    """Rates and sizes of all servers, asked for now and then."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.asked_at = 0.0
+        self.requests: list[Request] = []
+        self.before: dict[int, dict[str, float]] = {}
+
+    def now(self) -> dict[str, float]:
+        """Per server: pushes and pulls per second, megabytes per second, requests that wait there, rows, median staleness;
+        and this worker's queue: its pushes that are not answered yet. Of what was told before nothing is told again."""
+        self.client.take()
+        found: dict[str, float] = {}
+        if self.requests and all(r.answer is not None for r in self.requests):
+            found, self.requests = self._told(self.requests), []
+        if not self.requests and time.monotonic() - self.asked_at > GAUGES_EVERY_S:
+            self.requests, self.asked_at = self._ask(), time.monotonic()
+        queued = [r.server for r in self.client.under_way.values() if r.message.verb == Verb.PUSH]
+        return found | {f"server{s}/queue": float(queued.count(s)) for s in self.client.servers}
+
+    def last(self) -> dict[str, float]:
+        """The same, waited for."""
+        self.client.wait(self.requests)
+        asks = self._ask()
+        self.client.wait(asks)
+        return self._told([*self.requests, *asks])
+
+    def _ask(self) -> list[Request]:
+        return [self.client.ask(s, Message(Verb.STATS)) for s in self.client.servers]
+
+    def _told(self, requests: list[Request]) -> dict[str, float]:
+        """What servers have answered, the last answer of each."""
+        found: dict[str, float] = {}
+        for request in requests:
+            assert request.answer is not None
+            found |= self._rates(request.server, request.answer.text())
+        return found
+
+    def _rates(self, server: int, now: dict[str, Any]) -> dict[str, float]:
+        """What a server tells, its rates since it told before: since its start they would be those of waiting for workers."""
+        before = self.before.get(server)
+        self.before[server] = {k: float(now[k]) for k in ("seconds", *COUNTS)}
+        found = {"waiting": float(now["waiting"]), "rows": float(now["rows"])}
+        if before is not None and (seconds := now["seconds"] - before["seconds"]) > 0:
+            rate = {k: (now[k] - before[k]) / seconds for k in COUNTS}
+            found |= {"pushes_per_s": rate["pushes"], "pulls_per_s": rate["pulls"]}
+            found["mb_per_s"] = (rate["bytes_in"] + rate["bytes_out"]) / 1e6
+        if now["staleness"]:
+            found["staleness"] = _median({int(k): v for k, v in now["staleness"].items()})
+        return {f"server{server}/{name}": value for name, value in found.items()}
+
+
+def _median(counts: Mapping[int, int]) -> float:
+    half, seen = sum(counts.values()) / 2, 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen >= half:
+            return float(value)
+    raise RunFailed("a histogram without counts")

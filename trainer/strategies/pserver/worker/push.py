@@ -1,0 +1,79 @@
+"""A push: what every server gets of a worker's gradients or differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from trainer.strategies.pserver.protocol.codec import Feedback, encode
+from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb
+from trainer.strategies.pserver.worker.remote_model import RemoteTable
+
+Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
+"""By table number: unique ids (U,) and gradients or differences (U, D)."""
+
+
+@dataclass
+class Push:
+    """What is pushed to all servers at once.
+
+    Attributes:
+        dense: by server, (n,) of its part. rows: by table.
+        samples: behind the gradients. clock: this worker's steps. age: what rows are stamped with.
+        bases: by server, the version of the parameters that it was computed with, or that the worker has.
+        work: the record of the leased batches that it covers, if any.
+        merged: gradients that are added up in it.
+    """
+
+    dense: list[torch.Tensor]
+    rows: Rows
+    samples: float
+    clock: int
+    age: int
+    bases: list[int]
+    work: list[Record]
+    merged: int = 1
+
+
+class PushEncoder:
+    """Makes messages of pushes.
+
+    Args:
+        tables: the model's, by number from 1.
+        wire: form of the values: full, bf16, fp16, or int8, in which what rounding left out is added the next time.
+    """
+
+    def __init__(self, tables: Sequence[RemoteTable], servers: int, wire: str) -> None:
+        self.tables, self.servers, self.wire = tables, servers, wire
+        self.row_form = "bf16" if wire == "int8" else wire
+        self.feedback = [Feedback(wire) for _ in range(servers)]
+
+    def messages(self, push: Push) -> list[Message]:
+        """One for each server."""
+        places = {n: self.tables[n - 1].split(ids) for n, (ids, _) in push.rows.items()}
+        return [
+            Message(Verb.PUSH, clock=push.clock, records=self._records(push, server, places))
+            for server in range(self.servers)
+        ]
+
+    def _records(self, push: Push, server: int, places: dict[int, list[np.ndarray]]) -> list[Record]:
+        numbers = [push.bases[server], push.samples, push.age, push.merged]
+        records = [Record(Kind.NUMBERS, np.array(numbers, dtype=np.float64)), *push.work]
+        if len(push.dense[server]):
+            records += self._dense(push.dense[server], server)
+        for number, (ids, values) in push.rows.items():
+            if self.servers > 1:
+                own = places[number][server]
+                ids, values = np.ascontiguousarray(ids[own]), values[torch.from_numpy(own)]
+            if len(ids):
+                rows = encode(values.contiguous(), Kind.ROWS, number, self.row_form)
+                records += [Record(Kind.IDS, ids, number), *rows]
+        return records
+
+    def _dense(self, values: torch.Tensor, server: int) -> list[Record]:
+        if self.wire == "int8":
+            return self.feedback[server].encode(values, Kind.DENSE, 0)
+        return encode(values, Kind.DENSE, 0, self.wire)

@@ -1,0 +1,49 @@
+"""What the first worker tells the servers before anybody trains: what they keep, and its values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from trainer.strategies.pserver.protocol.codec import encode
+from trainer.strategies.pserver.protocol.layout import Layout
+from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb, text
+from trainer.strategies.pserver.worker.client import Client
+from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable, layouts
+
+ROWS_AT_ONCE = 1 << 16
+
+
+def send_start(client: Client, dense: DenseMap, tables: Sequence[RemoteTable], dtype: torch.dtype) -> None:
+    """Layouts and dense values; then the rows of torch's own tables, which no server can draw."""
+    bulky = [t for t in tables if t.start is not None]
+    told = layouts(dense, tables, dtype, len(client.servers))
+    client.wait([client.ask(s, _layout(told[s], dense.values(s), last=not bulky)) for s in client.servers])
+    for table in bulky:
+        _send_rows(client, table, last=table is bulky[-1])
+    for table in bulky:
+        table.start = None
+
+
+def _layout(layout: Layout, values: torch.Tensor, last: bool) -> Message:
+    plain = {
+        "dtype": layout.dtype, "pieces": layout.pieces, "groups": layout.groups,
+        "tables": [vars(t) for t in layout.tables], "last": last,
+    }  # fmt: skip
+    return Message(Verb.START, records=[text(plain), *encode(values, Kind.DENSE, 0)])
+
+
+def _send_rows(client: Client, table: RemoteTable, last: bool) -> None:
+    assert table.start is not None
+    for first in range(0, len(table.start), ROWS_AT_ONCE):
+        ids = np.arange(first, min(first + ROWS_AT_ONCE, len(table.start)))
+        told = text({"last": last and first + len(ids) == len(table.start)})
+        requests = []
+        for server, places in enumerate(table.split(ids)):
+            own = np.ascontiguousarray(ids[places])
+            rows = encode(table.start[torch.from_numpy(own)].contiguous(), Kind.ROWS, table.number)
+            message = Message(Verb.START, records=[told, Record(Kind.IDS, own, table.number), *rows])
+            requests.append(client.ask(server, message))
+        client.wait(requests)
