@@ -49,6 +49,7 @@ $(BIN)/uv:
 lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/count.py --check
 
 types: install-dev
 	$(BIN)/mypy
