@@ -32,7 +32,7 @@ class Facts:
         train_samples, val_samples: samples of each split.
         shape: of one input, e.g. (3, 224, 224); where a sample has several inputs, name -> shape.
         classes: number of classes.
-        stand_in: why something else than asked is used, said loudly; empty when it is what was asked for.
+        stand_in: why other data than asked for are used, shown as a warning; empty when they are what was asked for.
         slow: samples are decoded one by one, so that reading processes pay.
         task: ``classification``, or ``binary``: labels 0 and 1, and a model with one output (N,), the logit of 1.
         integers: names of the inputs that are int64 ids.

@@ -36,7 +36,7 @@ class Failure:
         at: when, in nanoseconds of the clock that all processes of a host share.
         words: a RunFailed's or UserError's message, else the traceback.
         told: the words are made for users.
-        ends_run: the run cannot be, whoever else is there.
+        ends_run: the run ends, even if other processes could go on.
     """
 
     at: int

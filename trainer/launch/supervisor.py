@@ -1,4 +1,4 @@
-"""Watches started processes to their end, whoever started them; says whose failure ended the run."""
+"""Watches started processes to their end, and names the failure that ended the run. It does not know how they were started."""
 
 from __future__ import annotations
 

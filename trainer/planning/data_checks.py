@@ -68,7 +68,7 @@ def check_order(config: Mapping[str, Any], facts: Facts) -> None:
     if order == "each_once":
         return
     if not config["sampler"]["shuffle"]:
-        raise UserError("sampler.shuffle=false", f"sampler.order={order} draws the samples by lot", "sampler.shuffle=true")  # fmt: skip
+        raise UserError("sampler.shuffle=false", f"sampler.order={order} draws the samples at random", "sampler.shuffle=true")  # fmt: skip
     if facts.streams or facts.kind == "random":
         raise UserError(f"sampler.order={order}", f"{facts.source} have no samples to choose from by their class or number", "sampler.order=each_once")  # fmt: skip
 

@@ -57,7 +57,7 @@ class Plan:
         lacks: why this would not run as it is, each reason a sentence; empty for a plan that can.
         left_out: what was given for a sweep and this point of it has no use for, each with the reason.
         predict: of mode=predict ``input``, the ``samples`` there, what each of them is, and the ``output`` that was given.
-        concern: what runs and is hardly meant, said loudly; empty as a rule.
+        concern: a warning about settings that run but are probably a mistake; usually empty.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Who is at a meeting of the workers and who is not: asked by whoever it fails for, answered from a thread of each."""
+"""Which workers are alive. A worker whose collective timed out asks; a thread of each worker answers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RollCall:
         found: list[list[int] | Exception] = []
 
         def ask() -> None:
-            try:  # on a connection of its own: a store that does not answer holds whoever asks, and for ever
+            try:  # on a connection of its own: a store that does not answer blocks its caller for ever
                 found.append(self._ask(self.store.clone()))
             except (RuntimeError, dist.DistError) as error:
                 found.append(error)
@@ -76,7 +76,7 @@ class RollCall:
         return [r for r, key in answers.items() if not store.check([key]) or store.get(key) == b"elsewhere"]
 
     def end(self) -> None:
-        """This worker leaves and answers no more; whoever asks waits, so that an error that made it leave comes first."""
+        """This worker leaves and answers no more. Workers that ask then wait, so that the error that made this one leave comes first."""
         self._left = True
         self.store.set(f"call/{self.rank}", "leaving")
         self._thread.join(ANSWER_S)

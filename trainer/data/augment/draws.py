@@ -1,4 +1,4 @@
-"""Random numbers of augmentation: of (seed, epoch, sample) alone, whoever reads the sample, and for a whole batch at once."""
+"""Random numbers of augmentation: they follow from (seed, epoch, sample) alone. Made for a whole batch at once."""
 
 from __future__ import annotations
 

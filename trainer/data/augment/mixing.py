@@ -12,7 +12,7 @@ from trainer.data.augment.draws import Draw
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixup (Zhang et al., 2018) and CutMix (Yun et al., 2019) of a worker's batch; where both are asked for, in turn by lot.
+    """Mixup (Zhang et al., 2018) and CutMix (Yun et al., 2019) of a worker's batch; where both are asked for, each batch draws one of them.
 
     Attributes:
         mixup, cutmix: alpha of the Beta distribution that the share is drawn from; 0: not done.
@@ -35,7 +35,7 @@ class Mixing:
 
         Args:
             labels: (N,).
-            draw, addresses: what the batch's lots are drawn from, whoever reads it.
+            draw, addresses: what the batch's random numbers follow from.
         """
         shares = torch.nn.functional.one_hot(labels, self.classes).float()
         lots = np.random.default_rng((*draw, *addresses[:1].tolist(), len(addresses), 0x6D6978))

@@ -1,4 +1,4 @@
-"""Samples whose augmentation follows from (seed, epoch, sample), whoever reads them and when."""
+"""Samples whose augmentation follows from (seed, epoch, sample), not from the process that reads them."""
 
 from __future__ import annotations
 

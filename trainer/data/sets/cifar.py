@@ -1,4 +1,4 @@
-"""data=cifar10: the 60,000 images (3, 32, 32) of CIFAR-10, or small drawn flowers in their place, said loudly."""
+"""data=cifar10: the 60,000 images (3, 32, 32) of CIFAR-10, or small drawn flowers in their place, with a warning."""
 
 from __future__ import annotations
 

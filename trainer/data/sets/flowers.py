@@ -1,4 +1,4 @@
-"""data=flowers102 and data=embedded_flowers: Oxford Flowers-102, or the drawn stand-in, said loudly."""
+"""data=flowers102 and data=embedded_flowers: Oxford Flowers-102, or the drawn stand-in, with a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""data=mnist: the 70,000 handwritten digits (1, 28, 28) of MNIST, or scikit-learn's drawn larger, said loudly."""
+"""data=mnist: the 70,000 handwritten digits (1, 28, 28) of MNIST, or scikit-learn's drawn larger, with a warning."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Leases:
 
 
 class Progress:
-    """How far this server has applied each block, so that whoever takes one over starts where its pushes ended."""
+    """How far this server has applied each block. A worker that takes over a block starts where the pushes ended."""
 
     def __init__(self) -> None:
         self.epoch = -1

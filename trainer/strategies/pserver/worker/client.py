@@ -118,7 +118,7 @@ class Client:
         """Send a request; its buffers must not change until it is answered.
 
         Args:
-            then: called with the answer when it is taken, by whoever waits for anything.
+            then: called with the answer, by the next call that waits for anything.
 
         Raises:
             RunFailed: it is larger than servers take.

@@ -24,7 +24,7 @@ SAVE_S = 3600
 def merged_tables(
     tables: Sequence[RemoteTable], rows: Callable[[RemoteTable, np.ndarray], torch.Tensor], limit: int
 ) -> Iterator[None]:
-    """While it lasts, the model holds tables of at most ``limit`` values; larger ones are left out, loudly.
+    """While it lasts, the model holds tables of at most ``limit`` values; larger tables are left out, with a warning.
 
     Args:
         rows: rows (U, D) of ids (U,) of a table, waited for.

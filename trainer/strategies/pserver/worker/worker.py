@@ -239,7 +239,7 @@ class PserverWorker(Strategy):
         return self.gauge.last()
 
     def whole(self) -> AbstractContextManager[None]:
-        """Tables of at most ``export_limit`` values are merged into the model; larger ones are left out, loudly."""
+        """Tables of at most ``export_limit`` values are merged into the model; larger tables are left out, with a warning."""
 
         def rows(table: RemoteTable, ids: np.ndarray) -> torch.Tensor:
             return self.rows_now(table, ids, training=False)
