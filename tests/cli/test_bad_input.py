@@ -513,7 +513,7 @@ IMAGES = [
     Case("+recipe=mnist_lenet data.download=false data.on_missing=error data.root=none", ("data.root=none", "MNIST is not in"), "data.on_missing=embedded"),
     Case("+recipe=cifar10_convnet data.download=false data.on_missing=error data.root=none", ("data.root=none", "CIFAR-10 is not in"), "data.on_missing=embedded"),
     Case("+recipe=resnet50_imagefolder data=shards data.path=none.tar", ("data.path=none.tar", "no such files"), "data.path="),
-    digits("sampler=class_balanced sampler.shuffle=false", "sampler.shuffle=false", "by lot", instead="sampler.shuffle=true"),
+    digits("sampler=class_balanced sampler.shuffle=false", "sampler.shuffle=false", "at random", instead="sampler.shuffle=true"),
     Case("+recipe=resnet50_random sampler=class_balanced", ("sampler.order=class_balanced", "no samples to choose"), "sampler.order=each_once"),
     digits("data.read=scatter strategy=pserver_sync", "data.read=scatter", "has no group of workers", instead="data.read=each"),
     Case("+recipe=resnet50_finetune data.root={made}/good model.weights=none.pt", ("model.weights=none.pt", "no such file"), ""),
