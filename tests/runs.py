@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -48,6 +49,13 @@ def start(*argv: str, cwd: Path, **extra: str) -> Started:
     """Start a command line; its output goes to ``screen.txt`` in the folder."""
     with (cwd / "screen.txt").open("w") as screen:
         return zygote().start(argv, cwd, environment(**extra), screen.fileno(), screen.fileno())
+
+
+def start_afresh(*argv: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
+    """As :func:`start`, by a new Python: its arguments are those that other users of the machine can see."""
+    with (cwd / "screen.txt").open("w") as screen:
+        command = [sys.executable, "-m", "trainer", *argv]
+        return subprocess.Popen(command, cwd=cwd, env=environment(**extra), stdout=screen, stderr=screen, text=True)
 
 
 def family(pid: int) -> list[psutil.Process]:

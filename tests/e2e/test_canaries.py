@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.pace import wait_for
-from tests.runs import ROOT, family, mlflow_runs, read, start, trainer
+from tests.runs import ROOT, family, mlflow_runs, read, start_afresh, trainer
 
 SIGN = "c4nary"
 """In every canary, so that one is found where it is not looked for."""
@@ -99,7 +99,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "+model.password=${oc.env:PLAIN}",
         *overrides,
     ]
-    process = start(
+    process = start_afresh(
         "--config-dir", str(folder / "own" / "vocabulary"), *base, "hydra.run.dir=run", "launch.nproc=2", "max_steps=2", "tracking=mine",
         f"tracking.uri='sqlite:///mlflow.db?password={SIGN}99Zq'", "tracking.flush_timeout_s=200",
         cwd=folder / "work", **secret,
