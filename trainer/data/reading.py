@@ -47,15 +47,12 @@ def from_processes(loader: Iterable[Any]) -> Iterator[Any]:
     batches = iter(loader)
     while True:
         try:
-            batch = next(batches)
-        except StopIteration:
-            return
+            with deaths_named():
+                batch = next(batches, None)
         except (EOFError, ConnectionError) as error:  # it died while it handed a batch over
             raise _died("Killed, while it handed a batch over") from error
-        except RuntimeError as error:
-            if not tells_of_a_death(error):
-                raise
-            raise _died(why(error)) from error
+        if batch is None:
+            return
         if isinstance(batch, Refusal):
             raise RunFailed(batch.sentence)
         yield batch
