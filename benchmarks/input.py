@@ -40,9 +40,10 @@ from torchvision import datasets
 from torchvision import transforms as v1
 
 from trainer.config import schema
-from trainer.data.feed import Feed, Placement, _Addresses, _Reader
+from trainer.data.feed import Feed, _Addresses, _Reader
 from trainer.data.growth import Growth, Host
 from trainer.data.images.source import MEAN, STD
+from trainer.data.placement import Placement
 from trainer.data.prefetch import ready_each
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.sets.cifar import Cifar10

@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 from tests.pace import wait_for
 from tests.strategies.tiny import Augmented
 from trainer.data.arrays.tensors import ArrayDataset
-from trainer.data.feed import Feed, Placement
+from trainer.data.feed import Feed
+from trainer.data.placement import Placement
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
 from trainer.data.work import MapWork, StreamWork

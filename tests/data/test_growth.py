@@ -20,8 +20,9 @@ from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
 from trainer.data import growth
 from trainer.data.arrays.tensors import ArrayDataset
-from trainer.data.feed import Feed, Placement
+from trainer.data.feed import Feed
 from trainer.data.growth import Growth, Host, enough, growing_readers
+from trainer.data.placement import Placement
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
 from trainer.job import closing

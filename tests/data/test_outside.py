@@ -22,12 +22,13 @@ import trainer
 from tests.pictures import CLASSES, config, encoded, image_folder, picture, silent
 from trainer.config import schema
 from trainer.data.augment.views import CentreView
-from trainer.data.feed import Feed, Placement
+from trainer.data.feed import Feed
 from trainer.data.images.decode import decode, decode_grey
 from trainer.data.images.header import BadImage, size_of
 from trainer.data.images.listing import images_in
 from trainer.data.limits import Limits
 from trainer.data.opening import open_regular, read_regular
+from trainer.data.placement import Placement
 from trainer.data.preprocessing import Centre
 from trainer.data.reading import deaths_named, from_processes
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler

@@ -15,9 +15,10 @@ from trainer.data.augment.mixing import Mixing
 from trainer.data.augment.seeded import Seeded
 from trainer.data.growth import Growth, Rest, end_processes
 from trainer.data.inputs import Inputs, each
-from trainer.data.preprocessing import Preprocessing
+from trainer.data.placement import Placement
 from trainer.data.reading import Told, as_it_is, from_processes, reading_process
 from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
+from trainer.data.shared_batches import SharedBatches
 from trainer.data.source import Splits
 from trainer.data.work import MapWork, StreamWork
 
@@ -63,49 +64,6 @@ class _Addresses:
             yield epoch, batch
 
 
-class Placement:
-    """Moves a batch to the device: pinned copies overlap, uint8 images become normalised floats there.
-
-    Of inputs by name, floating ones take the run's type; ids and other integers stay as they are.
-    """
-
-    def __init__(
-        self, splits: Splits | Preprocessing, device: torch.device, dtype: torch.dtype, channels_last: bool
-    ) -> None:
-        self.device = device
-        self.dtype = dtype
-        self.channels_last = channels_last
-        shape = (-1, 1, 1)
-        self.mean = torch.tensor(splits.mean, device=device, dtype=dtype).view(shape) if splits.mean else None
-        self.std = torch.tensor(splits.std, device=device, dtype=dtype).view(shape) if splits.std else None
-
-    def __call__(self, inputs: Inputs, labels: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
-        if self.device.type != "cpu":
-            inputs = each(lambda tensor: tensor.to(self.device, non_blocking=True), inputs)
-            labels = labels.to(self.device, non_blocking=True)
-        if isinstance(inputs, dict):
-            return {k: t.to(self.dtype) if t.is_floating_point() else t for k, t in inputs.items()}, labels
-        given = inputs
-        if inputs.dim() == 4:  # first of all: a byte is moved sooner than a float
-            inputs = inputs.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)  # fmt: skip
-        if inputs.dtype == torch.uint8:
-            inputs = inputs.to(self.dtype).div_(255)
-        elif inputs.is_floating_point():
-            inputs = inputs.to(self.dtype)
-        if self.mean is not None and self.std is not None:
-            inputs = inputs.clone() if inputs is given else inputs
-            self._normalise(inputs, self.mean, self.std)
-        return inputs, labels
-
-    def _normalise(self, images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> None:
-        """In place; of images in channels_last, whose channels lie side by side, by whole rows of pixels."""
-        if self.channels_last and images.dim() == 4:
-            samples, channels, height, width = images.shape
-            images = images.permute(0, 2, 3, 1).view(samples, height, width * channels)
-            mean, std = (numbers.flatten().repeat(width) for numbers in (mean, std))
-        images.sub_(mean).div_(std)
-
-
 class _Reader:
     """Batches of one data set in the sampler's order, in this process or in reading processes."""
 
@@ -125,6 +83,7 @@ class _Reader:
         self.pin_memory = pin_memory
         self.rest = Rest(addresses)
         self.loader: DataLoader[Any] | None = None
+        self.shared: SharedBatches | None = None
         self.retired: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
@@ -150,8 +109,10 @@ class _Reader:
     def _begin(self, first: int) -> Iterator[tuple[Inputs, torch.Tensor]]:
         """The epoch's batches from that one on; the processes stay for the next epoch."""
         if self.loader is None:
+            shares = SharedBatches.possible() and not self.pin_memory  # what is pinned is copied anyway
+            self.shared = SharedBatches(self.num_workers) if shares else None
             self.loader = DataLoader(
-                Told(self.dataset),
+                Told(self.dataset, self.shared),
                 batch_sampler=self.rest,  # type: ignore[arg-type]
                 num_workers=self.num_workers,
                 prefetch_factor=self.prefetch,
@@ -161,7 +122,7 @@ class _Reader:
                 worker_init_fn=reading_process,
             )
         self.rest.first = first
-        batches = from_processes(iter(self.loader))
+        batches = from_processes(iter(self.loader), self.shared)
         end_processes(self.retired)
         self.retired = None
         return batches

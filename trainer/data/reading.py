@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from trainer.data.shared_batches import Parcel, SharedBatches
 from trainer.errors import RunFailed, UserError, why
 from trainer.host.parent_death import end_with
 
@@ -26,20 +27,23 @@ class Told(Dataset[Any]):
 
     Args:
         dataset: with ``__getitems__``.
+        shared: memory for its batches; None: they go torch's way.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, shared: SharedBatches | None = None) -> None:
         self.dataset = dataset
+        self.shared = shared
 
     def __getitems__(self, address: Any) -> Any:
         try:
-            return self.dataset.__getitems__(address)
+            batch = self.dataset.__getitems__(address)
+            return batch if self.shared is None else self.shared.put(batch)
         except (RunFailed, UserError) as error:
             return Refusal(str(error))
 
 
-def from_processes(loader: Iterable[Any]) -> Iterator[Any]:
-    """The batches of a ``DataLoader`` of a ``Told``.
+def from_processes(loader: Iterable[Any], shared: SharedBatches | None = None) -> Iterator[Any]:
+    """The batches of a ``DataLoader`` of a ``Told`` with that memory.
 
     Raises:
         RunFailed: a reading process cannot read a file, or has died.
@@ -55,7 +59,7 @@ def from_processes(loader: Iterable[Any]) -> Iterator[Any]:
             return
         if isinstance(batch, Refusal):
             raise RunFailed(batch.sentence)
-        yield batch
+        yield shared.take(batch) if shared is not None and isinstance(batch, Parcel) else batch
 
 
 def tells_of_a_death(error: RuntimeError) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from trainer.config.instantiate import call_target
-from trainer.data.feed import Placement
+from trainer.data.placement import Placement
 from trainer.data.preprocessing import Preprocessing
 from trainer.weights import fit
 

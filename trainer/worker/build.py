@@ -11,8 +11,9 @@ from torch import nn
 
 from trainer.config.instantiate import call_target
 from trainer.data.augment.mixing import Mixing
-from trainer.data.feed import BlockReader, Feed, Placement
+from trainer.data.feed import BlockReader, Feed
 from trainer.data.growth import growing_readers
+from trainer.data.placement import Placement
 from trainer.data.sampler import (
     ClassBalanced,
     DistributedBatchSampler,

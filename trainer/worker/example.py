@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from trainer.config.instantiate import locate
-from trainer.data.feed import Placement
 from trainer.data.inputs import Inputs
+from trainer.data.placement import Placement
 from trainer.host import private
 from trainer.run_folder.json_files import leave
 

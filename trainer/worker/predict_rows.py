@@ -17,7 +17,7 @@ from torch import nn
 
 from trainer.config import redact
 from trainer.data.criteo.files import Block, pieces
-from trainer.data.feed import Placement
+from trainer.data.placement import Placement
 from trainer.data.rows import RowReader
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat, Strategy

@@ -19,7 +19,8 @@ from tests import pictures
 from tests.pictures import config, silent
 from trainer.config import schema
 from trainer.data.arrays.augmented import shifted
-from trainer.data.feed import Feed, Placement
+from trainer.data.feed import Feed
+from trainer.data.placement import Placement
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.sets.cifar import Cifar10
 from trainer.data.sets.digits import Digits

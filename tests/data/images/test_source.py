@@ -182,7 +182,8 @@ class Drawing:
 
 @pytest.mark.parametrize("readers", [1, 2])
 def test_own_transforms_do_not_depend_on_who_reads(tmp_path: Path, readers: int) -> None:
-    from trainer.data.feed import Feed, Placement
+    from trainer.data.feed import Feed
+    from trainer.data.placement import Placement
     from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 
     drawing = {"_target_": f"{__name__}.Drawing"}

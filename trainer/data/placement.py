@@ -1,0 +1,52 @@
+"""Batches on the device: moved, and made the floats that the model expects."""
+
+from __future__ import annotations
+
+import torch
+
+from trainer.data.inputs import Inputs, each
+from trainer.data.preprocessing import Preprocessing
+from trainer.data.source import Splits
+
+
+class Placement:
+    """Moves a batch to the device: pinned copies overlap, uint8 images become normalised floats there.
+
+    Of inputs by name, floating ones take the run's type; ids and other integers stay as they are.
+    """
+
+    def __init__(
+        self, splits: Splits | Preprocessing, device: torch.device, dtype: torch.dtype, channels_last: bool
+    ) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.channels_last = channels_last
+        shape = (-1, 1, 1)
+        self.mean = torch.tensor(splits.mean, device=device, dtype=dtype).view(shape) if splits.mean else None
+        self.std = torch.tensor(splits.std, device=device, dtype=dtype).view(shape) if splits.std else None
+
+    def __call__(self, inputs: Inputs, labels: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
+        if self.device.type != "cpu":
+            inputs = each(lambda tensor: tensor.to(self.device, non_blocking=True), inputs)
+            labels = labels.to(self.device, non_blocking=True)
+        if isinstance(inputs, dict):
+            return {k: t.to(self.dtype) if t.is_floating_point() else t for k, t in inputs.items()}, labels
+        given = inputs
+        if inputs.dim() == 4:  # first of all: a byte is moved sooner than a float
+            inputs = inputs.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)  # fmt: skip
+        if inputs.dtype == torch.uint8:
+            inputs = inputs.to(self.dtype).div_(255)
+        elif inputs.is_floating_point():
+            inputs = inputs.to(self.dtype)
+        if self.mean is not None and self.std is not None:
+            inputs = inputs.clone() if inputs is given else inputs
+            self._normalise(inputs, self.mean, self.std)
+        return inputs, labels
+
+    def _normalise(self, images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> None:
+        """In place; of images in channels_last, whose channels lie side by side, by whole rows of pixels."""
+        if self.channels_last and images.dim() == 4:
+            samples, channels, height, width = images.shape
+            images = images.permute(0, 2, 3, 1).view(samples, height, width * channels)
+            mean, std = (numbers.flatten().repeat(width) for numbers in (mean, std))
+        images.sub_(mean).div_(std)

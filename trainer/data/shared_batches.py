@@ -1,0 +1,142 @@
+"""Batches from reading processes through memory that is used again; torch maps new memory for each, a sixth of the time."""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import weakref
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from trainer.data.inputs import Inputs
+
+SLOTS = 64
+"""Batches of one reading process that can be in memory at a time; memory is taken for those that are."""
+ROOM = 2**30
+"""Largest batch, in bytes."""
+ALIGNED = 64
+
+Batch = tuple[Inputs, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where a tensor lies in a slot, and how."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    size: int
+
+    def of(self, memory: torch.Tensor) -> torch.Tensor:
+        """The tensor in these bytes (size of the slot,)."""
+        part = memory[self.offset : self.offset + self.size].view(self.dtype)
+        return part.as_strided(self.shape, self.strides)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What a reading process sends instead of a batch.
+
+    Attributes:
+        slot: where the batch lies; size: its bytes.
+        inputs: one, or several by name; labels: (N,).
+    """
+
+    slot: int
+    size: int
+    inputs: Tensor | dict[str, Tensor]
+    labels: Tensor
+
+
+class SharedBatches:
+    """Slots in memory that this process shares with the reading processes that it forks.
+
+    A slot is free again when nobody holds its batch, or a part of it, any more. A batch that does not fit, or comes while
+    all slots are taken, is sent as torch sends it.
+
+    Args:
+        readers: reading processes, which have slots of their own.
+    """
+
+    def __init__(self, readers: int) -> None:
+        self.file = os.memfd_create("batches")
+        weakref.finalize(self, os.close, self.file)
+        os.ftruncate(self.file, readers * SLOTS * ROOM)  # a file without content takes no memory
+        self.taken = mmap.mmap(-1, readers * SLOTS)
+        self.maps: dict[int, mmap.mmap] = {}
+
+    @staticmethod
+    def possible() -> bool:
+        """Whether this system has such memory, and reading processes inherit it."""
+        return hasattr(os, "memfd_create") and multiprocessing.get_start_method() == "fork"
+
+    def put(self, batch: Any) -> Any:
+        """In a reading process: a ``Parcel`` for the batch, or the batch where that cannot be."""
+        if not _is_of_tensors(batch):
+            return batch
+        inputs, labels = batch
+        named: dict[str, torch.Tensor] = inputs if isinstance(inputs, dict) else {"": inputs}
+        tensors = [*named.values(), labels]
+        ends = list(accumulate(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in tensors))
+        slot = self._free_slot()
+        if slot is None or not 0 < ends[-1] <= ROOM:
+            return batch
+        memory = torch.frombuffer(self._mapped(slot, ends[-1]), dtype=torch.uint8)
+        placed = [_placed(tensor, start, memory) for tensor, start in zip(tensors, [0, *ends], strict=False)]
+        self.taken[slot] = 1
+        *first, last = placed
+        return Parcel(
+            slot, ends[-1], dict(zip(named, first, strict=True)) if isinstance(inputs, dict) else first[0], last
+        )
+
+    def take(self, parcel: Parcel) -> Batch:
+        """In the process that trains: the batch; it shares the slot's memory."""
+        memory = np.frombuffer(self._mapped(parcel.slot, parcel.size), np.uint8, parcel.size)
+        weakref.finalize(memory, self._release, parcel.slot, os.getpid()).atexit = False
+        whole = torch.from_numpy(memory)
+        inputs = parcel.inputs
+        found = {k: t.of(whole) for k, t in inputs.items()} if isinstance(inputs, dict) else inputs.of(whole)
+        return found, parcel.labels.of(whole)
+
+    def _release(self, slot: int, holder: int) -> None:
+        if os.getpid() == holder:  # a process that was forked meanwhile has a copy of the holder's objects
+            self.taken[slot] = 0
+
+    def _free_slot(self) -> int | None:
+        about = get_worker_info()
+        first = (about.id if about is not None else 0) * SLOTS
+        free = self.taken.find(b"\0", first, first + SLOTS)
+        return None if free < 0 else free
+
+    def _mapped(self, slot: int, size: int) -> mmap.mmap:
+        """At least so many of the slot's bytes."""
+        known = self.maps.get(slot)
+        if known is None or len(known) < size:
+            known = self.maps[slot] = mmap.mmap(self.file, size, offset=slot * ROOM)
+        return known
+
+
+def _placed(tensor: torch.Tensor, start: int, memory: torch.Tensor) -> Tensor:
+    """Copied into the memory from there on, as it lies in its own."""
+    if not (tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))):
+        tensor = tensor.contiguous()
+    where = Tensor(tensor.dtype, tuple(tensor.shape), tensor.stride(), start, tensor.nbytes)
+    where.of(memory).copy_(tensor)
+    return where
+
+
+def _is_of_tensors(batch: Any) -> bool:
+    """Inputs and labels, of plain tensors in this computer's memory."""
+    if not isinstance(batch, tuple) or len(batch) != 2:
+        return False
+    inputs, labels = batch
+    every = [*(inputs.values() if isinstance(inputs, dict) else [inputs]), labels]
+    return all(type(one) is torch.Tensor and one.device.type == "cpu" and one.layout == torch.strided and not one.requires_grad for one in every)  # fmt: skip
