@@ -9,18 +9,20 @@ numbers there only ever go down.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
-MOST = {"files": 0, "functions": 6, "subscripts": 1209}
-"""Files and functions that are longer, and subscripts such as ``config["data"]``."""
+MOST = {"files": 0, "functions": 0, "subscripts": 398, "of config": 23}
+"""Files and functions that are longer, and subscripts such as ``answer["run_id"]``; of those, ``config["data"]`` and the like."""
+CONFIG = re.compile(r"\b(config|plan|chosen|facts|assignment|payload)\b")
 
 
 def counts() -> dict[str, list[str]]:
     """What is too long, by kind, and where each text stands as a subscript."""
-    found: dict[str, list[str]] = {"files": [], "functions": [], "subscripts": []}
+    found: dict[str, list[str]] = {kind: [] for kind in MOST}
     for path in sorted((ROOT / "trainer").rglob("*.py")):
         text, name = path.read_text(), path.relative_to(ROOT)
         lines = len(text.splitlines())
@@ -37,6 +39,8 @@ def counts() -> dict[str, list[str]]:
                 and isinstance(node.slice.value, str)
             ):
                 found["subscripts"].append(f"{name}:{node.lineno}")
+                if CONFIG.search(ast.unparse(node.value)):
+                    found["of config"].append(f"{name}:{node.lineno}")
     return found
 
 
@@ -47,7 +51,7 @@ def main(arguments: list[str]) -> int:
         more = len(places) - MOST[kind]
         failed |= more > 0
         print(f"{kind:12} {len(places):5}  at most {MOST[kind]}" + (f"  {more} TOO MANY" if more > 0 else ""))
-        if kind != "subscripts":
+        if kind in ("files", "functions"):
             print("".join(f"    {place}\n" for place in places), end="")
     return int(failed and "--check" in arguments)
 

@@ -40,11 +40,12 @@ from torchvision import datasets
 from torchvision import transforms as v1
 
 from trainer.config import schema
-from trainer.data.feed import Feed, _Addresses, _Reader
+from trainer.data.feed import Feed
 from trainer.data.growth import Growth, Host
 from trainer.data.images.source import MEAN, STD
 from trainer.data.placement import Placement
 from trainer.data.prefetch import ready_each
+from trainer.data.reader import Addresses, Reader, Reading
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.sets.cifar import Cifar10
 from trainer.data.sets.image_folder import ImageFolder
@@ -161,7 +162,7 @@ def ours(dataset: Dataset[Any], reading: tuple[int, int, bool]) -> Epoch:
     """One epoch of the run's own reader; its processes stay for the next."""
     keep_freed_memory()
     sampler = DistributedBatchSampler(len(dataset), BATCH, drop_last=True)  # type: ignore[arg-type]
-    reader = _Reader(dataset, _Addresses(sampler, None), 0, reading[0], False, prefetch=reading[1])
+    reader = Reader(dataset, Addresses(sampler, None), Reading(num_workers=reading[0], prefetch=reading[1]))
     return lambda: sum(len(labels) for _, labels in reader)
 
 
@@ -196,7 +197,12 @@ def ours_training(splits: Splits, reading: tuple[int, int, bool]) -> tuple[Epoch
     place = Placement(splits, torch.device("cpu"), torch.float32, reading[2])
     sampler = DistributedBatchSampler(samples, BATCH, drop_last=True)
     feed = Feed(
-        splits, sampler, EvaluationSampler(0, BATCH), place, num_workers=reading[0], prefetch=reading[1], growth=growth
+        splits,
+        sampler,
+        EvaluationSampler(0, BATCH),
+        place,
+        reading=Reading(num_workers=reading[0], prefetch=reading[1]),
+        growth=growth,
     )
     trained, epochs = Trained(), count()
 

@@ -24,9 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from trainer.config.instantiate import call_target, locate
-from trainer.data.source import Facts
+from trainer.config.run_config import RunConfig
 from trainer.launch.forkserver import Meeting, launch
 from trainer.launch.supervisor import Role
+from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
 from trainer.worker import train
@@ -42,18 +43,18 @@ CASES = {
 }  # fmt: skip
 
 
-def hand_written(config: dict[str, Any], plan: dict[str, Any], seat: Seat, loaded: bool) -> Callable[[int], int]:
+def hand_written(config: RunConfig, plan: Plan, seat: Seat, loaded: bool) -> Callable[[int], int]:
     """The shortest DDP loop over the same data; returns a function that trains one epoch and counts its steps.
 
     Args:
         loaded: through a DataLoader; False: cut from tensors.
     """
-    splits = call_target(config["data"], "data").open(Facts(**plan["facts"]))
-    model = DistributedDataParallel(call_target(config["model"], "model"))
-    optimizer = call_target(config["optimizer"], "optimizer", list(model.parameters()))
+    splits = call_target(config.node("data"), "data").open(plan.facts)
+    model = DistributedDataParallel(call_target(config.model, "model"))
+    optimizer = call_target(config.optimizer, "optimizer", list(model.parameters()))
     loss_function = nn.CrossEntropyLoss()
     sampler: DistributedSampler[Any] = DistributedSampler(splits.train, seat.size, seat.rank, drop_last=True)
-    size, log_every = plan["batch_size"], config["execution"]["log_every"]
+    size, log_every = plan.batch_size, config.execution.log_every
     loader = DataLoader(splits.train, size, sampler=sampler, drop_last=True)
     mean, std = (torch.tensor(v).view(-1, 1, 1) if v else None for v in (splits.mean, splits.std))
 
@@ -81,10 +82,10 @@ def hand_written(config: dict[str, Any], plan: dict[str, Any], seat: Seat, loade
 
 def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """In each worker: alternate epochs of both loops; seconds per step of every round."""
-    config, plan = payload["config"], payload["plan"]
-    torch.set_num_threads(plan["chosen"]["threads"])
-    strategy = locate(plan["strategy_worker"])(config["strategy"], seat)
-    report = Report(Path(plan["run_dir"]) if seat.rank == 0 else None, 10**9)
+    config, plan = payload["assignment"].config, payload["assignment"].plan
+    torch.set_num_threads(int(plan.chosen.threads))
+    strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
+    report = Report(Path(plan.run_dir) if seat.rank == 0 else None, 10**9)
     run = train.build(config, plan, seat, strategy, report)
     run.rhythm.total_steps = 10**9
 
@@ -162,7 +163,7 @@ def run_case(overrides: list[str], nproc: int, rounds: int) -> dict[str, Any]:
         with compose.hydra_app() as app:
             ready = get_ready(plain(compose.compose(app, overrides)), [], folder)
         (Path(folder) / "checkpoints").mkdir()
-        payload = {"config": ready.checked.config, "plan": ready.plan.as_dict(), "rounds": rounds}
+        payload = {"assignment": ready.assignment, "rounds": rounds}
         role = Role("worker", nproc, "overhead:measure", ["cpu"] * nproc)
         with open("/dev/null", "w") as nowhere:
             import contextlib

@@ -171,12 +171,12 @@ def cases() -> list[Case]:
 
 def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """A worker: an epoch of the product's loop; after each step the time, CPU time, bytes received and sent."""
-    config, plan = payload["config"], payload["plan"]
-    train.take_seat(seat, config, plan)
+    config, plan = payload["assignment"].config, payload["assignment"].plan
+    seat = train.seated(seat, config, plan)
     stamps: list[tuple[float, float, int, int]] = []
     with train.settings(config, plan, seat):
-        strategy = locate(plan["strategy_worker"])(config["strategy"], seat)
-        report = Report(Path(plan["run_dir"]) if seat.rank == 0 else None, 10**9)
+        strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
+        report = Report(Path(plan.run_dir) if seat.rank == 0 else None, 10**9)
         run = train.build(config, plan, seat, strategy, report)
         update, client = strategy.step, getattr(strategy, "client", None)
 
@@ -205,7 +205,7 @@ def serve(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """A server: the product's, and the CPU time that it took, without that of its imports."""
     importlib.import_module("torch._dynamo")  # torch.optim does that when it is first used
     before = _cpu_s()
-    found = server.serve(seat, payload)
+    found = server.serve(seat, payload["assignment"])
     return {**found, "cpu_s": _cpu_s() - before}
 
 
@@ -245,7 +245,7 @@ def _payload(case: Case, folder: str) -> dict[str, Any]:
     with compose.hydra_app() as app:
         ready = get_ready(plain(compose.compose(app, overrides)), typed_keys(overrides), folder)
     (Path(folder) / "checkpoints").mkdir()
-    return {"config": ready.checked.config, "plan": ready.plan.as_dict(), "run_dir": folder}
+    return {"assignment": ready.assignment}
 
 
 def _add(case: Case, figures: Figures, workers: list[Any], servers: list[dict[str, Any]]) -> None:

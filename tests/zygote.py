@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 MODULES = (
     "torch", "torch._dynamo", "torch.distributed.nn.functional", "torchvision.models", "torchvision.transforms.v2",
     "sklearn.datasets", "safetensors.torch", "hydra._internal.hydra", "hydra.core.override_parser.overrides_parser",
-    "rich.table", "rich.progress", "PIL.Image", "zmq", "trainer.cli.commands", "trainer.job.job", "trainer.worker.train",
+    "rich.table", "rich.progress", "PIL.Image", "zmq", "trainer.cli.commands", "trainer.cli.sweep", "trainer.job.job", "trainer.worker.train",
     "trainer.launch.forkserver",
 )  # fmt: skip
 MOST = 1 << 20

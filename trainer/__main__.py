@@ -99,7 +99,9 @@ def dispatch(argv: list[str]) -> int:
                 app.hydra_help(config_name, _parser(), args)
             return 0
         if args.multirun:
-            results = commands.sweep(app, args.overrides, config_name, compose.flags(args))
+            from trainer.cli.sweep import sweep
+
+            results = sweep(app, args.overrides, config_name, compose.flags(args))
             return max(map(commands.exit_code, results), default=0)
         return commands.exit_code(commands.run_one(app, args.overrides, config_name, flags=compose.flags(args)))
 

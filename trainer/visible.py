@@ -32,6 +32,11 @@ def one_line(text: str) -> str:
     return UNSEEN.sub(lambda found: spelled(found[0]), text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def printed(text: str) -> str:
+    """The text on one line for a picture or a short name: line breaks and characters that cannot be seen become spaces."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
 def shortened(text: str, longest: int = LONGEST_NAME) -> str:
     """A name or a path for a sentence: of a very long one its beginning and its end."""
     if len(text) <= longest:

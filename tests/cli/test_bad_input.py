@@ -16,6 +16,7 @@ from tests.cli.conftest import Run
 from tests.pictures import cifar, image_folder, mnist
 from tests.runs import environment
 from trainer.config.instantiate import locate
+from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.planning.processes import check_devices
 
@@ -663,14 +664,14 @@ def test_port_in_use_is_refused(run: Run, folder: Path) -> None:
 
 
 def test_more_workers_than_gpus_are_refused() -> None:
-    config = {"plan": False}
+    config = RunConfig()
     with pytest.raises(UserError, match=r"launch.nproc=8: this host has 4 GPUs.*Type instead: launch.nproc=4"):
         check_devices(config, "cuda", 8, gpus=4)
     with pytest.raises(UserError, match=r"device=cuda: this machine shows no GPU.*device=cpu"):
         check_devices(config, "cuda", 1, gpus=0)
     check_devices(config, "cuda", 4, gpus=4)
     check_devices(config, "cpu", 64, gpus=0)
-    check_devices({"plan": True}, "cuda", 64, gpus=0)
+    check_devices(RunConfig(plan=True), "cuda", 64, gpus=0)
 
 
 def test_debug_shows_the_traceback(run: Run) -> None:

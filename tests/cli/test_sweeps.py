@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from trainer import __main__
-from trainer.cli import commands
+from trainer.cli import sweep
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 
@@ -26,7 +26,7 @@ def started(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Ready]:
         jobs.append(ready)
         return Result("done", ready.plan.run_dir)
 
-    monkeypatch.setattr(commands, "execute", execute)
+    monkeypatch.setattr(sweep, "execute", execute)
     return jobs
 
 
@@ -35,7 +35,7 @@ def test_each_point_gets_the_keys_that_it_can_use(started: list[Ready], capsys: 
     assert __main__.main(["-m", DIGITS, STRATEGIES, *keys, "tracking=none"]) == 0
     single, local_sgd, pserver = (ready.plan for ready in started)
     assert [p.roles for p in (single, local_sgd, pserver)] == [{"worker": 1}, {"worker": 2}, {"server": 1, "worker": 2}]
-    assert [ready.checked.config["strategy"].get("k_steps") for ready in started] == [None, 3, None]
+    assert [ready.checked.config.node("strategy").get("k_steps") for ready in started] == [None, 3, None]
     assert [p.merge for p in (single, local_sgd, pserver)] == [2, 2, 2]
     assert [o.partition(":")[0] for o in local_sgd.left_out] == ["launch.servers=1"]
     assert [o.partition(":")[0] for o in pserver.left_out] == ["strategy.k_steps=3"]
@@ -81,5 +81,5 @@ def test_a_single_run_still_refuses(typed: str, run: Run) -> None:
 
 def test_a_swept_key_of_swept_options_is_left_out_where_it_has_no_use(started: list[Ready]) -> None:
     assert __main__.main(["-m", DIGITS, "optimizer=sgd,momentum", "optimizer.momentum=0.1,0.9", "tracking=none"]) == 0
-    assert [ready.checked.config["optimizer"].get("momentum") for ready in started] == [None, None, 0.1, 0.9]
+    assert [ready.checked.config.optimizer.get("momentum") for ready in started] == [None, None, 0.1, 0.9]
     assert [len(ready.plan.left_out) for ready in started] == [1, 1, 0, 0]

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
+from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError
 from trainer.host.writable import check_folder, check_name
 from trainer.planning import tracking_store
@@ -26,9 +27,8 @@ DIGITS = "+recipe=digits_lenet"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting and changing the user need root")
 
 
-def mlflow(uri: str | None) -> dict[str, str | None]:
-    """A tracking node."""
-    return {"kind": "mlflow", "uri": uri, "experiment": None}
+def mlflow(uri: str | None) -> TrackingConfig:
+    return TrackingConfig(uri=uri)
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_addresses_that_work_or_may_are_taken(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UserError, match=r"MLFLOW_TRACKING_URI=foo://.*@x") as caught:
         check_store(mlflow(None), "digits")
     assert "word" not in str(caught.value)
-    check_store({**mlflow(None), "kind": "none"}, "digits")
+    check_store(TrackingConfig("none"), "digits")
 
 
 class Answers(http.server.BaseHTTPRequestHandler):

@@ -20,6 +20,7 @@ from tests.strategies.tiny import Augmented
 from trainer.data.arrays.tensors import ArrayDataset
 from trainer.data.feed import Feed
 from trainer.data.placement import Placement
+from trainer.data.reader import BlockReader, Reading
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
 from trainer.data.work import MapWork, StreamWork
@@ -44,6 +45,7 @@ def feed(
         DistributedBatchSampler(len(train), batch, rank, world, drop_last=drop_last, pad=pad),
         EvaluationSampler(len(val), batch, rank, world),
         Placement(splits, CPU, torch.float64, False),
+        reading=Reading(**{k: options.pop(k) for k in list(options) if k in Reading.__dataclass_fields__}),
         **options,
     )
 
@@ -193,10 +195,7 @@ def test_leases_without_a_batch_are_given_back(make: Make) -> None:
     data = numbered(24)
     sampler = DistributedBatchSampler(24, 4, shuffle=False)
 
-    def read(epoch: int, batches: list[np.ndarray]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        return iter([data.batch(indices) for indices in batches])
-
-    maps = MapWork(read, sampler, 3, None, 1, None, hand("map", (0, 3), (1, 2)))
+    maps = MapWork(BlockReader(data, Reading()), sampler, 3, None, 1, None, hand("map", (0, 3), (1, 2)))
     stream = StreamWork(Blocks(), 2, 0, False, hand("stream", (0, 0), (1, 0), (2, 2)))
     seen = {}
     for name, work in (("map", maps), ("stream", stream)):

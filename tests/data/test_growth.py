@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,13 @@ import trainer
 from tests.strategies.tiny import Augmented
 from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
+from trainer.config.schema import DataConfig
 from trainer.data import growth
 from trainer.data.arrays.tensors import ArrayDataset
 from trainer.data.feed import Feed
 from trainer.data.growth import Growth, Host, enough, growing_readers
 from trainer.data.placement import Placement
+from trainer.data.reader import Reading
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
 from trainer.job import closing
@@ -112,13 +115,11 @@ def test_a_short_epoch_is_judged_at_its_end_and_a_very_short_one_with_the_next()
 
 
 def test_only_auto_that_has_chosen_processes_grows() -> None:
-    chosen = {"num_workers": 1, "prefetch": 4}
-    auto = {"num_workers": "auto", "prefetch": "auto", "read": "each"}
-    assert growing_readers({**auto, "num_workers": 1}, chosen, 1) is None
-    assert growing_readers(auto, {"num_workers": 0, "prefetch": 0}, 1) is None
-    several, one = growing_readers(auto, chosen, 4), growing_readers({**auto, "read": "scatter"}, chosen, 4)
+    assert growing_readers(DataConfig(num_workers=1), 1, 4, 1) is None
+    assert growing_readers(DataConfig(), 0, 0, 1) is None
+    several, one = growing_readers(DataConfig(), 1, 4, 4), growing_readers(DataConfig(read="scatter"), 1, 4, 4)
     assert several is not None and one is not None and (several.sharing, one.sharing) == (4, 1)
-    kept = growing_readers({**auto, "num_workers": None, "prefetch": 7}, {**chosen, "prefetch": 7}, 1)
+    kept = growing_readers(DataConfig(num_workers=None, prefetch=7), 1, 7, 1)
     assert kept is not None and [several.prefetch(2), kept.prefetch(2)] == [2, 7]
 
 
@@ -153,10 +154,15 @@ def test_order_and_augmentation_are_the_same_and_the_processes_before_are_gone()
     def made(**options: Any) -> Feed:
         place = Placement(splits, torch.device("cpu"), torch.float32, False)
         return Feed(
-            splits, DistributedBatchSampler(60, 4, seed=3), EvaluationSampler(8, 4), place, seed=3, merge=2, **options
+            splits,
+            DistributedBatchSampler(60, 4, seed=3),
+            EvaluationSampler(8, 4),
+            place,
+            merge=2,
+            **{"reading": Reading(3), **options},
         )
 
-    alone, grown = made(), made(num_workers=1, prefetch=4, growth=growing(idle=4.0, updates=3))
+    alone, grown = made(), made(reading=Reading(3, 1, 4), growth=growing(idle=4.0, updates=3))
     counted = []
     before = set(psutil.Process().children())
     try:
@@ -227,7 +233,7 @@ def test_mlflows_run_is_tagged(warm: None, tmp_path: Path) -> None:
 
     with hydra_app() as app:
         ready = get_ready(commands.plain(compose(app, ["+recipe=digits_lenet"])), [], str(tmp_path))
-    for chosen in ({**ready.plan.chosen, "num_workers": 3}, ready.plan.chosen, {}):
+    for chosen in (asdict(replace(ready.plan.chosen, num_workers=3)), asdict(ready.plan.chosen), {}):
         result = Result("done", str(tmp_path), chosen=chosen, why={"num_workers": "it waited"})
         closing._close_tracking(result, tmp_path, ready, [], SimpleNamespace(close=close))
     assert [tags.get("trainer.num_workers") for tags in sent] == ["3: it waited", None, None]

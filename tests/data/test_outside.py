@@ -30,6 +30,7 @@ from trainer.data.limits import Limits
 from trainer.data.opening import open_regular, read_regular
 from trainer.data.placement import Placement
 from trainer.data.preprocessing import Centre
+from trainer.data.reader import Reading
 from trainer.data.reading import deaths_named, from_processes
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.sets.image_folder import ImageFolder
@@ -476,7 +477,7 @@ def test_a_file_that_breaks_while_it_is_read_is_one_sentence(tmp_path: Path, rea
     splits = folder.open(folder.facts(1))
     place = Placement(splits, torch.device("cpu"), torch.float32, False)
     sampler = DistributedBatchSampler(18, 3, shuffle=False)
-    feed = Feed(splits, sampler, EvaluationSampler(6, 2), place, num_workers=readers, prefetch=1)
+    feed = Feed(splits, sampler, EvaluationSampler(6, 2), place, reading=Reading(num_workers=readers, prefetch=1))
     path = root / "train" / "rose" / "4.jpg"
     content = path.read_bytes()
     path.unlink()
@@ -502,7 +503,7 @@ def test_a_reading_process_that_is_killed_is_one_sentence(tmp_path: Path) -> Non
     folder = source(image_folder(tmp_path / "d"), cache="none")
     splits = folder.open(folder.facts(1))
     place = Placement(splits, torch.device("cpu"), torch.float32, False)
-    feed = Feed(splits, DistributedBatchSampler(18, 1, shuffle=False), EvaluationSampler(6, 2), place, num_workers=1, prefetch=1)  # fmt: skip
+    feed = Feed(splits, DistributedBatchSampler(18, 1, shuffle=False), EvaluationSampler(6, 2), place, reading=Reading(num_workers=1, prefetch=1))  # fmt: skip
     try:
         updates = feed.updates(0)
         list(next(updates)[1])

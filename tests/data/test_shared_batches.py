@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data import shared_batches
-from trainer.data.feed import _Addresses, _Reader
+from trainer.data.reader import Addresses, Reader, Reading
 from trainer.data.sampler import DistributedBatchSampler
 from trainer.data.shared_batches import SLOTS, Parcel, SharedBatches
 
@@ -176,19 +176,19 @@ class Numbered:
         return {"images": images, "pid": torch.full((len(numbers),), os.getpid())}, numbers
 
 
-def reader(num_workers: int) -> _Reader:
+def reader(num_workers: int) -> Reader:
     sampler = DistributedBatchSampler(240, 7, shuffle=False)
-    return _Reader(Numbered(), _Addresses(sampler, None), 0, num_workers, False)  # type: ignore[arg-type]
+    return Reader(Numbered(), Addresses(sampler, None), Reading(num_workers=num_workers))  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def two() -> Iterator[_Reader]:
+def two() -> Iterator[Reader]:
     made = reader(2)
     yield made
     made.close()
 
 
-def test_reading_processes_send_an_epoch_through_it_and_all_of_it_may_be_held(two: _Reader) -> None:
+def test_reading_processes_send_an_epoch_through_it_and_all_of_it_may_be_held(two: Reader) -> None:
     for _ in range(3):
         held = list(two)
         assert two.shared is not None and any(two.shared.taken[:])
@@ -201,7 +201,7 @@ def test_reading_processes_send_an_epoch_through_it_and_all_of_it_may_be_held(tw
         assert not any(two.shared.taken[:])
 
 
-def test_an_epoch_that_is_left_early_costs_nobody_a_batch(two: _Reader) -> None:
+def test_an_epoch_that_is_left_early_costs_nobody_a_batch(two: Reader) -> None:
     for number, (_, labels) in enumerate(two):
         assert torch.equal(labels, torch.arange(7 * number, 7 * number + 7))
         if number == 3:

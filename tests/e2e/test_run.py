@@ -63,7 +63,7 @@ def test_saved_weights_give_the_validation_accuracy_of_the_run(tmp_path: Path) -
     from trainer.models.lenet import LeNet
 
     plan = read(tmp_path / "run" / "plan.json")
-    splits = Digits(val_fraction=0.2, split_seed=0).open(Facts(**plan["facts"]))
+    splits = Digits(val_fraction=0.2, split_seed=0).open(Facts.of(plan["facts"]))
     model = LeNet(10, 1, 8)
     load_model(model, str(tmp_path / "run" / "model.safetensors"))
     images, labels = splits.val.inputs, splits.val.labels  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ import torch._inductor.codecache as codecache
 
 import trainer as package
 from tests.faults.stranger import NOBODY, said_by_nobody
+from trainer.config.run_config import RunConfig
 from trainer.data.prepared import MARKER, known, made_once
 from trainer.errors import UserError
 from trainer.host import cache, private
@@ -21,7 +22,7 @@ from trainer.planning.validate import check_compiler
 from trainer.worker.compiling import own_code
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-COMPILE = {"compile": True}
+COMPILE = RunConfig(compile=True)
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +134,7 @@ def test_compiled_code_is_refused_where_anybody_could_have_put_some(
     (theirs / "cache").mkdir(mode=0o700)
     with pytest.raises(UserError, match=rf"the cache {theirs}: .* who could put compiled code of theirs there"):
         check_compiler(COMPILE, "cuda")
-    check_compiler({"compile": False}, "cuda")
+    check_compiler(RunConfig(), "cuda")
     assert made_once(theirs / "cache" / "abc", make) == {"made": "by us"}, "data need no more than folders of one's own"
 
 

@@ -8,6 +8,7 @@ import ipaddress
 import ssl
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from torchvision.datasets import CIFAR10, MNIST, Flowers102
 
+from trainer.config.schema import ArraysData, TrackingConfig
 from trainer.data.download import File, Site, fetch
 from trainer.data.sets import cifar, flowers, mnist
 from trainer.errors import UserError
@@ -120,10 +122,10 @@ def test_nothing_is_asked_without_https(sites: tuple[str, str, list[str]], tmp_p
 
 def test_wrong_download_is_a_reason_or_a_refusal(sites: tuple[str, str, list[str]], tmp_path: Path) -> None:
     site = Site("A set", sites[0], "raw", (File("good", len(CONTENT), "0" * 64),))
-    config = {"root": str(tmp_path), "on_missing": "embedded"}
-    assert "is not the file that it should be" in fetch(config, site, lambda root: pytest.fail("unpacked"))
+    options = ArraysData(root=str(tmp_path))
+    assert "is not the file that it should be" in fetch(options, site, lambda root: pytest.fail("unpacked"))
     with pytest.raises(UserError, match="the download broke"):
-        fetch({**config, "on_missing": "error"}, site, lambda root: pytest.fail("unpacked"))
+        fetch(replace(options, on_missing="error"), site, lambda root: pytest.fail("unpacked"))
 
 
 def test_files_are_those_that_torchvision_looks_for() -> None:
@@ -160,7 +162,7 @@ def test_login_of_the_tracking_server_goes_to_no_other_server(sites: tuple[str, 
 
     first = serving(ThreadingHTTPServer(("127.0.0.1", 0), Leads))
     with pytest.raises(UserError, match="not as an MLflow server does"):
-        try_store({"kind": "mlflow", "uri": f"http://me:password@127.0.0.1:{first.server_port}"}, "an experiment")
+        try_store(TrackingConfig(uri=f"http://me:password@127.0.0.1:{first.server_port}"), "an experiment")
     for server in (first, other):
         server.shutdown()
         server.server_close()

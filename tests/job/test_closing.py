@@ -73,7 +73,7 @@ def execute(ready: job.Ready, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         mine.checked = copy.deepcopy(ready.checked)
         tracker, raised = Tracker(), None
         try:
-            job.execute(mine, lambda plan, payload, run_dir: start(run_dir), ["x"], tracker)  # type: ignore[arg-type]
+            job.execute(mine, lambda given: start(Path(given.plan.run_dir)), ["x"], tracker)  # type: ignore[arg-type]
         except BaseException as error:
             raised = error
         return type(raised) if raised else None, str(raised or ""), tracker, capsys.readouterr().out

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.pace import wait_for
 from trainer.data.arrays.tensors import ArrayDataset
 from trainer.data.feed import Feed
 from trainer.data.placement import Placement
+from trainer.data.reader import Reading
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
 from trainer.errors import RunFailed, UserError
@@ -28,17 +30,25 @@ from trainer.strategies.contract import Seat
 LONG_S = 300
 
 
-def babbles(seat: Seat, payload: Any) -> str:
+@dataclass(frozen=True)
+class Babble:
+    """What ``babbles`` is handed: what it must not say, and its log."""
+
+    secrets: tuple[str, str]
+    log: str
+
+
+def babbles(seat: Seat, told: Babble) -> str:
     """Prints what it should keep to itself, on both streams, and returns its log as it is then."""
-    secret = payload["secrets"][0]
-    print(secret, "and", payload["config"]["model"]["pat"], "here")
+    secret, other = told.secrets
+    print(secret, "and", other, "here")
     print("\x1b[2J\u202e")
     try:
         raise ValueError(secret)
     except ValueError as error:
         print(f"ValueError: {error}", file=sys.stderr)
     print("no newline", json.dumps(secret)[1:-1], end="", flush=True)
-    return Path(payload["log"]).read_text()
+    return Path(told.log).read_text()
 
 
 def tells(seat: Seat, payload: Any) -> dict[str, Any]:
@@ -163,7 +173,9 @@ def works_for_long(seat: Seat, payload: dict[str, Any]) -> None:
     numbers = ArrayDataset(torch.zeros(1000, 1), torch.arange(1000))
     splits = Splits(numbers, numbers)
     place = Placement(splits, torch.device("cpu"), torch.float32, False)
-    feed = Feed(splits, DistributedBatchSampler(1000, 2), EvaluationSampler(0, 1), place, num_workers=1)
+    feed = Feed(
+        splits, DistributedBatchSampler(1000, 2), EvaluationSampler(0, 1), place, reading=Reading(num_workers=1)
+    )
     next(next(feed.updates(0))[1])
     processes = [psutil.Process(), psutil.Process().parent(), *psutil.Process().children(recursive=True)]
     folder = Path(payload["folder"])

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.launch.entries import Babble
 from tests.pace import patient, wait_for
 from tests.runs import ROOT, alive, environment
 from trainer.errors import Interrupted, RunFailed, UserError
@@ -62,8 +63,8 @@ def test_entries_get_their_seat_and_return_to_the_parent(tmp_path: Path) -> None
 def test_a_log_is_clean_while_it_is_written(tmp_path: Path) -> None:
     """So that a launcher that is killed leaves no secret in it, whoever tracks the run."""
     secret = 's3cret\'of "a" hub'
-    payload = {"secrets": [secret], "config": {"model": {"pat": "ghp_0123abc"}}, "log": str(tmp_path / "workerlog.0")}
-    results = launch([workers("babbles", 1)], payload, tmp_path, Meeting())
+    told = Babble((secret, "ghp_0123abc"), str(tmp_path / "workerlog.0"))
+    results = launch([workers("babbles", 1)], told, tmp_path, Meeting())
     log = results["worker"][0]
     assert log.splitlines() == [
         "(hidden) and (hidden) here",

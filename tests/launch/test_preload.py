@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from tests.runs import environment
+from trainer.config.run_config import RunConfig
+from trainer.config.schema import DataConfig, SchedulerConfig
 from trainer.launch import preload
 
 ASK = """
@@ -51,8 +53,12 @@ def test_names_are_those_of_packages_that_came_meanwhile_without_what_the_parent
 
 
 def test_modules_are_those_of_targets_and_entries() -> None:
-    config = {group: {} for group in ("model", "data", "loss", "optimizer", "scheduler")}
-    config |= {"model": {"_target_": "mine.nets:Net"}, "data": {"_target_": "mine.data.Source"}}
-    config |= {"callbacks": [{"_target_": "mine.calls.Back"}], "metrics": {"own": {"_target_": "mine.kappa.Kappa"}}}
+    config = RunConfig(
+        model={"_target_": "mine.nets:Net"},
+        data=DataConfig("mine.data.Source"),
+        scheduler=SchedulerConfig("mine.rates.Rate"),
+        callbacks=[{"_target_": "mine.calls.Back"}],
+        metrics={"own": {"_target_": "mine.kappa.Kappa"}},
+    )
     found = preload.modules_of(config, ["trainer.worker.train:train"])
-    assert found == ["trainer.worker.train", "mine.nets", "mine.data", "mine.calls", "mine.kappa"]
+    assert set(found) == {"trainer.worker.train", "mine.nets", "mine.data", "mine.rates", "mine.calls", "mine.kappa"}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def test_config_passes_through_a_file_for_this_user_alone_and_does_not_stay(tmp_
     got: list[Any] = []
     waiting = threading.Thread(target=lambda: got.append(InFolder(tmp_path).take()))
     waiting.start()
-    assert way.give(PAYLOAD) == PAYLOAD
+    way.give(PAYLOAD)
     waiting.join(60)
     assert got == [PAYLOAD]
     [file] = tmp_path.iterdir()
@@ -92,7 +93,7 @@ def test_ranks_that_wait_in_vain_say_so(tmp_path: Path) -> None:
 
 def test_sealed_config_is_believed_with_the_secret_of_the_run_alone() -> None:
     store = dist.HashStore()
-    assert Sealed(store, GOOD, "run 0 4").give(PAYLOAD) == PAYLOAD
+    Sealed(store, GOOD, "run 0 4").give(PAYLOAD)
     assert Sealed(store, GOOD, "run 0 4").take() == PAYLOAD
     token = store.get(Sealed.KEY)
     assert b"betas" not in token, "nobody else reads it"
@@ -151,17 +152,16 @@ def test_several_hosts_with_a_secret_seal(agents: Path) -> None:
 def test_error_of_a_rank_is_told_to_torchrun_without_secrets(agents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in ranks_environment(agents).items():
         monkeypatch.setenv(name, value)
-    payload = {
-        "config": {"model": {"hub_token": "s3cret-of-a-hub"}},
-        "plan": {"device": "cpu", "entries": {"worker": "tests.launch.test_torchrun:breaks"}},
-    }
+    config = SimpleNamespace(model={"hub_token": "s3cret-of-a-hub"})
+    plan = SimpleNamespace(device="cpu", entries={"worker": "tests.launch.test_torchrun:breaks"})
+    given: Any = SimpleNamespace(config=config, plan=plan, secrets=("s3cret-of-a-hub",))
     with pytest.raises(RunFailed, match=r"worker 1:[^\0]*ValueError: logging in with \(hidden\)") as caught:
-        torchrun._work(dist.HashStore(), payload, 1)
+        torchrun._work(dist.HashStore(), given, 1)
     told = (agents / "attempt_0" / "1" / "error.json").read_text()
     assert "logging in with (hidden)" in told
     assert "s3cret" not in told + str(caught.value)
 
 
-def breaks(seat: Any, payload: Any) -> None:
+def breaks(seat: Any, given: Any) -> None:
     """A worker whose error shows a secret."""
-    raise ValueError(f"logging in with {payload['config']['model']['hub_token']}")
+    raise ValueError(f"logging in with {given.config.model['hub_token']}")

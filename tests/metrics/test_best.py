@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from trainer.config.run_config import RunConfig
+from trainer.config.schema import BestConfig
 from trainer.data.source import Facts
 from trainer.metrics import best as watched
 from trainer.metrics.best import Best, EarlyStop, best_metric
@@ -111,4 +113,4 @@ def test_an_early_stop_waits_for_its_patience_and_says_why() -> None:
 
 @pytest.mark.parametrize(("given", "task", "metric"), [(None, "classification", "val/acc1"), (None, "binary", "val/auc"), ("val/loss", "binary", "val/loss")])  # fmt: skip
 def test_the_best_model_goes_by_the_tasks_own_metric_unless_told(given: str | None, task: str, metric: str) -> None:
-    assert best_metric({"best": {"metric": given}}, task) == metric
+    assert best_metric(RunConfig(best=BestConfig(given)), task) == metric

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from trainer.config.schema import EmaConfig
 from trainer.optim.averaged import AveragedWeights, averaged_weights
 
 
@@ -156,5 +157,4 @@ def test_workers_with_one_model_exchange_the_buffers_alone() -> None:
 
 @pytest.mark.parametrize(("decay", "there"), [(None, False), (0.0, True), (0.99, True)])
 def test_there_is_an_average_where_a_decay_is_given(decay: Any, there: bool) -> None:
-    node = {"decay": decay, "warmup": False, "gamma": 1.0, "power": 0.5}
-    assert (averaged_weights(net(), node) is not None) == there
+    assert (averaged_weights(net(), EmaConfig(decay)) is not None) == there

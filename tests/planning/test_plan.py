@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.pictures import cifar, image_folder, needs
 from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
+from trainer.config import schema
+from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.hardware import Gpu
 from trainer.job import plan_table
 from trainer.job.ready import get_ready
-from trainer.planning.auto import Machine, ModelFacts, choose
-from trainer.planning.batches import batch_size
-from trainer.planning.plan import Plan
+from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
+from trainer.planning.batches import batch_sizes
+from trainer.planning.plan import Plan, Predicted
 from trainer.tracking.describe import note
 from trainer.wording import counted
 
@@ -50,7 +51,7 @@ def test_one_worker() -> None:
     assert plan.why["strategy"] == "one worker"
     assert (plan.batch_size, plan.global_batch_size) == (32, 32)
     assert (plan.steps_per_epoch, plan.epochs, plan.total_steps) == (TRAIN // 32, 12, 12 * (TRAIN // 32))
-    assert plan.facts["train_samples"] == TRAIN and plan.facts["classes"] == 10
+    assert plan.facts.train_samples == TRAIN and plan.facts.classes == 10
     assert plan.endpoint == "127.0.0.1:a free port"
 
 
@@ -79,8 +80,8 @@ def test_sixteen_hosts_of_eight_gpus_without_any_of_them() -> None:
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "128", "LOCAL_WORLD_SIZE": "8",
         "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
     }  # fmt: skip
-    assert plan.chosen["precision"] == "bf16" and "assuming" in plan.why["precision"]
-    assert plan.chosen["pin_memory"] is True and plan.chosen["keep_memory"] is False
+    assert plan.chosen.precision == "bf16" and "assuming" in plan.why["precision"]
+    assert plan.chosen.pin_memory is True and plan.chosen.keep_memory is False
 
 
 def test_ips_instead_of_nnodes_and_address() -> None:
@@ -142,9 +143,9 @@ def test_updates_of_an_epoch_follow_from_the_global_batch_alone(drop: bool) -> N
 
 
 def test_batch_size_on_the_command_line_goes_before_a_recipes_global_batch(tmp_path: Path) -> None:
-    config = {"data": {"batch_size": 8, "global_batch_size": 64}}
-    assert batch_size(config["data"], 4, 1, {"data.batch_size"}) == 8
-    assert config["data"]["global_batch_size"] is None
+    data = schema.DataConfig(batch_size=8, global_batch_size=64)
+    assert batch_sizes(data, 4, 1, {"data.batch_size"}) == {"batch_size": 8, "global_batch_size": None}
+    assert data == schema.DataConfig(batch_size=8, global_batch_size=64), "nothing is changed while it is checked"
 
 
 def test_leased_work_takes_only_global_batches_that_divide() -> None:
@@ -188,11 +189,7 @@ def test_a_batch_that_fits_one_worker_may_not_fit_many() -> None:
 
 # --- auto -----------------------------------------------------------------------------------------------------------
 
-CONFIG: dict[str, Any] = {
-    "precision": "auto",
-    "execution": {"channels_last": "auto", "keep_memory": "auto", "threads": None},
-    "data": {"num_workers": "auto", "prefetch": "auto", "pin_memory": "auto"},
-}
+CONFIG = RunConfig()
 BIG, SMALL = ModelFacts(25_000_000, convolutional=True), ModelFacts(20_000, convolutional=True)
 AMX = frozenset({"avx512f", "amx_bf16"})
 
@@ -220,19 +217,19 @@ def test_auto_precision_and_memory_format(
     device: str, model: ModelFacts, host: Machine, precision: str, channels_last: bool, reason: str
 ) -> None:
     chosen, why = choose(CONFIG, device, model, host, 1, False)
-    assert (chosen["precision"], chosen["channels_last"]) == (precision, channels_last)
+    assert (chosen.precision, chosen.channels_last) == (precision, channels_last)
     assert reason in why["precision"] and why["channels_last"]
 
 
 def test_the_weakest_gpu_decides() -> None:
     host = Machine(16, frozenset(), (Gpu("H100", (9, 0)), Gpu("V100", (7, 0))))
-    assert choose(CONFIG, "cuda", BIG, host, 2, False)[0]["precision"] == "fp16"
+    assert choose(CONFIG, "cuda", BIG, host, 2, False)[0].precision == "fp16"
 
 
 def test_random_images_are_so_many_updates_however_many_batches_these_merge() -> None:
     for merge in (1, 3):
         plan = planned("+recipe=resnet50_random", f"strategy.gradient_merge.k_steps={merge}", "data.batches=7")
-        assert (plan.steps_per_epoch, plan.facts["train_samples"]) == (7, 7 * plan.global_batch_size)
+        assert (plan.steps_per_epoch, plan.facts.train_samples) == (7, 7 * plan.global_batch_size)
         assert plan.global_batch_size == plan.batch_size * merge
 
 
@@ -241,19 +238,19 @@ def test_auto_takes_one_thread_where_a_batch_is_too_little_work_for_two() -> Non
     lenet = ModelFacts(
         11_350, convolutional=True, work=11_350 * 64
     )  # on digits: 0.2 million multiply-adds, 0.7 at most
-    assert choose(CONFIG, "cpu", lenet, host, 1, False, 32)[0]["threads"] == 1
-    assert choose(CONFIG, "cpu", lenet, host, 1, False, 512)[0]["threads"] == 8
-    assert choose(CONFIG, "cpu", SMALL, host, 1, False, 32)[0]["threads"] == 8, "not known how much work"
-    given = {**CONFIG, "execution": {**CONFIG["execution"], "threads": 5}}
-    assert choose(given, "cpu", lenet, host, 1, False, 32)[0]["threads"] == 5
+    assert choose(CONFIG, "cpu", lenet, host, 1, False, 32)[0].threads == 1
+    assert choose(CONFIG, "cpu", lenet, host, 1, False, 512)[0].threads == 8
+    assert choose(CONFIG, "cpu", SMALL, host, 1, False, 32)[0].threads == 8, "not known how much work"
+    given = CONFIG.changed(execution={"threads": 5})
+    assert choose(given, "cpu", lenet, host, 1, False, 32)[0].threads == 5
     plan = planned(DIGITS)
-    assert plan.chosen["threads"] == 1 and "little work" in plan.why["threads"]
+    assert plan.chosen.threads == 1 and "little work" in plan.why["threads"]
 
 
 def test_auto_threads_share_the_cores() -> None:
     for workers, threads, shared in ((1, 8, "1 worker"), (3, 2, "3 workers"), (16, 1, "16 workers")):
         chosen, why = choose(CONFIG, "cpu", BIG, Machine(8, AMX, ()), workers, False)
-        assert chosen["threads"] == threads and why["threads"] == f"8 cores / {shared}"
+        assert chosen.threads == threads and why["threads"] == f"8 cores / {shared}"
 
 
 @pytest.mark.parametrize(
@@ -263,47 +260,44 @@ def test_auto_threads_share_the_cores() -> None:
 )  # fmt: skip
 def test_auto_reading_processes(device: str, slow: bool, cores: int, workers: int, readers: int) -> None:
     chosen, why = choose(CONFIG, device, BIG, Machine(cores, frozenset(), ()), workers, slow)
-    assert chosen["num_workers"] == readers
+    assert chosen.num_workers == readers
     share = f"{counted(cores // workers, 'core')} per worker" if cores >= workers else "fewer cores than workers"
     assert (share if readers else "cut from memory") in why["num_workers"]
-    null = {**CONFIG, "data": {**CONFIG["data"], "num_workers": None}}
+    null = CONFIG.changed(data={"num_workers": None})
     assert choose(null, device, BIG, Machine(cores, frozenset(), ()), workers, slow) == (chosen, why)
 
 
 @pytest.mark.parametrize(("readers", "batches"), [(0, 0), (1, 4), (2, 2), (8, 2)])
 def test_auto_prefetch(readers: int, batches: int) -> None:
-    data = {"num_workers": readers, "pin_memory": "auto"}
-    chosen, why = choose({**CONFIG, "data": {**data, "prefetch": "auto"}}, "cpu", BIG, Machine(8, AMX, ()), 1, True)
-    assert chosen["prefetch"] == batches
+    config = CONFIG.changed(data={"num_workers": readers})
+    chosen, why = choose(config, "cpu", BIG, Machine(8, AMX, ()), 1, True)
+    assert chosen.prefetch == batches
     assert (f"{readers * batches} batches are ready" if readers else "data.num_workers") in why["prefetch"]
-    given, why = choose({**CONFIG, "data": {**data, "prefetch": 7}}, "cpu", BIG, Machine(8, AMX, ()), 1, True)
-    assert given["prefetch"] == (7 if readers else 0) and ("prefetch" in why) == (not readers)
+    given, why = choose(config.changed(data={"prefetch": 7}), "cpu", BIG, Machine(8, AMX, ()), 1, True)
+    assert given.prefetch == (7 if readers else 0) and ("prefetch" in why) == (not readers)
 
 
 def test_auto_memory() -> None:
     on_cpu, on_gpu = choose(CONFIG, "cpu", BIG, Machine(2, AMX, ()), 1, False), choose(CONFIG, "cuda", BIG, gpu_of(9, 0), 1, False)  # fmt: skip
-    assert (on_cpu[0]["keep_memory"], on_cpu[0]["pin_memory"]) == (True, False)
-    assert (on_gpu[0]["keep_memory"], on_gpu[0]["pin_memory"]) == (False, True)
+    assert (on_cpu[0].keep_memory, on_cpu[0].pin_memory) == (True, False)
+    assert (on_gpu[0].keep_memory, on_gpu[0].pin_memory) == (False, True)
     assert {"keep_memory", "pin_memory"} <= set(on_cpu[1]) & set(on_gpu[1])
 
 
 def test_what_is_given_is_taken_without_a_reason() -> None:
-    given = {
-        "precision": "fp64",
-        "execution": {"channels_last": True, "keep_memory": False, "threads": 5},
-        "data": {"num_workers": 3, "prefetch": 5, "pin_memory": True},
-    }
+    given = CONFIG.changed(
+        precision="fp64",
+        execution={"channels_last": True, "keep_memory": False, "threads": 5},
+        data={"num_workers": 3, "prefetch": 5, "pin_memory": True},
+    )
     chosen, why = choose(given, "cpu", BIG, Machine(2, AMX, ()), 1, True)
-    assert why == {} and chosen == {
-        "precision": "fp64", "channels_last": True, "keep_memory": False, "threads": 5, "num_workers": 3,
-        "prefetch": 5, "pin_memory": True,
-    }  # fmt: skip
+    assert why == {} and chosen == Chosen("fp64", True, False, 5, 3, 5, True)
 
 
 def test_reasons_are_in_the_plan() -> None:
     plan = planned(DIGITS, "execution.threads=1")
-    assert plan.chosen["threads"] == 1 and "threads" not in plan.why
-    assert plan.chosen["precision"] == "fp32" and "no bf16 instructions" in plan.why["precision"]
+    assert plan.chosen.threads == 1 and "threads" not in plan.why
+    assert plan.chosen.precision == "fp32" and "no bf16 instructions" in plan.why["precision"]
 
 
 def test_reading_is_in_the_plan_that_is_shown_with_its_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,12 +321,12 @@ def test_reading_is_in_the_plan_that_is_shown_with_its_reasons(tmp_path: Path, m
 
 @pytest.mark.parametrize("each", ["image", "row"])
 def test_the_plan_of_predicting_shows_what_is_read_and_written(each: str) -> None:
-    plan = replace(planned(DIGITS), mode="predict", predict={"input": "/in", "samples": 1200, "each": each, "output": None})  # fmt: skip
+    plan = replace(planned(DIGITS), mode="predict", predict=Predicted("/in", 1200, each, None))  # fmt: skip
     shown = dict(plan_table.rows(plan))
     assert shown["input"] == ("/in: 1,200 images" if each == "image" else "/in: about 1,200 rows")
     assert shown["output"] == f"{plan.run_dir}/predictions.csv" and "data" not in shown
     assert "training" not in " ".join(shown.values())
-    there = dict(plan_table.rows(replace(plan, predict={**plan.predict, "output": "/x.csv"})))
+    there = dict(plan_table.rows(replace(plan, predict=Predicted("/in", 1200, each, "/x.csv"))))
     assert there["output"] == "/x.csv"
 
 

@@ -27,6 +27,7 @@ from trainer.config.instantiate import locate
 from trainer.errors import RunFailed
 from trainer.launch.forkserver import resolve
 from trainer.models.sync_batch_norm import synchronised
+from trainer.planning.assignment import Assignment
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol import snapshot
@@ -34,7 +35,7 @@ from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Kind, Mess
 from trainer.worker.build import build
 from trainer.worker.loop import Training, fit, train_epoch
 from trainer.worker.settings import settings
-from trainer.worker.train import take_seat
+from trainer.worker.train import seated
 
 
 def each_case(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
@@ -45,20 +46,21 @@ def each_case(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         if seat.role == "worker":
             answers.append(resolve(case["entry"])(own, copy.deepcopy(case["payload"]), **case["arguments"]))
             continue
-        resolve(case["payload"]["plan"]["entries"][seat.role])(own, case["payload"])
+        given = Assignment.of(case["payload"])
+        resolve(given.plan.entries[seat.role])(own, given)
     return {"pid": os.getpid(), "answers": answers}
 
 
 @contextmanager
 def taking_part(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
     """A worker of the run up to the loop, as ``trainer.worker.train.train`` makes it."""
-    config, plan = payload["config"], payload["plan"]
-    take_seat(seat, config, plan)
-    node = {k: v for k, v in config["strategy"].items() if k != "_target_"}
+    given = Assignment.of(payload)
+    config, plan = given.config, given.plan
+    seat = seated(seat, config, plan)
     with settings(config, plan, seat):
-        strategy = locate(plan["strategy_worker"])(node, seat)
+        strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
         try:
-            run = build(config, plan, seat, strategy, Report(None, plan["total_steps"]))
+            run = build(config, plan, seat, strategy, Report(None, plan.total_steps))
             run.keep_best = lambda: None
             yield run
         finally:
@@ -166,8 +168,8 @@ def aged(seat: Seat, payload: dict[str, Any]) -> dict[str, list[int]]:
         train_epoch(run, 0)
         run.strategy.synchronize()
         found: dict[str, list[int]] = {}
-        run.strategy.save(Path(payload["run_dir"]))
-        for part in snapshot.read(Path(payload["run_dir"]) / "persistables").parts if seat.rank == 0 else ():
+        run.strategy.save(Path(payload["plan"]["run_dir"]))
+        for part in snapshot.read(Path(payload["plan"]["run_dir"]) / "persistables").parts if seat.rank == 0 else ():
             for name in part:
                 if name.endswith("|ids"):
                     found.setdefault(name.split("|")[1], []).extend(part[name].tolist())
@@ -266,7 +268,7 @@ def kept(seat: Seat, payload: dict[str, Any]) -> list[float]:
 
         run.strategy.step = note
         fit(run)
-        run.strategy.save(Path(payload["run_dir"]))
+        run.strategy.save(Path(payload["plan"]["run_dir"]))
         return rates
 
 

@@ -63,10 +63,10 @@ def composed(*typed: str) -> Ready:
 def payload(
     strategy: str, workers: int, overrides: tuple[str, ...] = (), base: tuple[str, ...] = BASE
 ) -> dict[str, Any]:
-    """What the parent hands to the workers for so many of them."""
+    """What the parent hands to the workers for so many of them, as plain data, see ``Assignment.of``."""
     servers = (f"launch.servers={SERVERS[workers]}",) if strategy.startswith("pserver") else ()
     ready = composed(*base, f"strategy={strategy}", f"launch.nproc={workers}", *servers, *overrides)
-    return copy.deepcopy({"config": ready.checked.config, "plan": ready.plan.as_dict(), "run_dir": "nowhere"})
+    return copy.deepcopy(ready.assignment.as_dict())
 
 
 def launched(strategy: str, workers: int, cases: Mapping[str, Case], log_dir: Path) -> dict[str, dict[int, Any]]:

@@ -24,7 +24,7 @@ def run(folder: Path, mode: str, workers: int, *overrides: str) -> list[list[flo
     """Each worker's rates; the run leaves ``persistables`` and what its servers did in the folder."""
     folder.mkdir()
     [handed] = hand_over(f"pserver_{mode}", workers, {"kept": Case("kept", overrides, base=BASE)})
-    handed["payload"]["run_dir"] = str(folder)
+    handed["payload"]["plan"]["run_dir"] = str(folder)
     found = start([handed], folder)["worker"]
     return [found[rank]["answers"][0] for rank in range(workers)]
 
@@ -92,4 +92,4 @@ def test_another_mode_optimizer_precision_or_model_is_refused_before_anything_st
 def test_an_optimizer_of_the_same_kind_with_other_numbers_is_taken(saved: Path) -> None:
     folder = saved / "async" / "persistables"
     ready: Any = composed(*BASE, "max_steps=3", "strategy=pserver_ssp", "launch.nproc=1", "optimizer.momentum=0.5", f"strategy.load_from={folder}")  # fmt: skip
-    assert ready.checked.config["strategy"]["load_from"] == str(folder)
+    assert ready.checked.config.node("strategy")["load_from"] == str(folder)

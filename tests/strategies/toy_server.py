@@ -23,8 +23,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.config.run_config import RunConfig
+from trainer.config.schema import LaunchConfig
 from trainer.errors import RunFailed, UserError
 from trainer.optim.updater import Updater
+from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Declaration, MakeUpdater, Seat, Strategy
 
 ADDRESS = "toy_server/address"
@@ -44,14 +47,14 @@ class ToyServer(Declaration):
     def exact(self) -> bool:
         return True
 
-    def roles(self, workers: int, launch: Mapping[str, Any]) -> dict[str, int]:
+    def roles(self, workers: int, launch: LaunchConfig) -> dict[str, int]:
         return {"server": 1, "worker": workers}
 
-    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+    def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
-        if config["launch"]["servers"] not in (None, 1):
-            refused.append(UserError(f"launch.servers={config['launch']['servers']}", "toy_server has one server", "launch.servers=1"))  # fmt: skip
-        if config["precision"] == "fp16":
+        if config.launch.servers not in (None, 1):
+            refused.append(UserError(f"launch.servers={config.launch.servers}", "toy_server has one server", "launch.servers=1"))  # fmt: skip
+        if config.precision == "fp16":
             refused.append(UserError("precision=fp16", "the server knows no loss scale", "precision=bf16"))
         return refused
 
@@ -140,17 +143,16 @@ class ToyWorker(Strategy):
         self._lr, self.stale = agreed["lr"], False
 
 
-def serve(seat: Seat, payload: dict[str, Any]) -> int:
+def serve(seat: Seat, run: Assignment) -> int:
     """Entry of the role ``server``: serve until every worker has said goodbye; returns the number of updates.
 
     Raises:
         RunFailed: a worker did not come, or went away without a goodbye.
     """
-    plan = payload["plan"]
-    timeout_s = payload["config"]["strategy"]["timeout_s"]
-    server = Server(payload, plan["roles"]["worker"], timeout_s)
+    timeout_s = run.config.node("strategy")["timeout_s"]
+    server = Server(run, run.plan.workers, timeout_s)
     token = secrets.token_hex(16)
-    with socket.create_server(("127.0.0.1", 0), backlog=plan["roles"]["worker"]) as listening:
+    with socket.create_server(("127.0.0.1", 0), backlog=run.plan.workers) as listening:
         seat.store.set(ADDRESS, f"{listening.getsockname()[1]} {token}")
         connections = gather(listening, token, server.size, max(timeout_s, STARTUP_S))
     threads = [threading.Thread(target=server.attend, args=(rank, c)) for rank, c in connections.items()]
@@ -196,8 +198,8 @@ class Round:
 class Server:
     """Parameters and optimizer, and one thread for each worker."""
 
-    def __init__(self, payload: dict[str, Any], size: int, timeout_s: float) -> None:
-        self.payload, self.size, self.timeout_s = payload, size, timeout_s
+    def __init__(self, run: Assignment, size: int, timeout_s: float) -> None:
+        self.run, self.size, self.timeout_s = run, size, timeout_s
         self.updater: Updater | None = None
         self.changed = threading.Condition()
         self.round: Round | None = None
@@ -245,8 +247,7 @@ class Server:
         from trainer.worker.model import make_updater
 
         self.parameters = nn.ParameterList(brought[0])
-        config, plan = self.payload["config"], self.payload["plan"]
-        self.updater = make_updater(config, plan, self.parameters, plan["chosen"]["precision"])
+        self.updater = make_updater(self.run.config, self.run.plan, self.parameters)
         return self.agreed()
 
     def agreed(self) -> dict[str, Any]:

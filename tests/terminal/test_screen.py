@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from trainer.cli import last_lines
-from trainer.cli.commands import show_sweep
+from trainer.cli.sweep import show_sweep
 from trainer.cli.sweep_table import METRICS, Job
+from trainer.config.run_config import RunConfig
 from trainer.job import plan_table
 from trainer.job.result import Result
 from trainer.launch.forkserver import _shown
@@ -171,8 +172,8 @@ def test_quiet_shows_neither_plan_nor_bar_nor_lines_and_warnings_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan: Any = SimpleNamespace(
-        lacks=[], concern="too many outputs", facts={"attention": "", "stand_in": "drawn flowers"}, strategy="single",
-        roles={"worker": 1}, device="cpu", chosen={"precision": "fp32"}, total_steps=1, global_batch_size=32, run_dir="x", left_out=["launch.nproc=2"],
+        lacks=[], concern="too many outputs", facts=SimpleNamespace(attention="", stand_in="drawn flowers"), strategy="single",
+        roles={"worker": 1}, device="cpu", chosen=SimpleNamespace(precision="fp32"), total_steps=1, global_batch_size=32, run_dir="x", left_out=["launch.nproc=2"],
     )  # fmt: skip
     plan_table.show_plan(plan, "quiet")
     plan_table.show_briefly(plan, "quiet")
@@ -246,7 +247,7 @@ def test_the_address_opens_the_view_of_trainings(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     plan = SimpleNamespace(tracking=uri.format(here=tmp_path), best="val/acc1", leased=False)
-    ready: Any = SimpleNamespace(plan=plan, checked=SimpleNamespace(config={"predict": {"output": None}}))
+    ready: Any = SimpleNamespace(plan=plan, checked=SimpleNamespace(config=RunConfig()))
     last_lines.say_result(Result("done", str(tmp_path), RUN, "7", steps=1), ready, ["+recipe=x"])
     [look] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("look")]
     assert said in look and look.endswith(f"(run {RUN})")

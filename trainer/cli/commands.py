@@ -1,23 +1,22 @@
-"""From overrides to results: one run, a sweep, or what Hydra shows of the config."""
+"""From overrides to results: one run, or what Hydra shows of the config."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trainer.cli import compose, sweep_table
+from trainer.cli import compose
 from trainer.cli.compose import plain, typed_keys
-from trainer.cli.last_lines import say_broken, say_result, short
-from trainer.cli.points import check_points, expand
-from trainer.config.redact import HERE, command, hide, of_command_line, of_environment, text
-from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
-from trainer.host.links import check_run_folder, check_sweep_folder
-from trainer.job.closing import Closing
+from trainer.cli.last_lines import say_broken, say_result
+from trainer.config.redact import HERE, of_command_line, of_environment
+from trainer.config.run_config import RunConfig
+from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.host.links import check_run_folder
 from trainer.job.job import Starter, execute
 from trainer.job.ready import Ready, get_ready
 from trainer.job.result import Result
@@ -71,11 +70,11 @@ def run_one(
 
         with compose.usual_values(app, overrides, config_name):
             ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed)
-        if ready.checked.config["plan"]:
+        if ready.checked.config.plan:
             from trainer.job.plan_table import show_plan
 
             show_plan(ready.plan)
-            return _planned(ready)
+            return planned(ready)
         if (away := try_tracking(ready)) and trackers[0] is not None:
             trackers[0].tell_away(away)
         run_dir = claim(run_dir, chosen="hydra.run.dir" in typed_keys(overrides))
@@ -90,79 +89,6 @@ def run_one(
     return result
 
 
-def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str] = ()) -> list[Result]:
-    """Every point of a sweep, one after the other, each in its own folder and MLflow run under one parent run.
-
-    All points are checked before the first one starts. A job that fails is recorded and the others are done.
-    """
-    from hydra.core.hydra_config import HydraConfig
-
-    from trainer.tracking.describe import NOTE
-    from trainer.tracking.naming import key_of
-
-    master, later = compose.compose_sweep(app, overrides, config_name)
-    sweep_dir = compose.named_folder(master, "hydra.sweep.dir")
-    check_sweep_folder(sweep_dir, master.hydra.output_subdir)
-    jobs = expand(master)
-    points, left_out = check_points(app, master, jobs)
-    if points and points[0].checked.config["plan"]:
-        from trainer.job.plan_table import show_plan
-
-        for point in points:
-            show_plan(point.plan)
-        return [_planned(point) for point in points]
-    away = try_tracking(points[0]) if points else ""
-    ended: list[sweep_table.Job] = []
-    swept = sweep_table.swept_keys(master)
-    with tracking(points[0].plan.tracking if points and points[0].plan.node_rank == 0 else "", away) as tracker:
-
-        def job(config: DictConfig) -> None:
-            hydra = HydraConfig.get()
-            mine, number = list(hydra.overrides.task), len(ended)
-            where, shown = str(hydra.runtime.output_dir), tuple(text(override) for override in mine)
-            told = [o for o in mine if key_of(o) in swept] or mine
-            Screen().print(f"\n--- job {number}" + (f" of {len(jobs)}" if jobs else "") + f": {command(told)}")
-            watched, ready = "", None
-            try:
-                ready = get_ready(plain(config), typed_keys(mine), where)
-                if points:
-                    ready.plan = replace(ready.plan, left_out=points[number].plan.left_out)
-                watched, ready.swept, ready.later = ready.plan.best, frozenset(swept), number > 0
-                result = execute(ready, start_here, [*flags, *mine], tracker, sweep_dir)
-            except (Interrupted, KeyboardInterrupt) as error:
-                if ready is not None:
-                    say_broken(ready)
-                ended.append(sweep_table.Job(shown, sweep_table.left(where, "killed", str(error)), watched))
-                raise KeyboardInterrupt(str(error) or BY_CTRL_C) from None
-            except (RunFailed, UserError) as error:
-                if ready is not None:
-                    say_broken(ready)
-                print(f"job failed: {error}", flush=True)
-                result = sweep_table.left(where, "failed", str(error))
-            ended.append(sweep_table.Job(shown, result, watched))
-
-        if tracker is not None and points:
-            tracker.open(sweep_dir, _sweep_run(points[0], overrides, flags, swept))
-        status = "KILLED"
-        try:
-            there = f"hydra.sweep.dir='{sweep_dir}'"  # its default holds the time, which Hydra would look up again
-            with compose.ours_to_write(), compose.leaving_out(app, later, left_out):
-                app.multirun(config_name, job, [*overrides, there, "hydra.mode=MULTIRUN"])
-            status = "FINISHED" if all(job.result.status == "done" for job in ended) else "FAILED"
-        finally:
-            every = [*ended, *(sweep_table.waiting(text(o) for o in left) for left in jobs[len(ended) :])]
-            closing = Closing(lambda line: Screen().print(line))
-            with closing.step("the sweep's table"):
-                show_sweep(every, sweep_dir)
-            with closing.step("the end of the sweep's MLflow run"):
-                if tracker is not None and points:
-                    repeat = f"python -m trainer {command([*flags, '-m', *overrides])}"
-                    told = sweep_table.note(points[0].plan.name, every, swept, repeat, sweep_dir)
-                    tracker.close(sweep_dir, status, hide({NOTE: told}), 10.0)
-            closing.tell()
-    return [job.result for job in ended]
-
-
 def exit_code(result: Result) -> int:
     """Of a command that ended with this: 0; 1 for a job of a sweep that failed; 2 for a plan that would be refused."""
     if result.status == "planned":
@@ -170,7 +96,7 @@ def exit_code(result: Result) -> int:
     return 0 if result.status == "done" else RunFailed.exit_code
 
 
-def _planned(ready: Ready) -> Result:
+def planned(ready: Ready) -> Result:
     """Of a plan; ``error``: why the run would be refused."""
     return Result("planned", ready.plan.run_dir, error="\n".join(ready.plan.lacks))
 
@@ -184,28 +110,7 @@ def try_tracking(ready: Ready) -> str:
     config = ready.checked.config
     if not ready.plan.tracking or ready.plan.node_rank:
         return ""
-    return try_store(config["tracking"], experiment_of(config))
-
-
-def _sweep_run(point: Ready, overrides: list[str], flags: Sequence[str], swept: Collection[str]) -> dict[str, Any]:
-    from trainer.tracking.describe import describe, public
-    from trainer.tracking.naming import sweep_name
-
-    run = describe(point.checked.config, point.plan, [*flags, "-m", *overrides], None, "")
-    named = sweep_name(public(overrides), swept)
-    return {**run, "run_name": named, "params": {}, "dataset": None, "models": {}, "artifacts": ["sweep.csv"]}
-
-
-def show_sweep(jobs: Sequence[sweep_table.Job], sweep_dir: Path) -> None:
-    """A table of the jobs and their metrics, also as sweep.csv."""
-    if not jobs:
-        return
-    columns, rows = sweep_table.table(jobs)
-    spare = [columns.index(name) for name in sweep_table.SPARE if name in columns]
-    out = Screen().rows("Sweep", columns, rows, columns.index("overrides"), spare)
-    sweep_table.write(jobs, sweep_dir)
-    more = f", with {', '.join(out)}" if out else ""
-    Screen().print(f"jobs are in {short(sweep_dir)}/0, 1, ...; the table in {short(sweep_dir)}/sweep.csv{more}")
+    return try_store(config.tracking, experiment_of(config))
 
 
 def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
@@ -220,9 +125,9 @@ def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
             app.shell_completion(config_name, args.overrides)
 
 
-def _recorded_at(config: Mapping[str, Any]) -> str:
+def _recorded_at(config: RunConfig) -> str:
     """Where this host's process is to record the run; empty where there is nothing to record."""
-    return "" if config["plan"] or config["launch"]["node_rank"] else tracking_uri(config["tracking"])
+    return "" if config.plan or config.launch.node_rank else tracking_uri(config.tracking)
 
 
 @contextlib.contextmanager

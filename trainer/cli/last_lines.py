@@ -35,11 +35,11 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     if result.stand_in:
         out.print(f"ATTENTION: {result.stand_in}", style="bold red")
     early = result.ended.startswith(EARLY)
-    if early and ready.checked.config["verbosity"] == "quiet":  # else the first worker has said so
+    if early and ready.checked.config.verbosity == "quiet":  # else the first worker has said so
         out.print(result.ended, style="bold yellow")
     folder = Path(result.run_dir)
     out.fact("results", f"{short(folder)}  ({', '.join(_left(folder, result.mode))})", INDENT, "")
-    if output := ready.checked.config["predict"]["output"]:
+    if output := ready.checked.config.predict.output:
         out.fact("guesses", short(Path(output)), INDENT, "")
     if ready.plan.tracking and result.run_id is not None:
         out.fact("look", _look(ready.plan.tracking, result), INDENT, "")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from trainer.config.schema import ArraysData, Flowers102Data
 from trainer.errors import UserError
 from trainer.host.network import fetch_file, unreachable
 
@@ -48,23 +48,23 @@ class Site:
         )
 
 
-def absent(config: Mapping[str, Any], site: Site, folder: Path) -> str:
+def absent(options: Flowers102Data | ArraysData, site: Site, folder: Path) -> str:
     """Why a set that is not in the folder cannot be had; empty when it can be downloaded.
 
     Raises:
         UserError: it cannot, and ``data.on_missing`` is ``error``.
     """
-    reason = unreachable(site.address + site.files[-1].name) if config["download"] else "data.download=false"
-    if reason and config["on_missing"] == "error":
+    reason = unreachable(site.address + site.files[-1].name) if options.download else "data.download=false"
+    if reason and options.on_missing == "error":
         raise UserError(
-            f"data.root={config['root']}",
+            f"data.root={options.root}",
             f"{site.name} is not in {folder} and cannot be downloaded ({reason})",
             f"data.root=FOLDER that holds {folder.name}/, or data.on_missing=embedded",
         )
     return reason
 
 
-def fetch(config: Mapping[str, Any], site: Site, unpack: Callable[[str], object]) -> str:
+def fetch(options: Flowers102Data | ArraysData, site: Site, unpack: Callable[[str], object]) -> str:
     """Download it, one process at a time; returns why that failed, or nothing.
 
     Args:
@@ -75,7 +75,7 @@ def fetch(config: Mapping[str, Any], site: Site, unpack: Callable[[str], object]
     """
     from filelock import FileLock
 
-    root = Path(config["root"])
+    root = Path(options.root)
     root.mkdir(parents=True, exist_ok=True)
     print(f"downloading {site.name} into {root} ({site.megabytes} MB)", flush=True)
     try:
@@ -85,7 +85,7 @@ def fetch(config: Mapping[str, Any], site: Site, unpack: Callable[[str], object]
             unpack(str(root))
     except (OSError, RuntimeError) as error:
         reason = f"the download broke: {error}"
-        if config["on_missing"] == "error":
+        if options.on_missing == "error":
             raise UserError(f"data.root={root}", reason, "data.on_missing=embedded") from error
         return reason
     return ""

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
-from trainer.data.augment.mixing import Mixing
-from trainer.data.augment.seeded import Seeded
-from trainer.data.growth import Growth, Rest, end_processes
-from trainer.data.inputs import Inputs, each
+from trainer.data.growth import Growth
+from trainer.data.inputs import Inputs
 from trainer.data.placement import Placement
-from trainer.data.reading import Told, as_it_is, from_processes, reading_process
+from trainer.data.reader import HERE, Addresses, BlockReader, Reader, Reading, Scatter, ScatteredReader
 from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
-from trainer.data.shared_batches import SharedBatches
 from trainer.data.source import Splits
 from trainer.data.work import MapWork, StreamWork
-
-Scatter = Callable[[list[tuple[Inputs, torch.Tensor]] | None], tuple[Inputs, torch.Tensor]]
-"""The first worker gives everybody's batches by rank, the others None; each gets its own."""
 
 
 @dataclass
@@ -48,141 +41,6 @@ class Batch:
     work: tuple[int, int, int, bool] | None = None
 
 
-class _Addresses:
-    """A sampler's batches as (epoch, indices); limited to so many batches."""
-
-    def __init__(self, sampler: TrainingSampler | EvaluationSampler | EverybodysBatches, limit: int | None) -> None:
-        self.sampler = sampler
-        self.limit = limit
-
-    def __len__(self) -> int:
-        return len(self.sampler) if self.limit is None else min(self.limit, len(self.sampler))
-
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        epoch = getattr(self.sampler, "epoch", 0)
-        for _, batch in zip(range(len(self)), self.sampler.arrays(), strict=False):
-            yield epoch, batch
-
-
-class _Reader:
-    """Batches of one data set in the sampler's order, in this process or in reading processes."""
-
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        addresses: _Addresses,
-        seed: int,
-        num_workers: int,
-        pin_memory: bool,
-        mixing: Mixing | None = None,
-        prefetch: int = 2,
-    ) -> None:
-        self.dataset = Seeded(dataset, seed, mixing)
-        self.addresses = addresses
-        self.num_workers, self.prefetch = num_workers, prefetch
-        self.pin_memory = pin_memory
-        self.rest = Rest(addresses)
-        self.loader: DataLoader[Any] | None = None
-        self.shared: SharedBatches | None = None
-        self.retired: DataLoader[Any] | None = None
-
-    def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
-        if not self.num_workers:
-            for address in self.addresses:
-                inputs, labels = self.dataset.__getitems__(address)
-                if self.pin_memory:
-                    inputs, labels = each(torch.Tensor.pin_memory, inputs), labels.pin_memory()
-                yield inputs, labels
-            return
-        read, batches = 0, self._begin(0)
-        while read < len(self.addresses):
-            if self.loader is None:
-                batches = self._begin(read)
-            yield next(batches)
-            read += 1
-
-    def grow(self, num_workers: int, prefetch: int) -> None:
-        """From the next batch on, read by so many processes, which keep so many batches ready each."""
-        self.num_workers, self.prefetch = num_workers, prefetch
-        self.retired, self.loader = self.loader, None
-
-    def _begin(self, first: int) -> Iterator[tuple[Inputs, torch.Tensor]]:
-        """The epoch's batches from that one on; the processes stay for the next epoch."""
-        if self.loader is None:
-            shares = SharedBatches.possible() and not self.pin_memory  # what is pinned is copied anyway
-            self.shared = SharedBatches(self.num_workers) if shares else None
-            self.loader = DataLoader(
-                Told(self.dataset, self.shared),
-                batch_sampler=self.rest,  # type: ignore[arg-type]
-                num_workers=self.num_workers,
-                prefetch_factor=self.prefetch,
-                collate_fn=as_it_is,
-                pin_memory=self.pin_memory,
-                persistent_workers=True,
-                worker_init_fn=reading_process,
-            )
-        self.rest.first = first
-        batches = from_processes(iter(self.loader), self.shared)
-        end_processes(self.retired)
-        self.retired = None
-        return batches
-
-    def close(self) -> None:
-        """End the reading processes."""
-        for loader in (self.loader, self.retired):
-            end_processes(loader)
-        self.loader = self.retired = None
-
-
-class ScatteredReader:
-    """The first worker reads everybody's batches and sends each its own, which are those that it would have read.
-
-    Args:
-        reader: of everybody's batches, on the first worker; None on the others.
-        batches: (addresses) of this worker.
-        workers: how many there are.
-        scatter: the strategy's.
-    """
-
-    def __init__(self, reader: _Reader | None, batches: _Addresses, workers: int, scatter: Scatter) -> None:
-        self.reader, self.batches, self.workers, self.scatter = reader, batches, workers, scatter
-
-    def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
-        read = iter(self.reader) if self.reader is not None else None
-        for _ in range(len(self.batches)):
-            yield self.scatter([next(read) for _ in range(self.workers)] if read is not None else None)
-
-    def close(self) -> None:
-        """End the reading processes."""
-        if self.reader is not None:
-            self.reader.close()
-
-
-class BlockReader:
-    """Batches of a map-style data set by any indices, one list of them after the other."""
-
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        seed: int,
-        num_workers: int,
-        pin_memory: bool,
-        mixing: Mixing | None = None,
-        prefetch: int = 2,
-    ) -> None:
-        self.addresses: list[tuple[int, np.ndarray]] = []
-        self.reader = _Reader(dataset, self.addresses, seed, num_workers, pin_memory, mixing, prefetch)  # type: ignore[arg-type]
-
-    def __call__(self, epoch: int, batches: list[np.ndarray]) -> Iterator[tuple[Inputs, torch.Tensor]]:
-        """These batches of that epoch."""
-        self.addresses[:] = [(epoch, indices) for indices in batches]
-        return iter(self.reader)
-
-    def close(self) -> None:
-        """End the reading processes."""
-        self.reader.close()
-
-
 class Feed:
     """The training batches of one worker, grouped into updates, and the evaluation batches.
 
@@ -193,13 +51,10 @@ class Feed:
         merge: batches per update (gradient merge); the epoch's last update may have fewer.
         average: the merged batches' gradients are averaged over samples; False: that times the number of batches,
             which for batches of equal size is their sum.
-        seed: of the augmentation.
-        num_workers: reading processes; prefetch: batches that each of them keeps ready.
-        pin_memory: page-locked batches.
+        reading: how samples are read.
         limit_train, limit_val: use only so many batches.
         expect: told of each batch before the one ahead of it is handed out; None: nothing is read ahead.
         work: hands out the epoch's blocks; None: the sampler has split them.
-        mixing: of training batches.
         scatter: the strategy's, where the first worker reads for all; None: each reads its own.
         growth: says whether more processes should read; None: they are as many as they are.
     """
@@ -213,15 +68,11 @@ class Feed:
         *,
         merge: int = 1,
         average: bool = True,
-        seed: int = 0,
-        num_workers: int = 0,
-        prefetch: int = 2,
-        pin_memory: bool = False,
+        reading: Reading = HERE,
         limit_train: int | None = None,
         limit_val: int | None = None,
         expect: Callable[[Batch], None] | None = None,
         work: MapWork | StreamWork | None = None,
-        mixing: Mixing | None = None,
         scatter: Scatter | None = None,
         growth: Growth | None = None,
     ) -> None:
@@ -229,22 +80,20 @@ class Feed:
         self.growth = growth
         self.expect = expect
         self.work = work
-        self.block_reader: BlockReader | None = None
         self.place = place
         self.merge = merge
         self.average = average
-        self.train_addresses = _Addresses(train, limit_train)
-        everything = (seed, num_workers, pin_memory, mixing, prefetch)
-        self.train_reader: _Reader | ScatteredReader
+        self.train_addresses = Addresses(train, limit_train)
+        self.train_reader: Reader | ScatteredReader
         if scatter is None:
-            self.train_reader = _Reader(splits.train, self.train_addresses, *everything)
+            self.train_reader = Reader(splits.train, self.train_addresses, reading)
         else:
             limit = limit_train and limit_train * train.world_size
-            all_of_them = _Addresses(EverybodysBatches(train), limit)
-            reads = _Reader(splits.train, all_of_them, *everything) if train.rank == 0 else None
+            all_of_them = Addresses(EverybodysBatches(train), limit)
+            reads = Reader(splits.train, all_of_them, reading) if train.rank == 0 else None
             self.train_reader = ScatteredReader(reads, self.train_addresses, train.world_size, scatter)
-        self.val_addresses = _Addresses(val, limit_val)
-        self.val_reader = _Reader(splits.val, self.val_addresses, seed, num_workers, pin_memory, None, prefetch)
+        self.val_addresses = Addresses(val, limit_val)
+        self.val_reader = Reader(splits.val, self.val_addresses, replace(reading, mixing=None))
         self.waited = 0.0
 
     def updates(self, epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
@@ -264,8 +113,8 @@ class Feed:
         """Go on with so many reading processes; None: as it is."""
         if readers is None or self.growth is None:
             return
-        training = self.block_reader or self.train_reader
-        reader = training if isinstance(training, _Reader) else training.reader
+        training = self._block_reader() or self.train_reader
+        reader = training if isinstance(training, Reader) else training.reader
         for one in (reader, self.val_reader if self.val_reader.loader is None else None):
             if one is not None:
                 one.grow(readers, self.growth.prefetch(readers))
@@ -347,8 +196,11 @@ class Feed:
         """End the reading processes."""
         self.train_reader.close()
         self.val_reader.close()
-        if self.block_reader is not None:
-            self.block_reader.close()
+        if (blocks := self._block_reader()) is not None:
+            blocks.close()
+
+    def _block_reader(self) -> BlockReader | None:
+        return self.work.read_batches if isinstance(self.work, MapWork) else None
 
 
 def _until_last(batch: Batch, batches: Iterator[Batch]) -> Iterator[Batch]:

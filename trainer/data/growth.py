@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import psutil
 from torch.utils.data import DataLoader
 
+from trainer.config.schema import DataConfig
 from trainer.data.prefetch import ready_each
 from trainer.data.reading import tells_of_a_death
 from trainer.host import hardware
@@ -148,19 +149,18 @@ def enough(readers: int, waiting: float, idle: float, most: int) -> int:
     return max(readers, min(wanted, readers + math.floor(idle + 1 - WORTH_A_PROCESS), most))
 
 
-def growing_readers(data: Mapping[str, Any], chosen: Mapping[str, Any], workers_here: int) -> Growth | None:
+def growing_readers(data: DataConfig, readers: int, prefetch: int, workers_here: int) -> Growth | None:
     """What says whether the processes that data.num_workers=auto has chosen to read are enough; None where it has chosen none.
 
     Args:
-        data: the config's node; chosen: of the plan.
+        readers: that were chosen; prefetch: batches that each keeps ready.
         workers_here: on this host.
     """
-    readers = chosen["num_workers"]
-    if data["num_workers"] not in (None, "auto") or not readers:
+    if data.num_workers not in (None, "auto") or not readers:
         return None
-    sharing = 1 if data["read"] == "scatter" else workers_here
-    prefetch = ready_each if data["prefetch"] == "auto" else lambda _: int(chosen["prefetch"])
-    return Growth(readers, sharing, max(readers, hardware.cores()), prefetch, Host())
+    sharing = 1 if data.read == "scatter" else workers_here
+    ready = ready_each if data.prefetch == "auto" else lambda _: prefetch
+    return Growth(readers, sharing, max(readers, hardware.cores()), ready, Host())
 
 
 def end_processes(loader: DataLoader[Any] | None) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 MIB = 1 << 20
 
@@ -22,9 +20,9 @@ class Limits:
     file_mib: int = 256
 
     @staticmethod
-    def of(config: Mapping[str, Any]) -> Limits:
-        """From the ``data`` node; sources of the user's own need not have the keys."""
-        return Limits(config.get("max_pixels", Limits.pixels), config.get("max_file_mib", Limits.file_mib))
+    def of(options: object) -> Limits:
+        """From a source's options, which need not have the keys."""
+        return Limits(getattr(options, "max_pixels", Limits.pixels), getattr(options, "max_file_mib", Limits.file_mib))
 
     @property
     def file_bytes(self) -> int:

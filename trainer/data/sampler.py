@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
+
+from trainer.config.run_config import RunConfig
 
 
 class Order:
@@ -263,21 +264,21 @@ class EverybodysBatches:
 
 
 def training_sampler(
-    config: Mapping[str, Any], samples: int, batch_size: int, rank: int, workers: int, order: Order | None = None
+    config: RunConfig, samples: int, batch_size: int, rank: int, workers: int, order: Order | None = None
 ) -> TrainingSampler:
     """What a run's config asks for: updates of ``data.global_batch_size`` samples where that is set, else batches per worker.
 
     Args:
         batch_size: samples per worker and batch, for the latter.
     """
-    sampler, together = config["sampler"], config["data"]["global_batch_size"]
-    shuffle, drop_last = sampler["shuffle"], sampler["drop_last"]
-    if together is None or config["mode"] != "train":
+    sampler, together = config.sampler, config.data.global_batch_size
+    shuffle, drop_last = sampler.shuffle, sampler.drop_last
+    if together is None or config.mode != "train":
         return DistributedBatchSampler(
-            samples, batch_size, rank, workers, config["seed"], shuffle, drop_last, sampler["pad"], order
+            samples, batch_size, rank, workers, config.seed, shuffle, drop_last, sampler.pad, order
         )
-    merge = config["strategy"]["gradient_merge"]["k_steps"]
-    return GlobalBatchSampler(samples, together, merge, rank, workers, config["seed"], shuffle, drop_last, order)
+    merge = config.strategy.gradient_merge.k_steps
+    return GlobalBatchSampler(samples, together, merge, rank, workers, config.seed, shuffle, drop_last, order)
 
 
 class EvaluationSampler:

@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.config.schema import PicturesData
+from trainer.config.run_config import typed
+from trainer.config.schema import DataConfig, PicturesData
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -63,6 +64,20 @@ class Facts:
     val_shape: tuple[int, ...] | None = None
     attention: str = ""
 
+    @staticmethod
+    def of(plain: Mapping[str, Any]) -> Facts:
+        """From plain data that may have been JSON meanwhile, in which tuples are lists."""
+        made = Facts(**plain)
+        return replace(
+            made, shape=_tuples(made.shape), val_shape=_tuples(made.val_shape), integers=tuple(made.integers)
+        )
+
+
+def _tuples(shape: Any) -> Any:
+    if isinstance(shape, Mapping):
+        return {name: tuple(size) for name, size in shape.items()}
+    return None if shape is None else tuple(shape)
+
 
 READING = {f.name for f in fields(PicturesData)}
 """Keys that say how data are read, not which."""
@@ -102,10 +117,17 @@ class DataSource(ABC):
 
     Args:
         config: the ``data`` node of the config, resolved, without ``_target_``.
+
+    Attributes:
+        options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in ``config``.
     """
+
+    Options: ClassVar[type[DataConfig]] = DataConfig
+    options: DataConfig
 
     def __init__(self, **config: Any) -> None:
         self.config = config
+        self.options = typed(self.Options, config)
 
     @abstractmethod
     def facts(self, global_batch_size: int) -> Facts:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from trainer.data.inputs import Inputs
+from trainer.data.reader import BlockReader
 from trainer.data.sampler import DistributedBatchSampler
 
 Sample = tuple[Inputs, torch.Tensor]
@@ -35,7 +36,7 @@ class MapWork:
     """A map-style data set: a block is so many batches of the epoch's order, which is one process's order.
 
     Args:
-        read: (epoch, list of index arrays) -> batches, by reading processes or not.
+        read: reads batches by their samples' numbers, in reading processes or not.
         sampler: of one worker that has everything.
         lease_batches: batches in a block.
         limit: batches per epoch, over all workers.
@@ -45,10 +46,10 @@ class MapWork:
     """
 
     def __init__(
-        self, read: Callable[[int, list[np.ndarray]], Iterator[Sample]], sampler: DistributedBatchSampler,
+        self, read: BlockReader, sampler: DistributedBatchSampler,
         lease_batches: int, limit: int | None, merge: int, updates: int | None, hand: Hand,
     ) -> None:  # fmt: skip
-        self._read, self.sampler, self.hand = read, sampler, hand
+        self.read_batches, self.sampler, self.hand = read, sampler, hand
         self.lease_batches = -(-lease_batches // merge) * merge
         self.per_epoch = min(len(sampler), limit or len(sampler))
         self.merge, self.updates = merge, updates
@@ -72,7 +73,7 @@ class MapWork:
             self._order = epoch, list(self.sampler.arrays())
         first = lease.block * self.lease_batches
         last = min(first + self.lease_batches, self.batches(epoch))
-        return self._read(epoch, self._order[1][first + lease.start : last])
+        return self.read_batches(epoch, self._order[1][first + lease.start : last])
 
 
 class StreamWork:

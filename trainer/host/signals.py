@@ -13,7 +13,10 @@ from trainer.errors import Interrupted
 
 @contextlib.contextmanager
 def termination_raises() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise Interrupted in the main thread, as Ctrl-C raises KeyboardInterrupt."""
+    """SIGTERM, SIGHUP and SIGQUIT raise Interrupted in the main thread, as Ctrl-C raises KeyboardInterrupt.
+
+    A signal that is ignored stays ignored, as SIGHUP under nohup. The caller's handlers are put back.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -21,7 +24,10 @@ def termination_raises() -> Iterator[None]:
     def stop(number: int, frame: Any) -> None:
         raise Interrupted(f"got {signal.Signals(number).name}")
 
-    before = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
         yield
     finally:

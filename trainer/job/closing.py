@@ -114,11 +114,11 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
     from trainer.tracking.describe import NOTE, note
 
     ended = {"done": "FINISHED", "failed": "FAILED", "killed": "KILLED"}[result.status]
-    patience = KILLED_FLUSH_S if result.status == "killed" else ready.checked.config["tracking"]["flush_timeout_s"]
+    patience = KILLED_FLUSH_S if result.status == "killed" else ready.checked.config.tracking.flush_timeout_s
     tags = {"trainer.error": result.error[:4000]} if result.error else {}
     if result.ended.startswith(("early stop", "stopped by a callback")):
         tags["trainer.ended"] = result.ended
-    if result.chosen.get("num_workers") not in (None, ready.plan.chosen["num_workers"]):
+    if result.chosen.get("num_workers") not in (None, ready.plan.chosen.num_workers):
         tags["trainer.num_workers"] = f"{result.chosen['num_workers']}: {result.why['num_workers']}"
     if result.lost_workers:
         tags["trainer.lost_workers"] = "; ".join(result.lost_workers.values())[:4000]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.redact import hide, text, values
+from trainer.config.run_config import RunConfig
 from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
 from trainer.host.signals import termination_raises, undisturbed
 from trainer.job.closing import finish
 from trainer.job.ready import Ready, this_machine
 from trainer.job.result import Result
+from trainer.planning.assignment import Assignment
 from trainer.planning.modes import CLASSES
 from trainer.planning.plan import Plan, make_plan
 from trainer.run_folder.leftovers import clear
@@ -22,8 +24,8 @@ from trainer.run_folder.leftovers import clear
 if TYPE_CHECKING:
     from trainer.tracking.client import Tracker
 
-Starter = Callable[[Plan, dict[str, Any], Path], dict[str, Any]]
-"""Starts the plan's processes with a payload and returns worker 0's outcome."""
+Starter = Callable[[Assignment], dict[str, Any]]
+"""Starts the processes of an assignment's plan and returns worker 0's outcome."""
 
 
 def execute(
@@ -48,25 +50,22 @@ def execute(
         with termination_raises():
             _clear(mine, ready.plan)
             _leave_config(mine, config)
-            if config["mode"] == "train":
+            if config.mode == "train":
                 (run_dir / "checkpoints").mkdir(exist_ok=True)
-            plan = prepare_data(ready)
-            result.chosen, result.why = plan.chosen, plan.why
-            result.data_source, result.stand_in = plan.facts["source"], plan.facts["stand_in"]
+            ready = prepared(ready)
+            plan = ready.plan
+            result.chosen, result.why = asdict(plan.chosen), plan.why
+            result.data_source, result.stand_in = plan.facts.source, plan.facts.stand_in
             leave(mine / "plan.json", plan.as_dict(), private=True)
-            (plan_table.show_briefly if ready.later else plan_table.show_plan)(plan, config["verbosity"])
-            if config["mode"] == "train":
+            (plan_table.show_briefly if ready.later else plan_table.show_plan)(plan, config.verbosity)
+            if config.mode == "train":
                 _leave_names(mine, ready)
             if tracker is not None:
                 tracker.open(run_dir, describe(config, plan, overrides, parent, _digest(ready), ready.swept))
                 tracked = True
-            payload = {
-                "config": config, "plan": plan.as_dict(), "run_dir": str(run_dir), "files": ready.checked.files,
-                "secrets": sorted(ready.secrets), "imported": ready.imported,
-            }  # fmt: skip
-            with bar(run_dir, plan.total_steps, config["verbosity"]):
-                outcome = start(plan, payload, run_dir)
-        result.chosen = {**plan.chosen, **outcome.pop("chosen", {})}
+            with bar(run_dir, plan.total_steps, config.verbosity):
+                outcome = start(ready.assignment)
+        result.chosen = {**asdict(plan.chosen), **outcome.pop("chosen", {})}
         result.why = {**plan.why, **outcome.pop("why", {})}
         result = replace(result, status="done", **outcome)
         return result
@@ -95,22 +94,22 @@ def own_folder(plan: Plan) -> Path:
     return run_dir / f"host.{plan.node_rank}" if plan.node_rank else run_dir
 
 
-def prepare_data(ready: Ready) -> Plan:
-    """Download or draw the data; the plan is made again when that changed what is known."""
+def prepared(ready: Ready) -> Ready:
+    """With the data downloaded or drawn, and the plan made again where that changed what is known."""
     from trainer.terminal.bar import preparing
     from trainer.worker.probe import before_start
 
     checked = ready.checked
     if checked.files:  # the data set itself is not looked at
-        return ready.plan
-    with preparing(checked.config["verbosity"]) as show:
+        return ready
+    with preparing(checked.config.verbosity) as show:
         facts = checked.source.prepare(checked.facts, show)
-    before_start("prepare", checked.config["model"])
+    before_start("prepare", checked.config.model)
     if facts == checked.facts:
-        return ready.plan
-    checked.facts = facts
+        return ready
+    checked = replace(checked, facts=facts)
     plan = make_plan(checked, ready.model, this_machine(), ready.plan.run_dir)
-    return replace(plan, left_out=ready.plan.left_out)
+    return replace(ready, checked=checked, plan=replace(plan, left_out=ready.plan.left_out))
 
 
 def _clear(mine: Path, plan: Plan) -> None:
@@ -122,12 +121,12 @@ def _clear(mine: Path, plan: Plan) -> None:
         plan_table.console().print(f"written over: the run that was in {mine}", soft_wrap=True)
 
 
-def _leave_config(run_dir: Path, config: dict[str, Any]) -> None:
+def _leave_config(run_dir: Path, config: RunConfig) -> None:
     import yaml
 
     from trainer.host.files import replace_file
 
-    shown = yaml.safe_dump(hide(config, values(config)), sort_keys=False)
+    shown = yaml.safe_dump(hide(config.plain(), values(config.plain())), sort_keys=False)
     replace_file(run_dir / "config.yaml", shown, private=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from trainer.planning.plan import MOST_PROCESSES_SHOWN, Plan
@@ -30,7 +31,7 @@ def show_briefly(plan: Plan, verbosity: str = "normal") -> None:
     out = console()
     if verbosity != "quiet":
         done = f"{counted(plan.total_steps, 'update')} of {counted(plan.global_batch_size, 'sample')}"
-        out.print(f"{_how(plan)}, {plan.device}, {plan.chosen['precision']}; {done}; {plan.run_dir}")
+        out.print(f"{_how(plan)}, {plan.device}, {plan.chosen.precision}; {done}; {plan.run_dir}")
         for override in plan.left_out:
             out.print(f"left out: {override}")
     _warn(out, plan)
@@ -45,7 +46,7 @@ def _warn(out: Screen, plan: Plan) -> None:
         out.print("ATTENTION: this run would be refused:", style="bold red")
         for reason in plan.lacks:
             out.fact("  -", reason, 4, "")
-    for said in (plan.concern, plan.facts["attention"], plan.facts["stand_in"]):
+    for said in (plan.concern, plan.facts.attention, plan.facts.stand_in):
         if said:
             out.print(f"ATTENTION: {said}", style="bold red")
 
@@ -69,7 +70,7 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from _sizes(plan)
     yield from _data(plan)
     yield "model", counted(plan.parameters, "parameter", ",")
-    for key, value in plan.chosen.items():
+    for key, value in asdict(plan.chosen).items():
         yield key, str(value).lower() + _because(plan, key)
     yield from _places(plan)
 
@@ -115,20 +116,20 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
     """What is learnt from, or what a prediction looks at, and what is done to it."""
     facts = plan.facts
     if plan.predict:
-        about = "" if plan.predict["each"] == "image" else "about "
-        yield "input", f"{plan.predict['input']}: {about}{counted(plan.predict['samples'], plan.predict['each'], ',')}"
-        yield "output", plan.predict["output"] or f"{plan.run_dir}/predictions.csv"
+        about = "" if plan.predict.each == "image" else "about "
+        yield "input", f"{plan.predict.input}: {about}{counted(plan.predict.samples, plan.predict.each, ',')}"
+        yield "output", plan.predict.output or f"{plan.run_dir}/predictions.csv"
     else:
-        yield "data", f"{facts['source']}: {facts['train_samples']} training and {counted(facts['val_samples'], 'validation sample')} of {_shape(facts['shape'])}, {counted(facts['classes'], 'class')}"  # fmt: skip
-        if facts["val_shape"]:
-            yield "  validated", f"on samples of {_shape(facts['val_shape'])}"
+        yield "data", f"{facts.source}: {facts.train_samples} training and {counted(facts.val_samples, 'validation sample')} of {_shape(facts.shape)}, {counted(facts.classes, 'class')}"  # fmt: skip
+        if facts.val_shape:
+            yield "  validated", f"on samples of {_shape(facts.val_shape)}"
     if plan.preprocessing:
         yield "  images", " ".join(preprocessed(plan.preprocessing))
     if plan.predict:
         return
-    if facts["cache"]:
-        yield "cache", facts["cache"]
-    if broken := facts["left_out"]:
+    if facts.cache:
+        yield "cache", facts.cache
+    if broken := facts.left_out:
         yield "left out", f"{counted(len(broken), 'broken image')}: {', '.join(map(shortened, list(broken)[:3]))}"
 
 

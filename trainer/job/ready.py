@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.config import redact
 from trainer.config.instantiate import for_saved_weights
 from trainer.config.redact import values
+from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.writable import LEAST, check_folder
+from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
 from trainer.planning.checked import Checked
 from trainer.planning.plan import Plan, make_plan
@@ -42,13 +44,19 @@ class Ready:
     later: bool = False
 
     @property
+    def assignment(self) -> Assignment:
+        """What its processes are handed."""
+        checked = self.checked
+        return Assignment(checked.config, self.plan, checked.files, tuple(sorted(self.secrets)), tuple(self.imported))
+
+    @property
     def secrets(self) -> set[str]:
         """What nobody else should see: of the config, and what else this process knows."""
-        return values(self.checked.config) | redact.HERE.values
+        return values(self.checked.config.plain()) | redact.HERE.values
 
 
 def get_ready(
-    config: dict[str, Any],
+    config: Mapping[str, Any],
     typed: Sequence[str],
     run_dir: str,
     place: str = "hydra.run.dir",
@@ -71,21 +79,22 @@ def get_ready(
 
 
 def _get_ready(
-    config: dict[str, Any], typed: Sequence[str], run_dir: str, place: str, passed: Callable[[Checked], None]
+    config: Mapping[str, Any], typed: Sequence[str], run_dir: str, place: str, passed: Callable[[Checked], None]
 ) -> Ready:
     before = frozenset(sys.modules)
     checked = check(config, typed)
     with checked.lacks:
         if not checked.elsewhere:
-            check_reads(checked.config, Path(run_dir), place)
+            check_reads(checked.config.plain(), Path(run_dir), place)
     passed(checked)
     from trainer.launch.preload import imported_since
     from trainer.worker.probe import probe  # imports torch: only what has passed the light checks waits for that
 
-    if checked.config["mode"] != "train":
-        checked.config["model"] = dict(for_saved_weights(checked.config["model"]))
+    if checked.config.mode != "train":
+        plain = for_saved_weights(checked.config.model)
+        checked = replace(checked, config=checked.config.replaced("model", plain))
     model = probe(checked.config, checked.facts, checked.declaration)
-    if checked.config["mode"] != "train":
+    if checked.config.mode != "train":
         _check_weights(checked.config)
     check_places(checked, model, Path(run_dir), place)
     plan = make_plan(checked, model, this_machine(), run_dir)
@@ -98,8 +107,8 @@ def check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -
     Raises:
         UserError: it cannot; of a plan it is listed.
     """
-    here, output = not checked.elsewhere, checked.config["predict"]["output"]
-    weights = WEIGHTS_KEPT * 4 * model.parameters if checked.config["mode"] == "train" else 0
+    here, output = not checked.elsewhere, checked.config.predict.output
+    weights = WEIGHTS_KEPT * 4 * model.parameters if checked.config.mode == "train" else 0
     with checked.lacks:
         check_folder(run_dir, key, LEAST + weights, here)
     with checked.lacks:
@@ -107,7 +116,7 @@ def check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -
             check_folder(Path(output).parent, "predict.output", LEAST, here)
 
 
-def _check_weights(config: dict[str, Any]) -> None:
+def _check_weights(config: RunConfig) -> None:
     """The weights fit the model.
 
     Raises:
@@ -116,7 +125,7 @@ def _check_weights(config: dict[str, Any]) -> None:
     from trainer.weights import fit
     from trainer.worker.probe import build
 
-    fit.check(Path(config["weights"]), build(config), str(config["model"]["_target_"]))
+    fit.check(Path(str(config.weights)), build(config), str(config.model["_target_"]))
 
 
 def this_machine() -> Machine:

@@ -12,9 +12,7 @@ import shutil
 import signal
 import socket
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ import torch.distributed as dist
 from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, first_line
 from trainer.host import private
 from trainer.host.parent_death import end_with
+from trainer.host.signals import termination_raises
 from trainer.launch.log_on_screen import Shown
 from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child
@@ -69,7 +68,7 @@ def launch(
     shown: list[Shown] = []
     try:
         start_forkserver(preload, scratch)
-        with _signals_raise():
+        with termination_raises():
             store = [open_store(meeting)]  # in a list, because the frames of an error would keep it open
             try:
                 meet(store[0], meeting)
@@ -194,28 +193,6 @@ def resolve(entry: str) -> Callable[..., Any]:
     """The object behind ``module:name``."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """SIGTERM, SIGHUP and SIGQUIT raise Interrupted in the main thread; the caller's handlers are put back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        raise Interrupted(f"got {signal.Signals(number).name}")
-
-    names = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = {name: signal.getsignal(name) for name in names}
-    for name in names:
-        if before[name] is not signal.SIG_IGN:  # as of nohup
-            signal.signal(name, stop)
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
 
 
 def _seconds(seconds: float) -> Any:

@@ -33,8 +33,8 @@ NAME = "handover.json"
 class Handover(ABC):
     """One message from rank 0 to the others: a payload, or why there is none."""
 
-    def give(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Hand it over; returns it as the others get it.
+    def give(self, payload: Mapping[str, Any]) -> None:
+        """Hand it over.
 
         Raises:
             RunFailed: it holds what JSON cannot carry.
@@ -44,7 +44,6 @@ class Handover(ABC):
         except TypeError as error:
             raise RunFailed(f"under torchrun the config travels as JSON: {error}") from error
         self.write(text)
-        return json.loads(text)["payload"]  # type: ignore[no-any-return]
 
     def stop(self, why: str) -> None:
         """There is nothing to do for the others: why, or nothing if all is well."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from trainer.config.instantiate import locate
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import interpreter
-from trainer.planning.plan import Plan
+from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat
 from trainer.terminal import streams
 
@@ -23,17 +23,18 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Reasons why nothing more can be written, which say all by themselves."""
 
 
-def in_place(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+def in_place(assignment: Assignment) -> dict[str, Any]:
     """Be the plan's only worker.
 
     Raises:
         RunFailed: the training broke; with its traceback.
     """
+    plan, run_dir = assignment.plan, Path(assignment.plan.run_dir)
     seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, dist.HashStore())
-    quiet = payload["config"]["verbosity"] == "quiet"
+    quiet = assignment.config.verbosity == "quiet"
     with kept_log(run_dir / "workerlog.0") as log, teed(log, quiet), interpreter.at_work():
         try:
-            outcome: dict[str, Any] = locate(plan.entries["worker"])(seat, payload)
+            outcome: dict[str, Any] = locate(plan.entries["worker"])(seat, assignment)
             return outcome
         except (RunFailed, UserError, Interrupted):
             raise

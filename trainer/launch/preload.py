@@ -13,9 +13,10 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+
+from trainer.config.run_config import RunConfig
 
 VARIABLE = "TRAINER_PRELOAD"
 """Names for the forkserver, which takes them out of its environment."""
@@ -33,11 +34,11 @@ def imported_since(before: Collection[str]) -> list[str]:
     return [name for name in new if name.partition(".")[0] not in known]
 
 
-def modules_of(config: Mapping[str, Any], entries: Iterable[str]) -> list[str]:
+def modules_of(config: RunConfig, entries: Iterable[str]) -> list[str]:
     """The modules of what the config names, and of where the processes enter."""
-    groups = ("model", "data", "loss", "optimizer", "scheduler")
-    nodes = [*(config[group] for group in groups), *config["callbacks"], *config["metrics"].values()]
-    named = [*entries, *(str(node.get("_target_", "")) for node in nodes)]
+    nodes = [config.model, config.loss, config.optimizer, *config.callbacks, *config.metrics.values()]
+    named = [*entries, config.data._target_, config.scheduler._target_]
+    named += [str(node.get("_target_", "")) for node in nodes]
     return [module for name in named if (module := name.replace(":", ".").rpartition(".")[0])]
 
 

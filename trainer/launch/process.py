@@ -53,9 +53,9 @@ class Failure:
         at, step = time.monotonic_ns(), error
         while not isinstance(step, (RunFailed, UserError)):
             if step.__cause__ is not None or step.__context__ is None:
-                return cls(at, _shortened("".join(traceback.format_exception(error)).rstrip()), False)
+                return cls(at, _for_pipe("".join(traceback.format_exception(error)).rstrip()), False)
             step = step.__context__
-        return cls(at, _shortened(str(step)), True, getattr(step, "ends_run", True))
+        return cls(at, _for_pipe(str(step)), True, getattr(step, "ends_run", True))
 
 
 class Child:
@@ -168,7 +168,7 @@ def _returned(enter: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         raise RuntimeError(f"the process was to end by sys.exit({error.code!r})") from error
 
 
-def _shortened(text: str) -> str:
+def _for_pipe(text: str) -> str:
     """Both ends of a text that is too long for the pipe."""
     if len(text) <= MOST_TEXT:
         return text

@@ -6,24 +6,27 @@ import os
 from pathlib import Path
 from typing import Any
 
+from trainer.config.run_config import RunConfig
 from trainer.host import hardware
+from trainer.planning.assignment import Assignment
 from trainer.planning.key_checks import leaves
 from trainer.planning.plan import Plan
 from trainer.planning.processes import hosts_of
 
 
-def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+def start_here(assignment: Assignment) -> dict[str, Any]:
     """The plan's processes of this host: one worker alone runs in place, several from a forkserver."""
+    plan, config = assignment.plan, assignment.config
     if len(plan.processes) == 1:
         from trainer.launch.in_process import in_place
 
-        return in_place(plan, payload, run_dir)
+        return in_place(assignment)
     from trainer.launch.forkserver import launch
     from trainer.launch.preload import modules_of
     from trainer.launch.rendezvous import Meeting
     from trainer.launch.supervisor import Role
 
-    launch_config = payload["config"]["launch"]
+    told = config.launch
     roles = []
     for name in plan.roles:
         mine = [p for p in plan.processes if p.role == name and p.node == plan.node_rank]
@@ -32,18 +35,18 @@ def start_here(plan: Plan, payload: dict[str, Any], run_dir: Path) -> dict[str, 
             apart = plan.survives and name == "worker"
             roles.append(Role(name, plan.roles[name], entry, [p.device for p in mine], mine[0].rank, apart))
     meeting = Meeting(
-        host=launch_config["master_addr"],
-        port=launch_config["master_port"],
+        host=told.master_addr,
+        port=told.master_port,
         number=plan.node_rank,
         hosts=plan.nnodes,
-        timeout_s=launch_config["timeout_s"],
-        interface="lo" if plan.nnodes == 1 else _interface(launch_config["master_addr"]),
-        addresses=hosts_of(launch_config),
-        terms=_terms(plan, payload["config"]),
+        timeout_s=told.timeout_s,
+        interface="lo" if plan.nnodes == 1 else _interface(told.master_addr),
+        addresses=hosts_of(told),
+        terms=_terms(plan, config),
     )
     entries = [plan.strategy_worker, *plan.entries.values()]
-    preload = [*modules_of(payload["config"], entries), *payload.pop("imported", ())]
-    results = launch(roles, payload, run_dir, meeting, preload, payload["config"]["verbosity"])
+    preload = [*modules_of(config, entries), *assignment.imported]
+    results = launch(roles, assignment, Path(plan.run_dir), meeting, preload, config.verbosity)
     outcome = results["worker"][min(results["worker"])]
     lost = {str(rank): why.splitlines()[0] for rank, why in results.get("lost", {}).items()}
     return {**outcome, **({"lost_workers": lost} if lost else {})}
@@ -54,27 +57,16 @@ def _interface(master_addr: str) -> str | None:
     return None if "GLOO_SOCKET_IFNAME" in os.environ else hardware.interface_towards(master_addr)
 
 
-def _terms(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
+def _terms(plan: Plan, config: RunConfig) -> dict[str, Any]:
     """What must be the same on all hosts; places of files and the number of reading processes may differ."""
     groups = ("model", "loss", "optimizer", "scheduler", "strategy", "sampler")
-    typed = {key: value for group in groups for key, value in leaves(config[group], f"{group}.")}
-    typed |= {
-        key: config[key]
-        for key in (
-            "callbacks",
-            "metrics",
-            "mode",
-            "seed",
-            "epochs",
-            "max_steps",
-            "limit_train_batches",
-            "limit_val_batches",
-        )
-    }
+    typed = {key: value for group in groups for key, value in leaves(config.node(group), f"{group}.")}
+    rhythm = ("callbacks", "metrics", "mode", "seed", "epochs", "max_steps", "limit_train_batches", "limit_val_batches")
+    typed |= {key: getattr(config, key) for key in rhythm}
     planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "data.global_batch_size": plan.global_batch_size, "device": plan.device}  # fmt: skip
     found = {
-        "training samples": plan.facts["train_samples"],
+        "training samples": plan.facts.train_samples,
         "batches": plan.total_steps,
-        "precision": plan.chosen["precision"],
+        "precision": plan.chosen.precision,
     }
     return {**typed, **planned, **found}

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.config.redact import text, values
+from trainer.config.redact import text
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import private
 from trainer.launch.handover import Handover, handover
 from trainer.launch.in_process import teed
+from trainer.planning.assignment import Assignment
 from trainer.terminal import streams
 
-Start = Callable[[Any, dict[str, Any], Path], dict[str, Any]]
-"""Starts a plan's processes with a payload, in a run's folder; returns worker 0's outcome."""
+Start = Callable[[Assignment], dict[str, Any]]
+"""Starts the processes of an assignment's plan; returns worker 0's outcome."""
 
 
 def join(lead: Callable[[Start], object]) -> int:
@@ -39,7 +40,7 @@ def join(lead: Callable[[Start], object]) -> int:
     if rank:
         return _follow(way, store, rank)
     try:
-        lead(lambda plan, payload, run_dir: _start(way, store, plan, payload, run_dir))
+        lead(lambda assignment: _start(way, store, assignment))
     except (UserError, RunFailed, Interrupted) as error:
         way.stop(str(error))
         raise
@@ -47,13 +48,15 @@ def join(lead: Callable[[Start], object]) -> int:
     return 0
 
 
-def _start(way: Handover, store: Any, plan: Any, payload: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+def _start(way: Handover, store: Any, assignment: Assignment) -> dict[str, Any]:
     """Hand the config to the other ranks, and work as rank 0."""
+    plan = assignment.plan
     if set(plan.roles) != {"worker"}:
         raise RunFailed(f"torchrun starts workers alone; strategy={plan.strategy} has {', '.join(plan.roles)}")
-    handed = way.give(payload)
-    with streams.log(run_dir / "workerlog.0") as log, teed(log, payload["config"]["verbosity"] == "quiet"):
-        return _work(store, handed, 0)
+    way.give(assignment.as_dict())
+    quiet = assignment.config.verbosity == "quiet"
+    with streams.log(Path(plan.run_dir) / "workerlog.0") as log, teed(log, quiet):
+        return _work(store, assignment, 0)
 
 
 def _store() -> Any:
@@ -73,39 +76,40 @@ def _store() -> Any:
 
 def _follow(way: Handover, store: Any, rank: int) -> int:
     """Any other rank: wait for the finished config; a text instead says that there is nothing to do."""
-    payload = way.take()
-    if isinstance(payload, str):
-        return UserError.exit_code if payload else 0
-    log = Path(payload["run_dir"]) / f"workerlog.{rank}"
+    taken = way.take()
+    if isinstance(taken, str):
+        return UserError.exit_code if taken else 0
+    assignment = Assignment.of(taken)
+    log = Path(assignment.plan.run_dir) / f"workerlog.{rank}"
     log.parent.mkdir(parents=True, exist_ok=True)
     private.start_empty(log)
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    streams.confide(payload)
-    _work(store, payload, rank)
+    streams.confide(assignment)
+    _work(store, assignment, rank)
     return 0
 
 
-def _work(store: Any, payload: dict[str, Any], rank: int) -> dict[str, Any]:
+def _work(store: Any, assignment: Assignment, rank: int) -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from trainer.config.instantiate import locate
     from trainer.strategies.contract import Seat
 
     local = int(os.environ["LOCAL_RANK"])
-    device = f"cuda:{local}" if payload["plan"]["device"] == "cuda" else "cpu"
+    device = f"cuda:{local}" if assignment.plan.device == "cuda" else "cpu"
     world, here = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    entry = locate(payload["plan"]["entries"]["worker"])
+    entry = locate(assignment.plan.entries["worker"])
 
     def work(seat: Seat) -> dict[str, Any]:
         try:
-            return entry(seat, payload)  # type: ignore[no-any-return]
+            return entry(seat, assignment)  # type: ignore[no-any-return]
         except (RunFailed, UserError, Interrupted):
             raise
         except Exception:  # torchrun shows it and keeps it in a file: without what the config hides
-            told = text(traceback.format_exc(), values(payload["config"]))
+            told = text(traceback.format_exc(), set(assignment.secrets))
             raise RunFailed(f"worker {rank}:\n{told}") from None
 
     outcome: dict[str, Any] = record(work)(Seat("worker", rank, world, local, here, device, store))  # type: ignore[assignment]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.wording import counted
 
 if TYPE_CHECKING:
+    from trainer.config.run_config import RunConfig
     from trainer.data.source import Facts
 
 BINARY = ("loss", "auc", "acc", "mae", "mse", "rmse")
@@ -69,14 +70,14 @@ def meant(metric: str, known: Iterable[str]) -> str:
     return found[0] if found else ""
 
 
-def is_plateau(scheduler: Mapping[str, Any]) -> bool:
-    """Whether a ``scheduler`` node's schedule goes by validations."""
-    return bool(scheduler["_target_"] == PLATEAU)
+def is_plateau(target: str) -> bool:
+    """Whether a schedule, by its ``_target_``, goes by validations."""
+    return target == PLATEAU
 
 
-def best_metric(config: Mapping[str, Any], task: str) -> str:
+def best_metric(config: RunConfig, task: str) -> str:
     """What marks the best model of a run."""
-    return str(config["best"]["metric"] or RAW + WATCHED[task])
+    return str(config.best.metric or RAW + WATCHED[task])
 
 
 class Best:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
+
+from trainer.config.schema import EmaConfig
 
 
 class Meeting(Protocol):
@@ -109,8 +111,8 @@ class AveragedWeights:
             average.copy_(kept)
 
 
-def averaged_weights(model: nn.Module, node: Mapping[str, Any]) -> AveragedWeights | None:
-    """From the ``ema`` node of the config; None where its decay is null."""
-    if node["decay"] is None:
+def averaged_weights(model: nn.Module, ema: EmaConfig) -> AveragedWeights | None:
+    """As the config has it; None where its decay is null."""
+    if ema.decay is None:
         return None
-    return AveragedWeights(model, node["decay"], node["warmup"], node["gamma"], node["power"])
+    return AveragedWeights(model, ema.decay, ema.warmup, ema.gamma, ema.power)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from trainer.config.run_config import RunConfig
 from trainer.data.prefetch import ready_each
 from trainer.host.hardware import Gpu
 from trainer.wording import counted
@@ -43,30 +43,48 @@ class Machine:
     gpus: tuple[Gpu, ...]
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """How the run computes and reads; ``auto`` is decided where the plan is for this machine.
+
+    Attributes:
+        precision: fp64, fp32, bf16 or fp16.
+        threads: CPU threads per worker; num_workers: processes that read for each; prefetch: batches that each keeps ready.
+    """
+
+    precision: str
+    channels_last: bool
+    keep_memory: bool
+    threads: int | Literal["auto"]
+    num_workers: int | Literal["auto"]
+    prefetch: int | Literal["auto"]
+    pin_memory: bool
+
+
 def choose(
-    config: Mapping[str, Any], device: str, model: ModelFacts, machine: Machine, workers_here: int, slow_data: bool,
+    config: RunConfig, device: str, model: ModelFacts, machine: Machine, workers_here: int, slow_data: bool,
     batch_size: int = 0,
-) -> tuple[dict[str, Any], dict[str, str]]:  # fmt: skip
+) -> tuple[Chosen, dict[str, str]]:  # fmt: skip
     """Values for precision, channels_last, keep_memory, threads, reading and pin_memory; and why, where chosen."""
     why: dict[str, str] = {}
-    execution, data = config["execution"], config["data"]
-    precision = config["precision"]
+    execution, data = config.execution, config.data
+    precision = config.precision
     if precision == "auto":
         precision, why["precision"] = _precision(device, model, machine)
-    channels_last = execution["channels_last"]
+    channels_last = execution.channels_last
     if channels_last == "auto":
         channels_last = model.convolutional and precision in ("bf16", "fp16")
         if channels_last:
             why["channels_last"] = "convolutions in 16 bits are fastest on (N, H, W, C)"
         else:
             why["channels_last"] = "pays for convolutions in 16 bits"
-    keep_memory = execution["keep_memory"]
+    keep_memory = execution.keep_memory
     if keep_memory == "auto":
         keep_memory = device == "cpu"
         why["keep_memory"] = (
             "giving freed blocks back to the kernel costs CPU steps" if keep_memory else "for CPUs only"
         )
-    threads = execution["threads"]
+    threads: int | Literal["auto"] | None = execution.threads
     if threads is None:
         if machine.cores is None:
             threads, why["threads"] = "auto", f"cores of each host / {counted(workers_here, 'worker')}"
@@ -75,10 +93,10 @@ def choose(
             why["threads"] = f"{counted(machine.cores, 'core')} / {counted(workers_here, 'worker')}"
         if device == "cpu" and threads != 1 and 0 < model.work * batch_size <= ONE_CORE_WORK:
             threads, why["threads"] = 1, "a batch is so little work that threads would wait for each other"
-    num_workers = data["num_workers"]
+    num_workers: Any = data.num_workers
     if num_workers in (None, "auto"):
         num_workers, why["num_workers"] = _reading(device, machine, workers_here, slow_data)
-    prefetch = data["prefetch"]
+    prefetch: Any = data.prefetch
     if num_workers == "auto":
         why |= {"prefetch": "from num_workers"} if prefetch == "auto" else {}
     elif not num_workers:
@@ -86,20 +104,12 @@ def choose(
     elif prefetch == "auto":
         prefetch = ready_each(num_workers)
         why["prefetch"] = f"{prefetch * num_workers} batches are ready where one takes longer"
-    pin_memory = data["pin_memory"]
+    pin_memory = data.pin_memory
     if pin_memory == "auto":
         pin_memory = device == "cuda"
         why["pin_memory"] = "faster copies to the GPU" if pin_memory else "no GPU"
-    values = {
-        "precision": precision,
-        "channels_last": bool(channels_last),
-        "keep_memory": bool(keep_memory),
-        "threads": threads,
-        "num_workers": num_workers,
-        "prefetch": prefetch,
-        "pin_memory": bool(pin_memory),
-    }
-    return values, why
+    values = (precision, bool(channels_last), bool(keep_memory), threads, num_workers, prefetch, bool(pin_memory))
+    return Chosen(*values), why
 
 
 def _precision(device: str, model: ModelFacts, machine: Machine) -> tuple[str, str]:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from trainer.config import schema
+from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.wording import counted
 
 
-def batch_size(data: dict[str, Any], workers: int, merge: int, typed: set[str], leased: bool = False) -> int:
-    """Samples per worker and batch, from batch_size or global_batch_size; what was typed goes before the recipe.
+def batch_sizes(
+    data: schema.DataConfig, workers: int, merge: int, typed: set[str], leased: bool = False
+) -> dict[str, int | None]:
+    """``batch_size`` (samples per worker and batch) and ``global_batch_size``; what was typed goes before the recipe.
 
-    A global batch is shared out unevenly where it must be, and this is the most that a worker gets at a time.
+    A global batch is shared out unevenly where it must be, and the first is the most that a worker gets at a time.
+
+    Raises:
+        UserError: they contradict each other, or the batch cannot be shared out.
     """
-    mine, together, portions = data["batch_size"], data["global_batch_size"], workers * merge
+    mine, together, portions = data.batch_size, data.global_batch_size, workers * merge
     if together is None:
-        return int(mine if mine is not None else 32)
+        return {"batch_size": 32 if mine is None else mine}
     if mine is not None and "data.batch_size" in typed and "data.global_batch_size" not in typed:
-        data["global_batch_size"] = None
-        return int(mine)
+        return {"batch_size": mine, "global_batch_size": None}
     what = f"data.global_batch_size={together}"
     spread = f"{counted(workers, 'worker')}" + (f" x {merge} merged batches" if merge > 1 else "")
     if together < portions:
@@ -31,29 +34,28 @@ def batch_size(data: dict[str, Any], workers: int, merge: int, typed: set[str], 
     share = -(-together // portions)
     if mine is not None and mine != share and ("data.batch_size" in typed) == ("data.global_batch_size" in typed):
         raise UserError(what, f"disagrees with data.batch_size={mine}, which over {spread} makes {mine * portions}", f"data.batch_size={share} (or one of the two alone)")  # fmt: skip
-    return int(share)
+    return {"batch_size": share}
 
 
-def nearest(data: Mapping[str, Any], portions: int) -> dict[str, int | None]:
+def nearest(data: schema.DataConfig, portions: int) -> dict[str, int | None]:
     """For the plan of a run that would be refused: batches of a size near to what was asked for."""
-    together = data["global_batch_size"] or data["batch_size"] * portions
+    together = data.global_batch_size or (data.batch_size or 1) * portions
     return {"batch_size": max(1, round(together / portions)), "global_batch_size": None}
 
 
-def check_padding(config: dict[str, Any], typed: set[str]) -> None:
+def check_padding(config: RunConfig, typed: set[str]) -> None:
     """A global batch holds each sample once: nothing is repeated so that workers get equally many."""
-    if config["data"]["global_batch_size"] is None:
+    if config.data.global_batch_size is None:
         return
-    if config["sampler"]["pad"] and "sampler.pad" in typed:
+    if config.sampler.pad and "sampler.pad" in typed:
         why = "with data.global_batch_size each sample is shared out once, unevenly if need be, and none is repeated"
         raise UserError("sampler.pad=true", why, "sampler.pad=false (or data.batch_size in place of data.global_batch_size)")  # fmt: skip
-    config["sampler"]["pad"] = False
 
 
-def check_batch_fits(config: Mapping[str, Any], samples: int, workers: int) -> None:
+def check_batch_fits(config: RunConfig, samples: int, workers: int) -> None:
     """One batch of all workers fits the training data. Not asked of a plan, which only says so."""
-    size, together = config["data"]["batch_size"], config["data"]["global_batch_size"]
-    if not config["sampler"]["drop_last"] or (together or size * workers) <= samples:
+    size, together = config.batch_size, config.data.global_batch_size
+    if not config.sampler.drop_last or (together or size * workers) <= samples:
         return
     if samples < workers:
         return  # which is said by itself, and no size of a batch mends it

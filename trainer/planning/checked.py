@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.config.run_config import RunConfig
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError
 from trainer.strategies.contract import Declaration
@@ -39,18 +40,18 @@ class Checked:
     """A config that may run: resolved, with what the checks have found out.
 
     Attributes:
-        config: plain, resolved; ``strategy`` is never ``auto``, ``data.batch_size`` never null.
+        config: ``strategy`` is never ``auto``, ``data.batch_size`` never null.
         auto_strategy: why a strategy was chosen for ``strategy=auto``; else empty.
         workers: over all hosts; nproc: of them on each host.
         device: ``cpu`` or ``cuda``.
         merge: batches per update.
         lacks: why a run would be refused, where only its plan is asked for.
         elsewhere: the plan is for other machines than this one.
-        files: what mode=predict looks at, in the order of its rows, relative to predict.input.
+        files: what mode=predict looks at, in the order of its rows, relative to predict.input, which is a folder then.
         samples: images or about how many rows there are in these files.
     """
 
-    config: dict[str, Any]
+    config: RunConfig
     declaration: Declaration
     source: DataSource
     facts: Facts
@@ -67,24 +68,22 @@ class Checked:
     @property
     def leased(self) -> bool:
         """Training data is handed out in blocks while an epoch lasts, not split beforehand."""
-        return self.declaration.leases and self.config["data"]["work"] != "static"
+        return self.declaration.leases and self.config.data.work != "static"
 
     @property
     def update_batch(self) -> int:
         """Samples behind one update: the global batch, or where each worker's gradient is applied alone, its own."""
-        alone = self.config["data"]["batch_size"] * self.merge
-        return int(alone) if self.declaration.alone else self.global_batch_size
+        return self.config.batch_size * self.merge if self.declaration.alone else self.global_batch_size
 
     @property
     def lr_factor(self) -> float:
         """What optimizer.lr is multiplied by, so that it keeps its meaning for another batch (Goyal et al., 2017)."""
-        node = self.config["optimizer"]
+        node = self.config.optimizer
         power = {"linear": 1.0, "sqrt": 0.5}.get(str(node.get("lr_scaling", "none")))
         return 1.0 if power is None else float((self.update_batch / node["lr_base_batch"]) ** power)
 
     @property
     def global_batch_size(self) -> int:
         """Samples per update over all workers."""
-        data = self.config["data"]
-        given = data["global_batch_size"] if self.config["mode"] == "train" else None
-        return int(given or data["batch_size"] * self.workers * self.merge)
+        given = self.config.data.global_batch_size if self.config.mode == "train" else None
+        return given or self.config.batch_size * self.workers * self.merge

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from trainer.config import keys, schema
+from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.metrics import best
@@ -15,11 +15,12 @@ from trainer.planning.checked import Checked
 from trainer.wording import counted
 
 
-def take_classes(config: dict[str, Any], facts: Facts) -> None:
-    """Where nobody says how many classes there are, the data do."""
-    for node in (config["data"], config["model"]):
-        if "num_classes" in node and node["num_classes"] is None:
-            node["num_classes"] = facts.classes
+def with_classes(config: RunConfig, facts: Facts) -> RunConfig:
+    """The config with the data's number of classes, where nobody says how many there are."""
+    found = {"num_classes": facts.classes}
+    if config.data.num_classes is None:
+        config = config.changed(data=found)
+    return config.changed(model=found) if config.model.get("num_classes", 0) is None else config
 
 
 def check_orders(checked: Checked) -> None:
@@ -31,14 +32,14 @@ def check_orders(checked: Checked) -> None:
 def check_data(checked: Checked) -> None:
     """The config's classes are the data's, and what is asked for can be done with them."""
     config, facts = checked.config, checked.facts
-    if config["data"]["num_classes"] != facts.classes:
-        raise UserError(f"data.num_classes={config['data']['num_classes']}", f"{facts.source} has {counted(facts.classes, 'class')}", f"data.num_classes={facts.classes}")  # fmt: skip
+    if config.data.num_classes != facts.classes:
+        raise UserError(f"data.num_classes={config.data.num_classes}", f"{facts.source} has {counted(facts.classes, 'class')}", f"data.num_classes={facts.classes}")  # fmt: skip
     inputs = facts.shape if isinstance(facts.shape, dict) else ()
     for refusal in checked.declaration.refuse_inputs(inputs, facts.source):
         raise refusal
     if facts.streams and not checked.declaration.leases:
         raise UserError("data.cache=false", f"strategy={checked.declaration.name} reads samples by number, from the cache", "data.cache=true")  # fmt: skip
-    ids, rows = config["data"].get("hash_size", 0), config["model"].get("table_size")
+    ids, rows = config.node("data").get("hash_size", 0), config.model.get("table_size")
     if rows is not None and (ids is None or ids > rows):
         raise UserError(f"model.table_size={rows}", f"the ids of {facts.source} go up to {ids or '2^63'} (data.hash_size)", f"model.table_size={keys.spelled(ids)}")  # fmt: skip
 
@@ -46,36 +47,36 @@ def check_data(checked: Checked) -> None:
 def check_enough(checked: Checked) -> None:
     """Every worker gets a training sample."""
     config, facts, workers = checked.config, checked.facts, checked.workers
-    if config["mode"] == "train" and facts.train_samples < workers:
+    if config.mode == "train" and facts.train_samples < workers:
         raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", fewer(checked))  # fmt: skip
 
 
 def fewer(checked: Checked) -> str:
     """How to ask for no more workers than there are training samples."""
     config, samples = checked.config, max(1, checked.facts.train_samples)
-    if config["sampler"]["drop_last"] and config["data"]["global_batch_size"] is None:
-        samples = max(1, samples // config["data"]["batch_size"])
-    nodes, nproc = config["launch"]["nnodes"], samples // config["launch"]["nnodes"]
+    if config.sampler.drop_last and config.data.global_batch_size is None:
+        samples = max(1, samples // config.batch_size)
+    nodes, nproc = config.launch.nnodes, samples // config.launch.nnodes
     if not nproc:
         nodes, nproc = max(1, samples // checked.nproc), min(checked.nproc, samples)
-    each = f"launch.nproc={nproc}" if config["launch"]["workers"] is None else f"launch.workers={nodes * nproc}"
-    return (f"launch.nnodes={nodes} " if nodes != config["launch"]["nnodes"] else "") + each
+    each = f"launch.nproc={nproc}" if config.launch.workers is None else f"launch.workers={nodes * nproc}"
+    return (f"launch.nnodes={nodes} " if nodes != config.launch.nnodes else "") + each
 
 
-def check_order(config: Mapping[str, Any], facts: Facts) -> None:
+def check_order(config: RunConfig, facts: Facts) -> None:
     """Orders that use samples more than once shuffle them, and need to know which there are."""
-    order = config["sampler"]["order"]
+    order = config.sampler.order
     if order == "each_once":
         return
-    if not config["sampler"]["shuffle"]:
+    if not config.sampler.shuffle:
         raise UserError("sampler.shuffle=false", f"sampler.order={order} draws the samples at random", "sampler.shuffle=true")  # fmt: skip
     if facts.streams or facts.kind == "random":
         raise UserError(f"sampler.order={order}", f"{facts.source} have no samples to choose from by their class or number", "sampler.order=each_once")  # fmt: skip
 
 
-def check_mixing(config: Mapping[str, Any]) -> None:
+def check_mixing(config: RunConfig) -> None:
     """Mixed labels are shares of classes, which the loss must take."""
-    data, loss = config["data"], str(config["loss"]["_target_"])
+    data, loss = config.node("data"), str(config.loss["_target_"])
     for key in ("mixup", "cutmix"):
         if data.get(key) and loss == schema.BinaryCrossEntropyLoss._target_:
             raise UserError(f"data.{key}={data[key]}", "makes labels that are shares of classes, which loss=binary_cross_entropy does not take", "loss=cross_entropy")  # fmt: skip
@@ -84,43 +85,43 @@ def check_mixing(config: Mapping[str, Any]) -> None:
 def check_optimization(checked: Checked) -> None:
     """What goes by validations can: they come, and measure what is watched. Clipping and scaling can be done."""
     config = checked.config
-    strategy, node = config["strategy"], config["optimizer"]
-    if strategy["clip_norm"] is not None and strategy["clip_value"] is not None:
-        raise UserError(f"strategy.clip_value={strategy['clip_value']}", f"the gradient is clipped by strategy.clip_norm={strategy['clip_norm']} already, and their order would matter", "strategy.clip_norm=null")  # fmt: skip
+    strategy, node = config.strategy, config.optimizer
+    if strategy.clip_norm is not None and strategy.clip_value is not None:
+        raise UserError(f"strategy.clip_value={strategy.clip_value}", f"the gradient is clipped by strategy.clip_norm={strategy.clip_norm} already, and their order would matter", "strategy.clip_norm=null")  # fmt: skip
     if node.get("lr_scaling", "none") != "none" and node.get("lr") is None:
         raise UserError(f"optimizer.lr_scaling={node['lr_scaling']}", "this optimizer has no lr to scale", "optimizer.lr_scaling=none")  # fmt: skip
     for pattern, factor in (node.get("lr_factors") or {}).items():
         if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0 <= factor < math.inf:
             raise UserError(f"optimizer.lr_factors={{{pattern}: {keys.spelled(factor)}}}", "a factor is a number, at least 0 (which freezes)", f"optimizer.lr_factors={{{pattern}: 1}}")  # fmt: skip
     check_metric_names(config, checked.facts)
-    averaged, known = config["ema"]["decay"] is not None, best.names(checked.facts, True, config["metrics"])
+    averaged, known = config.ema.decay is not None, best.names(checked.facts, True, config.metrics)
     for path, metric, default in watching(config):
         if metric in known and not averaged and metric.startswith(best.AVERAGED):
             raise UserError(f"{path}={metric}", "no average of the weights is kept (ema.decay=null)", f"{path}={metric} ema.decay=0.999")  # fmt: skip
         if metric not in known:
             near = best.meant(metric, known) or keys.nearest(metric if "/" in metric else best.RAW + metric, known) or default  # fmt: skip
-            there = ", ".join(best.names(checked.facts, averaged, config["metrics"]))
+            there = ", ".join(best.names(checked.facts, averaged, config.metrics))
             raise UserError(f"{path}={metric}", f"a validation here measures {there}", f"{path}={near}")
-        if (
-            path != "best.metric"
-            and not config["execution"]["val_every"]
-            and not config["execution"]["val_every_steps"]
-        ):
+        if path != "best.metric" and not config.execution.val_every and not config.execution.val_every_steps:
             raise UserError(f"{path}={metric}", "it goes by validations, and execution.val_every=0 has one alone, at the end", "execution.val_every=1")  # fmt: skip
 
 
-def check_metric_names(config: Mapping[str, Any], facts: Facts) -> None:
+def check_metric_names(config: RunConfig, facts: Facts) -> None:
     """The user's own metrics have names of their own, which MLflow takes as well."""
-    for name in config["metrics"]:
+    for name in config.metrics:
         if not re.fullmatch(r"[A-Za-z][\w-]*", str(name)):
             raise UserError(f"metrics.{name}", "a name is a letter, then letters, digits, _ and -", f"metrics.{re.sub(r'[^A-Za-z0-9_-]', '_', f'm{name}')}={{...}}")  # fmt: skip
         if name in best.measured(facts):
             raise UserError(f"metrics.{name}", "is measured anyway, as val/" + name, f"metrics.my_{name}={{...}}")
 
 
-def watching(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def watching(config: RunConfig) -> Iterator[tuple[str, str, str]]:
     """The keys that name a validation metric, what they name, and what they could."""
-    for node in ("best", "early_stop", "scheduler"):
-        watches = node != "scheduler" or best.is_plateau(config[node])
-        if watches and config[node].get("metric") is not None:
-            yield f"{node}.metric", str(config[node]["metric"]), "val/loss"
+    plateau = config.node("scheduler").get("metric") if best.is_plateau(config.scheduler._target_) else None
+    for name, metric in (
+        ("best", config.best.metric),
+        ("early_stop", config.early_stop.metric),
+        ("scheduler", plateau),
+    ):
+        if metric is not None:
+            yield f"{name}.metric", str(metric), "val/loss"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import schema
 from trainer.config.instantiate import call_target
+from trainer.config.run_config import RunConfig
 from trainer.data.images.listing import EXTENSIONS, images_in, is_image
 from trainer.data.images.representation import some
 from trainer.data.source import DataSource, Facts
@@ -24,13 +24,17 @@ CLASSES = "classes.json"
 """Names of a run's classes, in the order of the labels."""
 
 
-def check_mode(config: dict[str, Any]) -> None:
-    """The keys of a mode come with it; where nothing is trained, plain workers take the place of the strategy's."""
-    mode, weights = config["mode"], config["weights"]
+def in_its_mode(config: RunConfig) -> RunConfig:
+    """The config as its mode needs it: where nothing is trained, plain workers take the place of the strategy's.
+
+    Raises:
+        UserError: a key of another mode is set, or one of this mode is not.
+    """
+    mode, weights = config.mode, config.weights
     for path, value, modes in (
         ("weights", weights, ("eval", "predict")),
-        ("predict.input", config["predict"]["input"], ("predict",)),
-        ("predict.output", config["predict"]["output"], ("predict",)),
+        ("predict.input", config.predict.input, ("predict",)),
+        ("predict.output", config.predict.output, ("predict",)),
     ):
         if value is not None and mode not in modes:
             raise UserError(f"{path}={value}", f"mode={mode} does not take it", f"mode={modes[0]} (or ~{path}={value})" if path != "weights" else "mode=eval")  # fmt: skip
@@ -38,17 +42,17 @@ def check_mode(config: dict[str, Any]) -> None:
             what = "the file of weights, or the folder of the run that made it" if path == "weights" else "a folder of images, or a file of rows"  # fmt: skip
             raise UserError(f"mode={mode}", f"needs {path}, {what}", f"{path}=PATH")
     if mode == "train":
-        return
-    if config["profile"]:
+        return config
+    if config.profile:
         raise UserError("profile=true", f"shows where an update's time goes, and mode={mode} makes none", "profile=false")  # fmt: skip
-    config["weights"] = str(weights_file(Path(weights)))
-    given = config["strategy"]
     plain = asdict(schema.GroupStrategy())
-    config["strategy"] = {**plain, "_target_": EVALUATORS, "timeout_s": given.get("timeout_s", plain["timeout_s"])}
-    config["launch"]["servers"] = None
-    config["data"] |= {"work": "static", "read": "each"}
-    if config["data"].get("cache") == "auto":
-        config["data"]["cache"] = "none"  # what is looked at once is not worth keeping
+    plain |= {"_target_": EVALUATORS, "timeout_s": config.node("strategy").get("timeout_s", plain["timeout_s"])}
+    kept = {"cache": "none"} if config.node("data").get("cache") == "auto" else {}  # what is looked at once
+    return config.replaced("strategy", plain).changed(
+        weights=str(weights_file(Path(str(weights)))),
+        launch={"servers": None},
+        data={"work": "static", "read": "each", **kept},
+    )
 
 
 def weights_file(path: Path) -> Path:
@@ -70,13 +74,13 @@ def weights_file(path: Path) -> Path:
     return Path(os.path.abspath(path))
 
 
-def evaluation_batch_size(data: Mapping[str, Any], workers: int) -> int:
+def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
     """Samples per worker and batch where nothing is trained: any number will do."""
-    given, together = data["val_batch_size"] or data["batch_size"], data["global_batch_size"]
+    given, together = data.val_batch_size or data.batch_size, data.global_batch_size
     return int(given or max(1, (together or 32 * workers) // workers))
 
 
-def facts_of(config: Mapping[str, Any], source: DataSource, global_batch_size: int) -> Facts:
+def facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> Facts:
     """What is known of the data. mode=predict looks at none of them: what the run that made the weights knew will do.
 
     Raises:
@@ -91,18 +95,18 @@ def facts_of(config: Mapping[str, Any], source: DataSource, global_batch_size: i
     return (_of_the_run(config) or facts) if facts.stand_in else facts
 
 
-def _of_the_run(config: Mapping[str, Any]) -> Facts | None:
+def _of_the_run(config: RunConfig) -> Facts | None:
     """For mode=predict what the run that left the weights knew of data of the same kind."""
-    if config["mode"] != "predict" or (folder := run_of(Path(config["weights"]))) is None:
+    if config.mode != "predict" or (folder := run_of(Path(str(config.weights)))) is None:
         return None
     import yaml
 
     try:
         target = yaml.safe_load((folder / "config.yaml").read_text())["data"]["_target_"]
-        facts = Facts(**json.loads((folder / "plan.json").read_text())["facts"])
+        facts = Facts.of(json.loads((folder / "plan.json").read_text())["facts"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
         return None
-    return facts if target == config["data"]["_target_"] else None
+    return facts if target == config.data._target_ else None
 
 
 def run_of(weights: Path) -> Path | None:
@@ -133,38 +137,40 @@ class LookedAt:
     """What mode=predict looks at; of mode=eval, none.
 
     Attributes:
-        files: images or files of rows, relative to predict.input.
+        folder: that all files are in; empty where none are looked at.
+        files: images or files of rows, relative to it.
         samples: about how many there are in them.
         attention: what is odd about them, for the plan.
     """
 
+    folder: str
     files: tuple[str, ...]
     samples: int
     attention: str = ""
 
 
-def looked_at(config: dict[str, Any], source: DataSource, facts: Facts) -> LookedAt:
+def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
     """The images, or the files of rows, that are looked at.
 
     Raises:
         UserError: there are none, or no validation samples.
     """
-    if config["mode"] == "eval":
+    if config.mode == "eval":
         if not facts.val_samples:
             raise UserError("mode=eval", f"{facts.source} has no validation samples")
-        return LookedAt((), 0, facts.attention)
+        return LookedAt("", (), 0, facts.attention)
     reader = source.row_reader()
     if reader is None and (facts.task != "classification" or not source.sees_pictures):
         raise UserError("mode=predict", f"{facts.source} does not say how a picture becomes an input", "mode=eval")
     found = _images(config) if reader is None else _rows(config, reader)
-    _check_output(config)
+    _check_output(config.predict.output)
     return found
 
 
-def _images(config: dict[str, Any]) -> LookedAt:
+def _images(config: RunConfig) -> LookedAt:
     """The images of the folder, or the one image that is given."""
-    class_names_of(Path(config["weights"]))  # asked for again when the table is written
-    folder, again = Path(config["predict"]["input"]), list[str]()
+    class_names_of(Path(str(config.weights)))  # asked for again when the table is written
+    folder, again = Path(str(config.predict.input)), list[str]()
     if folder.is_file() and is_image(folder.name):
         files, folder = [folder.name], folder.absolute().parent
     elif folder.is_dir():
@@ -174,13 +180,16 @@ def _images(config: dict[str, Any]) -> LookedAt:
         raise UserError(f"predict.input={folder}", there, "predict.input=FOLDER")
     if not files:
         raise UserError(f"predict.input={folder}", f"there is no image in it ({', '.join(EXTENSIONS)})", "predict.input=FOLDER")  # fmt: skip
-    config["predict"]["input"] = os.path.abspath(folder)
-    return LookedAt(tuple(files), len(files), f"these links are not followed: {some(again)}" if again else "")
+    return LookedAt(
+        os.path.abspath(folder),
+        tuple(files),
+        len(files),
+        f"these links are not followed: {some(again)}" if again else "",
+    )
 
 
-def _rows(config: dict[str, Any], node: dict[str, Any]) -> LookedAt:
-    """The files of rows, relative to the folder that they are all in, which takes the place of predict.input, and about
-    how many rows they have.
+def _rows(config: RunConfig, node: dict[str, Any]) -> LookedAt:
+    """The files of rows, the folder that they are all in, and about how many rows they have.
 
     Raises:
         UserError: there is none, one does not begin with rows, or the run that left the weights read rows otherwise.
@@ -188,17 +197,16 @@ def _rows(config: dict[str, Any], node: dict[str, Any]) -> LookedAt:
     from trainer.data.criteo.files import Block, find, pieces
 
     reader: RowReader = call_target(node, "data")
-    run = run_of(Path(config["weights"]))
+    run = run_of(Path(str(config.weights)))
     _check_same_reading(run, node)
-    files, rows = find(config["predict"]["input"], "predict.input"), 0.0
+    files, rows = find(str(config.predict.input), "predict.input"), 0.0
     for path in files:
         _, text = next(pieces(Block(path, 0, 0, None), "predict.input"), (0, b""))
         rows += (text.rstrip(b"\r\n").count(b"\n") + 1) * max(1.0, path.stat().st_size / max(1, len(text)))
         if reader.labelled(text) is None:
             raise UserError(f"predict.input={path}", f"has no row in its first MiB ({reader.format})")
     common = os.path.commonpath([path.parent for path in files])
-    config["predict"]["input"] = common
-    return LookedAt(tuple(os.path.relpath(path, common) for path in files), round(rows))
+    return LookedAt(str(common), tuple(os.path.relpath(path, common) for path in files), round(rows))
 
 
 def _check_same_reading(run: Path | None, node: dict[str, Any]) -> None:
@@ -217,15 +225,13 @@ def _check_same_reading(run: Path | None, node: dict[str, Any]) -> None:
             raise UserError(f"data.{key}={'null' if value is None else value}", f"the run that left the weights had data.{key}={told}", f"data.{key}={told}")  # fmt: skip
 
 
-def _check_output(config: dict[str, Any]) -> None:
+def _check_output(output: str | None) -> None:
     """The table can be written.
 
     Raises:
         UserError: its folder is not there, or it is a folder itself.
     """
-    output = config["predict"]["output"]
     if output is not None and not Path(output).absolute().parent.is_dir():
         raise UserError(f"predict.output={output}", f"there is no folder {Path(output).parent}", "predict.output=FILE")
     if output is not None and Path(output).is_dir():
         raise UserError(f"predict.output={output}", "is a folder", f"predict.output={Path(output) / 'predictions.csv'}")
-    config["predict"]["output"] = output and os.path.abspath(output)

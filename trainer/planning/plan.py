@@ -8,10 +8,12 @@ from math import ceil
 from typing import Any
 
 from trainer.config import schema
+from trainer.config.run_config import RunConfig
 from trainer.data.sampler import DistributedBatchSampler, training_sampler
+from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.metrics.best import best_metric
-from trainer.planning.auto import Machine, ModelFacts, choose
+from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked import Checked
 from trainer.planning.tracking_store import tracking_uri
 
@@ -36,6 +38,17 @@ class Process:
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """What mode=predict looks at: ``samples`` in the folder ``input``, each an ``image`` or a ``row``; and the ``output`` that
+    was given."""
+
+    input: str
+    samples: int
+    each: str
+    output: str | None
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything that is decided before the first process starts.
 
@@ -44,7 +57,7 @@ class Plan:
         batch_size: samples per worker and batch, at most; merge: batches per update; global_batch_size: samples per update.
         steps_per_epoch, total_steps: updates.
         val_batch_size: samples per worker and evaluation batch.
-        facts: of the data, as a dict.
+        facts: of the data.
         preprocessing: what validation does to an image, see ``DataSource.image_preprocessing``; empty: samples are none.
         chosen: precision, channels_last, ... as used; why: reasons of those that ``auto`` chose.
         lr: optimizer.lr as it is used, scaled to the batch where that is asked for; None: the optimizer has no such key.
@@ -56,7 +69,7 @@ class Plan:
         environment: of worker 0.
         lacks: why this would not run as it is, each reason a sentence; empty for a plan that can.
         left_out: what was given for a sweep and this point of it has no use for, each with the reason.
-        predict: of mode=predict ``input``, the ``samples`` there, what each of them is, and the ``output`` that was given.
+        predict: of mode=predict, what it looks at.
         concern: a warning about settings that run but are probably a mistake; usually empty.
     """
 
@@ -90,9 +103,9 @@ class Plan:
     update_batch: int
     best: str
     parameters: int
-    facts: dict[str, Any]
+    facts: Facts
     preprocessing: dict[str, Any]
-    chosen: dict[str, Any]
+    chosen: Chosen
     why: dict[str, str]
     run_dir: str
     tracking: str
@@ -101,7 +114,7 @@ class Plan:
     left_out: list[str] = field(default_factory=list)
     concern: str = ""
     lower: dict[str, bool] = field(default_factory=dict)
-    predict: dict[str, Any] = field(default_factory=dict)
+    predict: Predicted | None = None
 
     @property
     def workers(self) -> int:
@@ -109,8 +122,19 @@ class Plan:
         return self.roles["worker"]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as in plan.json and as the workers get it."""
-        return asdict(self)
+        """Plain data, as in plan.json."""
+        return {**asdict(self), "predict": asdict(self.predict) if self.predict else {}}
+
+    @staticmethod
+    def of(plain: Mapping[str, Any]) -> Plan:
+        """From ``as_dict``, which may have been JSON meanwhile."""
+        made = {
+            "facts": Facts.of(plain["facts"]),
+            "chosen": Chosen(**plain["chosen"]),
+            "processes": [Process(**process) for process in plain["processes"]],
+            "predict": Predicted(**plain["predict"]) if plain["predict"] else None,
+        }
+        return Plan(**{**plain, **made})
 
 
 def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: str) -> Plan:
@@ -120,21 +144,15 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         UserError: the run would take no step.
     """
     config, facts, workers = checked.config, checked.facts, checked.workers
-    launch, data = config["launch"], config["data"]
+    launch, data = config.launch, config.data
     pictures = bool(checked.files) and checked.source.row_reader() is None
-    machine = replace(machine, cores=None) if checked.elsewhere else machine
-    slow = facts.slow or pictures
-    chosen, why = choose(config, checked.device, model, machine, checked.nproc, slow, data["batch_size"])
-    if checked.elsewhere and checked.device == "cpu" and "precision" in why:
-        why["precision"] += ", if the hosts' is like it"
-    if checked.auto_strategy:
-        why["strategy"] = checked.auto_strategy
-    epochs, steps_per_epoch, total = _length(checked) if config["mode"] == "train" else _looks(checked)
+    chosen, why = _chosen(checked, model, machine, facts.slow or pictures)
+    epochs, steps_per_epoch, total = _length(checked) if config.mode == "train" else _looks(checked)
     roles = checked.declaration.roles(workers, launch)
     return Plan(
-        name=config["name"],
-        mode=config["mode"],
-        weights=config["weights"] or "",
+        name=config.name,
+        mode=config.mode,
+        weights=config.weights or "",
         strategy=checked.declaration.name,
         strategy_worker=checked.declaration.worker,
         lockstep=checked.declaration.lockstep,
@@ -143,57 +161,72 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         tables_at_servers=checked.declaration.tables_at_servers,
         same_everywhere=checked.declaration.same_everywhere,
         exact=checked.declaration.exact,
-        entries={**checked.declaration.entries, "worker": ENTRIES[config["mode"]]},
+        entries={**checked.declaration.entries, "worker": ENTRIES[config.mode]},
         roles=roles,
-        nnodes=launch["nnodes"],
-        node_rank=launch["node_rank"],
-        processes=list(_processes(roles, launch["nnodes"], checked.device)),
+        nnodes=launch.nnodes,
+        node_rank=launch.node_rank,
+        processes=list(_processes(roles, launch.nnodes, checked.device)),
         device=checked.device,
-        endpoint=f"{meeting_address(launch)}:{launch['master_port'] or 'a free port'}",
-        batch_size=data["batch_size"],
+        endpoint=f"{meeting_address(launch)}:{launch.master_port or 'a free port'}",
+        batch_size=config.batch_size,
         merge=checked.merge,
         global_batch_size=checked.global_batch_size,
-        val_batch_size=data["val_batch_size"] or data["batch_size"],
+        val_batch_size=data.val_batch_size or config.batch_size,
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         total_steps=total,
-        lr=None if config["optimizer"].get("lr") is None else config["optimizer"]["lr"] * checked.lr_factor,
+        lr=None if config.optimizer.get("lr") is None else config.optimizer["lr"] * checked.lr_factor,
         lr_factor=checked.lr_factor,
         update_batch=checked.update_batch,
         best=best_metric(config, facts.task),
         parameters=model.parameters,
-        facts=asdict(facts),
+        facts=facts,
         preprocessing=checked.source.image_preprocessing(facts),
         chosen=chosen,
         why=why,
         run_dir=run_dir,
-        tracking=tracking_uri(config["tracking"]),
+        tracking=tracking_uri(config.tracking),
         environment=_environment(launch, workers, checked.nproc),
         lacks=list(checked.lacks),
         concern=model.concern,
         lower=model.lower,
-        predict=_looked_at(checked, pictures) if config["mode"] == "predict" else {},
+        predict=_looked_at(checked, pictures) if config.mode == "predict" else None,
     )
 
 
-def _looked_at(checked: Checked, pictures: bool) -> dict[str, Any]:
-    """What mode=predict reads and writes."""
-    told = checked.config["predict"]
-    return {"input": told["input"], "samples": checked.samples, "each": "image" if pictures else "row", "output": told["output"]}  # fmt: skip
+def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -> tuple[Chosen, dict[str, str]]:
+    """What ``auto`` stands for, and the reasons; of a plan for other hosts, as far as this machine can know.
+
+    Args:
+        slow: a sample takes long to read.
+    """
+    config = checked.config
+    machine = replace(machine, cores=None) if checked.elsewhere else machine
+    chosen, why = choose(config, checked.device, model, machine, checked.nproc, slow, config.batch_size)
+    if checked.elsewhere and checked.device == "cpu" and "precision" in why:
+        why["precision"] += ", if the hosts' is like it"
+    if checked.auto_strategy:
+        why["strategy"] = checked.auto_strategy
+    return chosen, why
+
+
+def _looked_at(checked: Checked, pictures: bool) -> Predicted:
+    told = checked.config.predict
+    return Predicted(str(told.input), checked.samples, "image" if pictures else "row", told.output)
 
 
 def _length(checked: Checked) -> tuple[int, int, int]:
     """Epochs, updates of an epoch, and of the whole training."""
     config, samples, workers = checked.config, checked.facts.train_samples, checked.workers
-    size = config["data"]["batch_size"]
+    size = config.batch_size
     batches = count_batches(config, samples, size, workers, checked.leased)
-    batches = min(batches, config["limit_train_batches"] or batches)
+    batches = min(batches, config.limit_train_batches or batches)
     steps_per_epoch = ceil(batches / checked.merge)
-    total = config["max_steps"] or config["epochs"] * steps_per_epoch
-    epochs = ceil(total / steps_per_epoch) if steps_per_epoch else config["epochs"]
-    if checked.leased and config["max_steps"] and steps_per_epoch:  # an epoch's last round may be uneven
+    total = config.max_steps or config.epochs * steps_per_epoch
+    epochs = ceil(total / steps_per_epoch) if steps_per_epoch else config.epochs
+    if checked.leased and config.max_steps and steps_per_epoch:  # an epoch's last round may be uneven
         together = count_batches(config, samples, size, 1, True)
-        together = min(together, (config["limit_train_batches"] or together) * workers)
+        together = min(together, (config.limit_train_batches or together) * workers)
         epochs = ceil(total * workers / ceil(together / checked.merge))
     if not steps_per_epoch and not checked.lacks:
         raise UserError(f"data.batch_size={size}", "not one batch can be made of the training data")
@@ -204,16 +237,16 @@ def _looks(checked: Checked) -> tuple[int, int, int]:
     """The same where nothing is trained: one pass, its batches of each worker."""
     config = checked.config
     samples = checked.samples or checked.facts.val_samples
-    batches = ceil(ceil(samples / checked.workers) / config["data"]["batch_size"])
-    if config["mode"] == "eval":
-        batches = min(batches, config["limit_val_batches"] or batches)
+    batches = ceil(ceil(samples / checked.workers) / config.batch_size)
+    if config.mode == "eval":
+        batches = min(batches, config.limit_val_batches or batches)
     return 1, batches, batches
 
 
-def count_batches(config: Mapping[str, Any], samples: int, batch_size: int, workers: int, leased: bool) -> int:
+def count_batches(config: RunConfig, samples: int, batch_size: int, workers: int, leased: bool) -> int:
     """Batches per worker and epoch; where work is leased, on average, rounded up."""
     if leased:
-        drop_last = config["sampler"]["drop_last"]
+        drop_last = config.sampler.drop_last
         return ceil(len(DistributedBatchSampler(samples, batch_size, drop_last=drop_last, pad=False)) / workers)
     return len(training_sampler(config, samples, batch_size, 0, workers))
 
@@ -230,19 +263,19 @@ def _processes(roles: Mapping[str, int], nnodes: int, device: str) -> list[Proce
     return processes
 
 
-def meeting_address(launch: Mapping[str, Any]) -> str:
+def meeting_address(launch: schema.LaunchConfig) -> str:
     """Where the processes meet; of several hosts nobody has named the first of, that this is still to be said."""
-    address = str(launch["master_addr"])
-    unsaid = launch["nnodes"] > 1 and address == schema.LaunchConfig.master_addr
+    address = str(launch.master_addr)
+    unsaid = launch.nnodes > 1 and address == schema.LaunchConfig.master_addr
     return "(host 0's address: launch.master_addr)" if unsaid else address
 
 
-def _environment(launch: Mapping[str, Any], workers: int, nproc: int) -> dict[str, str]:
+def _environment(launch: schema.LaunchConfig, workers: int, nproc: int) -> dict[str, str]:
     return {
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": str(workers),
         "LOCAL_WORLD_SIZE": str(nproc),
         "MASTER_ADDR": meeting_address(launch),
-        "MASTER_PORT": str(launch["master_port"] or "chosen at the start"),
+        "MASTER_PORT": str(launch.master_port or "chosen at the start"),
     }

@@ -2,78 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from trainer.config import schema
 from trainer.config.instantiate import locate
+from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
 
+PORT = 29500
+"""Where hosts meet unless somebody says: torchrun's."""
 
-def is_elsewhere(config: Mapping[str, Any], device: str, nproc: int) -> bool:
+
+def is_elsewhere(config: RunConfig, device: str, nproc: int) -> bool:
     """Whether a plan is for other machines than this one: for several hosts, or for GPUs that are not here."""
-    return bool(config["plan"]) and (
-        config["launch"]["nnodes"] > 1 or (device == "cuda" and nproc > len(hardware.gpus()))
-    )
+    return bool(config.plan) and (config.launch.nnodes > 1 or (device == "cuda" and nproc > len(hardware.gpus())))
 
 
-def choose_device(config: Mapping[str, Any]) -> str:
+def choose_device(config: RunConfig) -> str:
     """``cpu`` or ``cuda``."""
-    if config["device"] != "auto":
-        return str(config["device"])
+    if config.device != "auto":
+        return str(config.device)
     return "cuda" if hardware.gpus() else "cpu"
 
 
-def default_workers(config: Mapping[str, Any]) -> int | None:
+def default_workers(config: RunConfig) -> int | None:
     """How many workers the strategy starts where nobody says; None: one per GPU, else one."""
-    target = config["strategy"]["_target_"]
+    target = config.strategy._target_
     return None if target == AUTO else getattr(locate(str(target), "strategy._target_"), "default_workers", None)
 
 
-def count_workers(config: dict[str, Any], device: str, default: int | None = None) -> int:
-    """Workers on each host; resolves launch.ips, launch.workers and launch.nproc into one another."""
-    launch = config["launch"]
-    if launch["ips"]:
-        _find_this_host(launch, config["plan"])
-    _check_hosts(launch)
-    if launch["nnodes"] > 1 and launch["master_port"] == 0:
-        launch["master_port"] = 29500
-    _check_workers(launch)
-    if launch["nproc"] is not None:
-        return int(launch["nproc"])
-    if launch["workers"] is not None:
-        return int(launch["workers"] // launch["nnodes"])
+def on_hosts(config: RunConfig) -> RunConfig:
+    """The config with its hosts: how many, which is the first, which is this one, and a port that they can all know.
+
+    Raises:
+        UserError: they contradict each other.
+    """
+    if config.launch.ips:
+        config = config.changed(launch=_of_addresses(config.launch, config.plan))
+    _check_hosts(config.launch)
+    if config.launch.nnodes > 1 and config.launch.master_port == 0:
+        config = config.changed(launch={"master_port": PORT})
+    _check_workers(config.launch)
+    return config
+
+
+def workers_here(launch: schema.LaunchConfig, device: str, default: int | None = None) -> int:
+    """Workers on each host."""
+    if launch.nproc is not None:
+        return launch.nproc
+    if launch.workers is not None:
+        return launch.workers // launch.nnodes
     return max(1, len(hardware.gpus())) if device == "cuda" else default or 1
 
 
-def _find_this_host(launch: dict[str, Any], plan_alone: bool) -> None:
+def _of_addresses(launch: schema.LaunchConfig, plan_alone: bool) -> dict[str, Any]:
     """launch.ips says how many hosts there are, which is the first, and which is this one."""
     if not (hosts := hosts_of(launch)):
-        raise UserError(f"launch.ips={launch['ips']}", "holds no address", "launch.ips=10.0.0.1,10.0.0.2")
-    launch["nnodes"], launch["master_addr"] = len(hosts), hosts[0]
+        raise UserError(f"launch.ips={launch.ips}", "holds no address", "launch.ips=10.0.0.1,10.0.0.2")
     here = [i for i, ip in enumerate(hosts) if hardware.port_is_free(ip, 0)]
     if not here and not plan_alone:
-        raise UserError(f"launch.ips={launch['ips']}", "none of these addresses is this host's")
-    launch["node_rank"] = here[0] if here else 0
+        raise UserError(f"launch.ips={launch.ips}", "none of these addresses is this host's")
+    return {"nnodes": len(hosts), "master_addr": hosts[0], "node_rank": here[0] if here else 0}
 
 
-def _check_hosts(launch: Mapping[str, Any]) -> None:
-    nnodes = launch["nnodes"]
-    if launch["node_rank"] >= nnodes:
-        raise UserError(f"launch.node_rank={launch['node_rank']}", f"with launch.nnodes={nnodes} it must be below {nnodes}", "launch.node_rank=0")  # fmt: skip
+def _check_hosts(launch: schema.LaunchConfig) -> None:
+    nnodes = launch.nnodes
+    if launch.node_rank >= nnodes:
+        raise UserError(f"launch.node_rank={launch.node_rank}", f"with launch.nnodes={nnodes} it must be below {nnodes}", "launch.node_rank=0")  # fmt: skip
 
 
-def _check_workers(launch: Mapping[str, Any]) -> None:
+def _check_workers(launch: schema.LaunchConfig) -> None:
     """launch.workers can be spread evenly over the hosts, and launch.nproc agrees with it."""
-    nnodes, nproc, workers = launch["nnodes"], launch["nproc"], launch["workers"]
+    nnodes, nproc, workers = launch.nnodes, launch.nproc, launch.workers
     if workers is None:
         return
     what = f"launch.workers={workers}"
-    if workers < nnodes and not launch["ips"]:
+    if workers < nnodes and not launch.ips:
         raise UserError(what, f"is not one for each of {nnodes} hosts", f"launch.nnodes={workers}")
     if workers % nnodes:
         raise UserError(what, f"cannot be spread evenly over {nnodes} hosts", f"launch.workers={max(nnodes, workers // nnodes * nnodes)}")  # fmt: skip
@@ -81,14 +89,14 @@ def _check_workers(launch: Mapping[str, Any]) -> None:
         raise UserError(f"launch.nproc={nproc}", f"on {counted(nnodes, 'host')} disagrees with {what}", f"launch.nproc={workers // nnodes}")  # fmt: skip
 
 
-def hosts_of(launch: Mapping[str, Any]) -> list[str]:
+def hosts_of(launch: schema.LaunchConfig) -> list[str]:
     """The addresses of ``launch.ips``; none where it is not given."""
-    return [ip.strip() for ip in str(launch["ips"] or "").split(",") if ip.strip()]
+    return [ip.strip() for ip in str(launch.ips or "").split(",") if ip.strip()]
 
 
-def check_devices(config: Mapping[str, Any], device: str, nproc: int, gpus: int | None = None) -> None:
+def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None = None) -> None:
     """A GPU for every worker of this host. Not asked of a plan, which may be for another machine."""
-    if device != "cuda" or config["plan"]:
+    if device != "cuda" or config.plan:
         return
     gpus = len(hardware.gpus()) if gpus is None else gpus
     if gpus == 0:
@@ -97,25 +105,25 @@ def check_devices(config: Mapping[str, Any], device: str, nproc: int, gpus: int 
         raise UserError(f"launch.nproc={nproc}", f"this host has {gpus} GPU{'s' if gpus > 1 else ''}, and every worker needs its own", f"launch.nproc={gpus} (or device=cpu)")  # fmt: skip
 
 
-def resolve_strategy(config: dict[str, Any], workers: int) -> str:
-    """Replace ``strategy=auto`` by the strategy that fits; returns the reason."""
-    given = config["strategy"]
-    if given["_target_"] != AUTO:
-        return ""
+def with_strategy(config: RunConfig, workers: int) -> tuple[RunConfig, str]:
+    """The config with the strategy that fits in place of ``strategy=auto``, and the reason; empty where one was named."""
+    if config.strategy._target_ != AUTO:
+        return config, ""
     chosen = schema.StrategyConfig if workers == 1 else schema.CollectiveStrategy
-    config["strategy"] = {**asdict(chosen()), **{k: v for k, v in given.items() if k != "_target_"}}
-    return "one worker" if workers == 1 else f"{workers} workers"
+    given = {k: v for k, v in config.node("strategy").items() if k != "_target_"}
+    why = "one worker" if workers == 1 else f"{workers} workers"
+    return config.replaced("strategy", {**asdict(chosen()), **given}), why
 
 
-def check_port(config: Mapping[str, Any]) -> None:
+def check_port(config: RunConfig) -> None:
     """The meeting port is free on the host that serves it."""
-    launch = config["launch"]
-    port, serves = launch["master_port"], launch["node_rank"] == 0
-    address, single = launch["master_addr"], launch["nnodes"] == 1
-    if not (port and serves) or config["plan"] or hardware.port_is_free(address, port):
+    launch = config.launch
+    port, serves = launch.master_port, launch.node_rank == 0
+    address, single = launch.master_addr, launch.nnodes == 1
+    if not (port and serves) or config.plan or hardware.port_is_free(address, port):
         return
     if not hardware.port_is_free(address, 0):
         mine = schema.LaunchConfig.master_addr if single else hardware.address()
         raise UserError(f"launch.master_addr={address}", "is not this host's address, and host 0 serves the meeting", f"launch.master_addr={mine}" + ("" if single else " (or launch.node_rank=1)"))  # fmt: skip
-    free = next((p for p in range(port + 1, 65536) if hardware.port_is_free(address, p)), 29500)
+    free = next((p for p in range(port + 1, 65536) if hardware.port_is_free(address, p)), PORT)
     raise UserError(f"launch.master_port={port}", f"is in use on {address}", "launch.master_port=0" if single else f"launch.master_port={free}")  # fmt: skip

@@ -17,11 +17,10 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trainer.config.redact import text
+from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError, first_line
 
 DRIVERS = {"sqlite": "sqlite3", "postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
@@ -39,23 +38,23 @@ NEVER = (404, 405, 410, 501)
 KEPT = "sqlite:///mlflow.db"
 
 
-def tracking_uri(tracking: Mapping[str, Any]) -> str:
+def tracking_uri(tracking: TrackingConfig) -> str:
     """Where MLflow's points go; empty without tracking."""
-    if tracking["kind"] == "none":
+    if tracking.kind == "none":
         return ""
-    return str(tracking["uri"] or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}")
+    return str(tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}")
 
 
-def named(tracking: Mapping[str, Any]) -> str:
+def named(tracking: TrackingConfig) -> str:
     """The address as it was given: the key, or the environment variable; without who logs in."""
-    if tracking["uri"]:
-        return f"tracking.uri={text(tracking['uri'])}"
+    if tracking.uri:
+        return f"tracking.uri={text(tracking.uri)}"
     if uri := os.environ.get("MLFLOW_TRACKING_URI"):
         return f"MLFLOW_TRACKING_URI={text(uri)}"
     return f"tracking.uri={KEPT}"
 
 
-def check_store(tracking: Mapping[str, Any], experiment: str) -> None:
+def check_store(tracking: TrackingConfig, experiment: str) -> None:
     """Everything about the address that can be known without calling it.
 
     Raises:
@@ -187,7 +186,7 @@ def _deleted(experiment: str) -> UserError:
 # --- one try, before anything starts --------------------------------------------------------------------------------
 
 
-def try_store(tracking: Mapping[str, Any], experiment: str) -> str:
+def try_store(tracking: TrackingConfig, experiment: str) -> str:
     """Call the store once.
 
     Returns:

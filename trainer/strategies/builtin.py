@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.instantiate import locate
+from trainer.config.run_config import RunConfig
+from trainer.config.schema import (
+    CollectiveStrategy,
+    GroupStrategy,
+    LaunchConfig,
+    LocalSgdStrategy,
+    PserverAsyncStrategy,
+    PserverGeoStrategy,
+    PserverSspStrategy,
+    PserverStrategy,
+    PserverSyncStrategy,
+    StaleStrategy,
+)
 from trainer.config.schema.strategy import Entry, PowerSgd
 from trainer.errors import UserError
 from trainer.host import hardware
@@ -30,7 +43,7 @@ class Single(Declaration):
     def exact(self) -> bool:
         return True
 
-    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+    def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
         if workers > 1:
             refused.append(
@@ -42,13 +55,15 @@ class Single(Declaration):
 class Collective(Declaration):
     """Synchronous data parallelism: gradients are averaged over all workers at every update (torch's DDP)."""
 
+    Options = CollectiveStrategy
+    options: CollectiveStrategy
     worker = "trainer.strategies.collective:Collective"
     scatters = True
 
     @property
     def comm_hook(self) -> str:
         """What travels instead of whole gradients, or ``none``."""
-        return str(self.config.get("comm_hook", "none"))
+        return str(self.options.comm_hook)
 
     @property
     def exact(self) -> bool:
@@ -58,39 +73,39 @@ class Collective(Declaration):
     def same_everywhere(self) -> bool:
         return self.comm_hook != "powersgd"  # whose errors are each worker's own
 
-    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+    def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
-        if self.config["static_graph"] and self.config["gradient_merge"]["k_steps"] > 1:
+        if self.options.static_graph and self.options.gradient_merge.k_steps > 1:
             why = "DDP learns the graph from the first backward, and with gradient merge that one exchanges nothing"
             refused.append(UserError("strategy.static_graph=true", why, "strategy.static_graph=false (or strategy.gradient_merge.k_steps=1)"))  # fmt: skip
-        if self.config["static_graph"] and self.config["find_unused_parameters"]:
+        if self.options.static_graph and self.options.find_unused_parameters:
             why = "with strategy.static_graph=true DDP finds unused parameters once, in the first step"
             refused.append(UserError("strategy.find_unused_parameters=true", why, "strategy.find_unused_parameters=false (or strategy.static_graph=false)"))  # fmt: skip
         return refused + list(self._refuse_hook(config, workers))
 
-    def _refuse_hook(self, config: Mapping[str, Any], workers: int) -> Iterator[UserError]:
-        hook, powersgd = f"strategy.comm_hook={self.comm_hook}", self.config["powersgd"]
+    def _refuse_hook(self, config: RunConfig, workers: int) -> Iterator[UserError]:
+        hook, powersgd = f"strategy.comm_hook={self.comm_hook}", self.options.powersgd
         if self.comm_hook != "none" and workers == 1:
             yield UserError(hook, "one worker exchanges no gradients", "strategy.comm_hook=none (or launch.nproc=2)")
         if self.comm_hook != "powersgd":
             for name, default in asdict(PowerSgd()).items():
-                if powersgd[name] != default:
-                    yield UserError(f"strategy.powersgd.{name}={powersgd[name]}", f"with {hook} nothing is compressed that way", "strategy.comm_hook=powersgd")  # fmt: skip
+                if (given := getattr(powersgd, name)) != default:
+                    yield UserError(f"strategy.powersgd.{name}={given}", f"with {hook} nothing is compressed that way", "strategy.comm_hook=powersgd")  # fmt: skip
             return
-        if config["precision"] == "fp16":
+        if config.precision == "fp16":
             why = "what it leaves out of a gradient is added to the next, and with fp16 each has a scale of its own"
             yield UserError("precision=fp16", f"{hook}: {why}", "precision=bf16 (or strategy.comm_hook=fp16)")
-        if config["max_steps"] is not None and powersgd["start_step"] >= config["max_steps"]:
-            why = f"with max_steps={config['max_steps']} no gradient would be compressed"
-            yield UserError(f"strategy.powersgd.start_step={powersgd['start_step']}", why, f"strategy.powersgd.start_step={max(2, config['max_steps'] // 10)}")  # fmt: skip
+        if config.max_steps is not None and powersgd.start_step >= config.max_steps:
+            why = f"with max_steps={config.max_steps} no gradient would be compressed"
+            yield UserError(f"strategy.powersgd.start_step={powersgd.start_step}", why, f"strategy.powersgd.start_step={max(2, config.max_steps // 10)}")  # fmt: skip
 
-    def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
+    def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
         sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False)]
         if sparse and self.comm_hook != "none":
             why = f"is for dense gradients, and those of {sparse[0]} are sparse"
             refused.append(UserError(f"strategy.comm_hook={self.comm_hook}", why, "strategy.comm_hook=none"))
-        if sparse and (config["device"] == "cuda" or (config["device"] == "auto" and hardware.gpus())):
+        if sparse and (config.device == "cuda" or (config.device == "auto" and hardware.gpus())):
             why = f"strategy=collective cannot sum the sparse gradients of {sparse[0]} over NCCL"
             refused.append(UserError("device=cuda", why, "strategy=pserver_sync (or device=cpu)"))
         return refused
@@ -100,12 +115,14 @@ class Evaluators(Declaration):
     """What mode=eval and predict run on, whatever strategy trained: workers that hold the model whole, share the samples
     and add up what they find."""
 
+    Options = GroupStrategy
+    options: GroupStrategy
     worker = "trainer.strategies.evaluators:Evaluators"
 
-    def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
+    def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         unbounded = [n for n, m in model.named_modules() if getattr(m, "unbounded", False)]
         if unbounded:
-            why = f"mode={config['mode']} holds the model whole in its workers, and {unbounded[0]} takes any id"
+            why = f"mode={config.mode} holds the model whole in its workers, and {unbounded[0]} takes any id"
             return [UserError("model.table_size=null", why, "mode=train (which evaluates against the servers)")]
         return []
 
@@ -113,6 +130,8 @@ class Evaluators(Declaration):
 class LocalSgd(Declaration):
     """Local SGD (Stich, 2019): workers train apart and average their parameters every ``k_steps`` updates."""
 
+    Options = LocalSgdStrategy
+    options: LocalSgdStrategy
     worker = "trainer.strategies.local_sgd:LocalSgd"
     scatters = True
     same_everywhere = False  # type: ignore[assignment]
@@ -120,18 +139,15 @@ class LocalSgd(Declaration):
     @property
     def exact(self) -> bool:
         """With k_steps=1 and an optimizer that is linear in the gradient (SGD, momentum)."""
-        return bool(self.config["k_steps"] == 1)
+        return bool(self.options.k_steps == 1)
 
-    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+    def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
-        for limit in ("clip_norm", "clip_value"):
-            if self.config.get(limit) is not None and self.config["k_steps"] == 1 and workers > 1:
+        for limit, given in (("clip_norm", self.options.clip_norm), ("clip_value", self.options.clip_value)):
+            if given is not None and self.options.k_steps == 1 and workers > 1:
+                why = "local_sgd clips each worker's own gradient, so with k_steps=1 it is not what collective does"
                 refused.append(
-                    UserError(
-                        f"strategy.{limit}={self.config[limit]}",
-                        "local_sgd clips each worker's own gradient, so with k_steps=1 it is not what collective does",
-                        "strategy.k_steps=2 (or strategy=collective)",
-                    )
+                    UserError(f"strategy.{limit}={given}", why, "strategy.k_steps=2 (or strategy=collective)")
                 )
         return refused
 
@@ -147,27 +163,29 @@ MOST_SERVERS = 1024
 class Pserver(Declaration):
     """What all parameter-server modes share: servers hold the parameters, workers pull, compute and push."""
 
+    Options = PserverStrategy
+    options: PserverStrategy
     entries = {"server": "trainer.strategies.pserver.server.server:serve"}
     tables_at_servers = True
     default_workers = 2
     mode = ""
 
-    def roles(self, workers: int, launch: Mapping[str, Any]) -> dict[str, int]:
-        return {"server": launch["servers"] or 1, "worker": workers}
+    def roles(self, workers: int, launch: LaunchConfig) -> dict[str, int]:
+        return {"server": launch.servers or 1, "worker": workers}
 
-    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+    def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
-        if config["precision"] == "fp16":
+        if config.precision == "fp16":
             refused.append(
                 UserError("precision=fp16", f"strategy={self.name}: servers know no loss scale", "precision=bf16")
             )
-        if (servers := config["launch"]["servers"] or 1) > MOST_SERVERS:
+        if (servers := config.launch.servers or 1) > MOST_SERVERS:
             why = f"a table's rows fall into {MOST_SERVERS} buckets, and each server needs one at least"
             refused.append(UserError(f"launch.servers={servers}", why, f"launch.servers={MOST_SERVERS}"))
-        if config["execution"]["val_every_steps"] and self.leases and config["data"]["work"] != "static":
+        if config.execution.val_every_steps and self.leases and config.data.work != "static":
             refused.append(
                 UserError(
-                    f"execution.val_every_steps={config['execution']['val_every_steps']}",
+                    f"execution.val_every_steps={config.execution.val_every_steps}",
                     "where work is leased, workers have no common step to stop at",
                     "execution.val_every=1 (or data.work=static)",
                 )
@@ -175,23 +193,23 @@ class Pserver(Declaration):
         return refused
 
     def refuse_inputs(self, names: Collection[str], source: str) -> list[UserError]:
-        if self.config["evict_by"] != "event_time" or "time" in names:
+        if self.options.evict_by != "event_time" or "time" in names:
             return []
         why = f"{source} has no input called time, so no row would ever be old"
         return [UserError("strategy.evict_by=event_time", why, "strategy.evict_by=steps")]
 
-    def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
+    def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
         kind = type(optimizer).__name__
         if kind not in ELEMENTWISE and self.mode != "geo":
             why = f"strategy={self.name} cuts parameters into pieces, and {kind} needs them whole"
             refused.append(UserError(f"optimizer ({kind})", why, "optimizer=sgd (or momentum, adagrad, adam, adamw)"))
-        elif self.config["load_from"] is not None:
-            refused += locate("trainer.strategies.pserver.server.starting:refuse")(config, self.mode, model, optimizer)  # imports torch  # fmt: skip
+        elif self.options.load_from is not None:
+            refused += locate("trainer.strategies.pserver.server.starting:refuse")(config, self, model, optimizer)  # imports torch  # fmt: skip
         for name, module in model.named_modules():
-            if getattr(module, "sparse", False) and config["ema"]["decay"] is not None:
+            if getattr(module, "sparse", False) and config.ema.decay is not None:
                 why = f"strategy={self.name} keeps the rows of {name} in servers, and no worker has all of them to average"
-                refused.append(UserError(f"ema.decay={config['ema']['decay']}", why, "strategy=collective (or ema.decay=null)"))  # fmt: skip
+                refused.append(UserError(f"ema.decay={config.ema.decay}", why, "strategy=collective (or ema.decay=null)"))  # fmt: skip
             for option in ("max_norm", "scale_grad_by_freq"):
                 if getattr(module, "sparse", False) and getattr(module, option, None):
                     why = f"strategy={self.name} has only a batch's rows of table {name} at hand"
@@ -202,19 +220,19 @@ class Pserver(Declaration):
 class PserverSync(Pserver):
     """One global step: all workers' gradients are combined at the servers, applied once, then everybody pulls."""
 
+    Options = PserverSyncStrategy
+    options: PserverSyncStrategy
     worker = "trainer.strategies.pserver.worker.sync:PserverSync"
     mode = "sync"
 
     @property
     def exact(self) -> bool:
         """With values that travel as they are, and tables whose rows are there from the first touch to the end."""
-        every = {"count": 1, "probability": 1.0}
-        whole = self.config.get("wire", "full") == "full" and self.config.get("evict_after") is None
-        return whole and dict(self.config.get("entry", every)) == every
+        return self.options.wire == "full" and self.options.evict_after is None and self.options.entry == Entry()
 
     @property
     def survives(self) -> bool:
-        return bool(self.config["on_lost_worker"] == "continue")
+        return bool(self.options.on_lost_worker == "continue")
 
 
 class OutOfStep(Pserver):
@@ -225,38 +243,49 @@ class OutOfStep(Pserver):
     leases = True
     survives = True  # type: ignore[assignment]
 
-    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+    def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
-        if config["ema"]["decay"] is not None:
+        if config.ema.decay is not None:
             why = (
                 f"strategy={self.name}: each worker sees other parameters, so there is no common row of them to average"
             )
-            refused.append(UserError(f"ema.decay={config['ema']['decay']}", why, "strategy=pserver_sync (or ema.decay=null)"))  # fmt: skip
+            refused.append(UserError(f"ema.decay={config.ema.decay}", why, "strategy=pserver_sync (or ema.decay=null)"))  # fmt: skip
         return refused
 
 
-class PserverAsync(OutOfStep):
-    """A server applies each push when it comes; nobody waits for anybody."""
+class Stale(OutOfStep):
+    """What the modes share whose servers apply each push when it comes."""
 
-    worker = "trainer.strategies.pserver.worker.asynchronous:PserverAsync"
-    mode = "async"
+    Options = StaleStrategy
+    options: StaleStrategy
     alone = True
 
-    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+
+class PserverAsync(Stale):
+    """A server applies each push when it comes; nobody waits for anybody."""
+
+    Options = PserverAsyncStrategy
+    options: PserverAsyncStrategy
+    worker = "trainer.strategies.pserver.worker.asynchronous:PserverAsync"
+    mode = "async"
+
+    def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
-        compensates = self.config["delay_compensation"] and self.config.get("max_merge_var_num", 1) > 1
+        compensates = self.options.delay_compensation and self.options.max_merge_var_num > 1
         if compensates:
             why = "compensates the gradient of one pull, and merged gradients come from several"
             refused.append(UserError("strategy.delay_compensation", why, "strategy.max_merge_var_num=1"))
-        if self.config.get("send_wait_times", 0) > 0 and self.config["max_merge_var_num"] == 1:
-            what, why = f"strategy.send_wait_times={self.config['send_wait_times']}", "a push of one gradient waits for no more of them"  # fmt: skip
-            refused.append(UserError(what, f"with strategy.max_merge_var_num=1 {why}", f"strategy.max_merge_var_num={self.config['send_wait_times'] + 1}"))  # fmt: skip
+        if self.options.send_wait_times > 0 and self.options.max_merge_var_num == 1:
+            what, why = f"strategy.send_wait_times={self.options.send_wait_times}", "a push of one gradient waits for no more of them"  # fmt: skip
+            refused.append(UserError(what, f"with strategy.max_merge_var_num=1 {why}", f"strategy.max_merge_var_num={self.options.send_wait_times + 1}"))  # fmt: skip
         return refused
 
 
-class PserverSsp(PserverAsync):
+class PserverSsp(Stale):
     """Asynchronous, with at most ``staleness`` steps between the fastest and the slowest worker."""
 
+    Options = PserverSspStrategy
+    options: PserverSspStrategy
     worker = "trainer.strategies.pserver.worker.asynchronous:PserverSsp"
     mode = "ssp"
 
@@ -264,19 +293,21 @@ class PserverSsp(PserverAsync):
 class PserverGeo(OutOfStep):
     """Workers train replicas and exchange differences every ``k_steps``."""
 
+    Options = PserverGeoStrategy
+    options: PserverGeoStrategy
     worker = "trainer.strategies.pserver.worker.geo:PserverGeo"
     mode = "geo"
 
-    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+    def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
         elsewhere = "strategy=pserver_async (or pserver_sync, pserver_ssp)"
         for name, all_of_them in asdict(Entry()).items():
-            if self.config["entry"][name] != all_of_them:
+            if (given := getattr(self.options.entry, name)) != all_of_them:
                 why = "its workers train rows of their own, which a server that does not let them in would never get"
-                refused.append(UserError(f"strategy.entry.{name}={self.config['entry'][name]}", f"strategy={self.name}: {why}", elsewhere))  # fmt: skip
-        if self.config["evict_after"] is not None:
+                refused.append(UserError(f"strategy.entry.{name}={given}", f"strategy={self.name}: {why}", elsewhere))  # fmt: skip
+        if self.options.evict_after is not None:
             why = "its workers keep replicas of the rows, from which none would go"
-            refused.append(UserError(f"strategy.evict_after={self.config['evict_after']}", f"strategy={self.name}: {why}", elsewhere))  # fmt: skip
+            refused.append(UserError(f"strategy.evict_after={self.options.evict_after}", f"strategy={self.name}: {why}", elsewhere))  # fmt: skip
         return refused
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.config.schema import CollectiveStrategy
 from trainer.errors import RunFailed
 from trainer.strategies.comm_hooks import PowerSgd, register
 from trainer.strategies.contract import MakeUpdater
@@ -18,6 +19,9 @@ from trainer.strategies.process_group import GroupMember
 
 class Collective(GroupMember):
     """torch's DDP, without its per-forward broadcast of buffers: ``synchronize`` agrees on them where they are read."""
+
+    Options = CollectiveStrategy
+    options: CollectiveStrategy
 
     ddp: DistributedDataParallel
     memory: PowerSgd | None
@@ -31,12 +35,12 @@ class Collective(GroupMember):
                 device_ids=[torch.device(self.seat.device)] if self.seat.device.startswith("cuda") else None,
                 broadcast_buffers=False,
                 init_sync=False,
-                bucket_cap_mb=self.config["bucket_cap_mb"],
-                find_unused_parameters=self.config["find_unused_parameters"],
-                gradient_as_bucket_view=self.config["gradient_as_bucket_view"],
-                static_graph=self.config["static_graph"],
+                bucket_cap_mb=self.options.bucket_cap_mb,
+                find_unused_parameters=self.options.find_unused_parameters,
+                gradient_as_bucket_view=self.options.gradient_as_bucket_view,
+                static_graph=self.options.static_graph,
             )
-        self.memory = register(self.ddp, self.config)
+        self.memory = register(self.ddp, self.options)
         return self.ddp
 
     def weight(self, samples: int) -> float:
@@ -54,7 +58,7 @@ class Collective(GroupMember):
         except RuntimeError as error:
             if isinstance(error, RunFailed) or "finished reduction" not in str(error):
                 raise
-            if self.config["static_graph"]:
+            if self.options.static_graph:
                 why = "uses other parameters than its first (strategy.static_graph=true). Use strategy.find_unused_parameters=true instead."
             else:
                 why = "left parameters of the model without a gradient. Use strategy.find_unused_parameters=true."

@@ -2,14 +2,15 @@
 
 # No `from __future__ import annotations` here: DDP compares a hook's annotations with the types themselves.
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+
+from trainer.config.schema import CollectiveStrategy
 
 Exchanged = torch.futures.Future[torch.Tensor]
 
@@ -78,12 +79,12 @@ def low_rank(state: PowerSgd, bucket: dist.GradBucket) -> Exchanged:
     return exchanged
 
 
-def register(ddp: DistributedDataParallel, config: Mapping[str, Any]) -> PowerSgd | None:
+def register(ddp: DistributedDataParallel, options: CollectiveStrategy) -> PowerSgd | None:
     """Give DDP the hook that ``strategy.comm_hook`` names; what it must remember, if anything."""
-    if config["comm_hook"] in HALVES:
-        ddp.register_comm_hook(None, HALVES[config["comm_hook"]])
-    if config["comm_hook"] != "powersgd":
+    if options.comm_hook in HALVES:
+        ddp.register_comm_hook(None, HALVES[options.comm_hook])
+    if options.comm_hook != "powersgd":
         return None
-    memory = PowerSgd(ddp.module.parameters(), config["powersgd"]["rank"], config["powersgd"]["start_step"])
+    memory = PowerSgd(ddp.module.parameters(), options.powersgd.rank, options.powersgd.start_step)
     ddp.register_comm_hook(memory, low_rank)
     return memory

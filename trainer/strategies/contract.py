@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from trainer.config.run_config import RunConfig, typed
+from trainer.config.schema import LaunchConfig, StrategyConfig
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,8 +28,14 @@ class Declaration(ABC):
     """What is known of a strategy before any process starts. Pure data: importing it imports nothing heavy.
 
     Args:
-        config: the ``strategy`` node of the config, resolved, without ``_target_``.
+        config: the ``strategy`` node of the config, resolved.
+
+    Attributes:
+        options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in ``config``.
     """
+
+    Options: ClassVar[type[StrategyConfig]] = StrategyConfig
+    options: StrategyConfig
 
     worker: ClassVar[str]
     """``module:class`` of the :class:`Strategy` that runs in each worker."""
@@ -49,6 +57,7 @@ class Declaration(ABC):
 
     def __init__(self, **config: Any) -> None:
         self.config = config
+        self.options = typed(self.Options, config)
 
     @property
     def survives(self) -> bool:
@@ -65,7 +74,7 @@ class Declaration(ABC):
         """Mathematically one process on the global batch (batch-norm statistics aside); a test proves it."""
         return False
 
-    def roles(self, workers: int, launch: Mapping[str, Any]) -> dict[str, int]:
+    def roles(self, workers: int, launch: LaunchConfig) -> dict[str, int]:
         """Which roles, and how many processes of each, for so many workers."""
         return {"worker": workers}
 
@@ -75,7 +84,7 @@ class Declaration(ABC):
     default_workers: ClassVar[int | None] = None
     """Workers where nobody says how many; None: one per GPU, else one."""
 
-    def refuse_model(self, config: Mapping[str, Any], model: torch.nn.Module, optimizer: Any) -> list[UserError]:
+    def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         """Every reason why this cannot work with the built model and an optimizer made from the config."""
         unbounded = [n for n, m in model.named_modules() if getattr(m, "unbounded", False)]
         if unbounded and not self.tables_at_servers:
@@ -87,25 +96,18 @@ class Declaration(ABC):
         """Every reason why this cannot work with samples of these inputs (none: a single one), from that source."""
         return []
 
-    def refuse(self, config: Mapping[str, Any], workers: int) -> list[UserError]:
+    def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         """Every reason why this cannot work with that config and so many workers, with the nearest that works."""
         refused = []
-        if config["data"]["work"] == "leased" and not self.leases:
+        if config.data.work == "leased" and not self.leases:
             why = f"strategy={self.name} needs the same batches in every update, so its work is split beforehand"
             refused.append(UserError("data.work=leased", why, "data.work=static", ["data.work"]))
-        if config["data"]["read"] == "scatter" and not self.scatters:
+        if config.data.read == "scatter" and not self.scatters:
             why = f"strategy={self.name} has no group of workers in which the first could send the others their batches"
             refused.append(UserError("data.read=scatter", why, "data.read=each", ["data.read"]))
-        for role in ("servers",):
-            if config["launch"].get(role) and "server" not in self.entries:
-                refused.append(
-                    UserError(
-                        f"launch.{role}={config['launch'][role]}",
-                        f"strategy={self.name} has no servers",
-                        f"launch.{role}=null",
-                        [f"launch.{role}"],
-                    )
-                )
+        if config.launch.servers and "server" not in self.entries:
+            what, why = f"launch.servers={config.launch.servers}", f"strategy={self.name} has no servers"
+            refused.append(UserError(what, why, "launch.servers=null", ["launch.servers"]))
         return refused
 
     @property
@@ -115,7 +117,7 @@ class Declaration(ABC):
         return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(letters))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Seat:
     """Where a process of the run sits.
 
@@ -176,12 +178,19 @@ class Strategy(ABC):
     """One worker's side of a strategy, in the order in which the loop calls it.
 
     Args:
-        config: the ``strategy`` node, resolved, without ``_target_``.
+        config: the ``strategy`` node, resolved.
         seat: this worker's place among the others.
+
+    Attributes:
+        options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in ``config``.
     """
+
+    Options: ClassVar[type[StrategyConfig]] = StrategyConfig
+    options: StrategyConfig
 
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         self.config = config
+        self.options = typed(self.Options, config)
         self.seat = seat
 
     @abstractmethod

@@ -9,12 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainer.config.schema import LocalSgdStrategy
 from trainer.strategies.contract import MakeUpdater, Seat
 from trainer.strategies.process_group import GroupMember
 
 
 class LocalSgd(GroupMember):
     """Local SGD (Stich, 2019, arXiv:1805.09767); the average is weighted by the samples behind each replica."""
+
+    Options = LocalSgdStrategy
+    options: LocalSgdStrategy
 
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         super().__init__(config, seat)
@@ -30,7 +34,7 @@ class LocalSgd(GroupMember):
         super().step(samples)
         self.updates += 1
         self.samples += samples
-        if self.updates <= self.config["begin_step"] or self.updates % self.config["k_steps"] == 0:
+        if self.updates <= self.options.begin_step or self.updates % self.options.k_steps == 0:
             self._average()
 
     def synchronize(self) -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainer.config.schema import GroupStrategy
 from trainer.errors import RunFailed, first_line
 from trainer.strategies.contract import MakeUpdater, Seat
 from trainer.strategies.liveness import RollCall
@@ -19,6 +20,9 @@ from trainer.strategies.single import OwnUpdater
 
 class GroupMember(OwnUpdater):
     """A worker of a process group (NCCL on GPUs, Gloo elsewhere) that owns its optimizer."""
+
+    Options = GroupStrategy
+    options: GroupStrategy
 
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         super().__init__(config, seat)
@@ -33,14 +37,14 @@ class GroupMember(OwnUpdater):
                 store=self.store,
                 rank=seat.rank,
                 world_size=seat.size,
-                timeout=datetime.timedelta(seconds=config["timeout_s"]),
+                timeout=datetime.timedelta(seconds=self.options.timeout_s),
                 device_id=torch.device(seat.device) if cuda else None,
             )
 
     def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         self.model = model
         with self.naming_the_missing("the equal start"), torch.no_grad():
-            if self.config["init"] == "broadcast":
+            if self.options.init == "broadcast":
                 for tensor in (*model.parameters(), *model.buffers()):
                     _exchanged(tensor, lambda whole: dist.broadcast(whole, 0))
             else:
@@ -71,7 +75,7 @@ class GroupMember(OwnUpdater):
         mine: list[Any] = [None]
         with self.naming_the_missing("the scattering of batches"):
             if self.batches_group is None:  # of its own, on the CPU: batches travel while gradients do
-                limit = datetime.timedelta(seconds=self.config["timeout_s"])
+                limit = datetime.timedelta(seconds=self.options.timeout_s)
                 self.batches_group = dist.new_group(backend="gloo", timeout=limit)
             dist.scatter_object_list(mine, parts, 0, group=self.batches_group)
         return mine[0]
@@ -79,7 +83,7 @@ class GroupMember(OwnUpdater):
     def synchronize(self) -> None:
         with self.naming_the_missing("the agreement on buffers"), torch.no_grad():
             for buffer in self.model.buffers():
-                if self.config["buffers"] == "rank0" or not buffer.is_floating_point():
+                if self.options.buffers == "rank0" or not buffer.is_floating_point():
                     _exchanged(buffer, lambda whole: dist.broadcast(whole, 0))
                 else:
                     _exchanged(buffer, dist.all_reduce)
@@ -119,7 +123,7 @@ class GroupMember(OwnUpdater):
         if not missing:
             return f"worker {self.seat.rank}: {meeting} failed: {said}"
         who = ", ".join(self.seat.names(missing))
-        return f"{who} did not arrive at {meeting} within {self.config['timeout_s']:g} s (strategy.timeout_s): {said}"
+        return f"{who} did not arrive at {meeting} within {self.options.timeout_s:g} s (strategy.timeout_s): {said}"
 
 
 def _exchanged(tensor: torch.Tensor, exchange: Callable[[torch.Tensor], Any]) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -169,8 +169,7 @@ def stand_in(out: Any, error: Any) -> None:
 
 def confide(payload: Any) -> None:
     """In a started process: what it prints is guarded, and it knows what its launcher knows."""
-    if isinstance(payload, Mapping):
-        HERE.learn(payload.get("secrets", ()), redact.values(payload.get("config", {})))
+    HERE.learn(getattr(payload, "secrets", ()))
     guard()
     for stream in (sys.stdout, sys.stderr):
         multiprocessing.util.Finalize(None, finish, (stream,), exitpriority=0)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.redact import HERE, command, hide, text, values
+from trainer.config.run_config import RunConfig
 from trainer.planning.plan import Plan
 from trainer.tracking.naming import model_name, run_name
 from trainer.wording import counted
@@ -41,7 +42,7 @@ PARAMETER = r"[\w\-. :/]+"
 
 
 def describe(
-    config: Mapping[str, Any],
+    config: RunConfig,
     plan: Plan,
     overrides: Sequence[str],
     parent: Path | None,
@@ -54,13 +55,14 @@ def describe(
         digest: of the data, from its source.
         swept: keys of which the sweep that the run belongs to takes several values.
     """
-    tracking, secrets = config["tracking"], values(config) | HERE.values
+    plain = config.plain()
+    tracking, secrets = config.tracking, values(plain) | HERE.values
     told = {
-        "experiment": tracking["experiment"] or plan.name,
-        "run_name": tracking["run_name"] or run_name(plan.name, public(overrides, secrets), swept, _first(plan)),
-        "tags": {**tags(plan, overrides), **_own_tags(hide(tracking["tags"], secrets)), NOTE: note(plan, overrides)},
+        "experiment": tracking.experiment or plan.name,
+        "run_name": tracking.run_name or run_name(plan.name, public(overrides, secrets), swept, _first(plan)),
+        "tags": {**tags(plan, overrides), **_own_tags(hide(tracking.tags, secrets)), NOTE: note(plan, overrides)},
         "params": {
-            **dict(flat(hide(config, secrets))),
+            **dict(flat(hide(plain, secrets))),
             "lr": plan.lr,
             "lr_factor": plan.lr_factor,
             "update_batch": plan.update_batch,
@@ -87,10 +89,10 @@ def _own_tags(given: Mapping[str, Any]) -> dict[str, str]:
 def dataset(plan: Plan, digest: str) -> dict[str, str]:
     """What MLflow keeps of the data: which, with a digest, and its size."""
     facts = plan.facts
-    size = {k: facts[k] for k in ("train_samples", "val_samples", "classes", "shape", "task")}
-    source = {"source": facts["source"], "kind": facts["kind"], "stand_in": facts["stand_in"]}
+    size = {k: getattr(facts, k) for k in ("train_samples", "val_samples", "classes", "shape", "task")}
+    source = {"source": facts.source, "kind": facts.kind, "stand_in": facts.stand_in}
     return {
-        "name": facts["source"][:500],
+        "name": facts.source[:500],
         "digest": digest,
         "source_type": "trainer",
         "source": json.dumps(source),
@@ -109,14 +111,14 @@ def note(plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None =
     roles = ", ".join(counted(n, role) for role, n in plan.roles.items())
     lines = [
         f"## {plan.name}: {DOING[plan.mode]}",
-        *(line for said in (facts["stand_in"], plan.concern) if said for line in (f"**ATTENTION: {said}**", "")),
+        *(line for said in (facts.stand_in, plan.concern) if said for line in (f"**ATTENTION: {said}**", "")),
         "",
         "| | |",
         "|---|---|",
-        f"| data | {facts['source']}: {facts['train_samples']} training and {counted(facts['val_samples'], 'validation sample')}, {counted(facts['classes'], 'class')} |",
+        f"| data | {facts.source}: {facts.train_samples} training and {counted(facts.val_samples, 'validation sample')}, {counted(facts.classes, 'class')} |",
         f"| model | {counted(plan.parameters, 'parameter', ',')} |",
         *([f"| weights | `{plan.weights}` |"] if plan.weights else []),
-        f"| how | {plan.strategy}, {roles}{hosts}, {plan.device}, {chosen['precision']} |",
+        f"| how | {plan.strategy}, {roles}{hosts}, {plan.device}, {chosen.precision} |",
         f"| size | {_size(plan)} |",
     ]
     if ended is None:
@@ -152,17 +154,15 @@ def public(overrides: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
 
 def _first(plan: Plan) -> str:
     """What a run's name begins with: the stand-in for the data, and what is done where that is no training."""
-    return " ".join([plan.facts["kind"]] * bool(plan.facts["stand_in"]) + [plan.mode] * (plan.mode != "train"))
+    return " ".join([plan.facts.kind] * bool(plan.facts.stand_in) + [plan.mode] * (plan.mode != "train"))
 
 
-def models(config: Mapping[str, Any], plan: Plan) -> dict[str, str]:
+def models(config: RunConfig, plan: Plan) -> dict[str, str]:
     """Which models are logged, ``best`` and ``last``, and what they are called; none of what is no training."""
-    tracking = config["tracking"]
-    if plan.mode != "train" or not tracking["log_model"]:
+    tracking = config.tracking
+    if plan.mode != "train" or not tracking.log_model:
         return {}
-    return {
-        which: model_name(plan.name, which) for which in ("best", *(["last"] if tracking["log_last_model"] else []))
-    }
+    return {which: model_name(plan.name, which) for which in ("best", *(["last"] if tracking.log_last_model else []))}
 
 
 def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
@@ -174,9 +174,9 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
         "trainer.world_size": str(plan.workers),
         "trainer.servers": str(plan.roles.get("server", 0)),
         "trainer.device": plan.device,
-        "trainer.precision": str(plan.chosen["precision"]),
-        "trainer.data_source": plan.facts["source"],
-        "trainer.stand_in": plan.facts["stand_in"] or "no",
+        "trainer.precision": str(plan.chosen.precision),
+        "trainer.data_source": plan.facts.source,
+        "trainer.stand_in": plan.facts.stand_in or "no",
         "trainer.overrides": command(overrides)[:5000],
         "trainer.run_dir": plan.run_dir,
         "mlflow.user": user(),

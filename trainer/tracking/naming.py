@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from trainer.visible import printed
+
 MOST = 30
 """Letters of a run's name: as many as MLflow's lists show."""
 FEW = 3
@@ -29,7 +31,7 @@ def run_name(recipe: str, overrides: Sequence[str], swept: Collection[str] = (),
         swept: keys of which a sweep takes several values; where there are some, they alone are named.
         first: what is said before all.
     """
-    told = shortened([o for o in overrides if not swept or key_of(o) in swept]) or [recipe]
+    told = briefly([o for o in overrides if not swept or key_of(o) in swept]) or [recipe]
     return fitted([f"{first} {told[0]}" if first else told[0], *told[1:]])
 
 
@@ -49,7 +51,7 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
-def shortened(overrides: Sequence[str]) -> list[str]:
+def briefly(overrides: Sequence[str]) -> list[str]:
     """Each override in as few letters as tell it from the others."""
     told = [o for o in overrides if not any(key_of(o) == k or key_of(o).startswith(f"{k}.") for k in UNTOLD)]
     last = {key_of(o): o for o in told}
@@ -84,7 +86,7 @@ def _number(value: str) -> bool:
 
 def fitted(parts: Sequence[str]) -> str:
     """The parts in one line of 30 letters. Long ones are cut; of many, how many had no room is said: ``lr=0.1 b64 +5``."""
-    parts = [_clean(part) for part in parts]
+    parts = [printed(part) for part in parts]
     if len(" ".join(parts)) <= MOST:
         return " ".join(parts)
     if len(parts) <= FEW:
@@ -114,7 +116,3 @@ def _cut(part: str, room: int) -> str:
     if equal and len(value) + 4 <= room:
         return f"{key[: room - len(value) - 2]}…={value}"
     return part[: room - 1] + "…"
-
-
-def _clean(part: str) -> str:
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in part).split())

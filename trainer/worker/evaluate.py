@@ -5,22 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat
 from trainer.weights import fit
 from trainer.worker.loop import evaluate
 from trainer.worker.train import at_work, keep_findings
 
 
-def evaluate_weights(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
+def evaluate_weights(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     """Evaluate as one worker; see ``trainer.worker.train.train``. ``samples`` are those that were evaluated, of all workers."""
-    with at_work(seat, payload) as run:
-        fit.load(Path(payload["config"]["weights"]), run.model)
-        run.keep_best, run.ema, run.early_stop, run.plateau = _nothing, None, None, False
+    with at_work(seat, assignment) as run:
+        fit.load(Path(assignment.plan.weights), run.model)
         evaluate(run, 0)
         if seat.rank == 0:
-            keep_findings(run, Path(payload["run_dir"]))
+            keep_findings(run, Path(assignment.plan.run_dir))
         return {**run.report.outcome(), "samples": int(run.examined["last"][-1].item())}
-
-
-def _nothing() -> None:
-    """The best model is the one that was given."""

@@ -68,7 +68,7 @@ class Training:
     rhythm: Rhythm
     arithmetic: Callable[[], AbstractContextManager[Any]]
     lockstep: bool
-    keep_best: Callable[[], None]
+    keep_best: Callable[[], None] = lambda: None
     profile: Unprofiled = field(default_factory=Unprofiled)
     run_dir: Path | None = None
     ema: AveragedWeights | None = None

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from trainer.config.instantiate import call_target
+from trainer.config.run_config import RunConfig
 from trainer.models.residual import zero_last_norms
 from trainer.models.rows import materialise, tables
 from trainer.models.strided_bf16 import write_all_gradients
@@ -21,66 +22,67 @@ from trainer.optim.groups import Rate, freeze, grouped, optimizer_of, rates
 from trainer.optim.schedules import Plateau
 from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
 from trainer.optim.updater import Updater
+from trainer.planning.plan import Plan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def build_model(config: dict[str, Any], plan: dict[str, Any], device: torch.device) -> nn.Module:
+def build_model(config: RunConfig, plan: Plan, device: torch.device) -> nn.Module:
     """The model on the device, drawn from the seed, in the planned precision and memory format."""
-    seed_all(config["seed"])
-    model: nn.Module = call_target(config["model"], "model")
-    if config["model"].get("zero_init_residual"):
+    seed_all(config.seed)
+    model: nn.Module = call_target(config.model, "model")
+    if config.model.get("zero_init_residual"):
         zero_last_norms(model)
-    if config["strategy"].get("sync_batch_norm"):
+    if config.node("strategy").get("sync_batch_norm"):
         from trainer.models.sync_batch_norm import synchronised
 
         model = synchronised(model, str(device))
-    model = model.to(device, torch.float64 if plan["chosen"]["precision"] == "fp64" else None)
-    if not plan.get("tables_at_servers"):
-        materialise(model, config["seed"], device)
-    freeze(model, config["optimizer"], [table for _, table in tables(model)])
-    if plan["chosen"]["precision"] == "bf16" and device.type == "cpu":
+    model = model.to(device, torch.float64 if plan.chosen.precision == "fp64" else None)
+    if not plan.tables_at_servers:
+        materialise(model, config.seed, device)
+    freeze(model, config.optimizer, [table for _, table in tables(model)])
+    if plan.chosen.precision == "bf16" and device.type == "cpu":
         write_all_gradients(model)
-    return model.to(memory_format=torch.channels_last) if plan["chosen"]["channels_last"] else model
+    return model.to(memory_format=torch.channels_last) if plan.chosen.channels_last else model
 
 
 class Updaters:
     """Makes the optimizers of a run."""
 
-    def __init__(self, config: dict[str, Any], plan: dict[str, Any], precision: str) -> None:
-        self.config, self.plan, self.precision = config, plan, precision
+    def __init__(self, config: RunConfig, plan: Plan) -> None:
+        self.config, self.plan = config, plan
 
     def __call__(self, module: nn.Module) -> Updater:
-        return make_updater(self.config, self.plan, module, self.precision)
+        return make_updater(self.config, self.plan, module)
 
     def rates(self, module: nn.Module) -> dict[str, Rate]:
         """How each parameter learns."""
-        return rates(module, self.config["optimizer"])
+        return rates(module, self.config.optimizer)
 
 
-def make_updater(config: dict[str, Any], plan: dict[str, Any], module: nn.Module, precision: str) -> Updater:
+def make_updater(config: RunConfig, plan: Plan, module: nn.Module) -> Updater:
     """The optimizer, with its counterpart for sparse tables, its schedule, clipping and loss scale."""
-    found = rates(module, config["optimizer"])
+    found = rates(module, config.optimizer)
     sparse = {id(table.weight): (table.weight, found[f"{name}.weight"].lr) for name, table in tables(module)}
     trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
-    optimizer = optimizer_of(config["optimizer"], grouped(trained, found), plan["lr"])
+    optimizer = optimizer_of(config.optimizer, grouped(trained, found), plan.lr)
     if sparse:
-        rule, numbers = rule_of(config["optimizer"], optimizer)
+        rule, numbers = rule_of(config.optimizer, optimizer)
         weights, factors = zip(*sparse.values(), strict=True)
         optimizer = DenseAndSparse(optimizer, sparse_optimizer(rule, numbers, weights, factors))
     schedule = call_target(
-        config["scheduler"], "scheduler", total_steps=plan["total_steps"], steps_per_epoch=plan["steps_per_epoch"]
+        config.node("scheduler"), "scheduler", total_steps=plan.total_steps, steps_per_epoch=plan.steps_per_epoch
     )
     if isinstance(schedule, Plateau):
-        schedule.best.lower = plan["lower"]
+        schedule.best.lower = plan.lower
     return Updater(
         optimizer,
         schedule.factor,
-        config["strategy"]["clip_norm"],
-        loss_scaling=precision == "fp16",
-        clip_value=config["strategy"]["clip_value"],
+        config.strategy.clip_norm,
+        loss_scaling=plan.chosen.precision == "fp16",
+        clip_value=config.strategy.clip_value,
         plateau=schedule if isinstance(schedule, Plateau) else None,
-        lr=plan["lr"],
+        lr=plan.lr,
     )
 
 

@@ -15,9 +15,11 @@ from trainer.data.opening import printable
 from trainer.data.placement import Placement
 from trainer.data.preprocessing import Preprocessing
 from trainer.data.rows import RowReader
-from trainer.data.source import DataSource, Facts, Splits
+from trainer.data.source import DataSource, Splits
 from trainer.errors import why
+from trainer.planning.assignment import Assignment
 from trainer.planning.modes import class_names_of
+from trainer.planning.plan import Plan
 from trainer.run_folder import csv_files
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat, Strategy
@@ -63,56 +65,63 @@ def together(inputs: list[torch.Tensor | None]) -> tuple[torch.Tensor | None, li
     return torch.stack(there) if there else None, [tensor is not None for tensor in inputs]
 
 
-def predict(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
+def predict(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     """Look at this worker's share of the files; the first worker writes the table. Returns how it went, as training does."""
-    config, plan, run_dir, files = payload["config"], payload["plan"], Path(payload["run_dir"]), payload["files"]
-    device, first = torch.device(seat.device), seat.rank == 0
-    with settings(config, plan, seat), membership(seat, payload) as strategy:
-        report = Report(run_dir if first else None, plan["total_steps"])
+    config, plan = assignment.config, assignment.plan
+    with settings(config, plan, seat), membership(seat, assignment) as strategy:
+        report = Report(Path(plan.run_dir) if seat.rank == 0 else None, plan.total_steps)
         try:
-            model = build_model(config, plan, device)
-            fit.load(Path(config["weights"]), model)
-            strategy.setup(model.eval(), Updaters(config, plan, plan["chosen"]["precision"]))
-            source: DataSource = call_target(config["data"], "data")
-            if (reader := source.row_reader()) is not None:
-                return _look_at_rows(reader, model, seat, payload, strategy, report)
-            facts = Facts(**plan["facts"])
-            preprocessing = source.preprocessing(facts)
-            folder = Path(config["predict"]["input"])
-            pictures = Pictures(folder, files, preprocessing)
-            loader = _loader(pictures, plan, seat)
-            blocks = _blocks(loader, model, preprocessing, plan, seat, strategy, report)
-            if not first:
-                for _ in blocks:
-                    pass
-                return report.outcome()
-            output = Path(config["predict"]["output"] or run_dir / "predictions.csv")
-            names = class_names_of(Path(config["weights"]))
-            if names is None:
-                names = [] if facts.stand_in else list(source.class_names(facts))
-            unreadable = write(output, blocks, pictures, names)
-            return {**_told(report, len(files), unreadable), "unreadable": unreadable[:MOST_NAMED]}
+            model = build_model(config, plan, torch.device(seat.device))
+            fit.load(Path(plan.weights), model)
+            strategy.setup(model.eval(), Updaters(config, plan))
+            source: DataSource = call_target(config.node("data"), "data")
+            reader = source.row_reader()
+            if reader is not None:
+                return _look_at_rows(reader, model, seat, assignment, strategy, report)
+            return _look_at_images(source, model, seat, assignment, strategy, report)
         finally:
             report.close()
 
 
-def _look_at_rows(
-    node: Mapping[str, Any], model: torch.nn.Module, seat: Seat, payload: dict[str, Any], strategy: Strategy, report: Report
+def _output(assignment: Assignment) -> Path:
+    return Path(assignment.config.predict.output or Path(assignment.plan.run_dir) / "predictions.csv")
+
+
+def _look_at_images(
+    source: DataSource, model: torch.nn.Module, seat: Seat, assignment: Assignment, strategy: Strategy, report: Report
 ) -> dict[str, Any]:  # fmt: skip
-    """The same for rows of text: each worker's share, and the first worker's table."""
-    config, plan, names = payload["config"], payload["plan"], payload["files"]
-    device, precision = torch.device(seat.device), plan["chosen"]["precision"]
+    """Each worker's share of the images, and the first worker's table."""
+    plan, files = assignment.plan, assignment.files
+    preprocessing = source.preprocessing(plan.facts)
+    pictures = Pictures(Path(str(assignment.config.predict.input)), files, preprocessing)
+    blocks = _blocks(_loader(pictures, plan, seat), model, preprocessing, plan, seat, strategy, report)
+    if seat.rank:
+        for _ in blocks:
+            pass
+        return report.outcome()
+    names = class_names_of(Path(plan.weights))
+    if names is None:
+        names = [] if plan.facts.stand_in else list(source.class_names(plan.facts))
+    unreadable = write(_output(assignment), blocks, pictures, names)
+    return {**_told(report, len(files), unreadable), "unreadable": unreadable[:MOST_NAMED]}
+
+
+def _look_at_rows(
+    node: Mapping[str, Any], model: torch.nn.Module, seat: Seat, assignment: Assignment, strategy: Strategy, report: Report
+) -> dict[str, Any]:  # fmt: skip
+    """The same for rows of text."""
+    config, plan, names = assignment.config, assignment.plan, assignment.files
+    device, precision = torch.device(seat.device), plan.chosen.precision
     reader: RowReader = call_target(node, "data")
     place = Placement(Splits(None, None), device, torch.float64 if precision == "fp64" else torch.float32, False)  # type: ignore[arg-type]
     context = arithmetic(precision, device)
-    looking = predict_rows.Looking(model, reader, place, context, plan["batch_size"], seat, strategy, report)
-    results = looking.results([Path(config["predict"]["input"]) / name for name in names])
+    looking = predict_rows.Looking(model, reader, place, context, plan.batch_size, seat, strategy, report)
+    results = looking.results([Path(str(config.predict.input)) / name for name in names])
     if seat.rank:
         for _ in results:
             pass
         return report.outcome()
-    output = Path(config["predict"]["output"] or Path(payload["run_dir"]) / "predictions.csv")
-    return predict_rows.told(report, *predict_rows.write(output, results, names, reader))
+    return predict_rows.told(report, *predict_rows.write(_output(assignment), results, names, reader))
 
 
 def _shares(files: int, seat: Seat) -> list[tuple[int, list[int]]]:
@@ -121,17 +130,17 @@ def _shares(files: int, seat: Seat) -> list[tuple[int, list[int]]]:
     return [(start, list(range(start, min(start + BLOCK, files)))[seat.rank :: seat.size]) for start in starts]
 
 
-def _loader(pictures: Pictures, plan: dict[str, Any], seat: Seat) -> DataLoader[Any]:
+def _loader(pictures: Pictures, plan: Plan, seat: Seat) -> DataLoader[Any]:
     """This worker's files in batches, none across the end of a block."""
-    size = plan["batch_size"]
+    size = plan.batch_size
     batches = [mine[i : i + size] for _, mine in _shares(len(pictures), seat) for i in range(0, len(mine), size)]
     return DataLoader(
         pictures,
         batch_sampler=batches,
         collate_fn=together,
-        num_workers=plan["chosen"]["num_workers"],
-        prefetch_factor=plan["chosen"]["prefetch"] or None,
-        pin_memory=plan["chosen"]["pin_memory"],
+        num_workers=int(plan.chosen.num_workers),
+        prefetch_factor=int(plan.chosen.prefetch) or None,
+        pin_memory=plan.chosen.pin_memory,
     )
 
 
@@ -140,15 +149,15 @@ def _blocks(
     loader: DataLoader[Any],
     model: torch.nn.Module,
     preprocessing: Preprocessing,
-    plan: dict[str, Any],
+    plan: Plan,
     seat: Seat,
     strategy: Strategy,
     report: Report,
 ) -> Iterator[torch.Tensor]:
     """For each block its rows (N, 1 + 2 K) of all workers: whether the file could be read, K classes, K probabilities."""
-    device, precision = torch.device(seat.device), plan["chosen"]["precision"]
+    device, precision = torch.device(seat.device), plan.chosen.precision
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    place = Placement(preprocessing, device, dtype, plan["chosen"]["channels_last"])
+    place = Placement(preprocessing, device, dtype, plan.chosen.channels_last)
     context = arithmetic(precision, device)
     batches, step = iter(loader), 0
     files: int = len(loader.dataset)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from torch import nn
 
 from trainer.config import keys, schema
 from trainer.config.instantiate import blamed, call_target, locate
+from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
 from trainer.metrics.best import AVERAGED, RAW
@@ -30,7 +31,7 @@ IMAGE_DIMENSIONS = 3
 Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
-def probe(config: Mapping[str, Any], facts: Facts | None = None, declaration: Declaration | None = None) -> ModelFacts:
+def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaration | None = None) -> ModelFacts:
     """Build everything once, the model without memory (on torch's meta device) where it allows that.
 
     Args:
@@ -42,25 +43,25 @@ def probe(config: Mapping[str, Any], facts: Facts | None = None, declaration: De
             the data.
     """
     with _unnoticed():
-        before_start("check", config["model"])
-        if nodes := config["data"].get("transforms"):
+        before_start("check", config.model)
+        if nodes := config.node("data").get("transforms"):
             from trainer.data.augment.transforms import try_out
 
-            try_out(nodes, config["data"]["image_size"])
+            try_out(nodes, config.node("data")["image_size"])
         model = build(config)
         if not any(p.requires_grad for p in model.parameters()):
-            raise UserError(f"model._target_={config['model']['_target_']}", "has no parameters to train")
+            raise UserError(f"model._target_={config.model['_target_']}", "has no parameters to train")
         check_residual_blocks(config, model)
-        optimizer = build_optimizer(config["optimizer"], model)
+        optimizer = build_optimizer(config.optimizer, model)
         for refusal in declaration.refuse_model(config, model, optimizer) if declaration else ():
             raise refusal
         if any(tables(model)):
-            rule_of(config["optimizer"], optimizer)
-        loss = call_target(config["loss"], "loss", kind=nn.Module)
-        call_target(config["scheduler"], "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
+            rule_of(config.optimizer, optimizer)
+        loss = call_target(config.loss, "loss", kind=nn.Module)
+        call_target(config.node("scheduler"), "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
         concern = "" if facts is None else check_outputs(config, model, loss, facts)
-        check_callbacks(config["callbacks"])
-        lower = {} if facts is None or not config["metrics"] else try_metrics(config, model, facts)
+        check_callbacks(config.callbacks)
+        lower = {} if facts is None or not config.metrics else try_metrics(config, model, facts)
     parameters = sum(p.numel() for p in model.parameters())
     return ModelFacts(
         parameters=parameters,
@@ -103,7 +104,7 @@ def check_callbacks(nodes: Any) -> None:
             raise UserError(what, f"has none of {', '.join(HOOKS)}")
 
 
-def try_metrics(config: Mapping[str, Any], model: nn.Module, facts: Facts) -> dict[str, bool]:
+def try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str, bool]:
     """The user's metrics take the task's outputs; of those that say so, by their names, whether less is better.
 
     Raises:
@@ -113,7 +114,7 @@ def try_metrics(config: Mapping[str, Any], model: nn.Module, facts: Facts) -> di
 
     outputs = _forward(model, facts, facts.val_shape or facts.shape, train=False)
     classes = outputs.shape[1] if isinstance(outputs, torch.Tensor) and outputs.dim() == 2 else facts.classes
-    found = {name: try_out(name, node, classes, facts.task == "binary") for name, node in config["metrics"].items()}
+    found = {name: try_out(name, node, classes, facts.task == "binary") for name, node in config.metrics.items()}
     return {prefix + name: not higher for name, higher in found.items() if higher is not None for prefix in (RAW, AVERAGED)}  # fmt: skip
 
 
@@ -168,30 +169,30 @@ def _try_out(node: Mapping[str, Any], groups: Groups, optimizer: torch.optim.Opt
         raise UserError(what, f"an update with it fails: {first_line(error)}") from error
 
 
-def check_residual_blocks(config: Mapping[str, Any], model: nn.Module) -> None:
+def check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
     """``model.zero_init_residual=true`` finds something to set to zero."""
-    if not config["model"].get("zero_init_residual"):
+    if not config.model.get("zero_init_residual"):
         return
     for key in ("weights", "pretrained"):
-        if value := config["model"].get(key):
+        if value := config.model.get(key):
             raise UserError("model.zero_init_residual=true", f"would undo what the weights of model.{key}={value} have learnt", "model.zero_init_residual=false")  # fmt: skip
     try:
         last_norms(model)
     except NoResidualBlocks as error:
-        name = config["model"].get("name") or config["model"]["_target_"]
+        name = config.model.get("name") or config.model["_target_"]
         raise UserError("model.zero_init_residual=true", f"in {name} there is no last norm of a residual block: {error}", "model.zero_init_residual=false") from error  # fmt: skip
 
 
-def build(config: Mapping[str, Any]) -> nn.Module:
+def build(config: RunConfig) -> nn.Module:
     """The model on the meta device, or for models that need values while they are made, on the CPU."""
     try:
         with torch.device("meta"):
-            return call_target(config["model"], "model", kind=nn.Module)  # type: ignore[no-any-return]
+            return call_target(config.model, "model", kind=nn.Module)  # type: ignore[no-any-return]
     except UserError:  # it may come from the meta device; on the CPU only the model's own are left
-        return call_target(config["model"], "model", kind=nn.Module)  # type: ignore[no-any-return]
+        return call_target(config.model, "model", kind=nn.Module)  # type: ignore[no-any-return]
 
 
-def check_outputs(config: Mapping[str, Any], model: nn.Module, loss: nn.Module, facts: Facts) -> str:
+def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: Facts) -> str:
     """Two empty samples forward, as in training and as in validation: the task's outputs, and a loss that takes them.
 
     What goes wrong on the meta device says nothing; on the CPU it is the model's word, if samples are images, or
@@ -203,12 +204,12 @@ def check_outputs(config: Mapping[str, Any], model: nn.Module, loss: nn.Module, 
     Raises:
         UserError: the model does not take the samples, or gives what the loss and the metrics do not take.
     """
-    train = config["mode"] == "train"
+    train = config.mode == "train"
     shape = facts.shape if train else facts.val_shape or facts.shape
     outputs = _forward(model, facts, shape, train)
     telling = isinstance(shape, dict) or len(shape) == IMAGE_DIMENSIONS
-    if isinstance(outputs, Exception) and config["device"] != "cuda" and telling:
-        again = call_target(config["model"], "model")
+    if isinstance(outputs, Exception) and config.device != "cuda" and telling:
+        again = call_target(config.model, "model")
         if not any(p.is_meta for p in again.parameters()) or not isinstance(shape, dict):
             model = again
         outputs = _forward(model, facts, shape, train)
@@ -225,26 +226,26 @@ def check_outputs(config: Mapping[str, Any], model: nn.Module, loss: nn.Module, 
     return _check_classes(config, loss, facts, outputs)
 
 
-def _named(config: Mapping[str, Any]) -> str:
-    return f"model ({config['model']['_target_']})"
+def _named(config: RunConfig) -> str:
+    return f"model ({config.model['_target_']})"
 
 
-def _check_kind(config: Mapping[str, Any], model: nn.Module, outputs: Any, facts: Facts) -> None:
+def _check_kind(config: RunConfig, model: nn.Module, outputs: Any, facts: Facts) -> None:
     """One tensor; of class scores (N, C), unless the task is binary."""
     if not isinstance(outputs, torch.Tensor):
-        key = "model.aux_logits=false" if "aux_logits" in config["model"] else "+model.aux_logits=false"
+        key = "model.aux_logits=false" if "aux_logits" in config.model else "+model.aux_logits=false"
         instead = key if getattr(model, "aux_logits", None) is True else ""
         raise UserError(_named(config), f"gives a {type(outputs).__name__}, where the loss takes one tensor of scores", instead)  # fmt: skip
     if facts.task != "binary" and outputs.dim() != 2:
         raise UserError(_named(config), f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels need scores (N, {facts.classes})")  # fmt: skip
 
 
-def _check_validation(config: Mapping[str, Any], model: nn.Module, trained: torch.Tensor, facts: Facts) -> None:
+def _check_validation(config: RunConfig, model: nn.Module, trained: torch.Tensor, facts: Facts) -> None:
     """Validation's samples go through the model as those of training do, to outputs of the same kind."""
     shape = facts.val_shape or facts.shape
     outputs = _forward(model, facts, shape, train=False)
     if isinstance(outputs, Exception) and next(model.parameters()).is_meta and not isinstance(shape, dict):
-        again = call_target(config["model"], "model")
+        again = call_target(config.model, "model")
         if isinstance(_forward(again, facts, facts.shape, train=True), Exception):
             return  # it wants a GPU
         outputs = _forward(again, facts, shape, train=False)
@@ -255,14 +256,14 @@ def _check_validation(config: Mapping[str, Any], model: nn.Module, trained: torc
     else:
         given = ("N", *outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
         why = f"gives {('N', *trained.shape[1:])} in training, but {given} for samples of {shape} in validation"
-    size = config["data"].get("val_size")
+    size = config.node("data").get("val_size")
     if facts.val_shape is None or size is None:
         raise UserError(_named(config), why)
     raise UserError(f"data.val_size={size}", f"{_named(config)} {why}", f"data.val_size={facts.shape[-1]}")  # type: ignore[index]
 
 
-def _check_classes(config: Mapping[str, Any], loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> str:
-    given = config["model"].get("num_classes")
+def _check_classes(config: RunConfig, loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> str:
+    given = config.model.get("num_classes")
     if outputs.shape[1] < facts.classes:
         what = f"model.num_classes={given}" if given else _named(config)
         instead = f"model.num_classes={facts.classes}" if given else ""
@@ -271,25 +272,25 @@ def _check_classes(config: Mapping[str, Any], loss: nn.Module, facts: Facts, out
     try:
         value = loss(scores, labels)
     except Exception as error:
-        target, arguments = config["loss"]["_target_"], {k: v for k, v in config["loss"].items() if k != "_target_"}
+        target, arguments = config.loss["_target_"], {k: v for k, v in config.loss.items() if k != "_target_"}
         wrong = blamed(lambda some: call_target({**some, "_target_": target}, "loss")(scores, labels), arguments)
         if wrong:
             raise UserError(f"loss.{wrong}={arguments[wrong]}", f"{target} does not take this value: {first_line(error)}") from error  # fmt: skip
-        raise UserError(f"loss ({config['loss']['_target_']})", f"does not take outputs (N, {outputs.shape[1]}) and labels (N,): {first_line(error)}", "loss=cross_entropy") from error  # fmt: skip
+        raise UserError(f"loss ({config.loss['_target_']})", f"does not take outputs (N, {outputs.shape[1]}) and labels (N,): {first_line(error)}", "loss=cross_entropy") from error  # fmt: skip
     if value.dim():
-        raise UserError(f"loss ({config['loss']['_target_']})", f"gives {tuple(value.shape)} values instead of one, the mean", "loss=cross_entropy")  # fmt: skip
+        raise UserError(f"loss ({config.loss['_target_']})", f"gives {tuple(value.shape)} values instead of one, the mean", "loss=cross_entropy")  # fmt: skip
     if outputs.shape[1] == facts.classes:
         return ""
     advice = f" (model.num_classes={facts.classes} makes one for each)" if given else ""
     return f"{_named(config)} makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}: {outputs.shape[1] - facts.classes} of them have no samples{advice}"  # fmt: skip
 
 
-def _check_binary(config: Mapping[str, Any], loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> None:
+def _check_binary(config: RunConfig, loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> None:
     """One logit per sample, and a loss that is the mean over samples (cross-entropy would take the batch for classes)."""
     if outputs.dim() != 1:
-        raise UserError(f"model ({config['model']['_target_']})", f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels 0 and 1 need one logit (N,)", "model=wide_and_deep")  # fmt: skip
+        raise UserError(f"model ({config.model['_target_']})", f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels 0 and 1 need one logit (N,)", "model=wide_and_deep")  # fmt: skip
     logits, labels = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
-    what, instead = f"loss ({config['loss']['_target_']})", "loss=binary_cross_entropy"
+    what, instead = f"loss ({config.loss['_target_']})", "loss=binary_cross_entropy"
     try:
         both = loss(logits, labels)
         apart = torch.stack([loss(logits[i : i + 1], labels[i : i + 1]) for i in range(2)])

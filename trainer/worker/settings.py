@@ -7,30 +7,31 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 
+from trainer.config.run_config import RunConfig
+from trainer.planning.plan import Plan
 from trainer.strategies.contract import Seat
 from trainer.worker.compiling import own_code
 
 
 @contextlib.contextmanager
-def settings(config: dict[str, Any], plan: dict[str, Any], seat: Seat) -> Iterator[None]:
+def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
     """Process-wide settings of a run, put back afterwards, because one process may run several (a sweep, a notebook)."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     benchmark = torch.backends.cudnn.benchmark
-    if plan["chosen"]["keep_memory"]:
+    if plan.chosen.keep_memory:
         keep_freed_memory()
-    torch.set_num_threads(plan["chosen"]["threads"])
+    torch.set_num_threads(int(plan.chosen.threads))
     if seat.device.startswith("cuda"):
         torch.cuda.set_device(torch.device(seat.device))
-        torch.backends.cudnn.benchmark = not config["execution"]["deterministic"]
-    if config["execution"]["deterministic"]:
+        torch.backends.cudnn.benchmark = not config.execution.deterministic
+    if config.execution.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
-        with own_code() if config["compile"] else nullcontext():
+        with own_code() if config.compile else nullcontext():
             yield
     finally:
         torch.set_num_threads(threads)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainer.config.instantiate import call_target, for_saved_weights, locate
+from trainer.config.run_config import RunConfig
 from trainer.data.reading import deaths_named
 from trainer.data.sampler import (
     training_sampler,
 )
 from trainer.metrics import validation_file
 from trainer.metrics.best import best_metric
+from trainer.planning.assignment import Assignment
+from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat, Strategy
 from trainer.worker import example
@@ -28,18 +32,18 @@ from trainer.worker.profiler import Profiled
 from trainer.worker.settings import settings
 
 
-def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
+def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     """Train as one worker.
 
     Args:
         seat: this process among the others.
-        payload: ``config`` (resolved), ``plan`` (as a dict), ``run_dir``.
+        assignment: the run's config and plan.
 
     Returns:
         Final and best metrics, updates, samples, seconds (equal on all workers in lockstep strategies).
     """
-    run_dir = Path(payload["run_dir"])
-    with at_work(seat, payload) as run:
+    run_dir = Path(assignment.plan.run_dir)
+    with at_work(seat, assignment) as run:
         fit(run)
         if run.report.run_dir is not None:
             run.report.gauges(run.strategy.last_gauges())
@@ -47,8 +51,8 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         while True:  # again when somebody was lost meanwhile, who may have been the first
             index, taking_part = run.strategy.members()
             if index == 0:
-                keep_model(run, payload, run_dir)
-            if not payload["plan"]["survives"]:
+                keep_model(run, assignment, run_dir)
+            if not assignment.plan.survives:
                 break
             run.strategy.all_reduce_sum(torch.zeros(1, dtype=torch.float64))
             if run.strategy.members()[1] == taking_part:
@@ -56,7 +60,7 @@ def train(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         return {**run.report.outcome(), **(run.feed.growth.found() if run.feed.growth is not None else {})}
 
 
-def keep_model(run: Training, payload: dict[str, Any], run_dir: Path) -> None:
+def keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
     """The trained model, what the validations found, and what it takes to use it elsewhere."""
     with run.strategy.whole():
         save(run.model, run_dir / "model.safetensors")
@@ -64,35 +68,34 @@ def keep_model(run: Training, payload: dict[str, Any], run_dir: Path) -> None:
             with run.ema.in_place():
                 save(run.model, run_dir / "model_ema.safetensors")
     keep_findings(run, run_dir)
-    config, inputs = payload["config"], run.feed.validation_inputs([0])
+    config, plan, inputs = assignment.config, assignment.plan, run.feed.validation_inputs([0])
     example.keep(
         run_dir,
-        for_saved_weights(config["model"]),
-        payload["plan"]["chosen"]["precision"],
+        for_saved_weights(config.model),
+        plan.chosen.precision,
         run.feed.place,
         inputs,
-        call_target(config["data"], "data").row_reader(),
-        payload["plan"]["preprocessing"],
+        call_target(config.node("data"), "data").row_reader(),
+        plan.preprocessing,
     )
 
 
 @contextlib.contextmanager
-def at_work(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
+def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
     """Everything built, and put away afterwards."""
-    config, plan, run_dir = payload["config"], payload["plan"], Path(payload["run_dir"])
-    take_seat(seat, config, plan)
-    with deaths_named(), settings(config, plan, seat), membership(seat, payload) as strategy:
-        best = best_metric(config, plan["facts"]["task"])
-        own = None if plan["lockstep"] else run_dir / f"status.{seat.rank}.json"
-        report = Report(run_dir if seat.rank == 0 else None, plan["total_steps"], best, plan["lower"], own)
+    config, plan = assignment.config, assignment.plan
+    run_dir, seat = Path(plan.run_dir), seated(seat, config, plan)
+    with deaths_named(), settings(config, plan, seat), membership(seat, assignment) as strategy:
+        best = best_metric(config, plan.facts.task)
+        own = None if plan.lockstep else run_dir / f"status.{seat.rank}.json"
+        report = Report(run_dir if seat.rank == 0 else None, plan.total_steps, best, plan.lower, own)
         try:
             report.doing("building the model and opening the data")
-            run = build(config, plan, seat, strategy, report)
-            run.run_dir = run_dir
-            if config["profile"]:
-                run.profile = profiled(config, plan, seat, run_dir)
+            run = replace(build(config, plan, seat, strategy, report), run_dir=run_dir)
+            if config.profile:
+                run = replace(run, profile=profiled(config, plan, seat, run_dir))
             try:
-                with host_watched(seat, report, config["tracking"]["system_every_s"]):
+                with host_watched(seat, report, config.tracking.system_every_s):
                     yield run
             finally:
                 run.profile.close()
@@ -110,27 +113,27 @@ def host_watched(seat: Seat, report: Report, every_s: float | None) -> AbstractC
 
 
 @contextlib.contextmanager
-def membership(seat: Seat, payload: dict[str, Any]) -> Iterator[Strategy]:
+def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
     """This worker's strategy, left in the end."""
-    strategy: Strategy = locate(payload["plan"]["strategy_worker"])(_arguments(payload["config"]["strategy"]), seat)
+    strategy: Strategy = locate(assignment.plan.strategy_worker)(assignment.config.node("strategy"), seat)
     try:
         yield strategy
     finally:
         strategy.close()
 
 
-def take_seat(seat: Seat, config: dict[str, Any], plan: dict[str, Any]) -> None:
-    """What a worker's place has to do with the run's size."""
-    sampler = training_sampler(config, plan["facts"]["train_samples"], plan["batch_size"], seat.rank, seat.size)
-    seat.even = sampler.even(plan["merge"], config["limit_train_batches"])
-    seat.servers = plan["roles"].get("server", 0)
+def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
+    """The seat with what follows from the run's size."""
+    sampler = training_sampler(config, plan.facts.train_samples, plan.batch_size, seat.rank, seat.size)
+    even = sampler.even(plan.merge, config.limit_train_batches)
+    return replace(seat, even=even, servers=plan.roles.get("server", 0))
 
 
-def profiled(config: dict[str, Any], plan: dict[str, Any], seat: Seat, run_dir: Path) -> Profiled:
+def profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Profiled:
     """A profiler of this worker's own updates."""
-    execution, cuda = config["execution"], seat.device.startswith("cuda")
-    after, updates = execution["profile_after"], execution["profile_steps"]
-    return Profiled(seat.rank, run_dir, after, updates, plan["total_steps"], cuda)
+    execution, cuda = config.execution, seat.device.startswith("cuda")
+    after, updates = execution.profile_after, execution.profile_steps
+    return Profiled(seat.rank, run_dir, after, updates, plan.total_steps, cuda)
 
 
 def keep_findings(run: Training, run_dir: Path) -> None:
@@ -141,7 +144,3 @@ def keep_findings(run: Training, run_dir: Path) -> None:
         if found is not None:
             numbers = [mistake.number for mistake in found.mistakes]
             validation_file.keep(run_dir, which, found, run.feed.validation_inputs(numbers) if numbers else None)
-
-
-def _arguments(node: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in node.items() if k != "_target_"}

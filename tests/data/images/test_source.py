@@ -169,7 +169,7 @@ def test_own_transforms_are_torchvisions_between_policy_and_erasing(tmp_path: Pa
     erased = opened(folder(root, augment="randaugment", transforms=[JITTER, GREY], erasing=1.0))[1].train
     images_ = erased.augmented((3, 1), addresses)[0]
     changed = (images_ != after).any(1, keepdim=True)
-    mean = Augmentation.of(config(schema.ImageFolderData), images.MEAN).mean.view(1, 3, 1, 1)
+    mean = Augmentation.of(schema.ImageFolderData(), images.MEAN).mean.view(1, 3, 1, 1)
     assert changed.any() and torch.equal(images_, torch.where(changed, mean, after)), "the patch is not jittered"
 
 
@@ -184,6 +184,7 @@ class Drawing:
 def test_own_transforms_do_not_depend_on_who_reads(tmp_path: Path, readers: int) -> None:
     from trainer.data.feed import Feed
     from trainer.data.placement import Placement
+    from trainer.data.reader import Reading
     from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 
     drawing = {"_target_": f"{__name__}.Drawing"}
@@ -192,7 +193,7 @@ def test_own_transforms_do_not_depend_on_who_reads(tmp_path: Path, readers: int)
 
     def epoch(readers: int, batch: int, seed: int = 0) -> torch.Tensor:
         sampler = DistributedBatchSampler(18, batch, shuffle=False)
-        feed = Feed(splits, sampler, EvaluationSampler(0, 1), place, num_workers=readers, seed=seed)
+        feed = Feed(splits, sampler, EvaluationSampler(0, 1), place, reading=Reading(seed, readers))
         try:
             return torch.cat([b.inputs for _, bs in feed.updates(1) for b in bs])
         finally:
@@ -233,7 +234,7 @@ def test_erased_patches_are_the_mean_colour(tmp_path: Path) -> None:
     erased = opened(folder(root, flip=0.0, erasing=0.5))[1].train.augmented((0, 0), np.arange(18))[0]
     differing = [n for n in range(18) if not torch.equal(plain[n], erased[n])]
     assert 3 <= len(differing) <= 15
-    mean = Augmentation.of(config(schema.ImageFolderData), images.MEAN).mean
+    mean = Augmentation.of(schema.ImageFolderData(), images.MEAN).mean
     for n in differing:
         changed = (plain[n] != erased[n]).any(0)
         assert (erased[n][:, changed] == mean[:, None]).all()

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from tests.pace import wait_for
 from tests.strategies.launching import payload
+from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import (
     CREATES,
@@ -34,6 +35,7 @@ from trainer.strategies.pserver.server import server as server_module
 from trainer.strategies.pserver.server.server import Server
 from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker.client import Client
+from trainer.worker.model import Updaters
 
 DIM = 3
 TABLE = "rows"
@@ -62,11 +64,13 @@ class Cluster:
 
     def __init__(self, run: dict[str, Any], folder: str = "") -> None:
         self.run, self.folder = run, folder
+        given = Assignment.of(run)
+        self.updaters = Updaters(given.config, given.plan)
         self.workers = run["plan"]["roles"]["worker"]
         self.size = run["plan"]["roles"]["server"]
         self.secret = secrets.token_bytes(32)
         self.store = dist.HashStore()
-        self.servers = [Server(self.seat("server", n), run) for n in range(self.size)]
+        self.servers = [Server(self.seat("server", n), given) for n in range(self.size)]
         for number, server in enumerate(self.servers):
             self.store.set(ENDPOINT.format(number), server.socket.endpoint)
         self.errors: list[BaseException] = []

@@ -12,6 +12,7 @@ import torch
 
 from tests.strategies.pserver.harness import Cluster, config
 from tests.strategies.pserver.test_versions import net, placed
+from trainer.config.schema import PserverAsyncStrategy
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Verb
 from trainer.strategies.pserver.worker.asynchronous import PserverAsync
 from trainer.strategies.pserver.worker.client import Request
@@ -68,7 +69,7 @@ def test_parameters_asked_for_early_lack_the_last_push_and_those_asked_for_after
 @pytest.mark.parametrize(("asked", "tables", "early"), [("auto", 0, False), ("auto", 2, True), (False, 2, False), (True, 0, True)])  # fmt: skip
 def test_auto_asks_early_for_models_with_tables_alone(asked: bool | str, tables: int, early: bool) -> None:
     worker = PserverAsync.__new__(PserverAsync)
-    worker.config, worker.remote = {"independent_recv_thread": asked}, [None] * tables
+    worker.options, worker.remote = PserverAsyncStrategy(independent_recv_thread=asked), [None] * tables
     assert worker.early is early
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.strategies.pserver.harness import Bare, Cluster, config
+from trainer.config.run_config import RunConfig
 from trainer.strategies.builtin import PserverAsync
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import Message, Verb, text
@@ -95,7 +96,8 @@ def test_rows_that_a_slow_worker_has_just_brought_stay(mode: str, entry: dict[st
 
 @pytest.mark.parametrize("evict_by", ["steps", "event_time"])
 def test_age_goes_on_where_the_loaded_run_ended(tmp_path: Path, evict_by: str) -> None:
-    run = made("async", 1, evict_by=evict_by) | {"run_dir": str(tmp_path)}
+    run = made("async", 1, evict_by=evict_by)
+    run["plan"]["run_dir"] = str(tmp_path)
     with Cluster(run) as cluster:
         [worker] = crew(cluster)
         push([worker], OLD, 100)
@@ -108,7 +110,7 @@ def test_age_goes_on_where_the_loaded_run_ended(tmp_path: Path, evict_by: str) -
     model = nn.Linear(1, 1)
     for by, said in ((evict_by, 0), ({"steps": "event_time", "event_time": "steps"}[evict_by], 1)):
         strategy = run["config"]["strategy"] | {"evict_by": by, "evict_after": 5}
-        config = run["config"] | {"strategy": strategy}
+        config = RunConfig.of(run["config"] | {"strategy": strategy})
         refused = PserverAsync(**strategy).refuse_model(config, model, torch.optim.SGD(model.parameters()))
         assert sum(f"counted by {evict_by}" in str(error) for error in refused) == said  # another model is refused, too
     with Cluster(run) as cluster:

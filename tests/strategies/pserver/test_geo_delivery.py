@@ -14,7 +14,6 @@ from tests.strategies.pserver.harness import Cluster, Weather, config, impatient
 from trainer.models.rows import RowEmbedding
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.strategies.pserver.worker.geo import PserverGeo
-from trainer.worker.model import Updaters
 
 ROWS, STEPS, WORKERS = 60, 40, 3
 
@@ -35,7 +34,7 @@ class Net(nn.Module):
 def train(cluster: Cluster, rank: int, seed: int) -> PserverGeo:
     """A worker's steps on batches of its own, and the meeting after them."""
     worker, net = PserverGeo(cluster.run["config"]["strategy"], cluster.seat("worker", rank)), Net().double()
-    worker.setup(net, Updaters(cluster.run["config"], cluster.run["plan"], "fp64"))
+    worker.setup(net, cluster.updaters)
     draw = np.random.default_rng((seed, rank))
     batches = [SimpleNamespace(inputs=torch.from_numpy(draw.integers(ROWS, size=4))) for _ in range(STEPS)]
     for batch, after in zip(batches, [*batches[1:], None], strict=True):

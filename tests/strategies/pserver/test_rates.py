@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from tests.strategies.pserver.harness import config as payload
+from trainer.config.schema.strategy import Entry
 from trainer.models.rows import dense_of
 from trainer.optim.groups import rates
+from trainer.planning.assignment import Assignment
 from trainer.strategies.builtin import ELEMENTWISE
 from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.server.shard import Shard
@@ -60,7 +62,9 @@ class Servers:
             told = Layout.parsed(
                 {"dtype": layout.dtype, "pieces": layout.pieces, "tables": [], "groups": layout.groups}
             )
-            self.shards.append(Shard(made["config"], made["plan"], number, servers, told))
+            made["plan"]["roles"]["server"] = servers
+            given = Assignment.of(made)
+            self.shards.append(Shard(given.config, Entry(), given.plan, number, told))
             self.shards[-1].vector.copy_(self.map.values(number))
 
     def step(self, model: nn.Module) -> None:
@@ -88,7 +92,8 @@ def test_servers_update_as_one_process_does_and_go_on_on_another_number_of_them(
 ) -> None:
     made = run(optimizer, OWN)
     alone, served = net(), net()
-    updater = make_updater(made["config"], made["plan"], alone, "fp64")
+    given = Assignment.of(made)
+    updater = make_updater(given.config, given.plan, alone)
     cluster = Servers(made, served, servers, slice_above)
     for step in range(12):
         if step == 6:

@@ -10,7 +10,6 @@ from torch import nn
 
 from tests.strategies.pserver.harness import Cluster, config
 from trainer.strategies.pserver.worker.asynchronous import PserverAsync
-from trainer.worker.model import Updaters
 
 STRENGTH = 0.3
 
@@ -20,7 +19,7 @@ def placed(cluster: Cluster) -> PserverAsync:
     run = cluster.run
     node = {k: v for k, v in run["config"]["strategy"].items() if k != "_target_"}
     worker = PserverAsync(node, cluster.seat("worker", 0))
-    worker.setup(net(), Updaters(run["config"], run["plan"], "fp64"))
+    worker.setup(net(), cluster.updaters)
     return worker
 
 

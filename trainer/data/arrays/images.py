@@ -7,6 +7,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
+from trainer.config.schema import ArraysData
 from trainer.data.arrays.files import Pair, digest, keep, mapped
 from trainer.data.limits import Limits
 from trainer.data.prepared import known, made_once, place_of
@@ -23,6 +24,9 @@ class ArraySource(DataSource):
     Attributes:
         mean, std: of the training images, by channel.
     """
+
+    Options = ArraysData
+    options: ArraysData
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -82,7 +86,7 @@ class ArraySource(DataSource):
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
         channels, _, side = facts.shape
-        limits = Limits.of(self.config)
+        limits = Limits.of(self.options)
         return Preprocessing(Centre(side, side, channels, limits), self.mean, self.std, limits)  # type: ignore[arg-type]
 
     def open(self, facts: Facts) -> Splits:
@@ -94,9 +98,9 @@ class ArraySource(DataSource):
 
         pairs = self.embedded() if facts.kind == "embedded" else [mapped(self._place(), split) for split in SPLITS]
         train, val = ((torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in pairs)
-        augmentation = Augmentation.of(self.config, self.mean)
+        augmentation = Augmentation.of(self.options, self.mean)
         return Splits(
-            AugmentedArrays(*train, self.config["pad_crop"], augmentation), ArrayDataset(*val), self.mean, self.std
+            AugmentedArrays(*train, self.options.pad_crop, augmentation), ArrayDataset(*val), self.mean, self.std
         )
 
     def refuse_labels(self, labels: dict[Path, Any], classes: int) -> None:
@@ -109,7 +113,7 @@ class ArraySource(DataSource):
         if wrong:
             path, number, value = wrong[0]
             total = sum(len(mine) for mine in labels.values())
-            raise UserError(f"data.root={self.config['root']}", f"{len(wrong)} of {total} labels are wrong, which should be 0 to {classes - 1}; the first is {value}, of image {number} in {path}", "fetch it anew")  # fmt: skip
+            raise UserError(f"data.root={self.options.root}", f"{len(wrong)} of {total} labels are wrong, which should be 0 to {classes - 1}; the first is {value}, of image {number} in {path}", "fetch it anew")  # fmt: skip
 
     def _place(self) -> Path:
         return place_of(type(self).__name__.lower(), self.files())

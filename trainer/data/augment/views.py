@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 from torchvision.transforms import v2
 
+from trainer.config.schema import AugmentedData, ImagesData
 from trainer.data.augment.boxes import NUMBERS, random_crops, random_patches
 from trainer.data.augment.draws import Draw, uniform
 from trainer.data.augment.randomness import own_randomness
@@ -58,15 +59,13 @@ class Augmentation:
     transforms: Transforms | None = None
 
     @staticmethod
-    def of(config: Mapping[str, Any], mean: tuple[float, ...]) -> Augmentation:
-        """From the ``data`` node."""
+    def of(options: AugmentedData, mean: tuple[float, ...]) -> Augmentation:
+        """As the source's options have it."""
         fill = [round(255 * m) for m in mean]
-        policy = policy_of(config["augment"], config["randaugment_ops"], config["randaugment_magnitude"], fill)
-        nodes = config.get("transforms")  # of images in files alone
+        policy = policy_of(options.augment, options.randaugment_ops, options.randaugment_magnitude, fill)
+        nodes = options.transforms if isinstance(options, ImagesData) else []
         transforms = Transforms(nodes) if nodes else None
-        return Augmentation(
-            config["flip"], policy, config["erasing"], torch.tensor(fill, dtype=torch.uint8), transforms
-        )
+        return Augmentation(options.flip, policy, options.erasing, torch.tensor(fill, dtype=torch.uint8), transforms)
 
     def finish(self, images: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
         """Flip, policy, transforms and erasing, in place where that can be.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.config.schema import CriteoData, CriteoRows
 from trainer.data.prepared import cache_root
 from trainer.data.source import DataSource, Facts, Progress, Splits
 from trainer.errors import UserError
@@ -17,12 +19,90 @@ SHAPE = {"dense": (13,), "sparse": (26,)}
 SAMPLE = 1 << 18
 
 
-class Criteo(DataSource):
-    """Rows ``label <tab> 13 integers <tab> 26 tokens``; see docs/ctr.md.
+class RowFiles(DataSource):
+    """Files of rows ``label <tab> 13 integers <tab> 26 tokens``; see docs/ctr.md."""
+
+    Options = CriteoRows
+    options: CriteoRows
+
+    def _facts(self, source: str, train: int, val: int, ceiling: float | None = None) -> Facts:
+        return Facts(
+            source, "rows", train, val, dict(SHAPE), 2, task="binary", integers=("sparse",),
+            ceiling={} if ceiling is None else {"auc": ceiling}, streams=not self.options.cache,
+        )  # fmt: skip
+
+    def fingerprint(self, facts: Facts) -> str:
+        """Of the files' names, sizes and times, by which their conversion is found again."""
+        try:
+            return self._conversion().folder().name[-36:]
+        except UserError:  # mode=predict looks at other files, and these need not be there
+            return super().fingerprint(facts)
+
+    def row_reader(self) -> dict[str, Any]:
+        return {"_target_": "trainer.data.criteo.rows.CriteoRows", "hash_size": self.options.hash_size}
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        """Convert the text into arrays; without cache, the validation rows alone.
+
+        Raises:
+            UserError: more lines are malformed than data.max_bad_fraction, or a file is broken.
+        """
+        known = self._conversion().convert(
+            self.options.max_bad_fraction, lambda done, total: progress("reading Criteo rows, MiB", done, total)
+        )
+        if known["bad"]:
+            print(f"{known['bad']} malformed lines are left out, the first: {'; '.join(known['named'])}", flush=True)
+        rows = known["rows"]
+        for name, count in rows.items():
+            if not count:
+                raise UserError("data.path", f"has no row for {name}")
+        found = self._facts(facts.source, rows.get("train", facts.train_samples), rows["val"])
+        return replace(found, attention=facts.attention)
+
+    def open(self, facts: Facts) -> Splits:
+        from trainer.data.criteo.blocks import CriteoBlocks
+        from trainer.data.criteo.cache import CriteoArrays
+
+        conversion = self._conversion()
+        folder, size = conversion.folder(), self.options.hash_size
+        val = CriteoArrays(folder / "val", facts.val_samples, size)
+        if self.options.cache:
+            return Splits(CriteoArrays(folder / "train", facts.train_samples, size), val)
+        files, parts = self._sources()
+        options = self.options
+        train: Any = CriteoBlocks(
+            files["train"], size, parts["train"], options.block_mib << 20, options.chunk_rows,
+            options.max_bad_fraction,
+        )  # fmt: skip
+        return Splits(train, val)
+
+    @abstractmethod
+    def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
+        """Files and parts of them for training and for validation."""
+
+    def _conversion(self) -> Conversion:
+        """What is kept as arrays: both parts, or without cache the validation rows."""
+        from trainer.data.criteo.cache import Conversion
+
+        files, parts = self._sources()
+        wanted = ("train", "val") if self.options.cache else ("val",)
+        files, parts = {n: files[n] for n in wanted}, {n: parts[n] for n in wanted}
+        return Conversion(files, parts, self.options.hash_size, self._place() / "criteo")
+
+    def _place(self) -> Path:
+        """Where arrays, and rows that are drawn, are kept."""
+        return Path(self.options.cache_dir).expanduser().absolute() if self.options.cache_dir else cache_root()
+
+
+class Criteo(RowFiles):
+    """Files of the user's own.
 
     The rows are counted by reading them. Until ``prepare`` has done so, the facts hold an estimate from the beginning
     of each file.
     """
+
+    Options = CriteoData
+    options: CriteoData
 
     def facts(self, global_batch_size: int) -> Facts:
         """Finds the files and looks at the first rows of each.
@@ -39,85 +119,21 @@ class Criteo(DataSource):
             train, val = train or guessed["train"], val or guessed["val"]
         from trainer.data.criteo.files import other_names
 
-        facts = self._facts(f"Criteo rows in {self.config['path']}", train, val)
-        return replace(facts, attention=other_names(self.config["path"], self.config["val_path"]))
-
-    def _facts(self, source: str, train: int, val: int, ceiling: float | None = None) -> Facts:
-        return Facts(
-            source, "rows", train, val, dict(SHAPE), 2, task="binary", integers=("sparse",),
-            ceiling={} if ceiling is None else {"auc": ceiling}, streams=not self.config["cache"],
-        )  # fmt: skip
-
-    def fingerprint(self, facts: Facts) -> str:
-        """Of the files' names, sizes and times, by which their conversion is found again."""
-        try:
-            return self._conversion().folder().name[-36:]
-        except UserError:  # mode=predict looks at other files, and these need not be there
-            return super().fingerprint(facts)
-
-    def row_reader(self) -> dict[str, Any]:
-        return {"_target_": "trainer.data.criteo.rows.CriteoRows", "hash_size": self.config["hash_size"]}
-
-    def prepare(self, facts: Facts, progress: Progress) -> Facts:
-        """Convert the text into arrays; without cache, the validation rows alone.
-
-        Raises:
-            UserError: more lines are malformed than data.max_bad_fraction, or a file is broken.
-        """
-        known = self._conversion().convert(
-            self.config["max_bad_fraction"], lambda done, total: progress("reading Criteo rows, MiB", done, total)
-        )
-        if known["bad"]:
-            print(f"{known['bad']} malformed lines are left out, the first: {'; '.join(known['named'])}", flush=True)
-        rows = known["rows"]
-        for name, count in rows.items():
-            if not count:
-                raise UserError("data.path", f"has no row for {name}")
-        found = self._facts(facts.source, rows.get("train", facts.train_samples), rows["val"])
-        return replace(found, attention=facts.attention)
-
-    def open(self, facts: Facts) -> Splits:
-        from trainer.data.criteo.blocks import CriteoBlocks
-        from trainer.data.criteo.cache import CriteoArrays
-
-        conversion = self._conversion()
-        folder, size = conversion.folder(), self.config["hash_size"]
-        val = CriteoArrays(folder / "val", facts.val_samples, size)
-        if self.config["cache"]:
-            return Splits(CriteoArrays(folder / "train", facts.train_samples, size), val)
-        files, parts = self._sources()
-        config = self.config
-        train: Any = CriteoBlocks(
-            files["train"], size, parts["train"], config["block_mib"] << 20, config["chunk_rows"],
-            config["max_bad_fraction"],
-        )  # fmt: skip
-        return Splits(train, val)
+        facts = self._facts(f"Criteo rows in {self.options.path}", train, val)
+        return replace(facts, attention=other_names(self.options.path, self.options.val_path))
 
     def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
         """Files and parts of them for training and for validation."""
         from trainer.data.criteo.files import Part, find
 
-        files = find(self.config["path"], "data.path")
-        if self.config["val_path"] is not None:
-            return {"train": files, "val": find(self.config["val_path"], "data.val_path")}, {
+        files = find(self.options.path, "data.path")
+        if self.options.val_path is not None:
+            return {"train": files, "val": find(self.options.val_path, "data.val_path")}, {
                 "train": Part(),
                 "val": Part(),
             }
-        fraction = self.config["val_fraction"]
+        fraction = self.options.val_fraction
         return {"train": files, "val": files}, {"train": Part(fraction), "val": Part(fraction, held_out=True)}
-
-    def _conversion(self) -> Conversion:
-        """What is kept as arrays: both parts, or without cache the validation rows."""
-        from trainer.data.criteo.cache import Conversion
-
-        files, parts = self._sources()
-        wanted = ("train", "val") if self.config["cache"] else ("val",)
-        files, parts = {n: files[n] for n in wanted}, {n: parts[n] for n in wanted}
-        return Conversion(files, parts, self.config["hash_size"], self._place() / "criteo")
-
-    def _place(self) -> Path:
-        """Where arrays, and rows that are drawn, are kept."""
-        return Path(self.config["cache_dir"]).expanduser().absolute() if self.config["cache_dir"] else cache_root()
 
     def _estimate(self, conversion: Conversion) -> dict[str, int]:
         """Rows of each part, from the sizes of the files and the length of their first lines."""
@@ -129,8 +145,8 @@ class Criteo(DataSource):
         for name, paths in files.items():
             share = parts[name].fraction if parts[name].held_out else 1.0 - parts[name].fraction
             rows[name] = max(1, round(share * sum(counts[path] for path in paths)))
-        if tally.bad > tally.rows and tally.bad > self.config["max_bad_fraction"] * (tally.bad + tally.rows):
-            raise UserError(f"data.path={self.config['path']}", f"is not in Criteo's format, a label, 13 integers and 26 tokens separated by tabs: {'; '.join(tally.named[:2])}")  # fmt: skip
+        if tally.bad > tally.rows and tally.bad > self.options.max_bad_fraction * (tally.bad + tally.rows):
+            raise UserError(f"data.path={self.options.path}", f"is not in Criteo's format, a label, 13 integers and 26 tokens separated by tabs: {'; '.join(tally.named[:2])}")  # fmt: skip
         return rows
 
 

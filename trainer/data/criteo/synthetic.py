@@ -6,7 +6,8 @@ import gzip
 from pathlib import Path
 from typing import Any
 
-from trainer.data.criteo.source import Criteo
+from trainer.config.schema import SyntheticCriteoData
+from trainer.data.criteo.source import RowFiles
 from trainer.data.prepared import known, made_once
 from trainer.data.source import Facts, Progress
 
@@ -15,13 +16,16 @@ CHUNK = 20_000
 FILES = 4
 
 
-class SyntheticCriteo(Criteo):
+class SyntheticCriteo(RowFiles):
     """Rows with a planted truth in the user's cache: three text files and a .gz for training, one for validation."""
+
+    Options = SyntheticCriteoData
+    options: SyntheticCriteoData
 
     def facts(self, global_batch_size: int) -> Facts:
         drawn = known(self._folder())
         return self._facts(
-            _name(drawn), self.config["train_rows"], self.config["val_rows"], drawn["auc"] if drawn else None
+            _name(drawn), self.options.train_rows, self.options.val_rows, drawn["auc"] if drawn else None
         )
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
@@ -36,11 +40,11 @@ class SyntheticCriteo(Criteo):
         from trainer.data.criteo.teacher import Teacher, area_under_curve, write
 
         (folder / "train").mkdir(parents=True)
-        seed, total = self.config["draw_seed"], self.config["train_rows"] + self.config["val_rows"]
+        seed, total = self.options.draw_seed, self.options.train_rows + self.options.val_rows
         teacher, done, drawn = Teacher(seed), 0, []
         names = [f"train/part-{n}.txt" + (".gz" if n == FILES - 1 else "") for n in range(FILES)]
-        shares = [(name, len(range(n, self.config["train_rows"], FILES))) for n, name in enumerate(names)]
-        for number, (name, rows) in enumerate([*shares, ("val.txt", self.config["val_rows"])]):
+        shares = [(name, len(range(n, self.options.train_rows, FILES))) for n, name in enumerate(names)]
+        for number, (name, rows) in enumerate([*shares, ("val.txt", self.options.val_rows)]):
             generator = np.random.default_rng([seed, 1, number])
             path = folder / name
             with gzip.open(path, "wb", 1) if path.suffix == ".gz" else path.open("wb") as file:
@@ -55,8 +59,8 @@ class SyntheticCriteo(Criteo):
         return {"auc": area_under_curve(probability, labels), "clicks": float(labels.mean())}
 
     def _folder(self) -> Path:
-        config = self.config
-        name = f"v{VERSION}-seed{config['draw_seed']}-{config['train_rows']}-{config['val_rows']}"
+        options = self.options
+        name = f"v{VERSION}-seed{options.draw_seed}-{options.train_rows}-{options.val_rows}"
         return self._place() / "synthetic-criteo" / name
 
     def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:

@@ -7,7 +7,8 @@ import math
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from trainer.data.drawn_flowers.petals import BASE, PETAL_LENGTH, centre, leaf, petal
+from trainer.data.drawn_flowers.centres import centre
+from trainer.data.drawn_flowers.petals import BASE, PETAL_LENGTH, leaf, petal
 from trainer.data.drawn_flowers.species import COLOURS, Colour, Species
 
 Matrix = tuple[float, float, float, float]  # a 2 x 2 matrix, row by row

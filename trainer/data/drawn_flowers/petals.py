@@ -1,15 +1,14 @@
-"""Draws the parts of a flower as small RGBA pictures: a petal, a leaf and a centre, shaded from a class's parameters.
+"""Draws the parts of a flower as small RGBA pictures: a petal and a leaf, shaded from a class's parameters.
 
 Every part lies in its own frame, base at the top edge and tip at the bottom edge, and is later placed by an affine map
 (`flower_painter`), so that a flower of twenty petals costs one petal's shading.
 """
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from trainer.data.drawn_flowers.species import SHAPES, Colour
 
@@ -151,73 +150,3 @@ def leaf(colour: Colour, slender: float, pixels: int, rng: np.random.Generator) 
     rgba[..., :3] = np.array(colour, np.float32) * light[..., None]
     rgba[..., 3] = 255 * _smooth((half - np.abs(u)) * width / 2, -1.0, 1.0)
     return Image.fromarray(np.clip(rgba, 0, 255).astype(np.uint8))
-
-
-def centre(kind: str, pixels: int, rng: np.random.Generator) -> tuple[Image.Image, float]:
-    """The flower's middle as an RGBA square of `pixels`, and its radius as a fraction of the petals' length."""
-    big = 2 * pixels
-    picture = Image.new("RGBA", (big, big), (90, 80, 30, 0))
-    pen = ImageDraw.Draw(picture)
-    mid = big / 2
-
-    def disc(x: float, y: float, radius: float, colour: Colour) -> None:
-        pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=(*colour, 255))
-
-    def florets(count: int, reach: float, size: float, inner: Colour, outer: Colour) -> None:
-        for i in range(count):  # Vogel's sunflower spiral
-            r, a = math.sqrt((i + 0.5) / count), i * 2.39996323
-            wobble = rng.uniform(-0.12, 0.12)
-            lit = 1 + wobble - 0.16 * r * math.sin(a + 0.8)
-            tone = [min(255, int((p * (1 - r) + q * r) * lit)) for p, q in zip(inner, outer, strict=True)]
-            disc(mid + reach * r * math.cos(a), mid + reach * r * math.sin(a), size, (tone[0], tone[1], tone[2]))
-
-    if kind == "button":
-        disc(mid, mid, mid * 0.97, (150, 98, 10))
-        florets(90, mid * 0.90, mid * 0.105, (214, 176, 40), (250, 200, 40))
-        radius = 0.27
-    elif kind == "dark":
-        disc(mid, mid, mid * 0.97, (38, 22, 14))
-        florets(110, mid * 0.90, mid * 0.075, (52, 40, 26), (108, 66, 26))
-        radius = 0.38
-    elif kind == "trumpet":
-        steps = 72
-        rim = [mid * (0.90 + 0.07 * math.sin(i * 2 * math.pi * 11 / steps)) for i in range(steps)]
-        for part in range(12):  # nested rings from the lit rim to the dark throat
-            f, dark = 1 - 0.075 * part, 1 - 0.055 * part
-            ring = [
-                (
-                    mid + rim[i] * f * math.cos(i * 2 * math.pi / steps),
-                    mid + rim[i] * f * math.sin(i * 2 * math.pi / steps),
-                )
-                for i in range(steps)
-            ]
-            pen.polygon(ring, fill=(int(246 * dark), int(128 * dark * (1 - 0.02 * part)), int(22 * dark), 255))
-        florets(6, mid * 0.15, mid * 0.06, (250, 220, 90), (250, 220, 90))
-        radius = 0.42
-    elif kind == "eye":
-        disc(mid, mid, mid * 0.95, (238, 214, 90))
-        disc(mid, mid, mid * 0.62, (206, 150, 30))
-        disc(mid, mid, mid * 0.34, (70, 54, 16))
-        radius = 0.13
-    elif kind == "stamens":
-        for i in range(16):
-            a, r = (i + rng.uniform(-0.3, 0.3)) * 2 * math.pi / 16, mid * rng.uniform(0.55, 0.88)
-            x, y = mid + r * math.cos(a), mid + r * math.sin(a)
-            pen.line((mid, mid, x, y), fill=(226, 224, 160, 255), width=max(1, round(mid * 0.035)))
-            disc(x, y, mid * 0.095, (96, 58, 14))
-            disc(x - mid * 0.02, y - mid * 0.02, mid * 0.07, (214, 150, 30))
-        disc(mid, mid, mid * 0.20, (84, 118, 44))
-        disc(mid - mid * 0.04, mid - mid * 0.05, mid * 0.12, (150, 180, 84))
-        radius = 0.36
-    else:  # column
-        a = rng.uniform(0, 2 * math.pi)
-        for i in range(34):
-            f = i / 33
-            x, y = mid + 0.84 * mid * f * math.cos(a), mid + 0.84 * mid * f * math.sin(a)
-            disc(x, y, mid * (0.085 - 0.02 * f), (236, 214, 150))
-            if f > 0.4:
-                b, r = rng.uniform(0, 2 * math.pi), mid * rng.uniform(0.08, 0.14)
-                disc(x + r * math.cos(b), y + r * math.sin(b), mid * 0.05, (250, 206, 40))
-        disc(mid + 0.88 * mid * math.cos(a), mid + 0.88 * mid * math.sin(a), mid * 0.085, (176, 30, 40))
-        radius = 0.52
-    return picture.reduce(2), radius

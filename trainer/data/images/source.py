@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.config.schema import ImagesData
 from trainer.data.images.header import BadImage, size_of
 from trainer.data.images.listing import Listing
 from trainer.data.images.representation import some
@@ -37,6 +38,9 @@ SHARE_OF_MEMORY, SHARE_OF_DISK = 0.25, 0.5
 class ImageSource(DataSource):
     """Images of any size in files, which become (3, S, S) uint8: a random crop for training, the centre else."""
 
+    Options = ImagesData
+    options: ImagesData
+
     @abstractmethod
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
         """The training and the validation images, by a look at folders or indices."""
@@ -44,8 +48,8 @@ class ImageSource(DataSource):
     def sized(self, facts: Facts, listings: tuple[Listing, Listing] | None = None) -> Facts:
         """The facts with the size of validation images, and what they say of the cache, if the images are there already."""
         side = self._centre()[1]
-        facts = replace(facts, val_shape=(3, side, side) if side != self.config["image_size"] else None)
-        wanted = self.config["cache"]
+        facts = replace(facts, val_shape=(3, side, side) if side != self.options.image_size else None)
+        wanted = self.options.cache
         if wanted == "none":
             return replace(facts, cached=False, cache="none: images are decoded each time")
         try:
@@ -72,7 +76,7 @@ class ImageSource(DataSource):
         """
         if facts.cached is None:
             facts = self.sized(facts)
-        if not facts.cached and not self.config["verify"]:
+        if not facts.cached and not self.options.verify:
             return facts
         from trainer.data.images.cache import keep_decoded, verified
 
@@ -89,7 +93,7 @@ class ImageSource(DataSource):
     def _without(self, facts: Facts, bad: dict[str, str]) -> Facts:
         named = some([f"{shortened(name)}: {reason}" for name, reason in bad.items()])
         said = f"{len(bad)} of {facts.train_samples + facts.val_samples} images cannot be decoded: {named}"
-        if self.config["on_bad"] == "error":
+        if self.options.on_bad == "error":
             raise UserError(f"data ({facts.source})", said, "data.on_bad=skip, or repair them")
         print(f"ATTENTION: {said}. They are left out (data.on_bad=skip).", flush=True)
         train, val = self.listings(facts)
@@ -105,21 +109,21 @@ class ImageSource(DataSource):
         from trainer.data.augment.views import Augmentation, CentreView, TrainView
         from trainer.data.images.dataset import ImageSet
 
-        config = self.config
-        size = config["image_size"]
-        ratio = (config["min_ratio"], 1 / config["min_ratio"])
+        options = self.options
+        size = options.image_size
+        ratio = (options.min_ratio, 1 / options.min_ratio)
         train, val = (
             (whole.without(set(facts.left_out)), self._place(split, whole) if facts.cached else None)
             for split, whole in self._by_split(facts)
         )
-        crops = TrainView(size, (config["min_scale"], 1.0), ratio, Augmentation.of(config, MEAN))
+        crops = TrainView(size, (options.min_scale, 1.0), ratio, Augmentation.of(options, MEAN))
         centres = CentreView(*self._centre())
         return Splits(ImageSet(train[0], crops, train[1]), ImageSet(val[0], centres, val[1]), MEAN, STD)
 
     sees_pictures = True
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
-        limits = Limits.of(self.config)
+        limits = Limits.of(self.options)
         return Preprocessing(Centre(*self._centre(), limits=limits), MEAN, STD, limits)
 
     def fingerprint(self, facts: Facts) -> str:
@@ -134,18 +138,18 @@ class ImageSource(DataSource):
 
     def _centre(self) -> tuple[int, int]:
         """What validation resizes the shorter side to, and the side of the centre that it takes."""
-        val_size = self.config["val_size"] or self.config["image_size"]
-        return max(self.config["val_resize"] or round(val_size * 8 / 7), val_size), val_size
+        val_size = self.options.val_size or self.options.image_size
+        return max(self.options.val_resize or round(val_size * 8 / 7), val_size), val_size
 
     def shape(self) -> tuple[int, int, int]:
         """Of one training image."""
-        return 3, self.config["image_size"], self.config["image_size"]
+        return 3, self.options.image_size, self.options.image_size
 
     def _by_split(self, facts: Facts) -> list[tuple[str, Listing]]:
         return list(zip(("train", "val"), self.listings(facts), strict=True))
 
     def _cache_folder(self) -> Path:
-        return Path(self.config["cache_dir"] or cache_root() / "decoded")
+        return Path(self.options.cache_dir or cache_root() / "decoded")
 
     def _place(self, split: str, listing: Listing) -> Path:
         """Where the decoded images of a split lie; another place when a file has changed."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.config.schema import Cifar10Data
 from trainer.data.arrays.files import Pair
 from trainer.data.arrays.images import ArraySource
 from trainer.data.download import File, Site, absent, fetch
@@ -34,14 +35,17 @@ SIDE, CLASSES = 32, 10
 class Cifar10(ArraySource):
     """CIFAR-10 as torchvision lays it out; where it cannot be had, 2,000 flowers of 10 species, or a refusal."""
 
+    Options = Cifar10Data
+    options: Cifar10Data
+
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
     def facts(self, global_batch_size: int) -> Facts:
         if self._present():
-            return self._facts(f"CIFAR-10 in {self.config['root']}", "real", self.counted())
-        reason = absent(self.config, SITE, self._folder())
+            return self._facts(f"CIFAR-10 in {self.options.root}", "real", self.counted())
+        reason = absent(self.options, SITE, self._folder())
         if not reason:
-            return self._facts(f"CIFAR-10, to be downloaded into {self.config['root']}", "download", [50000, 10000])
+            return self._facts(f"CIFAR-10, to be downloaded into {self.options.root}", "download", [50000, 10000])
         return self._instead(reason)
 
     def _facts(self, source: str, kind: str, counts: list[int], stand_in: str = "") -> Facts:
@@ -62,7 +66,7 @@ class Cifar10(ArraySource):
         if facts.kind == "download":
             from torchvision.datasets import CIFAR10
 
-            reason = fetch(self.config, SITE, lambda root: CIFAR10(root, download=True))
+            reason = fetch(self.options, SITE, lambda root: CIFAR10(root, download=True))
             facts = self._instead(reason) if reason else self.facts(0)
         if facts.kind == "embedded":
             draw(**DRAWN, on_progress=lambda done, total: progress("drawing small flowers", done, total))
@@ -82,7 +86,7 @@ class Cifar10(ArraySource):
         if facts.kind == "embedded":
             return class_names()[: DRAWN["classes"]]
         path = self._folder() / "batches.meta"
-        names = unpickled(path, Limits.of(self.config)).get("label_names")
+        names = unpickled(path, Limits.of(self.options)).get("label_names")
         if (
             not isinstance(names, list)
             or len(names) != CLASSES
@@ -92,7 +96,7 @@ class Cifar10(ArraySource):
         return names
 
     def _folder(self) -> Path:
-        return Path(self.config["root"]) / FOLDER
+        return Path(self.options.root) / FOLDER
 
     def _present(self) -> bool:
         return all((self._folder() / name).is_file() for name in [*TRAIN, *VAL])
@@ -109,7 +113,7 @@ class Cifar10(ArraySource):
         Raises:
             UserError: it is damaged.
         """
-        content = unpickled(path, Limits.of(self.config))
+        content = unpickled(path, Limits.of(self.options))
         try:
             data, labels = content["data"], content["labels"]
             pixels = data.made() if isinstance(data, Array) else np.zeros(0)
@@ -127,7 +131,7 @@ class Cifar10(ArraySource):
         except NotPlain as error:
             raise _wrong(path, str(error)) from error
         if len(pixels) != len(numbers):
-            raise UserError(f"data.root={self.config['root']}", f"{path} has {len(pixels)} images and {len(numbers)} labels", "fetch it anew")  # fmt: skip
+            raise UserError(f"data.root={self.options.root}", f"{path} has {len(pixels)} images and {len(numbers)} labels", "fetch it anew")  # fmt: skip
         return pixels.reshape(-1, 3, SIDE, SIDE), np.array(numbers, np.int64)
 
 

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from trainer.config.schema import DigitsData
 from trainer.data.limits import Limits
 from trainer.data.preprocessing import Centre, Preprocessing
 from trainer.data.source import DataSource, Facts, Splits
@@ -17,8 +18,11 @@ MEAN, STD = (0.305,), (0.376,)
 class Digits(DataSource):
     """1,797 images (1, 8, 8) of 10 digits (UCI Optical Recognition of Handwritten Digits), split by a seed."""
 
+    Options = DigitsData
+    options: DigitsData
+
     def facts(self, global_batch_size: int) -> Facts:
-        val = round(SAMPLES * self.config["val_fraction"])
+        val = round(SAMPLES * self.options.val_fraction)
         return Facts("scikit-learn's handwritten digits", "real", SAMPLES - val, val, (1, 8, 8), 10)
 
     def open(self, facts: Facts) -> Splits:
@@ -30,7 +34,7 @@ class Digits(DataSource):
         drawn, shown = read_digits()
         images = torch.from_numpy((drawn / 16.0).astype(np.float32)).unsqueeze(1)
         labels = torch.from_numpy(shown)
-        order = torch.from_numpy(np.random.default_rng(self.config["split_seed"]).permutation(SAMPLES))
+        order = torch.from_numpy(np.random.default_rng(self.options.split_seed).permutation(SAMPLES))
         val, train = order[: facts.val_samples], order[facts.val_samples :]
         return Splits(ArrayDataset(images[train], labels[train]), ArrayDataset(images[val], labels[val]), MEAN, STD)
 
@@ -38,7 +42,7 @@ class Digits(DataSource):
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
         """Light strokes on dark ground, 8 x 8 points."""
-        limits = Limits.of(self.config)
+        limits = Limits.of(self.options)
         return Preprocessing(Centre(8, 8, channels=1, limits=limits), MEAN, STD, limits)
 
 

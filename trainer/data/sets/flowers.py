@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.config.schema import EmbeddedFlowersData, Flowers102Data
 from trainer.data.download import File, Site, absent, fetch
 from trainer.data.drawn_flowers.draw import CLASSES, VERSION, class_names, draw, is_drawn
 from trainer.data.drawn_flowers.draw import folder as drawn_folder
@@ -27,11 +28,8 @@ SITE = Site(
 PER_SPLIT = 1020
 
 
-class EmbeddedFlowers(ImageSource):
+class Drawn(ImageSource):
     """102 classes of procedurally drawn flowers as JPEG files in the user's cache, the same on every machine."""
-
-    def facts(self, global_batch_size: int) -> Facts:
-        return self._embedded(self.config["per_class"], "")
 
     def class_names(self, facts: Facts) -> list[str]:
         return class_names()
@@ -52,11 +50,11 @@ class EmbeddedFlowers(ImageSource):
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
         root = drawn_folder(**self._drawing())
         classes = class_folders(root / "train")
-        limits = Limits.of(self.config)
+        limits = Limits.of(self.options)
         return folder_of_classes(root / "train", classes, limits), folder_of_classes(root / "val", classes, limits)
 
     def _drawing(self) -> dict[str, int]:
-        return {"seed": self.config.get("draw_seed", 0), "per_class": self.config.get("per_class", 10)}
+        return {"seed": EmbeddedFlowersData.draw_seed, "per_class": EmbeddedFlowersData.per_class}
 
     def _draw(self, progress: Progress) -> None:
         if not is_drawn(**self._drawing()):
@@ -65,23 +63,39 @@ class EmbeddedFlowers(ImageSource):
             )
 
 
-class Flowers102(EmbeddedFlowers):
+class EmbeddedFlowers(Drawn):
+    """data=embedded_flowers: drawn on purpose."""
+
+    Options = EmbeddedFlowersData
+    options: EmbeddedFlowersData
+
+    def facts(self, global_batch_size: int) -> Facts:
+        return self._embedded(self.options.per_class, "")
+
+    def _drawing(self) -> dict[str, int]:
+        return {"seed": self.options.draw_seed, "per_class": self.options.per_class}
+
+
+class Flowers102(Drawn):
     """Oxford Flowers-102 by torchvision's loader; where it cannot be had, the embedded flowers or a refusal."""
+
+    Options = Flowers102Data
+    options: Flowers102Data
 
     def facts(self, global_batch_size: int) -> Facts:
         if self._present():
             train, val = listings = self._real()
-            return self.sized(Facts(f"{SITE.name} in {self.config['root']}", "real", len(train), len(val), self.shape(), CLASSES, slow=True), listings)  # fmt: skip
+            return self.sized(Facts(f"{SITE.name} in {self.options.root}", "real", len(train), len(val), self.shape(), CLASSES, slow=True), listings)  # fmt: skip
         partial = self._folder()
-        if partial.is_dir() and not self.config["download"]:
+        if partial.is_dir() and not self.options.download:
             raise UserError(
-                f"data.root={self.config['root']}",
+                f"data.root={self.options.root}",
                 f"{partial} is there but lacks jpg/, imagelabels.mat or setid.mat",
                 "data.download=true, or data=embedded_flowers",
             )
-        if reason := absent(self.config, SITE, partial):
+        if reason := absent(self.options, SITE, partial):
             return self._instead(reason)
-        return self.sized(Facts(f"{SITE.name}, to be downloaded into {self.config['root']}", "download", PER_SPLIT, PER_SPLIT, self.shape(), CLASSES, slow=True))  # fmt: skip
+        return self.sized(Facts(f"{SITE.name}, to be downloaded into {self.options.root}", "download", PER_SPLIT, PER_SPLIT, self.shape(), CLASSES, slow=True))  # fmt: skip
 
     def _instead(self, reason: str) -> Facts:
         return self._embedded(10, SITE.stand_in(reason, "The embedded drawn flowers are used"))
@@ -106,7 +120,7 @@ class Flowers102(EmbeddedFlowers):
     def _download(self) -> Facts:
         from torchvision.datasets import Flowers102 as Real
 
-        if reason := fetch(self.config, SITE, lambda root: Real(root, split="train", download=True)):
+        if reason := fetch(self.options, SITE, lambda root: Real(root, split="train", download=True)):
             return self._instead(reason)
         real = self.facts(0)
         return real if real.kind == "real" else self._instead("the download is incomplete")
@@ -138,7 +152,7 @@ class Flowers102(EmbeddedFlowers):
         Raises:
             UserError: it does not hold them.
         """
-        limits = Limits.of(self.config)
+        limits = Limits.of(self.options)
         try:
             found = arrays(read_regular(self._folder() / file, limits), limits.file_bytes)
         except (NotMatlab, OSError) as error:
@@ -151,15 +165,15 @@ class Flowers102(EmbeddedFlowers):
         return [found[name].ravel().astype(np.int64) for name in names]
 
     def _wrong(self, reason: str) -> UserError:
-        return UserError(f"data.root={self.config['root']}", f"{self._folder()}: {reason}", "fetch it anew")
+        return UserError(f"data.root={self.options.root}", f"{self._folder()}: {reason}", "fetch it anew")
 
     def _listed(self, numbers: np.ndarray, labels: np.ndarray) -> Listing:
         """Images are numbered from 1, and so are their classes."""
         paths = [str(self._folder() / "jpg" / f"image_{number:05d}.jpg") for number in numbers.tolist()]
-        return Listing.of_files(paths, labels[numbers - 1] - 1, Limits.of(self.config))
+        return Listing.of_files(paths, labels[numbers - 1] - 1, Limits.of(self.options))
 
     def _folder(self) -> Path:
-        return Path(self.config["root"]) / "flowers-102"
+        return Path(self.options.root) / "flowers-102"
 
     def _present(self) -> bool:
         folder = self._folder()

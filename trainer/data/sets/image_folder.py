@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from trainer.config.schema import ImageFolderData
 from trainer.data.images.listing import EXTENSIONS, Listing, class_folders, folder_of_classes
 from trainer.data.images.representation import attention, refuse_untrained, some
 from trainer.data.images.source import ImageSource, no_such_folder
@@ -19,14 +20,17 @@ VALIDATION = ("val", "valid", "validation", "test")
 class ImageFolder(ImageSource):
     """``root/train/CLASS/...`` with ``root/val/CLASS/...``, or ``root/CLASS/...`` with a part held out by a seed."""
 
+    Options = ImageFolderData
+    options: ImageFolderData
+
     def facts(self, global_batch_size: int) -> Facts:
-        root = Path(self.config["root"])
+        root = Path(self.options.root)
         if not root.is_dir():
             raise no_such_folder("data.root", root, "class folders of images, or train/ and val/ with such folders")
         classes = self._classes()
         train, val = self._found()
         for split, listing in (("training", train), ("validation", val)):
-            if listing.missing and self.config["on_bad"] == "error":
+            if listing.missing and self.options.on_bad == "error":
                 raise UserError(f"data.root={root}", f"{len(listing.missing)} of its {split} images {'is a link that leads' if len(listing.missing) == 1 else 'are links that lead'} nowhere: {some(list(listing.missing))}", "data.on_bad=skip, or repair them")  # fmt: skip
             if not len(listing):
                 raise UserError(f"data.root={root}", f"holds no {split} images ({', '.join(EXTENSIONS)})")
@@ -41,16 +45,16 @@ class ImageFolder(ImageSource):
         return self._found()
 
     def _train_folder(self) -> Path:
-        root = Path(self.config["root"])
+        root = Path(self.options.root)
         return root / "train" if (root / "train").is_dir() else root
 
     def _val_folder(self) -> Path | None:
         """The folder of validation images; None: a part of the training images."""
-        root = Path(self.config["root"])
-        if self.config["val"]:
-            named = root / str(self.config["val"])
+        root = Path(self.options.root)
+        if self.options.val:
+            named = root / str(self.options.val)
             if not named.is_dir():
-                raise no_such_folder("data.val", self.config["val"], f"the validation images, in {root}")
+                raise no_such_folder("data.val", self.options.val, f"the validation images, in {root}")
             return named
         if self._train_folder() == root:
             return None
@@ -61,12 +65,12 @@ class ImageFolder(ImageSource):
         folder = self._train_folder()
         classes = class_folders(folder)
         if not classes:
-            raise UserError(f"data.root={self.config['root']}", f"{folder} has no folders, of which each is a class")
+            raise UserError(f"data.root={self.options.root}", f"{folder} has no folders, of which each is a class")
         val = self._val_folder()
         strange = [name for name in class_folders(val) if name not in classes] if val else []
         if strange:
             raise UserError(
-                f"data.root={self.config['root']}",
+                f"data.root={self.options.root}",
                 f"{val} has classes that {folder} does not have: {', '.join(strange[:5])}",
                 "remove or rename these folders",
             )
@@ -74,12 +78,12 @@ class ImageFolder(ImageSource):
 
     def _found(self) -> tuple[Listing, Listing]:
         classes = self._classes()
-        limits = Limits.of(self.config)
+        limits = Limits.of(self.options)
         train = folder_of_classes(self._train_folder(), classes, limits)
         folder = self._val_folder()
         if folder is not None:
             return train, folder_of_classes(folder, classes, limits)
-        return train.split(self.config["val_fraction"], self.config["split_seed"])
+        return train.split(self.options.val_fraction, self.options.split_seed)
 
     def class_names(self, facts: Facts) -> list[str]:
         """The classes' names, which are their folders'."""

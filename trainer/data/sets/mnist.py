@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.config.schema import MnistData
 from trainer.data.arrays.files import Pair
 from trainer.data.arrays.images import ArraySource
 from trainer.data.download import File, Site, absent, fetch
@@ -36,14 +37,17 @@ SAMPLES, HELD_OUT = 1797, 360
 class Mnist(ArraySource):
     """MNIST's own files (plain or .gz), as torchvision lays them out, or directly in the folder."""
 
+    Options = MnistData
+    options: MnistData
+
     mean, std = (0.1307,), (0.3081,)
 
     def facts(self, global_batch_size: int) -> Facts:
         if self._folder() is not None:
             return self._facts(f"MNIST in {self._folder()}", "real", self.counted())
-        reason = absent(self.config, SITE, Path(self.config["root"]) / "MNIST")
+        reason = absent(self.options, SITE, Path(self.options.root) / "MNIST")
         if not reason:
-            return self._facts(f"MNIST, to be downloaded into {self.config['root']}", "download", [60000, 10000])
+            return self._facts(f"MNIST, to be downloaded into {self.options.root}", "download", [60000, 10000])
         return self._instead(reason)
 
     def _facts(self, source: str, kind: str, counts: list[int], stand_in: str = "") -> Facts:
@@ -60,7 +64,7 @@ class Mnist(ArraySource):
         if facts.kind == "download":
             from torchvision.datasets import MNIST
 
-            reason = fetch(self.config, SITE, lambda root: MNIST(root, download=True))
+            reason = fetch(self.options, SITE, lambda root: MNIST(root, download=True))
             facts = self._instead(reason) if reason else self.facts(0)
         return super().prepare(facts, progress)
 
@@ -76,7 +80,7 @@ class Mnist(ArraySource):
         return enlarged_digits()
 
     def _folder(self) -> Path | None:
-        root = Path(self.config["root"])
+        root = Path(self.options.root)
         return next((f for f in (root / "MNIST" / "raw", root) if all(_there(f / n) for s in FILES.values() for n in s)), None)  # fmt: skip
 
     def _path(self, name: str) -> Path:
@@ -90,9 +94,9 @@ class Mnist(ArraySource):
         Raises:
             UserError: they do not, or one is damaged.
         """
-        pixels, numbers = (_array(self._path(name), Limits.of(self.config)) for name in (images, labels))
+        pixels, numbers = (_array(self._path(name), Limits.of(self.options)) for name in (images, labels))
         if numbers.ndim != 1 or len(pixels) != len(numbers) or pixels.shape[1:] != (SIDE, SIDE):
-            raise UserError(f"data.root={self.config['root']}", f"{self._path(images)} has images {pixels.shape} and the labels' file {len(numbers)} labels", "fetch it anew")  # fmt: skip
+            raise UserError(f"data.root={self.options.root}", f"{self._path(images)} has images {pixels.shape} and the labels' file {len(numbers)} labels", "fetch it anew")  # fmt: skip
         return pixels[:, None], numbers.astype(np.int64)
 
 

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from trainer.config.schema import MnistJsonData
 from trainer.data.arrays.files import digest, mapped
 from trainer.data.limits import Limits
 from trainer.data.opening import open_regular
@@ -31,8 +32,11 @@ KIND = "mnist-json-2"
 class MnistJson(DataSource):
     """Images are lists of 784 numbers. They are written row by row into arrays in the user's cache, which workers map."""
 
+    Options = MnistJsonData
+    options: MnistJsonData
+
     def facts(self, global_batch_size: int) -> Facts:
-        path = Path(self.config["path"])
+        path = Path(self.options.path)
         if not path.is_file():
             raise UserError(f"data.path={path}", "there is no such file", "data.path=FILE such as mnist.json.gz")
         noted = known(self._place())
@@ -40,12 +44,12 @@ class MnistJson(DataSource):
         return self._with(counts)
 
     def _with(self, counts: dict[str, int]) -> Facts:
-        val = self.config["val_split"]
+        val = self.options.val_split
         for split in ("train", val):
             if not counts.get(split):
-                raise UserError(f"data.path={self.config['path']}", f"has no images in its part {split!r}", "data.val_split=valid or eval")  # fmt: skip
+                raise UserError(f"data.path={self.options.path}", f"has no images in its part {split!r}", "data.val_split=valid or eval")  # fmt: skip
         kept = f"{4 * PIXELS * sum(counts.values()) / 2**20:.0f} MiB of arrays, mapped by all workers ({self._place()})"
-        return Facts(f"MNIST in {self.config['path']}", "real", counts["train"], counts[val], (1, SIDE, SIDE), CLASSES, cache=kept)  # fmt: skip
+        return Facts(f"MNIST in {self.options.path}", "real", counts["train"], counts[val], (1, SIDE, SIDE), CLASSES, cache=kept)  # fmt: skip
 
     def _counted(self) -> dict[str, int]:
         counts = dict.fromkeys(SPLITS, 0)
@@ -55,7 +59,7 @@ class MnistJson(DataSource):
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         def tell(done: int) -> None:
-            progress(f"reading {Path(self.config['path']).name}", done, facts.train_samples)
+            progress(f"reading {Path(self.options.path).name}", done, facts.train_samples)
 
         counts = made_once(self._place(), lambda folder: self._write(folder, tell))["counts"]
         return replace(self._with(counts), cache=facts.cache)
@@ -65,7 +69,7 @@ class MnistJson(DataSource):
         noted = known(self._place())
         if noted is None:  # mode=predict looks at other files, and keeps no arrays
             return super().fingerprint(facts)
-        return digest_of(*(noted["digests"][split] for split in ("train", self.config["val_split"])))
+        return digest_of(*(noted["digests"][split] for split in ("train", self.options.val_split)))
 
     def open(self, facts: Facts) -> Splits:
         import torch
@@ -73,7 +77,7 @@ class MnistJson(DataSource):
         from trainer.data.arrays.tensors import ArrayDataset
 
         sets = []
-        for split in ("train", self.config["val_split"]):
+        for split in ("train", self.options.val_split):
             images, labels = mapped(self._place(), split)
             sets.append(ArrayDataset(torch.from_numpy(images), torch.from_numpy(labels)))
         return Splits(sets[0], sets[1])  # the numbers as they are: the file decides on their range
@@ -83,7 +87,7 @@ class MnistJson(DataSource):
         return {"resize": None, "crop": None, "channels": 1, "divide": None, "mean": None, "std": None}
 
     def _place(self) -> Path:
-        return place_of(KIND, [Path(self.config["path"])])
+        return place_of(KIND, [Path(self.options.path)])
 
     def _write(self, folder: Path, tell: Any) -> dict[str, Any]:
         """The images as (N, 1, 28, 28) float32, the labels as (N,) int64, in one pass over the file."""
@@ -127,8 +131,8 @@ class MnistJson(DataSource):
 
         place = Place()
         try:
-            with open_regular(Path(self.config["path"])) as raw:
-                file = Watched(gzip.GzipFile(fileobj=raw) if _is_gzip(raw) else raw, Limits.of(self.config))
+            with open_regular(Path(self.options.path)) as raw:
+                file = Watched(gzip.GzipFile(fileobj=raw) if _is_gzip(raw) else raw, Limits.of(self.options))
                 for event, value in ijson.basic_parse(file, use_float=True):
                     found = place.after(event, value)
                     if found is not None:
@@ -141,7 +145,7 @@ class MnistJson(DataSource):
 
     def _wrong(self, why: str) -> UserError:
         return UserError(
-            f"data.path={self.config['path']}",
+            f"data.path={self.options.path}",
             f"is not [[images, labels], [images, labels], [images, labels]] with images of {PIXELS} numbers and labels 0 to 9: {why}",
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainer.config.schema import RandomImagesData
 from trainer.data.source import DataSource, Facts, Splits
 
 POOL = 64
@@ -12,10 +13,13 @@ POOL = 64
 class RandomImages(DataSource):
     """``batches`` global batches per epoch (updates, where all workers make one together) of (3, S, S) noise; 64 distinct images are drawn and used in turn."""
 
+    Options = RandomImagesData
+    options: RandomImagesData
+
     def facts(self, global_batch_size: int) -> Facts:
-        size = self.config["image_size"]
-        train, val = (self.config[k] * global_batch_size for k in ("batches", "val_batches"))
-        return Facts("random images", "random", train, val, (3, size, size), self.config["num_classes"])
+        size = self.options.image_size
+        train, val = self.options.batches * global_batch_size, self.options.val_batches * global_batch_size
+        return Facts("random images", "random", train, val, (3, size, size), self.options.num_classes or 102)
 
     def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
         """Nothing is done: the numbers between 0 and 1 that are drawn are the inputs."""

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from trainer.config.schema import ShardsData
 from trainer.data.images.listing import EXTENSIONS, Listing
 from trainer.data.images.representation import attention, refuse_untrained, some
 from trainer.data.images.source import ImageSource
@@ -53,16 +54,19 @@ class LabelLimits:
 class Shards(ImageSource):
     """Training and validation images in tar files of this host or a file system that it shares."""
 
+    Options = ShardsData
+    options: ShardsData
+
     def facts(self, global_batch_size: int) -> Facts:
         train, val = self.listings(None)
-        classes = self.config["num_classes"] or int(max(train.labels.max(), val.labels.max())) + 1
+        classes = self.options.num_classes or int(max(train.labels.max(), val.labels.max())) + 1
         for listing in (train, val):
             wrong = np.flatnonzero((listing.labels < 0) | (listing.labels >= classes))
             if len(wrong):
                 first = some([f"{shortened(listing.names[n])} with {listing.labels[n]}" for n in wrong])
                 raise UserError(f"data.num_classes={classes}", f"{len(wrong)} of {len(listing)} samples have a label outside 0 to {classes - 1}: {first}")  # fmt: skip
         names = [str(label) for label in range(classes)]
-        refuse_untrained(f"data.path={self.config['path']}", train, val, names, folders=False)
+        refuse_untrained(f"data.path={self.options.path}", train, val, names, folders=False)
         source = f"{len(train.files)} + {len(val.files)} shards"
         facts = Facts(source, "shards", len(train), len(val), self.shape(), classes, slow=True)
         facts = replace(facts, attention=attention(train, val, names))
@@ -70,16 +74,16 @@ class Shards(ImageSource):
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         for key in ("path", "val_path"):
-            if self.config[key]:
+            if getattr(self.options, key):
                 files = self._files(key)
                 made_once(place_of("shards", files), lambda folder, files=files: _write_index(folder, files, self._label_limits()))  # type: ignore[misc]  # fmt: skip
         return super().prepare(facts, progress)
 
     def listings(self, facts: Facts | None) -> tuple[Listing, Listing]:
         train = self._listing("path")
-        if self.config["val_path"]:
+        if self.options.val_path:
             return train, self._listing("val_path")
-        return train.split(self.config["val_fraction"], self.config["split_seed"])
+        return train.split(self.options.val_fraction, self.options.split_seed)
 
     def _listing(self, key: str) -> Listing:
         files = self._files(key)
@@ -88,7 +92,9 @@ class Shards(ImageSource):
             json.loads((folder / "index.json").read_text()) if known(folder) else indexed(files, self._label_limits())
         )
         if not index["names"]:
-            raise UserError(f"data.{key}={self.config[key]}", "holds no samples (NAME.jpg with NAME.cls or NAME.json)")
+            raise UserError(
+                f"data.{key}={getattr(self.options, key)}", "holds no samples (NAME.jpg with NAME.cls or NAME.json)"
+            )
         return Listing(
             [str(f) for f in files],
             np.array(index["file"], np.int64),
@@ -96,19 +102,19 @@ class Shards(ImageSource):
             np.array(index["labels"], np.int64),
             index["names"],
             np.arange(len(index["names"])),
-            Limits.of(self.config),
+            Limits.of(self.options),
             passed_over=tuple(self._found(key)[1]),
         )
 
     def _label_limits(self) -> LabelLimits:
-        return LabelLimits(self.config["max_label_kib"], self.config["max_depth"])
+        return LabelLimits(self.options.max_label_kib, self.options.max_depth)
 
     def _files(self, key: str) -> list[Path]:
         return self._found(key)[0]
 
     def _found(self, key: str) -> tuple[list[Path], list[str]]:
         """The files that a key means, each real one once, and the other names of these."""
-        given = self.config[key]
+        given = getattr(self.options, key)
         patterns = [given] if isinstance(given, str) else list(given)
         for pattern in patterns:
             if (meant := how_many(pattern)) > MOST_SHARDS:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.host import private
-from trainer.job.pictures.lettering import DPI, Ruler, families, one_line
+from trainer.job.pictures.lettering import DPI, Ruler, families
+from trainer.visible import printed
 
 PANELS = (("loss", "loss"), ("acc", "accuracy"), ("perf/samples_per_s", "samples per second"), ("lr", "learning rate"))
 AUC = ("/auc", "AUC")
@@ -129,7 +130,7 @@ def lines(series: Mapping[str, tuple[list[int], list[float]]], x: str, y: str) -
         fonts = families(series)
         for name, (steps, values) in sorted(series.items()):
             pointed = name.startswith(("val/", "val_ema/")) or len(steps) == 1
-            axis.plot(steps, values, label=one_line(name).lstrip("_"), marker="o" if pointed else None, markersize=4)
+            axis.plot(steps, values, label=printed(name).lstrip("_"), marker="o" if pointed else None, markersize=4)
         axis.set_xlabel(x)
         axis.set_ylabel(y)
         axis.xaxis.set_major_locator(whole_numbers())

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
+from trainer.visible import printed
+
 ELLIPSIS = "…"
 MOST = 400
 """Letters of a text that are looked at: no picture has room for more."""
@@ -44,11 +46,6 @@ def _letters(font: str) -> frozenset[int]:
     return frozenset(get_font(findfont(font)).get_charmap())
 
 
-def one_line(text: str) -> str:
-    """The text without line breaks and other characters that cannot be seen."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-
-
 class Ruler:
     """Measures texts letter by letter, which is at least what they take when they are drawn.
 
@@ -74,26 +71,26 @@ class Ruler:
 
     def cut(self, text: str, room: float) -> str:
         """The text on one line of so many inches: where it is longer, its beginning and its end."""
-        text = _some(one_line(text))
+        text = _some(printed(text))
         if self.inches(text) <= room:
             return text
         least, most = 0, len(text) - 1  # letters that stay
         while least < most:
             middle = (least + most + 1) // 2
-            least, most = (middle, most) if self.inches(_shortened(text, middle)) <= room else (least, middle - 1)
-        return _shortened(text, least)
+            least, most = (middle, most) if self.inches(_without_middle(text, middle)) <= room else (least, middle - 1)
+        return _without_middle(text, least)
 
     def wrap(self, text: str, room: float, lines: int) -> str:
         """The text on at most so many lines of so many inches; what is longer loses its middle."""
-        text = _some(one_line(text))
+        text = _some(printed(text))
         if len(wrapped := self._lines(text, room)) <= lines:
             return "\n".join(wrapped)
         least, most = 0, len(text) - 1
         while least < most:
             middle = (least + most + 1) // 2
-            fits = len(self._lines(_shortened(text, middle), room)) <= lines
+            fits = len(self._lines(_without_middle(text, middle), room)) <= lines
             least, most = (middle, most) if fits else (least, middle - 1)
-        return "\n".join(self._lines(_shortened(text, least), room))
+        return "\n".join(self._lines(_without_middle(text, least), room))
 
     def _lines(self, text: str, room: float) -> list[str]:
         """Lines broken between words, and inside a word that is longer than a line."""
@@ -119,11 +116,11 @@ class Ruler:
         return least
 
 
-def _shortened(text: str, letters: int) -> str:
+def _without_middle(text: str, letters: int) -> str:
     """So many letters of the text, of its beginning and of its end."""
     end = letters // 2
     return text[: letters - end].rstrip() + ELLIPSIS + (text[-end:].lstrip() if end else "")
 
 
 def _some(text: str) -> str:
-    return text if len(text) <= MOST else _shortened(text, MOST)
+    return text if len(text) <= MOST else _without_middle(text, MOST)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from trainer.job.pictures.curves import figure_of, save
-from trainer.job.pictures.lettering import Ruler, families, missing, one_line
+from trainer.job.pictures.lettering import Ruler, families, missing
 from trainer.metrics.confusion import Mistake
 from trainer.metrics.validation_file import WHICH, Findings, read
 from trainer.run_folder import csv_files
+from trainer.visible import printed
 
 FILES = ("confusion.png", "per_class.csv", "mistakes.csv", "mistakes.png")
 MOST_NUMBERS = 20
@@ -91,7 +92,7 @@ def _guess(mistake: Mistake, names: Sequence[str]) -> str:
 
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str], str]:
     """The names as pictures show them, the fonts for them, and a footnote where a name is shown as its number."""
-    names = [one_line(name) for name in names]
+    names = [printed(name) for name in names]
     fonts = families(names)
     lacking = missing(names, fonts)
     shown = [f"class {n}" if lacking.intersection(name) else name for n, name in enumerate(names)]

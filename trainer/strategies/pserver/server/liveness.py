@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from torch.distributed import Store
 
@@ -23,15 +20,15 @@ class Liveness:
 
     Args:
         store: the launcher's; it says whose process has ended, and is told who is lost.
-        strategy: its config node.
+        stops: the run ends when a worker is lost.
     """
 
     def __init__(
         self, members: Members, parameters: Parameters, leases: Leases, turns: Turns, store: Store | None,
-        strategy: Mapping[str, Any],
+        stops: bool,
     ) -> None:  # fmt: skip
         self.members, self.parameters, self.leases, self.turns = members, parameters, leases, turns
-        self.store, self.stops = store, strategy.get("on_lost_worker") == "stop"
+        self.store, self.stops = store, stops
 
     def hello(self, message: Message) -> Message:
         """HELLO: a worker comes. The answer: its incarnation, its pushes that are applied, the longest frame that is

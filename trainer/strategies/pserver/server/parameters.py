@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from trainer.config.instantiate import locate
+from trainer.config.run_config import RunConfig
 from trainer.optim.schedules import Plateau
+from trainer.strategies.builtin import Pserver
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.codec import decode
 from trainer.strategies.pserver.protocol.layout import Layout
@@ -16,6 +15,7 @@ from trainer.strategies.pserver.server import checks
 from trainer.strategies.pserver.server.answers import NotYet
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.rules import RULES, Rule
+from trainer.strategies.pserver.server.run import ServersPlan
 from trainer.strategies.pserver.server.shard import Shard
 
 STEPS = "steps"
@@ -26,15 +26,14 @@ class Parameters:
     """A server's shard, the rule by which it changes, and the age that rows are stamped with.
 
     Args:
-        config, plan: the run's.
+        config, plan: the run's; declared: its strategy.
         server: which one this is.
         members: the workers.
     """
 
-    def __init__(self, config: Mapping[str, Any], plan: Mapping[str, Any], server: int, members: Members) -> None:
+    def __init__(self, config: RunConfig, declared: Pserver, plan: ServersPlan, server: int, members: Members) -> None:
         self.config, self.plan, self.server, self.members = config, plan, server, members
-        self.strategy: Mapping[str, Any] = config["strategy"]
-        self.mode: str = locate(self.strategy["_target_"]).mode
+        self.strategy, self.mode = declared.options, declared.mode
         self.shard: Shard | None = None
         self.rule: Rule | None = None
         self.ready = False
@@ -73,7 +72,7 @@ class Parameters:
         last = bool(told["last"])
         if self.shard is None:
             self._begin(Layout.parsed(told), message)
-        elif not self.strategy["load_from"]:
+        elif not self.strategy.load_from:
             for number, (ids, values) in checks.rows(self.shard, message).items():
                 self.shard.tables[number].assign(ids, values)
         self.ready = last
@@ -87,7 +86,7 @@ class Parameters:
         if array.shape != (layout.dense,):
             raise Malformed(f"{array.shape} dense values for {layout.dense}")
         shard = self._shard(layout)
-        if folder := self.strategy["load_from"]:
+        if folder := self.strategy.load_from:
             self._load(shard, Path(folder))
         else:
             shard.vector.copy_(decode(array, message.first(Kind.SCALES), shard.dtype))
@@ -97,21 +96,21 @@ class Parameters:
         workers = len(self.members.all)
         per_step = workers if self.mode in ("async", "ssp") else 1
         geo = workers if self.mode == "geo" else 0
-        return Shard(self.config, self.plan, self.server, self.plan["roles"]["server"], layout, per_step, geo)
+        return Shard(self.config, self.strategy.entry, self.plan, self.server, layout, per_step, geo)
 
     def _load(self, shard: Shard, folder: Path) -> None:
         """Take what another run has saved. Its workers' pushes are not this run's: they are counted from 1 again."""
         parts = snapshot.read(folder, verify=False).parts
         shard.load([(part, part.meta) for part in parts])
         self.age = max(int(part.meta["age"]) for part in parts)
-        self.age_before = self.age if self.strategy["evict_by"] == STEPS else 0
+        self.age_before = self.age if self.strategy.evict_by == STEPS else 0
 
     # --- ages and rates --------------------------------------------------------------------------------------------
 
     def grow_older(self, told: int) -> None:
         """The age is the greatest that any worker has told: what a slow one touches is touched now."""
         shard, _ = self.opened()
-        if not self.age and self.strategy["evict_by"] != STEPS:
+        if not self.age and self.strategy.evict_by != STEPS:
             for table in shard.tables.values():
                 table.count_from(told)
         self.age = max(self.age, told + self.age_before)

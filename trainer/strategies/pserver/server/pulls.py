@@ -28,7 +28,7 @@ class Pulls:
 
     def __init__(self, parameters: Parameters, count: Counter[str]) -> None:
         self.parameters, self.count = parameters, count
-        wire: str = parameters.strategy["wire"]
+        wire: str = parameters.strategy.wire
         self.form = BACK.get(wire, wire)
 
     def pull(self, message: Message) -> Message:

@@ -31,7 +31,7 @@ class Pushes:
         count: Counter[str],
     ) -> None:  # fmt: skip
         self.parameters, self.members, self.work, self.waits, self.count = parameters, members, work, waits, count
-        self.most_merged: int = parameters.strategy.get("max_merge_var_num", 1)
+        self.most_merged: int = getattr(parameters.strategy, "max_merge_var_num", 1)
 
     def push(self, message: Message) -> Message:
         """Take a push if it is new; the answer is the same in any case."""

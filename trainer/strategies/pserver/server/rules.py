@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
+from trainer.config.schema import PserverSspStrategy, PserverStrategy, StaleStrategy
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.shard import Rows, Shard
 from trainer.strategies.pserver.tables.kernels import summed
@@ -47,10 +46,10 @@ class Rule:
     Args:
         shard: the server's parameters.
         members: who takes part.
-        strategy: its config node.
+        strategy: its keys.
     """
 
-    def __init__(self, shard: Shard, members: Members, strategy: Mapping[str, Any]) -> None:
+    def __init__(self, shard: Shard, members: Members, strategy: PserverStrategy) -> None:
         self.shard, self.members, self.strategy = shard, members, strategy
         self.staleness: Counter[int] = Counter()
 
@@ -79,11 +78,11 @@ class Rule:
 class Sync(Rule):
     """One global step: the sum of all workers' gradients, weighted by samples, is applied once; then everybody pulls."""
 
-    def __init__(self, shard: Shard, members: Members, strategy: Mapping[str, Any]) -> None:
+    def __init__(self, shard: Shard, members: Members, strategy: PserverStrategy) -> None:
         super().__init__(shard, members, strategy)
         self.waiting: dict[int, Push] = {}
         self.combined: tuple[torch.Tensor | None, Rows, int] | None = None
-        self.clip, self.limit = strategy["clip_norm"], strategy["clip_value"]
+        self.clip, self.limit = strategy.clip_norm, strategy.clip_value
         self.norms: dict[int, float] = {}
 
     def push(self, push: Push) -> None:
@@ -108,7 +107,7 @@ class Sync(Rule):
             self.norms[self.shard.version] = float(sum(p.double().square().sum() for p in parts))
 
     def commit(self, clock: int, norm: float) -> None:
-        if self.combined is not None and clock == self.shard.version:
+        if self.combined is not None and self.clip is not None and clock == self.shard.version:
             self._apply(min(1.0, self.clip / (norm + 1e-6)))
 
     def _apply(self, factor: float) -> None:
@@ -151,10 +150,10 @@ class Async(Rule):
     (Zhang et al., 2016); staleness counts the updates between the pull and its push.
     """
 
-    def __init__(self, shard: Shard, members: Members, strategy: Mapping[str, Any]) -> None:
+    def __init__(self, shard: Shard, members: Members, strategy: StaleStrategy) -> None:
         super().__init__(shard, members, strategy)
-        self.compensation = float(strategy["delay_compensation"])
-        self.power = float(strategy["staleness_power"])
+        self.compensation = float(strategy.delay_compensation)
+        self.power = float(strategy.staleness_power)
         self.backups: dict[int, deque[tuple[int, torch.Tensor | None, Rows]]] = defaultdict(lambda: deque(maxlen=BACKUPS))  # fmt: skip
 
     def push(self, push: Push) -> None:
@@ -191,9 +190,9 @@ class Ssp(Async):
     """Stale synchronous parallel (Ho et al., 2013): a worker with c steps done gets parameters for its next one only
     while the slowest has at least c - ``staleness``. Who rests (no work left, or at a meeting) holds nobody up."""
 
-    def __init__(self, shard: Shard, members: Members, strategy: Mapping[str, Any]) -> None:
+    def __init__(self, shard: Shard, members: Members, strategy: PserverSspStrategy) -> None:
         super().__init__(shard, members, strategy)
-        self.bound = int(strategy["staleness"])
+        self.bound = int(strategy.staleness)
         self.clocks: dict[int, int] = {m.rank: 0 for m in members.all}
 
     def push(self, push: Push) -> None:

@@ -48,7 +48,7 @@ class Saving:
             "progress": {"epoch": self.progress.epoch, "next": list(self.progress.next.items())},
             "age": self.parameters.age,
             "age_before": self.parameters.age_before,
-            "evict_by": self.parameters.strategy["evict_by"],
+            "evict_by": self.parameters.strategy.evict_by,
         }
 
     def _kind(self, shard: Shard) -> Mapping[str, Any]:
@@ -56,7 +56,7 @@ class Saving:
         layout = shard.layout
         return {
             "mode": self.parameters.mode,
-            "optimizer": kept_by(self.parameters.config["optimizer"]),
+            "optimizer": kept_by(self.parameters.config.optimizer),
             "dtype": layout.dtype,
             "step": shard.step,
             "tables": {

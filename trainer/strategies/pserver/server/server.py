@@ -9,14 +9,16 @@ import json
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trainer.config.instantiate import call_target
 from trainer.errors import RunFailed
 from trainer.host.files import replace_file
+from trainer.strategies.builtin import Pserver
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import ENDPOINT, Malformed, Message, Verb, text
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
@@ -27,6 +29,7 @@ from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.pulls import Pulls
 from trainer.strategies.pserver.server.pushes import Pushes
+from trainer.strategies.pserver.server.run import ServersRun
 from trainer.strategies.pserver.server.saving import Saving
 from trainer.strategies.pserver.server.totals import Totals
 from trainer.strategies.pserver.server.turns import Turns
@@ -38,7 +41,7 @@ ONCE = (Verb.START, Verb.SAVE, Verb.SHRINK, Verb.RATE)
 """A second copy of these, late, must not be done again: parameters have moved since."""
 
 
-def serve(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
+def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
     """Entry of the role ``server``: serve until every worker has left or is lost; returns what it has done.
 
     Raises:
@@ -46,7 +49,7 @@ def serve(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-    server = Server(seat, payload)
+    server = Server(seat, run)
     assert seat.store is not None
     seat.store.set(ENDPOINT.format(seat.rank), server.socket.endpoint)
     print(f"server {seat.rank} listens at {server.socket.endpoint}", flush=True)
@@ -54,24 +57,25 @@ def serve(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         server.run()
     finally:
         server.socket.close()
-        server.leave_statistics(Path(payload["run_dir"]))
+        server.leave_statistics(Path(run.plan.run_dir))
     return server.statistics()
 
 
 class Server:
     """One server: its socket, the objects that do what is asked for, and the loop."""
 
-    def __init__(self, seat: Seat, payload: Mapping[str, Any]) -> None:
-        config, plan = payload["config"], payload["plan"]
-        strategy, size = config["strategy"], plan["roles"]["worker"]
-        patience_s = float(strategy["timeout_s"])
+    def __init__(self, seat: Seat, run: ServersRun) -> None:
+        plan, size = run.plan, run.plan.roles["worker"]
+        declared: Pserver = call_target(run.config.node("strategy"), "strategy", kind=Pserver)
+        strategy, patience_s = declared.options, declared.options.timeout_s
+        self.members = Members(size, strategy.lost_after_s)
+        self.parameters = Parameters(run.config, declared, plan, seat.rank, self.members)
         self.seat = seat
-        self.socket = _socket(seat, size, strategy["transport"], plan["parameters"])
-        self.members = Members(size, strategy["lost_after_s"])
-        self.parameters = Parameters(config, plan, seat.rank, self.members)
+        self.socket = _socket(seat, size, strategy.transport, plan.parameters)
         self.turns = Turns(self.socket, self.answer, seat.rank, patience_s)
-        self.leases = Leases(config["data"]["on_lost_worker"] == "take_over")
-        self.liveness = Liveness(self.members, self.parameters, self.leases, self.turns, seat.store, strategy)
+        self.leases = Leases(run.config.data.on_lost_worker == "take_over")
+        stops = not declared.survives
+        self.liveness = Liveness(self.members, self.parameters, self.leases, self.turns, seat.store, stops)
         self.work = Work(self.leases, self.members, self.liveness.lose, patience_s)
         self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0)
         self.started = time.monotonic()
@@ -79,7 +83,7 @@ class Server:
         pulls = Pulls(self.parameters, self.count)
         pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count)
         totals = Totals(self.members)
-        self.saving = Saving(self.parameters, self.members, self.work.progress, Path(payload["run_dir"]))
+        self.saving = Saving(self.parameters, self.members, self.work.progress, Path(plan.run_dir))
         self.verbs: dict[Verb, Callable[[Message], Message]] = {
             Verb.HELLO: self.liveness.hello,
             Verb.START: self.parameters.start,

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from trainer.config.instantiate import call_target
+from trainer.config.run_config import RunConfig
+from trainer.config.schema.strategy import Entry
 from trainer.models.rows import RowInit
 from trainer.optim.groups import Rate, optimizer_of
 from trainer.optim.schedules import Plateau
@@ -19,6 +21,7 @@ from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.protocol.sharding import bucket_key, buckets_of, server_of_bucket
 from trainer.strategies.pserver.protocol.snapshot import Part
 from trainer.strategies.pserver.server.admission import Admission, Count, Probability
+from trainer.strategies.pserver.server.run import ServersPlan
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
 
@@ -36,9 +39,10 @@ class Shard:
     """The parameters of one server; one thread uses it.
 
     Args:
-        config: the run's; its optimizer, scheduler, seed and strategy count here.
-        plan: the run's; its steps, for the schedule.
-        server, servers: which one this is, of how many.
+        config: the run's; its optimizer, scheduler and seed count here.
+        entry: when an id becomes a row.
+        plan: the run's; its servers, and its steps, for the schedule.
+        server: which one this is.
         layout: what it keeps.
         updates_per_step: gradients that count as one step of the schedule (workers, where each is applied by itself).
         geo_workers: how many workers exchange differences; 0: the optimizer runs here.
@@ -46,15 +50,16 @@ class Shard:
 
     def __init__(
         self,
-        config: Mapping[str, Any],
-        plan: Mapping[str, Any],
+        config: RunConfig,
+        entry: Entry,
+        plan: ServersPlan,
         server: int,
-        servers: int,
         layout: Layout,
         updates_per_step: int = 1,
         geo_workers: int = 0,
     ) -> None:
-        self.layout, self.server, self.servers = layout, server, servers
+        self.layout, self.server, self.servers = layout, server, plan.roles["server"]
+        self.entry = entry
         self.dtype = getattr(torch, layout.dtype)
         self.version = self.updates = 0
         self.updates_per_step = updates_per_step
@@ -63,13 +68,13 @@ class Shard:
         self.rates = [Rate(lr, decays) for _, lr, decays in groups]
         self.parts = [nn.Parameter(part) for part in self.vector.split([n for n, _, _ in groups])]  # share its memory
         groups_of_one: list[tuple[Rate, list[Any]]] = [(r, [p]) for r, p in zip(self.rates, self.parts, strict=True)]
-        self.optimizer = optimizer_of(config["optimizer"], groups_of_one, plan["lr"])
+        self.optimizer = optimizer_of(config.optimizer, groups_of_one, plan.lr)
         self.base_lrs = [float(g["lr"]) for g in self.optimizer.param_groups]
         self.schedule = call_target(
-            config["scheduler"], "scheduler", total_steps=plan["total_steps"], steps_per_epoch=plan["steps_per_epoch"]
+            config.node("scheduler"), "scheduler", total_steps=plan.total_steps, steps_per_epoch=plan.steps_per_epoch
         )
         self.factor: Callable[[int], float] = self.schedule.factor
-        self.home = server_of_bucket(servers)
+        self.home = server_of_bucket(self.servers)
         self.config, self.geo_workers = config, geo_workers
         self.sparse_lrs: dict[int, float] = {}
         self.tables = self._fresh_tables()
@@ -78,16 +83,15 @@ class Shard:
     def _fresh_tables(self) -> dict[int, SparseTable]:
         if not self.layout.tables:
             return {}
-        rule, numbers = ("sgd", {"lr": 0.0}) if self.geo_workers else rule_of(self.config["optimizer"], self.optimizer)
+        rule, numbers = ("sgd", {"lr": 0.0}) if self.geo_workers else rule_of(self.config.optimizer, self.optimizer)
         self.sparse_lrs = {spec.number: float(numbers["lr"]) * spec.lr for spec in self.layout.tables}
         hyperparameters = {k: v for k, v in numbers.items() if k != "lr"}
-        entry = self.config["strategy"]["entry"]
-        admission: Admission | None = Count(entry["count"]) if entry["count"] > 1 else None
-        if entry["probability"] < 1:
-            admission = Probability(entry["probability"])
+        admission: Admission | None = Count(self.entry.count) if self.entry.count > 1 else None
+        if self.entry.probability < 1:
+            admission = Probability(self.entry.probability)
         return {
             spec.number: SparseTable(
-                spec.name, spec.dim, self.dtype, self.config["seed"], RowInit(spec.init, spec.scale),
+                spec.name, spec.dim, self.dtype, self.config.seed, RowInit(spec.init, spec.scale),
                 kernel(rule, **hyperparameters), admission=admission, num_rows=spec.rows, workers=self.geo_workers,
             )
             for spec in self.layout.tables

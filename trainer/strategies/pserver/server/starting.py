@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.models.rows import dense_of, tables
 from trainer.optim.groups import Rate, optimizer_of, rates
 from trainer.optim.sparse import rule_of
+from trainer.strategies.builtin import Pserver
 from trainer.strategies.pserver.protocol import snapshot
 
 GEO = "geo"
@@ -28,34 +30,34 @@ def kept_by(node: Mapping[str, Any]) -> str:
     return f"{type(optimizer).__name__} ({', '.join(names) or 'nothing'})"
 
 
-def refuse(config: Mapping[str, Any], mode: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[UserError]:
+def refuse(config: RunConfig, declared: Pserver, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[UserError]:
     """Why the run cannot start from ``strategy.load_from``, if it cannot.
 
     Args:
-        config: the run's. mode: of its strategy.
+        config: the run's. declared: its strategy.
         model: as built, also without memory. optimizer: made from the config, with any parameters.
     """
-    folder = config["strategy"]["load_from"]
+    folder = str(declared.options.load_from)
     try:
         saved = snapshot.read(Path(folder))
     except UserError as error:
         return [UserError(f"strategy.load_from={folder}", f"{error.what}: {error.why}", "a folder that holds COMPLETE")]
-    return [UserError(f"strategy.load_from={folder}", why, instead) for why, instead in _misfits(saved, config, mode, model, optimizer)]  # fmt: skip
+    return [UserError(f"strategy.load_from={folder}", why, instead) for why, instead in _misfits(saved, config, declared, model, optimizer)]  # fmt: skip
 
 
 def _misfits(
-    saved: snapshot.Snapshot, config: Mapping[str, Any], mode: str, model: nn.Module, optimizer: torch.optim.Optimizer
+    saved: snapshot.Snapshot, config: RunConfig, declared: Pserver, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, str]]:
     """What differs, and what to type instead."""
-    then = saved.meta
+    then, mode = saved.meta, declared.mode
     if (then["mode"] == GEO) != (mode == GEO):
         why = f"strategy=pserver_{then['mode']} saved it, and in pserver_geo optimizers are the workers' and not saved"
         yield why, f"strategy=pserver_{then['mode']}"
         return
-    if mode != GEO and (now := kept_by(config["optimizer"])) != then["optimizer"]:
+    if mode != GEO and (now := kept_by(config.optimizer)) != then["optimizer"]:
         yield f"it holds the state of {then['optimizer']}, and this run's optimizer is {now}", "the optimizer that it was saved with"  # fmt: skip
-    strategy = config["strategy"]
-    if strategy["evict_after"] is not None and then["evict_by"] != strategy["evict_by"]:
+    strategy = declared.options
+    if strategy.evict_after is not None and then["evict_by"] != strategy.evict_by:
         yield f"the ages of its rows are counted by {then['evict_by']}", f"strategy.evict_by={then['evict_by']} (or strategy.evict_after=null)"  # fmt: skip
     trained = _trained(config, model)
     dtype = str(_dtype(config, model)).removeprefix("torch.")
@@ -66,7 +68,7 @@ def _misfits(
         sizes[piece["name"]] = max(piece["stop"], sizes.get(piece["name"], 0))
     if why := _difference(sizes, trained, "{} elements of"):
         yield why, "the model that it was saved with"
-    rule = "sgd" if mode == GEO else rule_of(config["optimizer"], optimizer)[0] if any(tables(model)) else ""
+    rule = "sgd" if mode == GEO else rule_of(config.optimizer, optimizer)[0] if any(tables(model)) else ""
     own = {
         name: [None if getattr(module, "unbounded", False) else module.num_embeddings, module.embedding_dim, rule]
         for name, module in tables(model)
@@ -84,11 +86,11 @@ def _difference(then: Mapping[str, Any], now: Mapping[str, Any], what: str) -> s
     return ""
 
 
-def _trained(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:
+def _trained(config: RunConfig, model: nn.Module) -> dict[str, int]:
     """Elements of the parameters that servers will keep."""
-    found = rates(model, config["optimizer"])
+    found = rates(model, config.optimizer)
     return {name: p.numel() for name, p in dense_of(model) if found[name].lr}
 
 
-def _dtype(config: Mapping[str, Any], model: nn.Module) -> torch.dtype:
-    return torch.float64 if config["precision"] == "fp64" else next(p.dtype for p in model.parameters())
+def _dtype(config: RunConfig, model: nn.Module) -> torch.dtype:
+    return torch.float64 if config.precision == "fp64" else next(p.dtype for p in model.parameters())

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.config.schema import PserverAsyncStrategy, StaleStrategy
 from trainer.strategies.contract import Lease
 from trainer.strategies.pserver.protocol.messages import RESTS, WAKES, Kind, Message, Record, Verb
 from trainer.strategies.pserver.tables.kernels import summed
@@ -17,13 +18,14 @@ from trainer.strategies.pserver.worker.push import Push, Rows
 from trainer.strategies.pserver.worker.worker import PserverWorker
 
 
-class PserverAsync(PserverWorker):
+class Stale(PserverWorker):
     """Pushes the gradient of its own batch and goes on.
 
-    With ``independent_recv_thread`` what the next batch needs is asked for before this one is computed: nothing is waited
-    for, and the parameters lack this worker's last push. Without, it is asked for after the push, and contains it.
-    Gradients are merged (added up) while ``send_queue_size`` pushes are under way, up to ``max_merge_var_num``.
+    Gradients are merged (added up) while ``send_queue_size`` pushes are under way, up to ``most_merged``.
     """
+
+    Options = StaleStrategy
+    options: StaleStrategy
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -46,7 +48,7 @@ class PserverAsync(PserverWorker):
 
     def begin(self) -> None:
         """All workers begin their first step together, if that is asked for."""
-        if not self.begun and self.config["launch_barrier"]:
+        if not self.begun and self.options.launch_barrier:
             self.meet()
         self.begun = True
 
@@ -57,12 +59,25 @@ class PserverAsync(PserverWorker):
     @property
     def early(self) -> bool:
         """Whether the next batch's parameters are asked for before this one is computed."""
-        wanted = self.config["independent_recv_thread"]
-        return bool(self.remote) if wanted == "auto" else bool(wanted)
+        return False
+
+    @property
+    def most_merged(self) -> int:
+        """Gradients in one push."""
+        return 1
+
+    @property
+    def patience(self) -> int:
+        """Updates that a merge waits for more although it could go."""
+        return 0
+
+    @property
+    def io_threads(self) -> int:
+        return self.options.thread_pool_size
 
     def due(self, coming: int = 0) -> bool:
         """Whether dense parameters are to be pulled, after so many more updates."""
-        return self.since_pull + coming >= max(1, int(self.config["min_send_grad_num_before_recv"]))
+        return True
 
     def fetch_ahead(self, ends: bool = True) -> None:
         """Ask for what the next batch needs, where it is known which that is.
@@ -84,8 +99,8 @@ class PserverAsync(PserverWorker):
     def step(self, samples: int) -> None:
         rows: Rows = {t.number: t.gradient() for t in self.remote}
         parameters = self.dense.parameters.values()
-        clip_values(parameters, rows, self.config["clip_value"])
-        factor = clip_factor(parameters, rows, self.config["clip_norm"])
+        clip_values(parameters, rows, self.options.clip_value)
+        factor = clip_factor(parameters, rows, self.options.clip_norm)
         if factor != 1.0:
             rows = {n: (ids, g * factor) for n, (ids, g) in rows.items()}
         self._merge([self.dense.gradients(s, factor) for s in self.client.servers], rows, samples)
@@ -101,19 +116,9 @@ class PserverAsync(PserverWorker):
             self.fetch_ahead()
 
     @property
-    def most_merged(self) -> int:
-        """Gradients in one push."""
-        return int(self.config["max_merge_var_num"])
-
-    @property
-    def patience(self) -> int:
-        """Updates that a merge waits for more although it could go."""
-        return int(self.config["send_wait_times"])
-
-    @property
     def limit(self) -> int:
         """Requests of pushes that may be under way."""
-        return int(self.config["send_queue_size"]) * self.seat.servers
+        return self.options.send_queue_size * self.seat.servers
 
     def _merge(self, dense: list[torch.Tensor], rows: Rows, samples: float) -> None:
         self.merged += 1
@@ -168,16 +173,39 @@ class PserverAsync(PserverWorker):
         self.since_pull = 0
 
 
-class PserverSsp(PserverAsync):
+class PserverAsync(Stale):
+    """Nobody waits for anybody.
+
+    With ``independent_recv_thread`` what the next batch needs is asked for before this one is computed: nothing is waited
+    for, and the parameters lack this worker's last push. Without, it is asked for after the push, and contains it.
+    """
+
+    Options = PserverAsyncStrategy
+    options: PserverAsyncStrategy
+
+    @property
+    def early(self) -> bool:
+        wanted = self.options.independent_recv_thread
+        return bool(self.remote) if wanted == "auto" else bool(wanted)
+
+    @property
+    def most_merged(self) -> int:
+        return self.options.max_merge_var_num
+
+    @property
+    def patience(self) -> int:
+        return self.options.send_wait_times
+
+    def due(self, coming: int = 0) -> bool:
+        return self.since_pull + coming >= self.options.min_send_grad_num_before_recv
+
+
+class PserverSsp(Stale):
     """Asynchronous, with at most ``staleness`` steps between the fastest and the slowest worker.
 
     Every step begins with a pull that the servers answer only when the slowest worker is near enough; ``done`` counts
     this worker's steps since the last meeting.
     """
-
-    early = False
-    most_merged = 1
-    patience = 0
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -190,9 +218,6 @@ class PserverSsp(PserverAsync):
     @property
     def clock_after(self) -> int:
         return self.done + 1
-
-    def due(self, coming: int = 0) -> bool:
-        return True
 
     def send(self) -> None:
         stepped = bool(self.merged)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.config.schema import PserverGeoStrategy
 from trainer.optim.sparse import CLASSES, DenseAndSparse
 from trainer.strategies.contract import MakeUpdater
 from trainer.strategies.pserver.protocol.codec import decode
@@ -40,6 +41,9 @@ class PserverGeo(PserverWorker):
     then moves by what the servers gained beyond it. An exchange is under way while steps go on; the next one begins
     when it is back. Rows are pulled when they are new here and refreshed when others have changed them.
     """
+
+    Options = PserverGeoStrategy
+    options: PserverGeoStrategy
 
     holds_rows = True
 
@@ -146,9 +150,9 @@ class PserverGeo(PserverWorker):
             self.fold()
         if self.work.must_push:
             self.finish_pushes()
-        elif self.since >= self.config["k_steps"] and self.exchange is None:
+        elif self.since >= self.options.k_steps and self.exchange is None:
             self.begin_exchange()
-            if not self.config["overlap"]:
+            if not self.options.overlap:
                 self.finish_exchange()
 
     def begin_exchange(self) -> None:

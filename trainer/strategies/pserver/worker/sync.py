@@ -47,7 +47,7 @@ class PserverSync(PserverWorker):
         clock = self.clock + 1
         push = Push(dense, rows, samples, clock, self.age(), self.pulls.versions, work)
         pushes = self.client.push(self.encoder.messages(push))
-        if self.config["clip_norm"] is not None:
+        if self.options.clip_norm is not None:
             square = sum(float(a.need(Kind.NUMBERS)[0]) for a in self.client.wait(pushes))
             norm = Record(Kind.NUMBERS, np.array([square**0.5]))
             for server in self.client.servers:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer.config.schema import PserverStrategy
 from trainer.models.rows import dense_of, tables
 from trainer.strategies.contract import Lease, MakeUpdater, Seat, Strategy
 from trainer.strategies.pserver.protocol.messages import CREATES, Kind, Message, Record, Verb, text
@@ -35,15 +36,16 @@ class PserverWorker(Strategy):
     Subclasses say when parameters are pulled and what is pushed.
     """
 
+    Options = PserverStrategy
+    options: PserverStrategy
+
     looks_ahead = True
     holds_rows = False
     """This worker keeps copies of rows and is told which of them others change."""
 
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         super().__init__(config, seat)
-        self.client = Client(
-            seat, seat.servers, config["timeout_s"], config["lost_after_s"], config.get("thread_pool_size", 1)
-        )
+        self.client = Client(seat, seat.servers, self.options.timeout_s, self.options.lost_after_s, self.io_threads)
         self.present = list(range(seat.size))
         self.work = LeasedWork(self.client)
         self.gauge = Gauges(self.client)
@@ -61,7 +63,7 @@ class PserverWorker(Strategy):
         if self.seat.rank == 0:
             send_start(self.client, self.dense, self.remote, self.dtype)
         self.take_all()
-        if self.config["load_from"]:
+        if self.options.load_from:
             self._go_on()
         self._agree_on([*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)])
         return model
@@ -73,16 +75,21 @@ class PserverWorker(Strategy):
             RemoteTable(number, name, module, servers, self.look_up, rates[f"{name}.weight"].lr)
             for number, (name, module) in enumerate(tables(model), 1)
         ]
-        self.dense = DenseMap(dense, servers, self.config["split_method"], self.config["slice_above"], rates)
+        self.dense = DenseMap(dense, servers, self.options.split_method, self.options.slice_above, rates)  # type: ignore[arg-type]
         self.dtype = dense[0][1].dtype if dense else self.remote[0].dtype
         self.ahead = Ahead(self.remote)
         self.pulls = Pulls(self.client, self.dense, self.remote, self.dtype, self.holds_rows)
         self.encoder = PushEncoder(self.remote, servers, self.wire)
 
     @property
+    def io_threads(self) -> int:
+        """ZeroMQ's threads of this worker."""
+        return 1
+
+    @property
     def wire(self) -> str:
         """Form of the values of a push."""
-        return str(self.config["wire"])
+        return str(self.options.wire)
 
     def make_updater(self, make_updater: MakeUpdater) -> None:
         """A worker that owns no optimizer needs it for the schedule alone."""
@@ -97,7 +104,7 @@ class PserverWorker(Strategy):
             self.updater.plateau.scale = float(told["scale"])
         if self.seat.rank == 0:
             told = f"after step {self.steps_before} of the schedule, at a learning rate of {self.lr:g}"
-            print(f"goes on from {self.config['load_from']} {told}", flush=True)
+            print(f"goes on from {self.options.load_from} {told}", flush=True)
 
     def take_all(self) -> None:
         """Pull the dense parameters as they are."""
@@ -154,7 +161,7 @@ class PserverWorker(Strategy):
 
     def age(self) -> int:
         """What rows are stamped with: steps, or the data's own time."""
-        return self.event_time if self.config["evict_by"] == "event_time" else self.steps + 1
+        return self.event_time if self.options.evict_by == "event_time" else self.steps + 1
 
     def finish_pushes(self) -> None:
         """Everything that was computed is pushed and acknowledged."""
@@ -216,14 +223,14 @@ class PserverWorker(Strategy):
         self.rest()
         self.meet()
         self.wake(anew=True)
-        if (age := self.config["evict_after"]) is not None and self.members()[0] == 0:
+        if (age := self.options.evict_after) is not None and self.members()[0] == 0:
             self._tell_all(Verb.SHRINK, {"age": age})
         self.take_all()
         self._agree_on(list(self.model.buffers()))
 
     def _agree_on(self, buffers: list[torch.Tensor]) -> None:
         first = self.present[0] == self.seat.rank
-        agree_on(buffers, self.all_reduce_sum, first, self.config["buffers"] == "average")
+        agree_on(buffers, self.all_reduce_sum, first, self.options.buffers == "average")
 
     def _tell_all(self, verb: Verb, told: Mapping[str, Any]) -> None:
         """Tell all servers, and wait until they have done it."""
@@ -244,11 +251,11 @@ class PserverWorker(Strategy):
         def rows(table: RemoteTable, ids: np.ndarray) -> torch.Tensor:
             return self.rows_now(table, ids, training=False)
 
-        return merged_tables(self.remote, rows, self.config["export_limit"])
+        return merged_tables(self.remote, rows, self.options.export_limit)
 
     def save(self, folder: Path) -> None:
         """Persistables: every server writes its part, the first worker completes them."""
-        if not self.config["persistables"]:
+        if not self.options.persistables:
             return
         self.meet()
         while True:  # again when somebody was lost meanwhile, who may have been the first

@@ -1,0 +1,204 @@
+"""A sweep: its points are checked, its jobs run one after the other, and its table says what they came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.cli import compose, sweep_table
+from trainer.cli.commands import planned, tracking, try_tracking
+from trainer.cli.compose import plain, typed_keys
+from trainer.cli.last_lines import say_broken, short
+from trainer.cli.points import LeftOut, check_points, expand
+from trainer.config.redact import command, hide, text
+from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
+from trainer.host.links import check_sweep_folder
+from trainer.job.closing import Closing
+from trainer.job.job import execute
+from trainer.job.ready import Ready, get_ready
+from trainer.job.result import Result
+from trainer.launch.start import start_here
+from trainer.terminal.screen import Screen
+
+if TYPE_CHECKING:
+    from hydra._internal.hydra import Hydra
+    from omegaconf import DictConfig
+
+    from trainer.tracking.client import Tracker
+
+FLUSH_S = 10.0
+"""How long the end of a sweep waits for what MLflow has not taken yet."""
+
+
+def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str] = ()) -> list[Result]:
+    """Every point of a sweep, one after the other, each in its own folder and MLflow run under one parent run.
+
+    All points are checked before the first one starts. A job that fails is recorded and the others are done.
+    """
+    checked = check(app, overrides, config_name, flags)
+    return checked.show_plans() if checked.points and checked.points[0].checked.config.plan else checked.run()
+
+
+def check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str]) -> Sweep:
+    """Compose the sweep and check its folder and all its points.
+
+    Raises:
+        UserError: it cannot run.
+    """
+    master, later = compose.compose_sweep(app, overrides, config_name)
+    folder = compose.named_folder(master, "hydra.sweep.dir")
+    check_sweep_folder(folder, master.hydra.output_subdir)
+    jobs = expand(master)
+    points, left_out = check_points(app, master, jobs)
+    swept = sweep_table.swept_keys(master)
+    return Sweep(app, overrides, config_name, flags, folder, later, jobs, points, left_out, swept)
+
+
+@dataclass
+class Sweep:
+    """A sweep that has passed every check.
+
+    Attributes:
+        overrides: as typed; flags: those that stand before them in the command that repeats it.
+        folder: where its jobs have their folders.
+        later: overrides that only its points can take.
+        jobs: the overrides of each job, points: each of them checked. Both are empty where the sweeper chooses as it goes.
+        left_out: what a point has no use for.
+        swept: the keys of which it takes several values.
+        ended: its jobs so far.
+    """
+
+    app: Hydra
+    overrides: list[str]
+    config_name: str
+    flags: Sequence[str]
+    folder: Path
+    later: list[str]
+    jobs: list[list[str]]
+    points: list[Ready]
+    left_out: LeftOut
+    swept: set[str]
+    tracker: Tracker | None = None
+    ended: list[sweep_table.Job] = field(default_factory=list)
+
+    def show_plans(self) -> list[Result]:
+        """What each point would do; nothing starts."""
+        from trainer.job.plan_table import show_plan
+
+        for point in self.points:
+            show_plan(point.plan)
+        return [planned(point) for point in self.points]
+
+    def run(self) -> list[Result]:
+        """Run all jobs; however that ends, the table is shown and the MLflow run is closed."""
+        away = try_tracking(self.points[0]) if self.points else ""
+        with tracking(self._recorded_at(), away) as self.tracker:
+            if self.tracker is not None and self.points:
+                self.tracker.open(self.folder, self._tracked())
+            status = "KILLED"
+            try:
+                self._run_jobs()
+                status = "FINISHED" if all(job.result.status == "done" for job in self.ended) else "FAILED"
+            finally:
+                self._close(status)
+        return [job.result for job in self.ended]
+
+    def _recorded_at(self) -> str:
+        """Where this host records the sweep; empty where it does not."""
+        plan = self.points[0].plan if self.points else None
+        return plan.tracking if plan is not None and plan.node_rank == 0 else ""
+
+    def _tracked(self) -> dict[str, Any]:
+        """The MLflow run over those of the jobs."""
+        from trainer.tracking.describe import describe, public
+        from trainer.tracking.naming import sweep_name
+
+        point = self.points[0]
+        run = describe(point.checked.config, point.plan, [*self.flags, "-m", *self.overrides], None, "")
+        named = sweep_name(public(self.overrides), self.swept)
+        return {**run, "run_name": named, "params": {}, "dataset": None, "models": {}, "artifacts": ["sweep.csv"]}
+
+    def _run_jobs(self) -> None:
+        there = f"hydra.sweep.dir='{self.folder}'"  # its default holds the time, which Hydra would look up again
+        with compose.ours_to_write(), compose.leaving_out(self.app, self.later, self.left_out):
+            self.app.multirun(self.config_name, self._job, [*self.overrides, there, "hydra.mode=MULTIRUN"])
+
+    def _job(self, config: DictConfig) -> None:
+        """Run one job as Hydra has composed it. One that fails is noted; one that is interrupted ends the sweep."""
+        from hydra.core.hydra_config import HydraConfig
+
+        hydra = HydraConfig.get()
+        mine, where = list(hydra.overrides.task), str(hydra.runtime.output_dir)
+        shown = tuple(text(override) for override in mine)
+        ready: Ready | None = None
+        self._announce(mine)
+        try:
+            ready = self._ready(config, mine, where)
+            result = execute(ready, start_here, [*self.flags, *mine], self.tracker, self.folder)
+        except (Interrupted, KeyboardInterrupt) as error:
+            self._break(ready)
+            self._end(shown, sweep_table.left(where, "killed", str(error)), ready)
+            raise KeyboardInterrupt(str(error) or BY_CTRL_C) from None
+        except (RunFailed, UserError) as error:
+            self._break(ready)
+            print(f"job failed: {error}", flush=True)
+            result = sweep_table.left(where, "failed", str(error))
+        self._end(shown, result, ready)
+
+    def _announce(self, mine: list[str]) -> None:
+        """The job's number, and what it has that others have not."""
+        from trainer.tracking.naming import key_of
+
+        told = [o for o in mine if key_of(o) in self.swept] or mine
+        of = f" of {len(self.jobs)}" if self.jobs else ""
+        Screen().print(f"\n--- job {len(self.ended)}{of}: {command(told)}")
+
+    def _ready(self, config: DictConfig, mine: list[str], where: str) -> Ready:
+        """The next job, checked once more: the machine may have changed since."""
+        number = len(self.ended)
+        ready = get_ready(plain(config), typed_keys(mine), where)
+        if self.points:
+            ready.plan = replace(ready.plan, left_out=self.points[number].plan.left_out)
+        ready.swept, ready.later = frozenset(self.swept), number > 0
+        return ready
+
+    def _break(self, ready: Ready | None) -> None:
+        """Say what a job that was begun has left."""
+        if ready is not None:
+            say_broken(ready)
+
+    def _end(self, shown: tuple[str, ...], result: Result, ready: Ready | None) -> None:
+        self.ended.append(sweep_table.Job(shown, result, ready.plan.best if ready is not None else ""))
+
+    def _close(self, status: str) -> None:
+        """The table of all jobs, those included that were not started, and the end of the MLflow run."""
+        waiting = (sweep_table.waiting(text(o) for o in left) for left in self.jobs[len(self.ended) :])
+        every = [*self.ended, *waiting]
+        closing = Closing(lambda line: Screen().print(line))
+        with closing.step("the sweep's table"):
+            show_sweep(every, self.folder)
+        with closing.step("the end of the sweep's MLflow run"):
+            if self.tracker is not None and self.points:
+                repeat = f"python -m trainer {command([*self.flags, '-m', *self.overrides])}"
+                self._close_tracking(self.tracker, status, every, repeat)
+        closing.tell()
+
+    def _close_tracking(self, tracker: Tracker, status: str, every: list[sweep_table.Job], repeat: str) -> None:
+        from trainer.tracking.describe import NOTE
+
+        told = sweep_table.note(self.points[0].plan.name, every, self.swept, repeat, self.folder)
+        tracker.close(self.folder, status, hide({NOTE: told}), FLUSH_S)
+
+
+def show_sweep(jobs: Sequence[sweep_table.Job], sweep_dir: Path) -> None:
+    """A table of the jobs and their metrics, also as sweep.csv."""
+    if not jobs:
+        return
+    columns, rows = sweep_table.table(jobs)
+    spare = [columns.index(name) for name in sweep_table.SPARE if name in columns]
+    out = Screen().rows("Sweep", columns, rows, columns.index("overrides"), spare)
+    sweep_table.write(jobs, sweep_dir)
+    more = f", with {', '.join(out)}" if out else ""
+    Screen().print(f"jobs are in {short(sweep_dir)}/0, 1, ...; the table in {short(sweep_dir)}/sweep.csv{more}")

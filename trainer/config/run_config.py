@@ -1,0 +1,108 @@
+"""The finished config as the rooms read it: the schema's own classes, made once from what Hydra has composed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar, get_type_hints
+
+from trainer.config import schema
+
+Section = TypeVar("Section")
+
+OTHERS = ("model", "loss", "optimizer")
+"""Groups whose keys are arguments of a constructor that is not ours: they stay mappings."""
+
+
+@dataclass
+class RunConfig(schema.Config):
+    """A run's config. Nobody changes it: ``changed`` makes another one.
+
+    Attributes:
+        model, loss, optimizer: ``_target_`` and arguments of its constructor.
+        extra: of groups whose ``_target_`` is a user's own class, the keys that the schema does not know.
+    """
+
+    model: Mapping[str, Any] = field(default_factory=dict)
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    data: schema.DataConfig = field(default_factory=schema.DataConfig)
+    sampler: schema.SamplerConfig = field(default_factory=schema.SamplerConfig)
+    scheduler: schema.SchedulerConfig = field(default_factory=schema.SchedulerConfig)
+    strategy: schema.StrategyConfig = field(default_factory=schema.StrategyConfig)
+    launch: schema.LaunchConfig = field(default_factory=schema.LaunchConfig)
+    execution: schema.ExecutionConfig = field(default_factory=schema.ExecutionConfig)
+    tracking: schema.TrackingConfig = field(default_factory=schema.TrackingConfig)
+    predict: schema.PredictConfig = field(default_factory=schema.PredictConfig)
+    extra: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per worker and batch, once that is decided."""
+        assert self.data.batch_size is not None
+        return self.data.batch_size
+
+    @staticmethod
+    def of(plain: Mapping[str, Any]) -> RunConfig:
+        """From a mapping that ``check_keys`` has passed."""
+        hints = _hints(RunConfig)
+        made: dict[str, Any] = {"extra": {}}
+        for name, value in plain.items():
+            if name not in schema.GROUPS or name in OTHERS:
+                made[name] = typed(hints[name], value) if is_dataclass(hints[name]) else value
+                continue
+            declared = _option(name, value)
+            made[name] = typed(declared, value)
+            known = {f.name for f in fields(declared)}
+            if others := {k: v for k, v in value.items() if k not in known}:
+                made["extra"][name] = others
+        return RunConfig(**made)
+
+    def plain(self) -> dict[str, Any]:
+        """The mapping that it was made from."""
+        return {f.name: self.node(f.name) for f in fields(self) if f.name != "extra"}
+
+    def node(self, name: str) -> Any:
+        """A key's value as plain data; of a group ``_target_`` and all arguments of its constructor."""
+        return _plain(getattr(self, name)) | self.extra[name] if name in self.extra else _plain(getattr(self, name))
+
+    def changed(self, **changes: Any) -> RunConfig:
+        """Another one, with these values; of groups and sections, with these keys in them."""
+        plain = self.plain()
+        for name, value in changes.items():
+            plain[name] = {**plain[name], **value} if isinstance(value, Mapping) else value
+        return RunConfig.of(plain)
+
+    def replaced(self, group: str, node: Mapping[str, Any]) -> RunConfig:
+        """Another one, with another option of a group."""
+        return RunConfig.of({**self.plain(), group: node})
+
+
+def typed(declared: type[Section], node: Mapping[str, Any]) -> Section:
+    """A section of the schema from a mapping: its keys, and the defaults of those that are not there."""
+    hints = _hints(declared)  # type: ignore[arg-type]
+    return declared(
+        **{
+            f.name: typed(hints[f.name], node[f.name]) if is_dataclass(hints[f.name]) else node[f.name]
+            for f in fields(declared)  # type: ignore[arg-type]
+            if f.name in node
+        }
+    )
+
+
+def _option(group: str, node: Mapping[str, Any]) -> type:
+    """The class that declares the group's option with that ``_target_``; of a user's own, the group's first."""
+    options = schema.GROUPS[group]
+    return next((c for c in options if getattr(c, "_target_", None) == node.get("_target_")), options[0])
+
+
+@functools.cache
+def _hints(declared: Any) -> dict[str, Any]:
+    return get_type_hints(declared)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    return value

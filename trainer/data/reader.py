@@ -1,0 +1,161 @@
+"""Batches of a data set in a sampler's order, read in this process or in reading processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainer.data.augment.mixing import Mixing
+from trainer.data.augment.seeded import Seeded
+from trainer.data.growth import Rest, end_processes
+from trainer.data.inputs import Inputs, each
+from trainer.data.reading import Told, as_it_is, from_processes, reading_process
+from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
+from trainer.data.shared_batches import SharedBatches
+
+Scatter = Callable[[list[tuple[Inputs, torch.Tensor]] | None], tuple[Inputs, torch.Tensor]]
+"""The first worker gives everybody's batches by rank, the others None; each gets its own."""
+
+
+class Addresses:
+    """A sampler's batches as (epoch, indices); limited to so many batches."""
+
+    def __init__(self, sampler: TrainingSampler | EvaluationSampler | EverybodysBatches, limit: int | None) -> None:
+        self.sampler = sampler
+        self.limit = limit
+
+    def __len__(self) -> int:
+        return len(self.sampler) if self.limit is None else min(self.limit, len(self.sampler))
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        epoch = getattr(self.sampler, "epoch", 0)
+        for _, batch in zip(range(len(self)), self.sampler.arrays(), strict=False):
+            yield epoch, batch
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How samples are read.
+
+    Attributes:
+        seed: of the augmentation.
+        num_workers: reading processes; prefetch: batches that each of them keeps ready.
+        pin_memory: page-locked batches.
+        mixing: of training batches.
+    """
+
+    seed: int = 0
+    num_workers: int = 0
+    prefetch: int = 2
+    pin_memory: bool = False
+    mixing: Mixing | None = None
+
+
+HERE = Reading()
+"""By this process itself, one batch when it is asked for."""
+
+
+class Reader:
+    """Batches of one data set in the sampler's order, in this process or in reading processes."""
+
+    def __init__(self, dataset: Dataset[Any], addresses: Addresses, reading: Reading) -> None:
+        self.dataset = Seeded(dataset, reading.seed, reading.mixing)
+        self.addresses = addresses
+        self.num_workers, self.prefetch, self.pin_memory = reading.num_workers, reading.prefetch, reading.pin_memory
+        self.rest = Rest(addresses)
+        self.loader: DataLoader[Any] | None = None
+        self.shared: SharedBatches | None = None
+        self.retired: DataLoader[Any] | None = None
+
+    def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
+        if not self.num_workers:
+            for address in self.addresses:
+                inputs, labels = self.dataset.__getitems__(address)
+                if self.pin_memory:
+                    inputs, labels = each(torch.Tensor.pin_memory, inputs), labels.pin_memory()
+                yield inputs, labels
+            return
+        read, batches = 0, self._begin(0)
+        while read < len(self.addresses):
+            if self.loader is None:
+                batches = self._begin(read)
+            yield next(batches)
+            read += 1
+
+    def grow(self, num_workers: int, prefetch: int) -> None:
+        """From the next batch on, read by so many processes, which keep so many batches ready each."""
+        self.num_workers, self.prefetch = num_workers, prefetch
+        self.retired, self.loader = self.loader, None
+
+    def _begin(self, first: int) -> Iterator[tuple[Inputs, torch.Tensor]]:
+        """The epoch's batches from that one on; the processes stay for the next epoch."""
+        if self.loader is None:
+            shares = SharedBatches.possible() and not self.pin_memory  # what is pinned is copied anyway
+            self.shared = SharedBatches(self.num_workers) if shares else None
+            self.loader = DataLoader(
+                Told(self.dataset, self.shared),
+                batch_sampler=self.rest,  # type: ignore[arg-type]
+                num_workers=self.num_workers,
+                prefetch_factor=self.prefetch,
+                collate_fn=as_it_is,
+                pin_memory=self.pin_memory,
+                persistent_workers=True,
+                worker_init_fn=reading_process,
+            )
+        self.rest.first = first
+        batches = from_processes(iter(self.loader), self.shared)
+        end_processes(self.retired)
+        self.retired = None
+        return batches
+
+    def close(self) -> None:
+        """End the reading processes."""
+        for loader in (self.loader, self.retired):
+            end_processes(loader)
+        self.loader = self.retired = None
+
+
+class ScatteredReader:
+    """The first worker reads everybody's batches and sends each its own, which are those that it would have read.
+
+    Args:
+        reader: of everybody's batches, on the first worker; None on the others.
+        batches: (addresses) of this worker.
+        workers: how many there are.
+        scatter: the strategy's.
+    """
+
+    def __init__(self, reader: Reader | None, batches: Addresses, workers: int, scatter: Scatter) -> None:
+        self.reader, self.batches, self.workers, self.scatter = reader, batches, workers, scatter
+
+    def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
+        read = iter(self.reader) if self.reader is not None else None
+        for _ in range(len(self.batches)):
+            yield self.scatter([next(read) for _ in range(self.workers)] if read is not None else None)
+
+    def close(self) -> None:
+        """End the reading processes."""
+        if self.reader is not None:
+            self.reader.close()
+
+
+class BlockReader:
+    """Batches of a map-style data set by any indices, one list of them after the other."""
+
+    def __init__(self, dataset: Dataset[Any], reading: Reading) -> None:
+        self.addresses: list[tuple[int, np.ndarray]] = []
+        self.reader = Reader(dataset, self.addresses, reading)  # type: ignore[arg-type]
+
+    def __call__(self, epoch: int, batches: list[np.ndarray]) -> Iterator[tuple[Inputs, torch.Tensor]]:
+        """These batches of that epoch."""
+        self.addresses[:] = [(epoch, indices) for indices in batches]
+        return iter(self.reader)
+
+    def close(self) -> None:
+        """End the reading processes."""
+        self.reader.close()

@@ -1,0 +1,40 @@
+"""What a process of the run is handed: the finished config, the plan, and what else it must know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config.run_config import RunConfig
+from trainer.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The same for all processes of a run.
+
+    Attributes:
+        files: of mode=predict, what it looks at, relative to predict.input.
+        secrets: what is never printed.
+        imported: packages that the launcher has imported while it checked the config.
+    """
+
+    config: RunConfig
+    plan: Plan
+    files: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    imported: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "config": self.config.plain(), "plan": self.plan.as_dict(), "files": self.files, "secrets": self.secrets,
+            "imported": self.imported,
+        }  # fmt: skip
+
+    @staticmethod
+    def of(plain: Mapping[str, Any]) -> Assignment:
+        """From ``as_dict``, which may have been JSON meanwhile."""
+        lists = {name: tuple(plain[name]) for name in ("files", "secrets", "imported")}
+        return Assignment(RunConfig.of(plain["config"]), Plan.of(plain["plan"]), **lists)
