@@ -66,7 +66,7 @@ def run_one(
         trackers: list[Tracker | None] = []
 
         def passed(checked: Checked) -> None:  # the recorder imports mlflow while this process imports torch
-            trackers.append(stack.enter_context(tracking(_recorded_at(checked.config))))
+            trackers.append(stack.enter_context(tracking(recorded_at(checked.config))))
 
         with compose.usual_values(app, overrides, config_name):
             ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed)
@@ -125,7 +125,7 @@ def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
             app.shell_completion(config_name, args.overrides)
 
 
-def _recorded_at(config: RunConfig) -> str:
+def recorded_at(config: RunConfig) -> str:
     """Where this host's process is to record the run; empty where there is nothing to record."""
     return "" if config.plan or config.launch.node_rank else tracking_uri(config.tracking)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose, sweep_table
-from trainer.cli.commands import planned, tracking, try_tracking
+from trainer.cli.commands import planned, recorded_at, tracking, try_tracking
 from trainer.cli.compose import plain, typed_keys
 from trainer.cli.last_lines import say_broken, short
 from trainer.cli.points import LeftOut, check_points, expand
@@ -94,7 +94,8 @@ class Sweep:
     def run(self) -> list[Result]:
         """Run all jobs; however that ends, the table is shown and the MLflow run is closed."""
         away = try_tracking(self.points[0]) if self.points else ""
-        with tracking(self._recorded_at(), away) as self.tracker:
+        where = recorded_at(self.points[0].checked.config) if self.points else ""
+        with tracking(where, away) as self.tracker:
             if self.tracker is not None and self.points:
                 self.tracker.open(self.folder, self._tracked())
             status = "KILLED"
@@ -104,11 +105,6 @@ class Sweep:
             finally:
                 self._close(status)
         return [job.result for job in self.ended]
-
-    def _recorded_at(self) -> str:
-        """Where this host records the sweep; empty where it does not."""
-        plan = self.points[0].plan if self.points else None
-        return plan.tracking if plan is not None and plan.node_rank == 0 else ""
 
     def _tracked(self) -> dict[str, Any]:
         """The MLflow run over those of the jobs."""

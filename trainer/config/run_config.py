@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from trainer.config import schema
 
 Section = TypeVar("Section")
 
-OTHERS = ("model", "loss", "optimizer")
-"""Groups whose keys are arguments of a constructor that is not ours: they stay mappings."""
-
 
 @dataclass
 class RunConfig(schema.Config):
-    """A run's config. Nobody changes it: ``changed`` makes another one.
+    """A run's config. Nobody changes it: ``changed`` makes another one. Groups of ``schema.CONSTRUCTED`` stay mappings.
 
     Attributes:
         model, loss, optimizer: ``_target_`` and arguments of its constructor.
@@ -49,10 +46,10 @@ class RunConfig(schema.Config):
         hints = _hints(RunConfig)
         made: dict[str, Any] = {"extra": {}}
         for name, value in plain.items():
-            if name not in schema.GROUPS or name in OTHERS:
+            if name not in schema.GROUPS or name in schema.CONSTRUCTED:
                 made[name] = typed(hints[name], value) if is_dataclass(hints[name]) else value
                 continue
-            declared = _option(name, value)
+            declared = option_of(name, str(value.get("_target_")))
             made[name] = typed(declared, value)
             known = {f.name for f in fields(declared)}
             if others := {k: v for k, v in value.items() if k not in known}:
@@ -65,7 +62,9 @@ class RunConfig(schema.Config):
 
     def node(self, name: str) -> Any:
         """A key's value as plain data; of a group ``_target_`` and all arguments of its constructor."""
-        return _plain(getattr(self, name)) | self.extra[name] if name in self.extra else _plain(getattr(self, name))
+        value: Any = getattr(self, name)
+        plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        return {**plain, **self.extra[name]} if name in self.extra else plain
 
     def changed(self, **changes: Any) -> RunConfig:
         """Another one, with these values; of groups and sections, with these keys in them."""
@@ -91,18 +90,12 @@ def typed(declared: type[Section], node: Mapping[str, Any]) -> Section:
     )
 
 
-def _option(group: str, node: Mapping[str, Any]) -> type:
+def option_of(group: str, target: str) -> type:
     """The class that declares the group's option with that ``_target_``; of a user's own, the group's first."""
     options = schema.GROUPS[group]
-    return next((c for c in options if getattr(c, "_target_", None) == node.get("_target_")), options[0])
+    return {str(getattr(c, "_target_", None)): c for c in options}.get(target, options[0])
 
 
 @functools.cache
 def _hints(declared: Any) -> dict[str, Any]:
     return get_type_hints(declared)
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    return value

@@ -117,7 +117,7 @@ class Reader:
         """End the reading processes."""
         for loader in (self.loader, self.retired):
             end_processes(loader)
-        self.loader = self.retired = None
+        self.loader = self.retired = self.shared = None
 
 
 class ScatteredReader:

@@ -22,11 +22,9 @@ ROOM = 2**30
 """Largest batch, in bytes."""
 ALIGNED = 64
 
-Batch = tuple[Inputs, torch.Tensor]
-
 
 @dataclass(frozen=True)
-class Tensor:
+class Placed:
     """Where a tensor lies in a slot, and how."""
 
     dtype: torch.dtype
@@ -52,8 +50,8 @@ class Parcel:
 
     slot: int
     size: int
-    inputs: Tensor | dict[str, Tensor]
-    labels: Tensor
+    inputs: Placed | dict[str, Placed]
+    labels: Placed
 
 
 class SharedBatches:
@@ -97,7 +95,7 @@ class SharedBatches:
             slot, ends[-1], dict(zip(named, first, strict=True)) if isinstance(inputs, dict) else first[0], last
         )
 
-    def take(self, parcel: Parcel) -> Batch:
+    def take(self, parcel: Parcel) -> tuple[Inputs, torch.Tensor]:
         """In the process that trains: the batch; it shares the slot's memory."""
         memory = np.frombuffer(self._mapped(parcel.slot, parcel.size), np.uint8, parcel.size)
         weakref.finalize(memory, self._release, parcel.slot, os.getpid()).atexit = False
@@ -124,11 +122,11 @@ class SharedBatches:
         return known
 
 
-def _placed(tensor: torch.Tensor, start: int, memory: torch.Tensor) -> Tensor:
+def _placed(tensor: torch.Tensor, start: int, memory: torch.Tensor) -> Placed:
     """Copied into the memory from there on, as it lies in its own."""
     if not (tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))):
         tensor = tensor.contiguous()
-    where = Tensor(tensor.dtype, tuple(tensor.shape), tensor.stride(), start, tensor.nbytes)
+    where = Placed(tensor.dtype, tuple(tensor.shape), tensor.stride(), start, tensor.nbytes)
     where.of(memory).copy_(tensor)
     return where
 

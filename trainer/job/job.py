@@ -126,7 +126,8 @@ def _leave_config(run_dir: Path, config: RunConfig) -> None:
 
     from trainer.host.files import replace_file
 
-    shown = yaml.safe_dump(hide(config.plain(), values(config.plain())), sort_keys=False)
+    plain = config.plain()
+    shown = yaml.safe_dump(hide(plain, values(plain)), sort_keys=False)
     replace_file(run_dir / "config.yaml", shown, private=True)
 
 

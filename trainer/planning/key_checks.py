@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.config import keys, schema
+from trainer.config.run_config import option_of
 from trainer.config.target_source import check_arguments, check_target, parameters
 from trainer.errors import UserError, WrongValue
 from trainer.strategies.builtin import AUTO
@@ -61,11 +62,10 @@ def _without_schema(group: str, path: str, target: str) -> UserError:
 
 def known_keys(group: str, target: str) -> tuple[dict[str, keys.Key], bool]:
     """The declared keys of a group's option with that ``_target_``, and whether it takes no others."""
-    classes = {str(getattr(c, "_target_", None)): c for c in schema.GROUPS[group]}
     if target == AUTO:
         target = str(schema.CollectiveStrategy._target_)
-    declared = classes.get(target, schema.GROUPS[group][0])
-    closed = target in classes and group not in schema.CONSTRUCTED
+    declared = option_of(group, target)
+    closed = str(getattr(declared, "_target_", None)) == target and group not in schema.CONSTRUCTED
     return {k.path: k for k in keys.keys(declared, f"{group}.")}, closed
 
 

@@ -6,20 +6,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from trainer.config import schema
 from trainer.config.instantiate import locate
 from trainer.config.run_config import RunConfig
-from trainer.config.schema import (
-    CollectiveStrategy,
-    GroupStrategy,
-    LaunchConfig,
-    LocalSgdStrategy,
-    PserverAsyncStrategy,
-    PserverGeoStrategy,
-    PserverSspStrategy,
-    PserverStrategy,
-    PserverSyncStrategy,
-    StaleStrategy,
-)
 from trainer.config.schema.strategy import Entry, PowerSgd
 from trainer.errors import UserError
 from trainer.host import hardware
@@ -55,8 +44,8 @@ class Single(Declaration):
 class Collective(Declaration):
     """Synchronous data parallelism: gradients are averaged over all workers at every update (torch's DDP)."""
 
-    Options = CollectiveStrategy
-    options: CollectiveStrategy
+    Options = schema.CollectiveStrategy
+    options: schema.CollectiveStrategy
     worker = "trainer.strategies.collective:Collective"
     scatters = True
 
@@ -115,8 +104,8 @@ class Evaluators(Declaration):
     """What mode=eval and predict run on, whatever strategy trained: workers that hold the model whole, share the samples
     and add up what they find."""
 
-    Options = GroupStrategy
-    options: GroupStrategy
+    Options = schema.GroupStrategy
+    options: schema.GroupStrategy
     worker = "trainer.strategies.evaluators:Evaluators"
 
     def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
@@ -130,8 +119,8 @@ class Evaluators(Declaration):
 class LocalSgd(Declaration):
     """Local SGD (Stich, 2019): workers train apart and average their parameters every ``k_steps`` updates."""
 
-    Options = LocalSgdStrategy
-    options: LocalSgdStrategy
+    Options = schema.LocalSgdStrategy
+    options: schema.LocalSgdStrategy
     worker = "trainer.strategies.local_sgd:LocalSgd"
     scatters = True
     same_everywhere = False  # type: ignore[assignment]
@@ -163,14 +152,14 @@ MOST_SERVERS = 1024
 class Pserver(Declaration):
     """What all parameter-server modes share: servers hold the parameters, workers pull, compute and push."""
 
-    Options = PserverStrategy
-    options: PserverStrategy
+    Options = schema.PserverStrategy
+    options: schema.PserverStrategy
     entries = {"server": "trainer.strategies.pserver.server.server:serve"}
     tables_at_servers = True
     default_workers = 2
     mode = ""
 
-    def roles(self, workers: int, launch: LaunchConfig) -> dict[str, int]:
+    def roles(self, workers: int, launch: schema.LaunchConfig) -> dict[str, int]:
         return {"server": launch.servers or 1, "worker": workers}
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
@@ -220,8 +209,8 @@ class Pserver(Declaration):
 class PserverSync(Pserver):
     """One global step: all workers' gradients are combined at the servers, applied once, then everybody pulls."""
 
-    Options = PserverSyncStrategy
-    options: PserverSyncStrategy
+    Options = schema.PserverSyncStrategy
+    options: schema.PserverSyncStrategy
     worker = "trainer.strategies.pserver.worker.sync:PserverSync"
     mode = "sync"
 
@@ -256,16 +245,16 @@ class OutOfStep(Pserver):
 class Stale(OutOfStep):
     """What the modes share whose servers apply each push when it comes."""
 
-    Options = StaleStrategy
-    options: StaleStrategy
+    Options = schema.StaleStrategy
+    options: schema.StaleStrategy
     alone = True
 
 
 class PserverAsync(Stale):
     """A server applies each push when it comes; nobody waits for anybody."""
 
-    Options = PserverAsyncStrategy
-    options: PserverAsyncStrategy
+    Options = schema.PserverAsyncStrategy
+    options: schema.PserverAsyncStrategy
     worker = "trainer.strategies.pserver.worker.asynchronous:PserverAsync"
     mode = "async"
 
@@ -284,8 +273,8 @@ class PserverAsync(Stale):
 class PserverSsp(Stale):
     """Asynchronous, with at most ``staleness`` steps between the fastest and the slowest worker."""
 
-    Options = PserverSspStrategy
-    options: PserverSspStrategy
+    Options = schema.PserverSspStrategy
+    options: schema.PserverSspStrategy
     worker = "trainer.strategies.pserver.worker.asynchronous:PserverSsp"
     mode = "ssp"
 
@@ -293,8 +282,8 @@ class PserverSsp(Stale):
 class PserverGeo(OutOfStep):
     """Workers train replicas and exchange differences every ``k_steps``."""
 
-    Options = PserverGeoStrategy
-    options: PserverGeoStrategy
+    Options = schema.PserverGeoStrategy
+    options: schema.PserverGeoStrategy
     worker = "trainer.strategies.pserver.worker.geo:PserverGeo"
     mode = "geo"
 
