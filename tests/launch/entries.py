@@ -135,6 +135,25 @@ def crashes(seat: Seat, payload: Any) -> None:
     time.sleep(LONG_S)
 
 
+def aborts(seat: Seat, payload: Any) -> None:
+    """Worker 1 ends as C++ ends a process at an exception that nobody catches, deep in calls and with other threads."""
+
+    def inside(depth: int) -> None:
+        if depth:
+            inside(depth - 1)
+        os.write(
+            2,
+            b"terminate called after throwing an instance of 'gloo::IoException'\n  what():  Connection reset by peer\n",
+        )
+        os.abort()
+
+    if seat.rank == 1:
+        for _ in range(5):
+            threading.Thread(target=time.sleep, args=(LONG_S,), daemon=True).start()
+        inside(40)
+    time.sleep(LONG_S)
+
+
 def exits(seat: Seat, payload: int) -> None:
     """Worker 1 ends without a word."""
     if seat.rank == 1:

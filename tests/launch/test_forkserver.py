@@ -164,6 +164,13 @@ def test_crash_below_python_is_named(tmp_path: Path) -> None:
     assert failure("crashes", tmp_path).startswith("worker 1 was killed by SIGSEGV")
 
 
+def test_crash_of_a_library_is_told_with_its_reason_and_the_innermost_call(tmp_path: Path) -> None:
+    message = failure("aborts", tmp_path)
+    assert message.startswith("worker 1 was killed by SIGABRT")
+    assert "gloo::IoException" in message and "Connection reset by peer" in message and "in inside" in message
+    assert len(message.splitlines()) < 25
+
+
 def test_rank_that_exits_is_named_with_its_code_and_last_words(tmp_path: Path) -> None:
     message = failure("exits", tmp_path, 7)
     assert message.startswith("worker 1 ended with exit code 7") and "the last words" in message

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainer.config.instantiate import call_target
 from trainer.errors import UserError
-from trainer.optim.sparse import DenseAndSparse, RowwiseAdagrad, clip_norm, rule_of, sparse_optimizer
+from trainer.optim.sparse import DenseAndSparse, RowwiseAdagrad, SparseRule, clip_norm, rule_of, sparse_optimizer
 from trainer.optim.updater import Updater
 
 ROWS, DIM = 6, 3
@@ -21,7 +21,7 @@ def node(target: str, **keys: Any) -> dict[str, Any]:
     return {"_target_": f"torch.optim.{target}", "lr": 0.5, "weight_decay": 0.0, "sparse": "auto", **keys}
 
 
-def rule(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def rule(config: dict[str, Any]) -> SparseRule:
     return rule_of(config, call_target(config, "optimizer", [torch.zeros(1, requires_grad=True)]))
 
 
@@ -53,10 +53,10 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_sgd_and_adagrad_do_what_they_do_with_dense_gradients(name: str) -> None:
     config, dense, options = CASES[name]
-    chosen, numbers = rule(config)
-    assert chosen == name
+    chosen = rule(config)
+    assert chosen.name == name
     mine, other = table(), nn.Parameter(table().weight.detach().clone())
-    one, two = sparse_optimizer(chosen, numbers, [mine.weight]), dense([other], lr=0.5, **options)
+    one, two = sparse_optimizer(chosen, [mine.weight]), dense([other], lr=0.5, **options)
     for step in range(4):
         other.grad = gradients(mine, step)
         one.step()
@@ -66,12 +66,12 @@ def test_sgd_and_adagrad_do_what_they_do_with_dense_gradients(name: str) -> None
 
 def test_adam_moves_the_touched_rows_alone() -> None:
     for target in ("Adam", "AdamW"):
-        chosen, numbers = rule(node(target, betas=[0.8, 0.9], eps=1e-6))
-        assert chosen == "adam" and tuple(numbers["betas"]) == (0.8, 0.9) and numbers["eps"] == 1e-6
+        chosen = rule(node(target, betas=[0.8, 0.9], eps=1e-6))
+        assert chosen.name == "adam" and tuple(chosen.numbers["betas"]) == (0.8, 0.9) and chosen.numbers["eps"] == 1e-6
     module = table()
     truth = module.weight.detach().numpy().copy()
     first, second = np.zeros_like(truth), np.zeros_like(truth)
-    optimizer = sparse_optimizer(chosen, numbers, [module.weight])
+    optimizer = sparse_optimizer(chosen, [module.weight])
     for step in range(5):
         g = gradients(module, step).numpy()
         optimizer.step()
@@ -109,9 +109,9 @@ def test_optimizers_that_move_every_row_are_refused_unless_a_rule_is_named(confi
     with pytest.raises(UserError, match=r"no counterpart.*Type instead: optimizer.sparse=adagrad"):
         rule(config)
     for name in ("sgd", "adagrad", "rowwise_adagrad", "adam"):
-        chosen, numbers = rule({**config, "sparse": name})
-        assert chosen == name and numbers["lr"] == 0.5
-        sparse_optimizer(chosen, numbers, [table().weight])
+        chosen = rule({**config, "sparse": name})
+        assert chosen.name == name and chosen.lr == 0.5
+        sparse_optimizer(chosen, [table().weight])
 
 
 def test_clipping_counts_sparse_gradients_coalesced() -> None:
@@ -132,12 +132,13 @@ def test_clipping_counts_sparse_gradients_coalesced() -> None:
 def both(**options: Any) -> tuple[nn.Embedding, nn.Linear, Updater]:
     module, linear = table(), nn.Linear(DIM, 1).double()
     dense = torch.optim.AdamW(linear.parameters(), lr=0.1)
-    sparse = sparse_optimizer("adagrad", {"lr": 0.2}, [module.weight])
-    return module, linear, Updater(DenseAndSparse(dense, sparse), lambda step: 1.0 if step == 0 else 0.0, **options)
+    adagrad = SparseRule("adagrad", 0.2, {})
+    both = DenseAndSparse(dense, sparse_optimizer(adagrad, [module.weight]), adagrad)
+    return module, linear, Updater(both, lambda step: 1.0 if step == 0 else 0.0, **options)
 
 
 def backward(module: nn.Embedding, linear: nn.Linear, updater: Updater, factor: float = 1.0) -> None:
-    updater.scale(linear(module(torch.tensor([0, 1, 1]))).sum() * factor).backward()
+    updater.backward(linear(module(torch.tensor([0, 1, 1]))).sum() * factor)
 
 
 def test_two_optimizers_follow_one_schedule_and_state() -> None:

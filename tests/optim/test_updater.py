@@ -121,12 +121,12 @@ def test_loss_scaler_skips_an_update_with_a_gradient_that_is_no_number(bad: floa
     net = model()
     updater = Updater(torch.optim.SGD(net.parameters(), 0.1), lambda step: 1.0, clip_norm, loss_scaling=True)
     start = [p.detach().clone() for p in net.parameters()]
-    updater.scale(net(torch.full((1, 3), bad, dtype=torch.float64)).sum()).backward()
+    updater.backward(net(torch.full((1, 3), bad, dtype=torch.float64)).sum())
     updater.step()
     assert all(torch.equal(p, before) for p, before in zip(net.parameters(), start, strict=True))
     assert updater.scaler is not None and updater.scaler.get_scale() == 2.0**15
     assert updater.steps == 1 and all(p.grad is None for p in net.parameters())
-    updater.scale(net(torch.ones(1, 3, dtype=torch.float64)).sum()).backward()
+    updater.backward(net(torch.ones(1, 3, dtype=torch.float64)).sum())
     updater.step()
     assert not any(torch.equal(p, before) for p, before in zip(net.parameters(), start, strict=True))
 
@@ -138,7 +138,7 @@ def test_loss_scaling_changes_no_step() -> None:
         for m, on in ((plain, False), (scaled, True))
     ]
     for net, updater in zip((plain, scaled), updaters, strict=True):
-        updater.scale(net(torch.ones(1, 3, dtype=torch.float64)).square().sum()).backward()
+        updater.backward(net(torch.ones(1, 3, dtype=torch.float64)).square().sum())
         updater.step()
     for one, other in zip(plain.parameters(), scaled.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=1e-12)

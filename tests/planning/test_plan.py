@@ -63,7 +63,7 @@ def test_outputs_without_a_class_are_in_the_plan_and_in_the_runs_note() -> None:
 
 def test_several_workers_are_collective() -> None:
     plan = planned(DIGITS, "launch.nproc=3")
-    assert (plan.strategy, plan.why["strategy"], plan.exact) == ("collective", "3 workers", True)
+    assert (plan.strategy, plan.why["strategy"], plan.traits.exact) == ("collective", "3 workers", True)
     assert [(p.rank, p.node, p.local_rank, p.device) for p in plan.processes] == [(i, 0, i, "cpu") for i in range(3)]
     assert plan.global_batch_size == 96 and plan.steps_per_epoch == ceil(TRAIN / 3) // 32
 

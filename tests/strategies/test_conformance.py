@@ -243,10 +243,10 @@ def test_every_precision_and_memory_format_equals_one_process_in_float64(
 @pytest.mark.parametrize("strategy", DECLARED)
 def test_exactness_is_declared_where_it_is_proved(strategy: str) -> None:
     config = {"k_steps": 1, "gradient_merge": {}, "clip_norm": None}
-    assert DECLARED[strategy](**config).exact == (strategy not in ALONE)
-    assert not builtin.LocalSgd(k_steps=4).exact
+    assert DECLARED[strategy](**config).traits.exact == (strategy not in ALONE)
+    assert not builtin.LocalSgd(k_steps=4).traits.exact
     for lossy in ({"wire": "bf16"}, {"wire": "int8"}, {"evict_after": 9}, {"entry": {"count": 2, "probability": 1.0}}, {"entry": {"count": 1, "probability": 0.5}}):  # fmt: skip
-        assert not builtin.PserverSync(**{"wire": "full", "evict_after": None, "entry": {"count": 1, "probability": 1.0}} | lossy).exact  # fmt: skip
+        assert not builtin.PserverSync(**{"wire": "full", "evict_after": None, "entry": {"count": 1, "probability": 1.0}} | lossy).traits.exact  # fmt: skip
 
 
 @pytest.mark.parametrize("workers", [2, 4])

@@ -28,7 +28,7 @@ from trainer.config.schema import LaunchConfig
 from trainer.errors import RunFailed, UserError
 from trainer.optim.updater import Updater
 from trainer.planning.assignment import Assignment
-from trainer.strategies.contract import Declaration, MakeUpdater, Seat, Strategy
+from trainer.strategies.contract import Declaration, MakeUpdater, Seat, Strategy, Traits
 
 ADDRESS = "toy_server/address"
 MARGIN_S = 5.0
@@ -43,9 +43,7 @@ class ToyServer(Declaration):
     worker = "tests.strategies.toy_server:ToyWorker"
     entries = {"server": "tests.strategies.toy_server:serve"}
 
-    @property
-    def exact(self) -> bool:
-        return True
+    traits = Traits(exact=True)
 
     def roles(self, workers: int, launch: LaunchConfig) -> dict[str, int]:
         return {"server": 1, "worker": workers}

@@ -328,13 +328,6 @@ def test_a_schedule_that_goes_by_validations_is_told_of_each() -> None:
     assert told[0][1].keys() == {"val/loss", "val/acc1", "val/acc2", "val/f1"}
 
 
-def test_strategies_without_such_a_schedule_say_so() -> None:
-    run = training([[2]])
-    run.plateau = True
-    with pytest.raises(NotImplementedError, match="scheduler=plateau"):
-        fit(run)
-
-
 def test_averaged_weights_follow_each_update_and_are_evaluated_beside_the_model() -> None:
     run = training([[2], [2]], epochs=2, val_every_steps=2)
     run.strategy.all_reduce_sum = lambda values: values

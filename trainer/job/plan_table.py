@@ -81,7 +81,7 @@ def _because(plan: Plan, key: str) -> str:
 
 def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     """Which processes there are, and where they meet."""
-    equal = " (equal to one process on the global batch)" if plan.exact else ""
+    equal = " (equal to one process on the global batch)" if plan.traits.exact else ""
     yield "strategy", plan.strategy + equal + _because(plan, "strategy")
     hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 else ""
     yield "roles", ", ".join(counted(n, role) for role, n in plan.roles.items()) + hosts
@@ -108,7 +108,7 @@ def _sizes(plan: Plan) -> Iterator[tuple[str, str]]:
         if plan.lr is not None:
             scaled = f" = {plan.lr / plan.lr_factor:g} x {plan.lr_factor:g}, for {counted(plan.update_batch, 'sample')} per update"
             yield "learning rate", f"{plan.lr:g}" + (scaled if plan.lr_factor != 1.0 else "")
-    if plan.lockstep != plan.leased and "server" in plan.roles:
+    if plan.traits.lockstep != plan.leased and "server" in plan.roles:
         yield "work", "leased in blocks; a lost worker's go to others" if plan.leased else "split beforehand"
 
 

@@ -32,7 +32,7 @@ def start_here(assignment: Assignment) -> dict[str, Any]:
         mine = [p for p in plan.processes if p.role == name and p.node == plan.node_rank]
         entry = plan.entries[name]
         if mine:
-            apart = plan.survives and name == "worker"
+            apart = plan.traits.survives and name == "worker"
             roles.append(Role(name, plan.roles[name], entry, [p.device for p in mine], mine[0].rank, apart))
     meeting = Meeting(
         host=told.master_addr,

@@ -13,6 +13,9 @@ from trainer.errors import RunFailed
 from trainer.launch.process import Failure
 
 POLL_S = 0.1
+REASON = 3
+"""Lines before Python's own account of a crash: there C++ has said which exception it was."""
+
 LINGER_S = 5
 
 
@@ -250,8 +253,14 @@ def _name(number: int) -> str:
 
 
 def _tail(log: Path, lines: int = 15) -> str:
+    """What a process said last; of a crash in compiled code the reason, and where the thread was, from the inside."""
     try:
-        last = log.read_text(errors="replace").rstrip().splitlines()[-lines:]
+        said = log.read_text(errors="replace").rstrip().splitlines()
     except OSError:
         return ""
+    last = said[-lines:]
+    if crashed := [number for number, line in enumerate(said) if line.startswith("Fatal Python error")]:
+        after = said[crashed[-1] + 1 :]
+        frames = next((number for number, line in enumerate(after) if line.startswith("Current thread")), 0)
+        last = [*said[max(0, crashed[-1] - REASON) : crashed[-1] + 1], *after[frames : frames + lines]]
     return "\n  " + "\n  ".join(last) if last else ""

@@ -7,6 +7,7 @@ is updated lazily instead: only the rows that a batch has touched. ``weight_deca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -84,15 +85,26 @@ CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
-def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, Any]]:
-    """The rule for tables and its numbers.
+@dataclass(frozen=True)
+class SparseRule:
+    """How rows of tables are updated: ``name``, one of ``RULES``; its ``numbers``, keys of ``DEFAULTS``; ``lr`` before any
+    factor."""
+
+    name: str
+    lr: float
+    numbers: Mapping[str, Any]
+
+    def rate(self, factor: float) -> float:
+        """Learning rate of a table with this factor, before the schedule's."""
+        return self.lr * factor
+
+
+def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> SparseRule:
+    """The rule for tables.
 
     Args:
         node: the ``optimizer`` node of the config.
         optimizer: made from it, with any parameters.
-
-    Returns:
-        A name of ``RULES``, and the keys of ``DEFAULTS`` with ``lr``.
 
     Raises:
         UserError: ``optimizer.sparse=auto``, and the optimizer has no counterpart that updates touched rows alone.
@@ -108,11 +120,11 @@ def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> tuple[
     rule = family if given == "auto" else given
     related = rule == family or (rule == "rowwise_adagrad" and family == "adagrad")
     own = {k: optimizer.defaults[k] for k in DEFAULTS[rule] if related and k in optimizer.defaults}
-    return rule, {**DEFAULTS[rule], **own, "lr": float(optimizer.defaults["lr"])}
+    return SparseRule(rule, float(optimizer.defaults["lr"]), {**DEFAULTS[rule], **own})
 
 
 def sparse_optimizer(
-    rule: str, numbers: Mapping[str, Any], tables: Iterable[torch.Tensor], factors: Iterable[float] = ()
+    rule: SparseRule, tables: Iterable[torch.Tensor], factors: Iterable[float] = ()
 ) -> torch.optim.Optimizer:
     """The rule's optimizer for these tables' weights.
 
@@ -124,10 +136,8 @@ def sparse_optimizer(
     by_factor: dict[float, list[torch.Tensor]] = {}
     for table, factor in zip(tables, list(factors) or [1.0] * len(tables), strict=True):
         by_factor.setdefault(factor, []).append(table)
-    optimizer = CLASSES[rule]([{"params": some} for some in by_factor.values()], **numbers)
-    for group, factor in zip(optimizer.param_groups, by_factor, strict=True):
-        group["lr"] *= factor
-    return optimizer
+    groups = [{"params": some, "lr": rule.rate(factor)} for factor, some in by_factor.items()]
+    return CLASSES[rule.name](groups, **{"lr": rule.lr, **rule.numbers})
 
 
 def _spelled(node: Mapping[str, Any]) -> str:
@@ -141,10 +151,12 @@ def _spelled(node: Mapping[str, Any]) -> str:
 class DenseAndSparse(torch.optim.Optimizer):
     """Two optimizers that step as one, so that a loss scaler skips both or none.
 
-    Its parameter groups are those of the two themselves: a learning rate that is set here holds there.
+    Its parameter groups are those of the two themselves: a learning rate that is set here holds there. ``rule`` is that of
+    the tables.
     """
 
-    def __init__(self, dense: torch.optim.Optimizer, sparse: torch.optim.Optimizer) -> None:
+    def __init__(self, dense: torch.optim.Optimizer, sparse: torch.optim.Optimizer, rule: SparseRule) -> None:
+        self.rule = rule
         super().__init__([*dense.param_groups, *sparse.param_groups], {})
         self.parts = {"dense": dense, "sparse": sparse}
         for part in self.parts.values():

@@ -55,9 +55,10 @@ class Updater:
         if self.plateau is not None:
             self.plateau.observe(step, metrics)
 
-    def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss to call backward on."""
-        return loss if self.scaler is None else self.scaler.scale(loss)
+    def backward(self, loss: torch.Tensor) -> None:
+        """Backward of a loss, scaled where fp16 needs it."""
+        scaled = loss if self.scaler is None else self.scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> None:
         """Apply the gradients and drop them. Skipped by the loss scaler, the schedule goes on all the same."""

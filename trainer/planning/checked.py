@@ -68,12 +68,12 @@ class Checked:
     @property
     def leased(self) -> bool:
         """Training data is handed out in blocks while an epoch lasts, not split beforehand."""
-        return self.declaration.leases and self.config.data.work != "static"
+        return self.declaration.leased(self.config)
 
     @property
     def update_batch(self) -> int:
         """Samples behind one update: the global batch, or where each worker's gradient is applied alone, its own."""
-        return self.config.batch_size * self.merge if self.declaration.alone else self.global_batch_size
+        return self.config.batch_size * self.merge if self.declaration.traits.alone else self.global_batch_size
 
     @property
     def lr_factor(self) -> float:

@@ -37,7 +37,7 @@ def check_data(checked: Checked) -> None:
     inputs = facts.shape if isinstance(facts.shape, dict) else ()
     for refusal in checked.declaration.refuse_inputs(inputs, facts.source):
         raise refusal
-    if facts.streams and not checked.declaration.leases:
+    if facts.streams and not checked.declaration.traits.leases:
         raise UserError("data.cache=false", f"strategy={checked.declaration.name} reads samples by number, from the cache", "data.cache=true")  # fmt: skip
     ids, rows = config.node("data").get("hash_size", 0), config.model.get("table_size")
     if rows is not None and (ids is None or ids > rows):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil
 from typing import Any
 
@@ -16,6 +16,7 @@ from trainer.metrics.best import best_metric
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked import Checked
 from trainer.planning.tracking_store import tracking_uri
+from trainer.strategies.contract import Traits
 
 MOST_PROCESSES_SHOWN = 16
 ENTRIES = {
@@ -53,6 +54,7 @@ class Plan:
     """Everything that is decided before the first process starts.
 
     Attributes:
+        traits: of the strategy; leased: training data is handed out while an epoch lasts.
         weights: the file that is evaluated or predicts; empty in training.
         batch_size: samples per worker and batch, at most; merge: batches per update; global_batch_size: samples per update.
         steps_per_epoch, total_steps: updates.
@@ -64,7 +66,6 @@ class Plan:
         lr_factor: what it is scaled by; update_batch: for how many samples per update.
         best: the validation metric that marks the best model.
         lower: of the user's own metrics whose class says so, whether less is better.
-        same_everywhere: after every update all workers hold the same state.
         endpoint: where the processes meet.
         environment: of worker 0.
         lacks: why this would not run as it is, each reason a sentence; empty for a plan that can.
@@ -78,12 +79,8 @@ class Plan:
     weights: str
     strategy: str
     strategy_worker: str
-    lockstep: bool
+    traits: Traits
     leased: bool
-    survives: bool
-    tables_at_servers: bool
-    same_everywhere: bool
-    exact: bool
     entries: dict[str, str]
     roles: dict[str, int]
     nnodes: int
@@ -123,18 +120,21 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as in plan.json."""
-        return {**asdict(self), "predict": asdict(self.predict) if self.predict else {}}
+        plain = asdict(self)
+        return {**plain, **plain.pop("traits"), "predict": plain["predict"] or {}}
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Plan:
         """From ``as_dict``, which may have been JSON meanwhile."""
+        traits = {trait.name for trait in fields(Traits)}
         made = {
+            "traits": Traits(**{name: plain[name] for name in traits}),
             "facts": Facts.of(plain["facts"]),
             "chosen": Chosen(**plain["chosen"]),
             "processes": [Process(**process) for process in plain["processes"]],
             "predict": Predicted(**plain["predict"]) if plain["predict"] else None,
         }
-        return Plan(**{**plain, **made})
+        return Plan(**{name: value for name, value in plain.items() if name not in traits} | made)
 
 
 def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: str) -> Plan:
@@ -155,12 +155,8 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         weights=config.weights or "",
         strategy=checked.declaration.name,
         strategy_worker=checked.declaration.worker,
-        lockstep=checked.declaration.lockstep,
+        traits=checked.declaration.traits,
         leased=checked.leased,
-        survives=checked.declaration.survives,
-        tables_at_servers=checked.declaration.tables_at_servers,
-        same_everywhere=checked.declaration.same_everywhere,
-        exact=checked.declaration.exact,
         entries={**checked.declaration.entries, "worker": ENTRIES[config.mode]},
         roles=roles,
         nnodes=launch.nnodes,

@@ -97,10 +97,9 @@ def with_batches(
     """The config with the size of a batch; of a plan whose sizes would be refused, with sizes near to them."""
     if config.mode != "train":
         return config.changed(data={"batch_size": evaluation_batch_size(config.data, workers)})
-    leased = declaration.leases and config.data.work != "static"
     sizes = nearest(config.data, workers * merge)
     with lacks:
-        sizes = batch_sizes(config.data, workers, merge, typed, leased)
+        sizes = batch_sizes(config.data, workers, merge, typed, declaration.leased(config))
     config = config.changed(data=sizes)
     with lacks:
         check_padding(config, typed)

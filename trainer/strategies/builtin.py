@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import schema
@@ -12,7 +12,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry, PowerSgd
 from trainer.errors import UserError
 from trainer.host import hardware
-from trainer.strategies.contract import Declaration
+from trainer.strategies.contract import Declaration, Traits
 
 if TYPE_CHECKING:
     import torch
@@ -26,11 +26,10 @@ class Single(Declaration):
     """One process: the truth that the exact strategies are compared with."""
 
     worker = "trainer.strategies.single:Single"
-    scatters = True
 
     @property
-    def exact(self) -> bool:
-        return True
+    def traits(self) -> Traits:
+        return Traits(exact=True, scatters=True)
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
@@ -47,20 +46,16 @@ class Collective(Declaration):
     Options = schema.CollectiveStrategy
     options: schema.CollectiveStrategy
     worker = "trainer.strategies.collective:Collective"
-    scatters = True
+
+    @property
+    def traits(self) -> Traits:
+        own_errors = self.comm_hook == "powersgd"  # what it left out of a gradient is each worker's own
+        return Traits(exact=self.comm_hook == "none", same_everywhere=not own_errors, scatters=True)
 
     @property
     def comm_hook(self) -> str:
         """What travels instead of whole gradients, or ``none``."""
         return str(self.options.comm_hook)
-
-    @property
-    def exact(self) -> bool:
-        return self.comm_hook == "none"
-
-    @property
-    def same_everywhere(self) -> bool:
-        return self.comm_hook != "powersgd"  # whose errors are each worker's own
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
@@ -122,13 +117,11 @@ class LocalSgd(Declaration):
     Options = schema.LocalSgdStrategy
     options: schema.LocalSgdStrategy
     worker = "trainer.strategies.local_sgd:LocalSgd"
-    scatters = True
-    same_everywhere = False  # type: ignore[assignment]
 
     @property
-    def exact(self) -> bool:
-        """With k_steps=1 and an optimizer that is linear in the gradient (SGD, momentum)."""
-        return bool(self.options.k_steps == 1)
+    def traits(self) -> Traits:
+        """Exact with k_steps=1 and an optimizer that is linear in the gradient (SGD, momentum)."""
+        return Traits(exact=self.options.k_steps == 1, same_everywhere=False, scatters=True)
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
@@ -155,7 +148,6 @@ class Pserver(Declaration):
     Options = schema.PserverStrategy
     options: schema.PserverStrategy
     entries = {"server": "trainer.strategies.pserver.server.server:serve"}
-    tables_at_servers = True
     default_workers = 2
     mode = ""
 
@@ -171,7 +163,7 @@ class Pserver(Declaration):
         if (servers := config.launch.servers or 1) > MOST_SERVERS:
             why = f"a table's rows fall into {MOST_SERVERS} buckets, and each server needs one at least"
             refused.append(UserError(f"launch.servers={servers}", why, f"launch.servers={MOST_SERVERS}"))
-        if config.execution.val_every_steps and self.leases and config.data.work != "static":
+        if config.execution.val_every_steps and self.traits.leases and config.data.work != "static":
             refused.append(
                 UserError(
                     f"execution.val_every_steps={config.execution.val_every_steps}",
@@ -215,22 +207,19 @@ class PserverSync(Pserver):
     mode = "sync"
 
     @property
-    def exact(self) -> bool:
-        """With values that travel as they are, and tables whose rows are there from the first touch to the end."""
-        return self.options.wire == "full" and self.options.evict_after is None and self.options.entry == Entry()
-
-    @property
-    def survives(self) -> bool:
-        return bool(self.options.on_lost_worker == "continue")
+    def traits(self) -> Traits:
+        """Exact with values that travel as they are, and tables whose rows are there from the first touch to the end."""
+        told = self.options
+        exact = told.wire == "full" and told.evict_after is None and told.entry == Entry()
+        return Traits(exact=exact, survives=told.on_lost_worker == "continue", tables_at_servers=True)
 
 
 class OutOfStep(Pserver):
     """What the modes share whose workers go at their own pace."""
 
-    lockstep = False
-    same_everywhere = False  # type: ignore[assignment]
-    leases = True
-    survives = True  # type: ignore[assignment]
+    @property
+    def traits(self) -> Traits:
+        return Traits(lockstep=False, same_everywhere=False, survives=True, leases=True, tables_at_servers=True)
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
@@ -247,7 +236,10 @@ class Stale(OutOfStep):
 
     Options = schema.StaleStrategy
     options: schema.StaleStrategy
-    alone = True
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, alone=True)
 
 
 class PserverAsync(Stale):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,22 +13,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.schema import CollectiveStrategy
 from trainer.errors import RunFailed
-from trainer.strategies.comm_hooks import PowerSgd, register
-from trainer.strategies.contract import MakeUpdater
-from trainer.strategies.process_group import GroupMember
+from trainer.strategies.comm_hooks import register
+from trainer.strategies.contract import MakeUpdater, Seat, Strategy
+from trainer.strategies.process_group import ProcessGroup
 
 
-class Collective(GroupMember):
+class Collective(Strategy):
     """torch's DDP, without its per-forward broadcast of buffers: ``synchronize`` agrees on them where they are read."""
 
     Options = CollectiveStrategy
     options: CollectiveStrategy
 
-    ddp: DistributedDataParallel
-    memory: PowerSgd | None
+    def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
+        super().__init__(config, seat)
+        self.group = ProcessGroup(seat, self.options)
 
     def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
-        super().setup(model, make_updater)
+        self.group.equal_start(model)
+        self.model, self.updater = model, make_updater(model)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers is renamed from torch 2.15 on
             self.ddp = DistributedDataParallel(
@@ -42,6 +45,9 @@ class Collective(GroupMember):
             )
         self.memory = register(self.ddp, self.options)
         return self.ddp
+
+    def scatter(self, parts: list[Any] | None) -> Any:
+        return self.group.scatter(parts)
 
     def weight(self, samples: int) -> float:
         """DDP averages the workers' means; where these have unequal sizes, mine counts samples * workers / all."""
@@ -65,12 +71,31 @@ class Collective(GroupMember):
             raise RunFailed(f"worker {self.seat.rank}: an update {why}") from error
 
     def backward(self, loss: torch.Tensor) -> None:
-        with self.naming_the_missing("the exchange of gradients"):
-            super().backward(loss)
+        with self.group.naming_the_missing("the exchange of gradients"):
+            self.updater.backward(loss)
+
+    def step(self, samples: int) -> None:
+        self.updater.step()
+
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
+        return self.group.all_reduce_sum(values)
+
+    def synchronize(self) -> None:
+        self.group.agree_on_buffers(self.model)
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.updater.observe(step, metrics)
+
+    @property
+    def lr(self) -> float:
+        return self.updater.lr
 
     def gauges(self) -> dict[str, float]:
         return {"comm/compression": self.memory.compression} if self.memory is not None else {}
 
+    def last_gauges(self) -> dict[str, float]:
+        return {}
+
     def close(self) -> None:
-        self.__dict__.pop("ddp", None)
-        super().close()
+        self.__dict__.pop("ddp", None)  # its reducer goes before the group
+        self.group.close()

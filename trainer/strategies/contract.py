@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from trainer.config.run_config import RunConfig, typed
 from trainer.config.schema import LaunchConfig, StrategyConfig
@@ -20,8 +20,35 @@ if TYPE_CHECKING:
     from trainer.optim.groups import Rate
     from trainer.optim.updater import Updater
 
+Agreed = TypeVar("Agreed")
+
 WAITS = "trainer/communication"
 """How a strategy marks in a profile that it waits for others, where torch does not say so itself."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the loop, the launcher and the checks need to know of a strategy.
+
+    Attributes:
+        exact: mathematically one process on the global batch (batch-norm statistics aside); a test proves it.
+        lockstep: all workers take the same number of updates (the sampler pads) and may meet inside an epoch.
+        same_everywhere: after every update all workers hold the same state, so that averaging what they hold changes nothing.
+        alone: each worker's gradient is an update by itself, of the samples of that worker alone.
+        survives: the others go on when a worker dies.
+        leases: the worker is a :class:`LeasesWork`: work can be leased instead of split beforehand.
+        scatters: the worker is a :class:`Scatters`: the first one can read everybody's batches.
+        tables_at_servers: sparse tables live in servers; workers never hold them whole, and ids may be unbounded.
+    """
+
+    exact: bool = False
+    lockstep: bool = True
+    same_everywhere: bool = True
+    alone: bool = False
+    survives: bool = False
+    leases: bool = False
+    scatters: bool = False
+    tables_at_servers: bool = False
 
 
 class Declaration(ABC):
@@ -43,51 +70,30 @@ class Declaration(ABC):
     entries: ClassVar[Mapping[str, str]] = {}
     """Roles besides ``worker`` and the ``module:function`` where each of their processes enters."""
 
-    lockstep: ClassVar[bool] = True
-    """All workers take the same number of updates (the sampler pads) and may meet inside an epoch."""
-
-    leases: ClassVar[bool] = False
-    """Work can be handed out in leases (``Strategy.leases``) instead of split beforehand."""
-
-    scatters: ClassVar[bool] = False
-    """The first worker can read everybody's batches and send each its own (``Strategy.scatter``)."""
-
-    tables_at_servers: ClassVar[bool] = False
-    """Sparse tables live in servers; workers never hold them whole, and ids may be unbounded."""
+    default_workers: ClassVar[int | None] = None
+    """Workers where nobody says how many; None: one per GPU, else one."""
 
     def __init__(self, **config: Any) -> None:
         self.config = config
         self.options = typed(self.Options, config)
 
     @property
-    def survives(self) -> bool:
-        """The others go on when a worker dies."""
-        return False
+    def traits(self) -> Traits:
+        """May depend on the options; a class attribute will do where it does not."""
+        return Traits()
 
-    @property
-    def same_everywhere(self) -> bool:
-        """After every update all workers hold the same state, so that averaging what they hold changes nothing."""
-        return True
-
-    @property
-    def exact(self) -> bool:
-        """Mathematically one process on the global batch (batch-norm statistics aside); a test proves it."""
-        return False
+    def leased(self, config: RunConfig) -> bool:
+        """Training data is handed out in blocks while an epoch lasts, not split beforehand."""
+        return self.traits.leases and config.data.work != "static"
 
     def roles(self, workers: int, launch: LaunchConfig) -> dict[str, int]:
         """Which roles, and how many processes of each, for so many workers."""
         return {"worker": workers}
 
-    alone: ClassVar[bool] = False
-    """Each worker's gradient is an update by itself, of the samples of that worker alone."""
-
-    default_workers: ClassVar[int | None] = None
-    """Workers where nobody says how many; None: one per GPU, else one."""
-
     def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         """Every reason why this cannot work with the built model and an optimizer made from the config."""
         unbounded = [n for n, m in model.named_modules() if getattr(m, "unbounded", False)]
-        if unbounded and not self.tables_at_servers:
+        if unbounded and not self.traits.tables_at_servers:
             why = f"strategy={self.name} holds whole tables in its workers, and {unbounded[0]} takes any id"
             return [UserError("model.table_size=null", why, "strategy=pserver_async (or a number of rows)")]
         return []
@@ -99,10 +105,10 @@ class Declaration(ABC):
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         """Every reason why this cannot work with that config and so many workers, with the nearest that works."""
         refused = []
-        if config.data.work == "leased" and not self.leases:
+        if config.data.work == "leased" and not self.traits.leases:
             why = f"strategy={self.name} needs the same batches in every update, so its work is split beforehand"
             refused.append(UserError("data.work=leased", why, "data.work=static", ["data.work"]))
-        if config.data.read == "scatter" and not self.scatters:
+        if config.data.read == "scatter" and not self.traits.scatters:
             why = f"strategy={self.name} has no group of workers in which the first could send the others their batches"
             refused.append(UserError("data.read=scatter", why, "data.read=each", ["data.read"]))
         if config.launch.servers and "server" not in self.entries:
@@ -205,12 +211,6 @@ class Strategy(ABC):
         """
         return 1.0
 
-    looks_ahead: ClassVar[bool] = False
-    """The feed reads one batch ahead and tells of it by ``expect``."""
-
-    def expect(self, batch: Any) -> None:
-        """Told of the batch after the one that ``prepare`` is called with next: what it needs can be fetched meanwhile."""
-
     def prepare(self, batch: Any) -> None:
         """Before the forward of each batch: fetch what it needs (a server's parameters, a table's rows)."""
 
@@ -230,24 +230,14 @@ class Strategy(ABC):
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over workers of a float64 vector: a meeting point."""
 
-    def scatter(self, parts: list[Any] | None) -> Any:
-        """The first worker gives one part per worker, the others None; each gets its own: a meeting point."""
-        raise NotImplementedError(f"{type(self).__name__} scatters nothing")
-
-    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Told of each validation, the same on all workers, where the schedule goes by it."""
-        raise NotImplementedError(f"{type(self).__name__} has no schedule that goes by validations (scheduler=plateau)")
-
-    def leases(self, epoch: int, blocks: int) -> Iterator[Lease | None]:
-        """The blocks of the epoch's work that this worker gets, where work is leased and not split beforehand.
-
-        None: there is nothing just now; what was handed out is to be finished before the next is asked for.
-        """
-        raise NotImplementedError(f"{type(self).__name__} hands out no work")
-
     def members(self) -> tuple[int, int]:
         """This worker's number among those that take part now, and how many these are, the same for all of them."""
         return self.seat.rank, self.seat.size
+
+    def agree(self, action: Callable[[int, int], Agreed]) -> Agreed:
+        """What ``action(index, count)`` returns, called with ``members``: again where somebody was lost meanwhile, so
+        that all who take part in the end have done it with the same numbers."""
+        return action(*self.members())
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -258,20 +248,70 @@ class Strategy(ABC):
     def lr(self) -> float:
         """Learning rate of the next update."""
 
-    def whole(self) -> AbstractContextManager[Any]:
-        """While it lasts, the model holds all its parameters itself and can be saved."""
-        return nullcontext()
-
     def save(self, folder: Path) -> None:
         """At the end of training, on all workers: leave in the folder what is needed to go on besides the model."""
 
-    def gauges(self) -> dict[str, float]:
-        """Values of the strategy's own for the log, asked of the first worker at each line; must not wait."""
-        return {}
-
-    def last_gauges(self) -> dict[str, float]:
-        """Those that are measured anew at the end of the training, which may wait; asked of the first worker."""
-        return {}
-
     def close(self) -> None:
         """End this worker's membership; every process ends and every port is free afterwards."""
+
+
+# What only some strategies can do. The loop asks for it by type.
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """Wants to know the next batch, of which the feed then reads one ahead."""
+
+    def expect(self, batch: Any) -> None:
+        """Told of the batch after the one that ``prepare`` is called with next: what it needs can be fetched meanwhile."""
+
+
+@runtime_checkable
+class LeasesWork(Protocol):
+    """Hands out the work while an epoch lasts."""
+
+    def leases(self, epoch: int, blocks: int) -> Iterator[Lease | None]:
+        """The blocks of the epoch's work that this worker gets.
+
+        None: there is nothing just now; what was handed out is to be finished before the next is asked for.
+        """
+
+
+@runtime_checkable
+class Scatters(Protocol):
+    """Has a group of workers in which the first can send the others their batches."""
+
+    def scatter(self, parts: list[Any] | None) -> Any:
+        """The first worker gives one part per worker, the others None; each gets its own: a meeting point."""
+
+
+@runtime_checkable
+class GoesByValidations(Protocol):
+    """Has a schedule that may go by validations (scheduler=plateau)."""
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Told of each validation, the same on all workers."""
+
+
+@runtime_checkable
+class HasGauges(Protocol):
+    """Has values of its own for the log; only the first worker is asked."""
+
+    def gauges(self) -> dict[str, float]:
+        """At each line; must not wait."""
+
+    def last_gauges(self) -> dict[str, float]:
+        """Those that are measured anew at the end of the training, which may wait."""
+
+
+@runtime_checkable
+class FullModel(Protocol):
+    """Trains a model whose parameters are not all in the workers."""
+
+    def whole(self) -> AbstractContextManager[Any]:
+        """While it lasts, the model holds all its parameters itself and can be saved."""
+
+
+def whole(strategy: Strategy) -> AbstractContextManager[Any]:
+    """While it lasts, the strategy's model holds all its parameters itself."""
+    return strategy.whole() if isinstance(strategy, FullModel) else nullcontext()

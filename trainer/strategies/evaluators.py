@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
 from torch import nn
 
-from trainer.strategies.contract import MakeUpdater
-from trainer.strategies.process_group import GroupMember
+from trainer.config.schema import GroupStrategy
+from trainer.strategies.contract import MakeUpdater, Seat, Strategy
+from trainer.strategies.process_group import ProcessGroup
 
 
-class Evaluators(GroupMember):
+class Evaluators(Strategy):
     """A worker of a process group that adds up sums; each has read the same weights, so there is nothing to agree on."""
 
+    Options = GroupStrategy
+    options: GroupStrategy
+
+    lr = 0.0
+
+    def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
+        super().__init__(config, seat)
+        self.group = ProcessGroup(seat, self.options)
+
     def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
-        self.model = model
         return model
+
+    def backward(self, loss: torch.Tensor) -> None:
+        raise AssertionError("nothing is trained here")
+
+    def step(self, samples: int) -> None:
+        raise AssertionError("nothing is trained here")
+
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
+        return self.group.all_reduce_sum(values)
 
     def synchronize(self) -> None:
         pass
+
+    def close(self) -> None:
+        self.group.close()

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer.config.schema import LocalSgdStrategy
-from trainer.strategies.contract import MakeUpdater, Seat
-from trainer.strategies.process_group import GroupMember
+from trainer.strategies.contract import MakeUpdater, Seat, Strategy
+from trainer.strategies.process_group import ProcessGroup
 
 
-class LocalSgd(GroupMember):
+class LocalSgd(Strategy):
     """Local SGD (Stich, 2019, arXiv:1805.09767); the average is weighted by the samples behind each replica."""
 
     Options = LocalSgdStrategy
@@ -22,30 +22,33 @@ class LocalSgd(GroupMember):
 
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         super().__init__(config, seat)
+        self.group = ProcessGroup(seat, self.options)
         self.updates = 0
         self.samples = 0
 
     def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
-        placed = super().setup(model, make_updater)
+        self.group.equal_start(model)
+        self.model, self.updater = model, make_updater(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        return placed
+        return model
+
+    def scatter(self, parts: list[Any] | None) -> Any:
+        return self.group.scatter(parts)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.updater.backward(loss)
 
     def step(self, samples: int) -> None:
-        super().step(samples)
+        self.updater.step()
         self.updates += 1
         self.samples += samples
         if self.updates <= self.options.begin_step or self.updates % self.options.k_steps == 0:
             self._average()
 
-    def synchronize(self) -> None:
-        if self.samples:
-            self._average()
-        super().synchronize()
-
     @torch.no_grad()
     def _average(self) -> None:
         """Replace my parameters by the mean over workers, weighted by samples since the last average."""
-        with self.naming_the_missing("the average of the parameters"):
+        with self.group.naming_the_missing("the average of the parameters"):
             if self.seat.even:
                 share = 1.0 / self.seat.size
             else:
@@ -59,3 +62,21 @@ class LocalSgd(GroupMember):
         for parameter, part in zip(self.parameters, parts, strict=True):
             parameter.copy_(part.view(parameter.shape))
         self.samples = 0
+
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
+        return self.group.all_reduce_sum(values)
+
+    def synchronize(self) -> None:
+        if self.samples:
+            self._average()
+        self.group.agree_on_buffers(self.model)
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.updater.observe(step, metrics)
+
+    @property
+    def lr(self) -> float:
+        return self.updater.lr
+
+    def close(self) -> None:
+        self.group.close()

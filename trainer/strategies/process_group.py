@@ -1,9 +1,9 @@
-"""What the strategies with a process group share: joining, equal start, sums, buffers, and naming who is missing."""
+"""A process group as strategies use it: joining, equal start, sums, buffers, and naming who is missing."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -13,44 +13,49 @@ from torch import nn
 
 from trainer.config.schema import GroupStrategy
 from trainer.errors import RunFailed, first_line
-from trainer.strategies.contract import MakeUpdater, Seat
+from trainer.strategies.contract import Seat
 from trainer.strategies.liveness import RollCall
-from trainer.strategies.single import OwnUpdater
 
 
-class GroupMember(OwnUpdater):
-    """A worker of a process group (NCCL on GPUs, Gloo elsewhere) that owns its optimizer."""
+class ProcessGroup:
+    """This worker's place in a process group: NCCL on GPUs, Gloo elsewhere.
 
-    Options = GroupStrategy
-    options: GroupStrategy
+    Args:
+        seat: where this worker sits; options: of the strategy that has the group.
 
-    def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
-        super().__init__(config, seat)
+    Raises:
+        RunFailed: workers did not join in time; the message names them.
+    """
+
+    def __init__(self, seat: Seat, options: GroupStrategy) -> None:
         assert seat.store is not None, "a process group meets in the launcher's store"
-        self.store = dist.PrefixStore("group", seat.store)
+        self.seat, self.options = seat, options
         self.roll_call = RollCall(dist.PrefixStore("roll-call", seat.store), seat.rank, seat.size)
-        self.batches_group: Any = None
+        self.batches: Any = None
         cuda = seat.device.startswith("cuda")
         with self.naming_the_missing("the start of the process group"):
             dist.init_process_group(
                 "nccl" if cuda else "gloo",
-                store=self.store,
+                store=dist.PrefixStore("group", seat.store),
                 rank=seat.rank,
                 world_size=seat.size,
-                timeout=datetime.timedelta(seconds=self.options.timeout_s),
+                timeout=self.limit,
                 device_id=torch.device(seat.device) if cuda else None,
             )
 
-    def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
-        self.model = model
+    @property
+    def limit(self) -> datetime.timedelta:
+        """How long a meeting waits for those who are missing."""
+        return datetime.timedelta(seconds=self.options.timeout_s)
+
+    def equal_start(self, model: nn.Module) -> None:
+        """All workers begin with the same parameters and buffers: the first one's, or what the common seed gives all."""
         with self.naming_the_missing("the equal start"), torch.no_grad():
             if self.options.init == "broadcast":
                 for tensor in (*model.parameters(), *model.buffers()):
                     _exchanged(tensor, lambda whole: dist.broadcast(whole, 0))
             else:
                 self._check_equal_start(model)
-        self.updater = make_updater(model)
-        return model
 
     def _check_equal_start(self, model: nn.Module) -> None:
         mine = torch.stack([p.double().sum() for p in model.parameters()] + [p.double().pow(2).sum() for p in model.parameters()])  # fmt: skip
@@ -64,6 +69,7 @@ class GroupMember(OwnUpdater):
             )
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """As the strategies' verb: the sum over workers of a float64 vector."""
         if self.seat.size == 1:
             return values
         with self.naming_the_missing("a sum over the workers"):
@@ -72,17 +78,18 @@ class GroupMember(OwnUpdater):
         return sums
 
     def scatter(self, parts: list[Any] | None) -> Any:
+        """The first worker gives one part per worker, the others None; each gets its own."""
         mine: list[Any] = [None]
         with self.naming_the_missing("the scattering of batches"):
-            if self.batches_group is None:  # of its own, on the CPU: batches travel while gradients do
-                limit = datetime.timedelta(seconds=self.options.timeout_s)
-                self.batches_group = dist.new_group(backend="gloo", timeout=limit)
-            dist.scatter_object_list(mine, parts, 0, group=self.batches_group)
+            if self.batches is None:  # a group of its own, on the CPU: batches travel while gradients do
+                self.batches = dist.new_group(backend="gloo", timeout=self.limit)
+            dist.scatter_object_list(mine, parts, 0, group=self.batches)
         return mine[0]
 
-    def synchronize(self) -> None:
+    def agree_on_buffers(self, model: nn.Module) -> None:
+        """All workers get the first one's buffers, or the average, as the options say."""
         with self.naming_the_missing("the agreement on buffers"), torch.no_grad():
-            for buffer in self.model.buffers():
+            for buffer in model.buffers():
                 if self.options.buffers == "rank0" or not buffer.is_floating_point():
                     _exchanged(buffer, lambda whole: dist.broadcast(whole, 0))
                 else:
@@ -90,6 +97,7 @@ class GroupMember(OwnUpdater):
                     buffer /= self.seat.size
 
     def close(self) -> None:
+        """Leave the group."""
         with suppress(RuntimeError, dist.DistError):  # the launcher, and with it the store, may be gone
             self.roll_call.end()
         if dist.is_initialized():

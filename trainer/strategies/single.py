@@ -8,26 +8,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.optim.updater import Updater
 from trainer.strategies.contract import MakeUpdater, Strategy
 
 
-class OwnUpdater(Strategy):
-    """What every strategy does whose workers own the optimizer."""
-
-    model: nn.Module
-    updater: Updater
+class Single(Strategy):
+    """One process on the whole batch."""
 
     def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
-        self.model = model
         self.updater = make_updater(model)
         return model
 
+    def scatter(self, parts: list[Any] | None) -> Any:
+        assert parts is not None
+        return parts[0]
+
     def backward(self, loss: torch.Tensor) -> None:
-        self.updater.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.updater.backward(loss)
 
     def step(self, samples: int) -> None:
         self.updater.step()
+
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+    def synchronize(self) -> None:
+        pass
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
         self.updater.observe(step, metrics)
@@ -35,17 +40,3 @@ class OwnUpdater(Strategy):
     @property
     def lr(self) -> float:
         return self.updater.lr
-
-
-class Single(OwnUpdater):
-    """One process on the whole batch."""
-
-    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        return values
-
-    def scatter(self, parts: list[Any] | None) -> Any:
-        assert parts is not None
-        return parts[0]
-
-    def synchronize(self) -> None:
-        pass

@@ -35,7 +35,7 @@ from trainer.metrics.own import OwnMetrics
 from trainer.optim.averaged import averaged_weights
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import Seat, Strategy
+from trainer.strategies.contract import GoesByValidations, LeasesWork, LooksAhead, Scatters, Seat, Strategy, whole
 from trainer.worker.callbacks import made
 from trainer.worker.loop import Rhythm, Training
 from trainer.worker.model import Updaters, arithmetic, build_model, save, seed_all
@@ -45,6 +45,7 @@ UNLIMITED = 1 << 62
 
 def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report: Report) -> Training:
     """Everything that the loop needs, from the config."""
+    check_abilities(config, plan, strategy)
     device = torch.device(seat.device)
     model = build_model(config, plan, device)
     if config.compile:
@@ -64,7 +65,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         report=report,
         rhythm=make_rhythm(config, plan),
         arithmetic=arithmetic(plan.chosen.precision, device),
-        lockstep=plan.lockstep,
+        lockstep=plan.traits.lockstep,
         callbacks=made(config.callbacks, seat.rank, seat.size, Path(plan.run_dir), plan.total_steps, model),
         own=OwnMetrics(config.metrics, device),
         compiling=", compiling the model" if config.compile else "",
@@ -72,19 +73,36 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     return following(run, config, plan) if plan.mode == "train" else run
 
 
+def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
+    """A strategy can do what this run needs of it.
+
+    Raises:
+        RunFailed: its declaration has promised what its worker cannot do.
+    """
+    needs: dict[str, tuple[bool, type]] = {
+        "data.work=leased": (plan.leased, LeasesWork),
+        "data.read=scatter": (config.data.read == "scatter", Scatters),
+        "scheduler=plateau": (plan.mode == "train" and is_plateau(config.scheduler._target_), GoesByValidations),
+    }
+    for what, (needed, ability) in needs.items():
+        if needed and not isinstance(strategy, ability):
+            kind = type(strategy)
+            raise RunFailed(f"{what} needs a strategy of kind trainer.strategies.contract.{ability.__name__}, and {kind.__module__}.{kind.__qualname__} lacks its methods")  # fmt: skip
+
+
 def following(run: Training, config: RunConfig, plan: Plan) -> Training:
     """The same with what follows a training: the best model, the average, an early stop."""
     folder, model = Path(plan.run_dir), run.model
 
     def keep_best() -> None:
-        with run.strategy.whole():
+        with whole(run.strategy):
             save(model, folder / "checkpoints" / "best.safetensors")
 
     return replace(
         run,
         keep_best=keep_best,
         ema=averaged_weights(model, config.ema),
-        mean=not plan.same_everywhere,
+        mean=not plan.traits.same_everywhere,
         early_stop=early_stop(config.early_stop, plan.lower),
         plateau=is_plateau(config.scheduler._target_),
     )
@@ -114,9 +132,9 @@ def make_feed(
         reading=reading,
         limit_train=config.limit_train_batches,
         limit_val=config.limit_val_batches,
-        expect=strategy.expect if strategy.looks_ahead else None,
-        work=leased_work(config, plan, splits, reading, strategy, order) if plan.leased else None,
-        scatter=strategy.scatter if config.data.read == "scatter" else None,
+        expect=strategy.expect if isinstance(strategy, LooksAhead) else None,
+        work=leased_work(config, plan, splits, reading, strategy, order),
+        scatter=strategy.scatter if isinstance(strategy, Scatters) and config.data.read == "scatter" else None,
         growth=growing_readers(config.data, readers, prefetch, seat.local_size),
     )
 
@@ -128,8 +146,10 @@ def early_stop(told: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | Non
 
 def leased_work(
     config: RunConfig, plan: Plan, splits: Splits, reading: Reading, strategy: Strategy, order: Order | None
-) -> MapWork | StreamWork:
-    """The training data in blocks that the strategy hands out."""
+) -> MapWork | StreamWork | None:
+    """The training data in blocks that the strategy hands out; None where they are split beforehand."""
+    if not plan.leased or not isinstance(strategy, LeasesWork):
+        return None
     sampler, size = config.sampler, plan.batch_size
     if plan.facts.streams:
         return StreamWork(splits.train, size, config.seed, sampler.shuffle, strategy.leases)

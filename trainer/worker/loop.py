@@ -20,7 +20,7 @@ from trainer.metrics.own import OwnMetrics
 from trainer.models.empty_batch import counting
 from trainer.optim.averaged import AveragedWeights
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import Strategy
+from trainer.strategies.contract import GoesByValidations, HasGauges, Strategy
 from trainer.worker.callbacks import Callbacks
 from trainer.worker.profiler import Unprofiled
 
@@ -218,7 +218,7 @@ def log_training(run: Training, epoch: int, rest: bool = False) -> None:
         together = sums + line.before.to(sums.device)
     line.before, line.printed = sums, line.batches
     metrics = run.task.summary(together)
-    gauges = run.strategy.gauges() if run.report.run_dir else {}
+    gauges = run.strategy.gauges() if run.report.run_dir and isinstance(run.strategy, HasGauges) else {}
     run.report.training(epoch, line.number, run.step, metrics, samples, line.lr, run.feed, gauges, rest)
     if metrics and not math.isfinite(metrics["loss"]):
         raise RunFailed(
@@ -283,6 +283,7 @@ def decide(run: Training, values: Mapping[str, float]) -> None:
     agreed = run.strategy.all_reduce_sum(numbers if first else torch.zeros_like(numbers)).tolist()
     values = dict(zip(values, agreed, strict=True))
     if run.plateau:
+        assert isinstance(run.strategy, GoesByValidations)
         run.strategy.observe(run.step, values)
     if run.early_stop is not None:
         run.stop = run.early_stop.why(run.step, values) or run.stop
@@ -290,13 +291,14 @@ def decide(run: Training, values: Mapping[str, float]) -> None:
 
 def _examined(run: Training, settle: Callable[[], None] = lambda: None) -> tuple[torch.Tensor, int, dict[str, float]]:
     """The task's sums over the validation samples, this worker's number among those who took part, the user's metrics."""
-    while True:  # again when somebody was lost meanwhile, whose samples are left behind
+
+    def shared(index: int, count: int) -> tuple[torch.Tensor, int, dict[str, float]]:
         settle()
-        index, taking_part = run.strategy.members()
-        sums = run.strategy.all_reduce_sum(_evaluated(run, index, taking_part))
-        parts = run.own.gathered(run.strategy.all_reduce_sum, index, taking_part)
-        if run.strategy.members()[1] == taking_part:
-            return sums, index, run.own.values(parts)
+        sums = run.strategy.all_reduce_sum(_evaluated(run, index, count))
+        parts = run.own.gathered(run.strategy.all_reduce_sum, index, count)
+        return sums, index, run.own.values(parts)
+
+    return run.strategy.agree(shared)
 
 
 def _evaluated(run: Training, index: int, count: int) -> torch.Tensor:

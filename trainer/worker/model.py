@@ -38,7 +38,7 @@ def build_model(config: RunConfig, plan: Plan, device: torch.device) -> nn.Modul
 
         model = synchronised(model, str(device))
     model = model.to(device, torch.float64 if plan.chosen.precision == "fp64" else None)
-    if not plan.tables_at_servers:
+    if not plan.traits.tables_at_servers:
         materialise(model, config.seed, device)
     freeze(model, config.optimizer, [table for _, table in tables(model)])
     if plan.chosen.precision == "bf16" and device.type == "cpu":
@@ -67,9 +67,9 @@ def make_updater(config: RunConfig, plan: Plan, module: nn.Module) -> Updater:
     trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
     optimizer = optimizer_of(config.optimizer, grouped(trained, found), plan.lr)
     if sparse:
-        rule, numbers = rule_of(config.optimizer, optimizer)
+        rule = rule_of(config.optimizer, optimizer)
         weights, factors = zip(*sparse.values(), strict=True)
-        optimizer = DenseAndSparse(optimizer, sparse_optimizer(rule, numbers, weights, factors))
+        optimizer = DenseAndSparse(optimizer, sparse_optimizer(rule, weights, factors), rule)
     schedule = call_target(
         config.node("scheduler"), "scheduler", total_steps=plan.total_steps, steps_per_epoch=plan.steps_per_epoch
     )

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer.config.instantiate import call_target, for_saved_weights, locate
 from trainer.config.run_config import RunConfig
 from trainer.data.reading import deaths_named
@@ -22,7 +20,7 @@ from trainer.metrics.best import best_metric
 from trainer.planning.assignment import Assignment
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import Seat, Strategy
+from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
 from trainer.worker import example
 from trainer.worker.build import build
 from trainer.worker.host_monitor import watched
@@ -46,23 +44,15 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     with at_work(seat, assignment) as run:
         fit(run)
         if run.report.run_dir is not None:
-            run.report.gauges(run.strategy.last_gauges())
+            run.report.gauges(run.strategy.last_gauges() if isinstance(run.strategy, HasGauges) else {})
         run.strategy.save(run_dir / "checkpoints")
-        while True:  # again when somebody was lost meanwhile, who may have been the first
-            index, taking_part = run.strategy.members()
-            if index == 0:
-                keep_model(run, assignment, run_dir)
-            if not assignment.plan.survives:
-                break
-            run.strategy.all_reduce_sum(torch.zeros(1, dtype=torch.float64))
-            if run.strategy.members()[1] == taking_part:
-                break
+        run.strategy.agree(lambda index, _: keep_model(run, assignment, run_dir) if index == 0 else None)
         return {**run.report.outcome(), **(run.feed.growth.found() if run.feed.growth is not None else {})}
 
 
 def keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
     """The trained model, what the validations found, and what it takes to use it elsewhere."""
-    with run.strategy.whole():
+    with whole(run.strategy):
         save(run.model, run_dir / "model.safetensors")
         if run.ema is not None:
             with run.ema.in_place():
@@ -87,7 +77,7 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
     run_dir, seat = Path(plan.run_dir), seated(seat, config, plan)
     with deaths_named(), settings(config, plan, seat), membership(seat, assignment) as strategy:
         best = best_metric(config, plan.facts.task)
-        own = None if plan.lockstep else run_dir / f"status.{seat.rank}.json"
+        own = None if plan.traits.lockstep else run_dir / f"status.{seat.rank}.json"
         report = Report(run_dir if seat.rank == 0 else None, plan.total_steps, best, plan.lower, own)
         try:
             report.doing("building the model and opening the data")

@@ -74,7 +74,7 @@ class Server:
         self.socket = _socket(seat, size, strategy.transport, plan.parameters)
         self.turns = Turns(self.socket, self.answer, seat.rank, patience_s)
         self.leases = Leases(run.config.data.on_lost_worker == "take_over")
-        stops = not declared.survives
+        stops = not declared.traits.survives
         self.liveness = Liveness(self.members, self.parameters, self.leases, self.turns, seat.store, stops)
         self.work = Work(self.leases, self.members, self.liveness.lose, patience_s)
         self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0)

@@ -16,7 +16,7 @@ from trainer.config.schema.strategy import Entry
 from trainer.models.rows import RowInit
 from trainer.optim.groups import Rate, optimizer_of
 from trainer.optim.schedules import Plateau
-from trainer.optim.sparse import rule_of
+from trainer.optim.sparse import SparseRule, rule_of
 from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.protocol.sharding import bucket_key, buckets_of, server_of_bucket
 from trainer.strategies.pserver.protocol.snapshot import Part
@@ -26,6 +26,9 @@ from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
 
 DENSE = "dense"
+
+SUMS = SparseRule("sgd", 0.0, {})
+"""Of tables that only add up differences."""
 Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
 """By table number: unique ids (U,) and values or gradients (U, D)."""
 Tensors = Mapping[str, torch.Tensor] | Part
@@ -83,16 +86,15 @@ class Shard:
     def _fresh_tables(self) -> dict[int, SparseTable]:
         if not self.layout.tables:
             return {}
-        rule, numbers = ("sgd", {"lr": 0.0}) if self.geo_workers else rule_of(self.config.optimizer, self.optimizer)
-        self.sparse_lrs = {spec.number: float(numbers["lr"]) * spec.lr for spec in self.layout.tables}
-        hyperparameters = {k: v for k, v in numbers.items() if k != "lr"}
+        rule = SUMS if self.geo_workers else rule_of(self.config.optimizer, self.optimizer)
+        self.sparse_lrs = {spec.number: rule.rate(spec.lr) for spec in self.layout.tables}
         admission: Admission | None = Count(self.entry.count) if self.entry.count > 1 else None
         if self.entry.probability < 1:
             admission = Probability(self.entry.probability)
         return {
             spec.number: SparseTable(
                 spec.name, spec.dim, self.dtype, self.config.seed, RowInit(spec.init, spec.scale),
-                kernel(rule, **hyperparameters), admission=admission, num_rows=spec.rows, workers=self.geo_workers,
+                kernel(rule.name, **rule.numbers), admission=admission, num_rows=spec.rows, workers=self.geo_workers,
             )
             for spec in self.layout.tables
         }  # fmt: skip

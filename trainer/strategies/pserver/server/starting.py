@@ -68,7 +68,7 @@ def _misfits(
         sizes[piece["name"]] = max(piece["stop"], sizes.get(piece["name"], 0))
     if why := _difference(sizes, trained, "{} elements of"):
         yield why, "the model that it was saved with"
-    rule = "sgd" if mode == GEO else rule_of(config.optimizer, optimizer)[0] if any(tables(model)) else ""
+    rule = "sgd" if mode == GEO else rule_of(config.optimizer, optimizer).name if any(tables(model)) else ""
     own = {
         name: [None if getattr(module, "unbounded", False) else module.num_embeddings, module.embedding_dim, rule]
         for name, module in tables(model)

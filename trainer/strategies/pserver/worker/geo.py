@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trainer.config.schema import PserverGeoStrategy
-from trainer.optim.sparse import CLASSES, DenseAndSparse
+from trainer.optim.sparse import DenseAndSparse
 from trainer.strategies.contract import MakeUpdater
 from trainer.strategies.pserver.protocol.codec import decode
 from trainer.strategies.pserver.protocol.messages import Kind, Message
@@ -69,12 +69,11 @@ class PserverGeo(PserverWorker):
             return
         optimizer = self.updater.optimizer
         assert isinstance(optimizer, DenseAndSparse)
-        sparse = optimizer.parts["sparse"]
-        [rule] = [name for name, kind in CLASSES.items() if type(sparse) is kind]
-        self.sparse_lrs = {table.number: float(sparse.defaults["lr"]) * table.lr for table in self.remote}
+        rule = optimizer.rule
+        self.sparse_lrs = {table.number: rule.rate(table.lr) for table in self.remote}
         for table in self.remote:
-            numbers = {k: v for k, v in sparse.defaults.items() if k != "lr"}
-            self.replicas[table.number] = Replica(table.dim, self.dtype, kernel(rule, **numbers), table.rows)
+            kept = kernel(rule.name, **rule.numbers)
+            self.replicas[table.number] = Replica(table.dim, self.dtype, kept, table.rows)
 
     def take_all(self) -> None:
         super().take_all()
@@ -127,7 +126,7 @@ class PserverGeo(PserverWorker):
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def backward(self, loss: torch.Tensor) -> None:
-        self.updater.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.updater.backward(loss)
 
     def step(self, samples: int) -> None:
         rows = {t.number: t.gradient() for t in self.remote}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from trainer.config.schema import PserverSyncStrategy
+from trainer.strategies.contract import Agreed
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb
 from trainer.strategies.pserver.worker.push import Push
 from trainer.strategies.pserver.worker.worker import PserverWorker
@@ -13,6 +16,9 @@ from trainer.strategies.pserver.worker.worker import PserverWorker
 
 class PserverSync(PserverWorker):
     """Pushes sums of gradients weighted by samples; pulls parameters of the next step as soon as they are made."""
+
+    Options = PserverSyncStrategy
+    options: PserverSyncStrategy
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -58,6 +64,11 @@ class PserverSync(PserverWorker):
         if self.ahead.coming is not None:
             pull = self.pulls.fetch(self.ahead.wanted(), dense=True, clock=self.clock)
             self.ahead.fetched, self.ahead.coming = (self.ahead.coming, pull), None
+
+    def agree(self, action: Callable[[int, int], Agreed]) -> Agreed:
+        if self.options.on_lost_worker == "continue":
+            return super().agree(action)
+        return action(*self.members())  # a lost worker ends the run
 
     def finish_pushes(self) -> None:
         self.client.wait([r for r in self.client.under_way.values() if r.message.verb in (Verb.PUSH, Verb.COMMIT)])

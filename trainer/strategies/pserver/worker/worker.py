@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import nn
 
 from trainer.config.schema import PserverStrategy
 from trainer.models.rows import dense_of, tables
-from trainer.strategies.contract import Lease, MakeUpdater, Seat, Strategy
+from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Seat, Strategy
 from trainer.strategies.pserver.protocol.messages import CREATES, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.worker.agreement import agree_on
 from trainer.strategies.pserver.worker.ahead import Ahead
@@ -39,7 +39,6 @@ class PserverWorker(Strategy):
     Options = PserverStrategy
     options: PserverStrategy
 
-    looks_ahead = True
     holds_rows = False
     """This worker keeps copies of rows and is told which of them others change."""
 
@@ -218,6 +217,14 @@ class PserverWorker(Strategy):
     def members(self) -> tuple[int, int]:
         return self.present.index(self.seat.rank), len(self.present)
 
+    def agree(self, action: Callable[[int, int], Agreed]) -> Agreed:
+        while True:
+            index, count = self.members()
+            done = action(index, count)
+            self.meet()
+            if len(self.present) == count:
+                return done
+
     def synchronize(self) -> None:
         self.finish_pushes()
         self.rest()
@@ -257,14 +264,13 @@ class PserverWorker(Strategy):
         """Persistables: every server writes its part, the first worker completes them."""
         if not self.options.persistables:
             return
-        self.meet()
-        while True:  # again when somebody was lost meanwhile, who may have been the first
-            taking_part = len(self.present)
-            if self.members()[0] == 0:
+
+        def by_the_first(index: int, count: int) -> None:
+            if index == 0:
                 save_persistables(self.client, folder / "persistables")
-            self.meet()
-            if len(self.present) == taking_part:
-                return
+
+        self.meet()
+        self.agree(by_the_first)
 
     def close(self) -> None:
         try:

@@ -1,0 +1,53 @@
+"""What declarations promise is what their workers can do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.config.instantiate import locate
+from trainer.errors import RunFailed
+from trainer.planning.assignment import Assignment
+from trainer.strategies import builtin
+from trainer.strategies.contract import Declaration, GoesByValidations, LeasesWork, Scatters, Strategy
+from trainer.strategies.single import Single
+from trainer.worker.build import check_abilities
+
+from .launching import payload
+
+BASE = ("model=lenet", "model.image_size=8", "data=tiny", "data.global_batch_size=16", "tracking=none", "device=cpu")
+
+DECLARATIONS = [
+    builtin.Single, builtin.Collective, builtin.LocalSgd,
+    builtin.PserverSync, builtin.PserverAsync, builtin.PserverSsp, builtin.PserverGeo,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("declaration", DECLARATIONS, ids=lambda d: d.__name__)
+def test_workers_can_do_what_their_declaration_promises_and_no_less(declaration: type[Declaration]) -> None:
+    worker, traits = locate(declaration.worker), declaration().traits
+    assert issubclass(worker, Scatters) == traits.scatters
+    assert issubclass(worker, LeasesWork) >= traits.leases  # pserver_sync has the method and works in step
+    assert issubclass(worker, GoesByValidations)
+
+
+class Empty(Strategy):
+    """Can do nothing."""
+
+    lr = 0.0
+
+    def _nothing(self, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    setup = backward = step = all_reduce_sum = synchronize = _nothing
+
+
+@pytest.mark.parametrize("override", ["data.read=scatter", "scheduler=plateau"])
+def test_broken_promise_of_a_declaration_ends_the_run_with_what_is_missing(override: str) -> None:
+    given = Assignment.of(payload("collective", 2, (override,), BASE))
+    check_abilities(given.config, given.plan, object.__new__(Single))
+    with pytest.raises(
+        RunFailed, match=rf"^{override} needs a strategy of kind .*test_contract.Empty lacks its methods"
+    ):
+        check_abilities(given.config, given.plan, object.__new__(Empty))
