@@ -67,6 +67,26 @@ def taking_part(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
             strategy.close()
 
 
+def joining(seat: Seat, payload: dict[str, Any]) -> dict[str, float]:
+    """Each worker is slower than the one before; when it was connected to all others, and when it could go on."""
+    connected = []
+    connect = dist.init_process_group
+
+    def slowly(*arguments: Any, **options: Any) -> None:
+        connect(*arguments, **options)
+        time.sleep(0.5 * seat.rank)
+        connected.append(time.monotonic())
+
+    dist.init_process_group = slowly
+    try:
+        strategy = locate(payload["plan"]["strategy_worker"])(payload["config"]["strategy"], seat)
+        goes_on = time.monotonic()
+        strategy.close()
+    finally:
+        dist.init_process_group = connect
+    return {"connected": connected[0], "goes_on": goes_on}
+
+
 def parameters(run: Training) -> dict[str, np.ndarray]:
     return {name: p.detach().numpy().copy() for name, p in run.model.named_parameters()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from trainer.strategies.contract import Declaration, GoesByValidations, LeasesWo
 from trainer.strategies.single import Single
 from trainer.worker.build import check_abilities
 
-from .launching import payload
+from .launching import Case, launched, payload
 
 BASE = ("model=lenet", "model.image_size=8", "data=tiny", "data.global_batch_size=16", "tracking=none", "device=cpu")
 
@@ -30,6 +31,15 @@ def test_workers_can_do_what_their_declaration_promises_and_no_less(declaration:
     assert issubclass(worker, Scatters) == traits.scatters
     assert issubclass(worker, LeasesWork) >= traits.leases  # pserver_sync has the method and works in step
     assert issubclass(worker, GoesByValidations)
+
+
+@pytest.mark.parametrize("strategy", ["collective", "local_sgd"])
+def test_nobody_can_leave_a_process_group_that_others_still_connect_to(
+    warm: None, tmp_path: Path, strategy: str
+) -> None:
+    workers = launched(strategy, 3, {"joining": Case("joining")}, tmp_path)["worker"]
+    answers = [workers[rank]["answers"][0] for rank in range(3)]
+    assert min(a["goes_on"] for a in answers) >= max(a["connected"] for a in answers)
 
 
 class Empty(Strategy):

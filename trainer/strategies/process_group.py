@@ -42,6 +42,15 @@ class ProcessGroup:
                 timeout=self.limit,
                 device_id=torch.device(seat.device) if cuda else None,
             )
+            self._wait_until_all_have_joined(seat.store)
+
+    def _wait_until_all_have_joined(self, store: dist.Store) -> None:
+        """A worker that leaves at once, say at an error of its own, would break the connections that others still make:
+        Gloo then says that they have failed, or ends their process."""
+        joined = dist.PrefixStore("joined", store)
+        if joined.add("workers", 1) == self.seat.size:
+            joined.set("all", "")
+        joined.wait(["all"], self.limit)
 
     @property
     def limit(self) -> datetime.timedelta:
