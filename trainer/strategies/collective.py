@@ -72,7 +72,7 @@ class Collective(Strategy):
 
     def backward(self, loss: torch.Tensor) -> None:
         with self.group.naming_the_missing("the exchange of gradients"):
-            self.updater.backward(loss)
+            super().backward(loss)
 
     def step(self, samples: int) -> None:
         self.updater.step()
@@ -85,10 +85,6 @@ class Collective(Strategy):
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
         self.updater.observe(step, metrics)
-
-    @property
-    def lr(self) -> float:
-        return self.updater.lr
 
     def gauges(self) -> dict[str, float]:
         return {"comm/compression": self.memory.compression} if self.memory is not None else {}

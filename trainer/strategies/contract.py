@@ -189,10 +189,12 @@ class Strategy(ABC):
 
     Attributes:
         options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in ``config``.
+        updater: the optimizer, or where it runs elsewhere, its schedule alone; made in ``setup``.
     """
 
     Options: ClassVar[type[StrategyConfig]] = StrategyConfig
     options: StrategyConfig
+    updater: Updater
 
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         self.config = config
@@ -218,9 +220,9 @@ class Strategy(ABC):
         """Around forward and backward of each batch; no exchange until the update's last one."""
         return nullcontext()
 
-    @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
-        """Backward of one batch's (weighted, scaled where fp16 needs it) loss."""
+        """Backward of one batch's (weighted) loss, scaled where fp16 needs it."""
+        self.updater.backward(loss)
 
     @abstractmethod
     def step(self, samples: int) -> None:
@@ -244,9 +246,9 @@ class Strategy(ABC):
         """Give every worker the agreed parameters and buffers (before evaluation, saving, export)."""
 
     @property
-    @abstractmethod
     def lr(self) -> float:
         """Learning rate of the next update."""
+        return self.updater.lr
 
     def save(self, folder: Path) -> None:
         """At the end of training, on all workers: leave in the folder what is needed to go on besides the model."""

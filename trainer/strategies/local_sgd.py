@@ -35,9 +35,6 @@ class LocalSgd(Strategy):
     def scatter(self, parts: list[Any] | None) -> Any:
         return self.group.scatter(parts)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        self.updater.backward(loss)
-
     def step(self, samples: int) -> None:
         self.updater.step()
         self.updates += 1
@@ -73,10 +70,6 @@ class LocalSgd(Strategy):
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
         self.updater.observe(step, metrics)
-
-    @property
-    def lr(self) -> float:
-        return self.updater.lr
 
     def close(self) -> None:
         self.group.close()

@@ -82,7 +82,7 @@ class ProcessGroup:
         if self.seat.size == 1:
             return values
         with self.naming_the_missing("a sum over the workers"):
-            sums = values.to(self.seat.device, torch.float64, copy=True)
+            sums = values.to(self.seat.device, torch.float64, copy=True).contiguous()
             dist.all_reduce(sums)
         return sums
 

@@ -22,9 +22,6 @@ class Single(Strategy):
         assert parts is not None
         return parts[0]
 
-    def backward(self, loss: torch.Tensor) -> None:
-        self.updater.backward(loss)
-
     def step(self, samples: int) -> None:
         self.updater.step()
 
@@ -36,7 +33,3 @@ class Single(Strategy):
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
         self.updater.observe(step, metrics)
-
-    @property
-    def lr(self) -> float:
-        return self.updater.lr
