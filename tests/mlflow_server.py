@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 from tests.pace import wait_for
-from tests.runs import environment, family
+from tests.runs import environment, family, zygote
+from tests.zygote import Started
 
 
 class Server:
@@ -20,16 +20,15 @@ class Server:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
         self.store = f"sqlite:///{folder / 'mlflow.db'}"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Started | None = None
 
     def start(self) -> Server:
         """Start it and wait until it answers."""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--port", str(self.port), "--backend-store-uri", self.store,
-             "--artifacts-destination", str(self.folder / "artifacts"), "--workers", "1"],
-            cwd=self.folder, env=environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
+        argv = ["server", "--port", str(self.port), "--backend-store-uri", self.store,
+                "--artifacts-destination", str(self.folder / "artifacts"), "--workers", "1"]  # fmt: skip
+        env = environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")
+        with open(os.devnull, "w") as nowhere:
+            self.process = zygote().start(argv, self.folder, env, nowhere.fileno(), nowhere.fileno(), "mlflow")
         wait_for(self.answers, 120, "the MLflow server listens")
         return self
 

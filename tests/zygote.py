@@ -2,7 +2,8 @@
 
 A process that has imported what a run needs, and done nothing else, forks for each command line (as Android's zygote does).
 The fork gets the folder, the environment, the path and the streams of a new process, and enters the module as Python's
-``-m`` does. Its forkserver is such a fork, too. Tests of how a process starts take ``subprocess`` (``tests/cli/test_startup.py``).
+``-m`` does. Its forkserver and its recorder are such forks, too, and so is a server of MLflow's (``tests/mlflow_server.py``).
+Tests of how a process starts take ``subprocess`` (``tests/cli/test_startup.py``).
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ import runpy
 import select
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 MODULES = (
     "torch", "torch._dynamo", "torch.distributed.nn.functional", "torchvision.models", "torchvision.transforms.v2",
     "sklearn.datasets", "safetensors.torch", "hydra._internal.hydra", "hydra.core.override_parser.overrides_parser",
     "rich.table", "rich.progress", "PIL.Image", "zmq", "trainer.cli.commands", "trainer.cli.sweep", "trainer.job.job", "trainer.worker.train",
     "trainer.launch.forkserver",
+    "mlflow.pyfunc", "mlflow.store.tracking.sqlalchemy_store", "mlflow.server.fastapi_app", "mlflow.cli", "uvicorn.main",
 )  # fmt: skip
 MOST = 1 << 20
 """Bytes of a request."""
@@ -79,47 +83,81 @@ class Zygote:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         root = str(Path(__file__).resolve().parents[1])
         with theirs:
             subprocess.Popen(
-                [sys.executable, "-m", "tests.zygote", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.zygote", str(theirs.fileno()), self._folder.name],
                 cwd=root, env={**os.environ, "PYTHONPATH": root}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )  # fmt: skip
 
-    def start(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], out: int, err: int) -> Started:
-        """``python -m trainer ARGV`` in that folder, with these streams."""
+    def start(
+        self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], out: int, err: int, module: str = "trainer"
+    ) -> Started:
+        """``python -m MODULE ARGV`` in that folder, with these streams."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = {"argv": list(argv), "cwd": str(cwd), "env": dict(env)}
+        request = {"module": module, "argv": list(argv), "cwd": str(cwd), "env": dict(env)}
         with theirs:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs.fileno(), out, err])
         return Started(argv, int(ours.recv(64)), ours)
 
 
-def import_all() -> int:
+def import_all(folder: Path) -> int:
     """Import with one thread, for a pool of OpenMP's would be broken in every fork; returns how many a process has."""
+    warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as tempfile.tempdir:  # torch._dynamo makes a folder when it is imported
         torch = importlib.import_module("torch")
         threads = int(torch.get_num_threads())
         torch.set_num_threads(1)
+        copy_new_stores(folder / "mlflow.db")
         for name in MODULES:
             importlib.import_module(name)
     tempfile.tempdir = None
+    warnings.resetwarnings()
     gc.collect()
     gc.freeze()
     return threads
 
 
-def serve(requests: socket.socket) -> None:
-    """Fork for each request, and tell how the forks end. Returns in a fork."""
+def copy_new_stores(ready: Path) -> None:
+    """A new SQLite store of MLflow is a copy of the first: MLflow takes an empty one through all versions of its tables.
+
+    Args:
+        ready: where the first is kept, as empty as it was.
+    """
+    utils: Any = importlib.import_module("mlflow.store.db.utils")
+    make, newest = utils._initialize_tables, utils._get_latest_schema_revision()
+
+    def initialize(engine: Any) -> None:
+        if ready.exists():
+            _copy(ready, engine.url.database)
+            return
+        make(engine)
+        part = ready.with_suffix(f".{os.getpid()}")
+        _copy(engine.url.database, part)
+        part.replace(ready)
+
+    utils._initialize_tables = initialize
+    utils._get_latest_schema_revision = lambda: newest
+
+
+def _copy(store: Path | str, to: Path | str) -> None:
+    with contextlib.closing(sqlite3.connect(store)) as made, contextlib.closing(sqlite3.connect(to)) as new:
+        made.backup(new)
+
+
+def serve(requests: socket.socket) -> str:
+    """Fork for each request, and tell how the forks end. Returns in a fork, which then is to run the module returned."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     waiting: dict[int, socket.socket] = {}
+    awaited: list[Any] = [requests, reader]
     while True:
-        ready, _, _ = select.select([requests, reader], [], [])
+        ready, _, _ = select.select(awaited, [], [])
         if reader in ready:
             os.read(reader, 4096)
             while (ended := _ended())[0]:
@@ -138,8 +176,7 @@ def serve(requests: socket.socket) -> None:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 os.close(reader)
                 os.close(writer)
-                _become(json.loads(message), fds)
-                return
+                return _become(json.loads(message), dict(enumerate(fds[1:], 1)), fds)
             for fd in fds[1:]:
                 os.close(fd)
             waiting[pid] = socket.socket(fileno=fds[0])
@@ -153,12 +190,11 @@ def _ended() -> tuple[int, int]:
         return 0, 0
 
 
-def _become(request: dict[str, Any], fds: list[int]) -> None:
-    """Make this fork what a new process would be."""
-    os.close(fds[0])
-    for place, fd in enumerate(fds[1:], 1):
+def _become(request: dict[str, Any], places: Mapping[int, int], fds: Iterable[int]) -> str:
+    """Make this fork what a new process would be, with open files at their places; returns the module that it is to run."""
+    for place, fd in places.items():
         os.dup2(fd, place)
-    for fd in set(fds[1:]):
+    for fd in set(fds):
         os.close(fd)
     ours = os.environ["PYTHONPATH"].split(os.pathsep)
     os.environ.clear()
@@ -168,30 +204,66 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
     sys.path[:] = [os.getcwd(), *theirs, *(entry for entry in sys.path[1:] if entry not in ours)]
     time.tzset()
     sys.argv[:] = ["-m", *request["argv"]]
-    fork_the_forkserver()
+    start_by_forks()
+    if request["module"] == "trainer":
+        forget_mlflow()
+    return str(request["module"])
 
 
-def fork_the_forkserver() -> None:
-    """A run's forkserver is a fork, too: made now, while nothing runs in this process, and idle until it is wanted."""
-    spawn = multiprocessing.util.spawnv_passfds
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if not (spare := os.fork()):
-        ours.close()
-        _serve_forks(theirs)
-    theirs.close()
+def forget_mlflow() -> None:
+    """Neither the launcher nor a rank imports MLflow."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mlflow"]:
+        del sys.modules[name]
+
+
+class Spare:
+    """A fork that was made while nothing ran in this process, and is idle until it becomes what this process starts."""
+
+    made: ClassVar[list[Spare]] = []
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.made.append(self)
+        self.pid = os.fork()
+        if not self.pid:
+            for spare in self.made:
+                spare.socket.close()
+            self.made.clear()
+            _serve_a_fork(theirs)
+        theirs.close()
+
+    def become(self, what: dict[str, Any], fds: Mapping[int, int]) -> int:
+        """Have the fork run that, with open files at their places; returns its process id."""
+        with self.socket:
+            told = {"env": dict(os.environ), **what, "places": list(fds)}
+            socket.send_fds(self.socket, [json.dumps(told).encode()], list(fds.values()))
+        return self.pid
+
+
+def start_by_forks() -> None:
+    """The forkserver that this process starts, and the first ``python -m``, are forks, too."""
+    spawn, execute = multiprocessing.util.spawnv_passfds, subprocess._fork_exec  # type: ignore[attr-defined]
+    forkserver, module = Spare(), Spare()
 
     def spawned(path: Any, args: Sequence[str], fds: Sequence[int]) -> int:
-        if ours.fileno() < 0 or "multiprocessing.forkserver" not in args[-1]:
+        if forkserver.socket.fileno() < 0 or "multiprocessing.forkserver" not in args[-1]:
             return spawn(path, args, fds)
-        with ours:
-            request = {"run": args[-1], "env": dict(os.environ), "fds": list(fds)}
-            socket.send_fds(ours, [json.dumps(request).encode()], list(fds))
-        return spare
+        return forkserver.become({"code": args[-1]}, {fd: fd for fd in fds})
 
-    multiprocessing.util.spawnv_passfds = spawned
+    def executed(args: Sequence[str], *others: Any) -> int:
+        cwd, env, streams, new_session = others[3], others[4], (others[5], others[8], others[10]), others[14]
+        if module.socket.fileno() < 0 or list(args[:2]) != [sys.executable, "-m"] or not set(others[2]) <= {others[12]}:
+            return int(execute(args, *others))
+        what = {"module": args[2], "argv": args[3:], "cwd": os.fsdecode(cwd or os.getcwd()), "session": new_session}
+        if env is not None:
+            what["env"] = dict(os.fsdecode(entry).split("=", 1) for entry in env)
+        return module.become(what, {place: fd for place, fd in enumerate(streams) if fd >= 0})
+
+    multiprocessing.util.spawnv_passfds = spawned  # type: ignore[assignment]
+    subprocess._fork_exec = executed  # type: ignore[attr-defined]
 
 
-def _serve_forks(requests: socket.socket) -> NoReturn:
+def _serve_a_fork(requests: socket.socket) -> NoReturn:
     message, fds, _, _ = socket.recv_fds(requests, MOST, 8)
     requests.close()
     if not message:
@@ -200,19 +272,30 @@ def _serve_forks(requests: socket.socket) -> NoReturn:
     apart = [os.dup2(fd, 200 + number) for number, fd in enumerate(fds)]
     for fd in fds:
         os.close(fd)
-    for fd, place in zip(apart, request["fds"], strict=True):
-        os.dup2(fd, place)
-        os.close(fd)
-    os.environ.clear()
-    os.environ.update(request["env"])
-    sys.modules.pop("trainer.launch.preload", None)  # what it does, it does when it is imported
-    sys.argv[:] = ["-c"]
-    exec(request["run"], {"__name__": "__main__"})
+    places = dict(zip(request["places"], apart, strict=True))
+    if "module" in request:
+        if request["session"]:
+            os.setsid()
+        run(_become(request, places, apart))
+    else:
+        for place, fd in places.items():
+            os.dup2(fd, place)
+            os.close(fd)
+        forget_mlflow()
+        os.environ.clear()
+        os.environ.update(request["env"])
+        sys.modules.pop("trainer.launch.preload", None)  # what it does, it does when it is imported
+        sys.argv[:] = ["-c"]
+        exec(request["code"], {"__name__": "__main__"})
     os._exit(0)
 
 
-if __name__ == "__main__":
-    usual = import_all()
-    serve(socket.socket(fileno=int(sys.argv[1])))
+def run(module: str) -> None:
+    """As ``python -m MODULE`` goes on when it has imported everything."""
     sys.modules["torch"].set_num_threads(usual)
-    runpy._run_module_as_main("trainer")  # type: ignore[attr-defined]
+    runpy._run_module_as_main(module)  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    usual = import_all(Path(sys.argv[2]))
+    run(serve(socket.socket(fileno=int(sys.argv[1]))))
