@@ -90,7 +90,7 @@ def test_others_go_on_without_one_that_was_killed_and_are_told_so(tmp_path: Path
     notes = Notes()
     found = watched(handles, True, notes)
     assert found["worker"] == {0: 1} and found["lost"][1].startswith("worker 1 was killed by SIGKILL (out of memory?)")
-    assert notes == {"lost/worker/1": "its process ended"}
+    assert notes == {"lost/worker/1": "its process ended", "done/worker/0": "its process has done its work"}
     assert "the others go on without it" in capsys.readouterr().out
 
 

@@ -153,6 +153,8 @@ class Supervisor:
         self.running.remove(member)
         if member.handle.well:
             self.results[member.role.name][member.rank] = member.handle.value
+            if member.role.apart:
+                self.board[0].set(f"done/{member.role.name}/{member.rank}", "its process has done its work")
             return
         if not self._can_do_without(member):
             raise RunFailed(next(iter(self.lost.values()), "") or first_failure(self.members))

@@ -30,11 +30,14 @@ from trainer.strategies.pserver.protocol.messages import (
     text,
 )
 from trainer.strategies.pserver.protocol.sharding import bucket_key, buckets_of, server_of_bucket
-from trainer.strategies.pserver.protocol.sockets import WorkerSocket
-from trainer.strategies.pserver.server import server as server_module
-from trainer.strategies.pserver.server.server import Server
+from trainer.strategies.pserver.protocol.sockets import ServerSocket, WorkerSocket
+from trainer.strategies.pserver.server import machine
+from trainer.strategies.pserver.server.machine import Server
+from trainer.strategies.pserver.server.server import open_server
 from trainer.strategies.pserver.worker import client as client_module
+from trainer.strategies.pserver.worker import connections as connections_module
 from trainer.strategies.pserver.worker.client import Client
+from trainer.strategies.pserver.worker.connections import connect
 from trainer.worker.model import Updaters
 
 DIM = 3
@@ -70,11 +73,14 @@ class Cluster:
         self.size = run["plan"]["roles"]["server"]
         self.secret = secrets.token_bytes(32)
         self.store = dist.HashStore()
-        self.servers = [Server(self.seat("server", n), given) for n in range(self.size)]
-        for number, server in enumerate(self.servers):
-            self.store.set(ENDPOINT.format(number), server.socket.endpoint)
+        opened = [open_server(self.seat("server", n), given) for n in range(self.size)]
+        self.servers = [server for server, _ in opened]
+        self.sockets = [socket for _, socket in opened]
+        self.ended = threading.Event()
+        for number, opened_socket in enumerate(self.sockets):
+            self.store.set(ENDPOINT.format(number), opened_socket.endpoint)
         self.errors: list[BaseException] = []
-        self.threads = [threading.Thread(target=self._serve, args=(s,), daemon=True) for s in self.servers]
+        self.threads = [threading.Thread(target=self._serve, args=o, daemon=True) for o in opened]
 
     def seat(self, role: str, rank: int) -> Seat:
         """Where a process of that role sits."""
@@ -83,13 +89,14 @@ class Cluster:
             role, rank, size, rank, size, "cpu", self.store, secret=self.secret, servers=self.size, folder=self.folder
         )
 
-    def _serve(self, server: Server) -> None:
+    def _serve(self, server: Server, socket: ServerSocket) -> None:
         try:
-            server.run()
+            while not server.over and not self.ended.is_set():
+                server.turn(socket.receive(int(1000 * machine.LOOK_S)))
         except BaseException as error:
             self.errors.append(error)
         finally:
-            server.socket.close()
+            socket.close()
 
     def __enter__(self) -> Cluster:
         for thread in self.threads:
@@ -97,8 +104,7 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        for server in self.servers:
-            server._over = lambda: True
+        self.ended.set()
         for thread in self.threads:
             thread.join(20)
             assert not thread.is_alive(), "a server does not end"
@@ -169,9 +175,9 @@ def impatient(monkeypatch: Any, weather: Weather | None = None, again_s: float =
     """Clients that send again soon, through that weather."""
     with monkeypatch.context() as patch:
         patch.setattr(client_module, "AGAIN_S", again_s)
-        patch.setattr(server_module, "LOOK_MS", 20)
+        patch.setattr(machine, "LOOK_S", 0.02)
         if weather is not None:
-            patch.setattr(client_module, "WorkerSocket", StormySocket)
+            patch.setattr(connections_module, "WorkerSocket", StormySocket)
             patch.setattr(StormySocket, "weather", weather)
         yield
 
@@ -245,7 +251,9 @@ class Bare:
     def __init__(self, cluster: Any, rank: int, dense: int = 4) -> None:
         self.cluster, self.rank, self.dense = cluster, rank, dense
         strategy = cluster.run["config"]["strategy"]
-        self.client = Client(cluster.seat("worker", rank), cluster.size, strategy["timeout_s"], strategy["lost_after_s"])  # fmt: skip
+        timeout_s, lost_after_s = strategy["timeout_s"], strategy["lost_after_s"]
+        self.connections = connect(cluster.seat("worker", rank), cluster.size, timeout_s, lost_after_s)
+        self.client = Client(rank, self.connections, timeout_s)
         self.key, self.home = bucket_key(TABLE), server_of_bucket(cluster.size)
 
     def begin(self) -> None:
@@ -294,10 +302,7 @@ class Bare:
 
     def die(self) -> None:
         """Vanish without a word, with all that is not sent yet."""
-        for socket_ in self.client.sockets:
-            socket_.close(0)
-        self.client.sockets = []
-        self.client.close()
+        self.connections.close(linger_ms=0)
 
 
 class Sum:

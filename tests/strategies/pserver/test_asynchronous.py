@@ -118,5 +118,5 @@ def test_io_threads_are_as_many_as_asked_for() -> None:
     run = config("async", 1, launch_barrier=False, thread_pool_size=3)
     with Cluster(run) as cluster:
         worker = placed(cluster)
-        assert worker.client.context.io_threads == 3
+        assert worker.client.connections.context.io_threads == 3
         worker.close()

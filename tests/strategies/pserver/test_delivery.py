@@ -29,7 +29,6 @@ from tests.strategies.pserver.harness import (
     push_all,
 )
 from trainer.strategies.pserver.protocol.messages import ENDPOINT, Message, Verb
-from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker.client import Client
 
 PUSHES = 12
@@ -125,7 +124,7 @@ def test_new_life_never_uses_a_number_that_any_server_has_seen() -> None:
 def test_sum_is_exact_when_connections_are_reset(monkeypatch: pytest.MonkeyPatch, mode: str, seed: int) -> None:
     own = {"staleness": STALENESS} if mode == "ssp" else {}
     with impatient(monkeypatch, again_s=0.05), Cluster(config(mode, 2, 2, **own)) as cluster:
-        proxies = [Resetting(server.socket.endpoint) for server in cluster.servers]
+        proxies = [Resetting(socket.endpoint) for socket in cluster.sockets]
         for number, proxy in enumerate(proxies):
             cluster.store.set(ENDPOINT.format(number), proxy.endpoint)
         over = threading.Event()
@@ -167,7 +166,7 @@ def _lives(cluster: Cluster, rank: int, mode: str, seed: int, pushes: int, share
     """Processes of a rank one after the other, killed when they have done a third and about two thirds; how many were."""
     told: dict[str, Any] = {
         "rank": rank, "workers": 2, "seed": seed, "pushes": pushes, "sign": SIGN[mode], "secret": cluster.secret.hex(),
-        "endpoints": [s.socket.endpoint for s in cluster.servers],
+        "endpoints": [s.endpoint for s in cluster.sockets],
     }  # fmt: skip
     killed = 0
     for end in (pushes // 3, pushes // 2 + int(share * pushes / 3), None):
@@ -191,12 +190,11 @@ def _lives(cluster: Cluster, rank: int, mode: str, seed: int, pushes: int, share
     return killed
 
 
-def test_request_lost_many_times_in_a_row_is_still_sent_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_lost_many_times_in_a_row_is_still_sent_again_soon() -> None:
     now, sendings = [0.0], []
-    monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     client = Client.__new__(Client)
     client.rank, client.number, client.most_bytes, client.incarnations, client.under_way = 0, 0, 100, [1], {}
-    client.sockets = [SimpleNamespace(send=lambda frames: sendings.append(now[0]))]
+    client.connections = SimpleNamespace(now=lambda: now[0], send=lambda server, frames: sendings.append(now[0]))
     client.ask(0, Message(Verb.PULL))
     for _ in range(10 * 100):
         now[0] += 0.1

@@ -42,7 +42,7 @@ def nonsense(draw: random.Random) -> Any:
 
 KEYS = {
     Verb.START: ("dtype", "pieces", "tables", "last"), Verb.LEASE: ("epoch", "blocks", "done"),
-    Verb.FENCE: ("rank", "incarnation", "epoch", "block"), Verb.SAVE: ("folder",), Verb.SHRINK: ("age",),
+    Verb.FENCE: ("rank", "life", "epoch", "block"), Verb.SAVE: ("folder",), Verb.SHRINK: ("age",),
 }  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def texts(verb: Verb, draw: random.Random) -> list[Record]:
         told |= {"folder": draw.choice([None, 5, "/dev/null/x", "\x00", []])}
     if verb == Verb.FENCE and draw.random() < 0.9:
         told["rank"] = draw.choice([-1, -3, 3, 2**40, None, "worker 0", float("nan")])
-        told |= {"incarnation": 1, "epoch": 0, "block": 0}
+        told |= {"life": 1, "epoch": 0, "block": 0}
     elif verb == Verb.FENCE:
         told.pop("rank", None)
     if verb == Verb.SHRINK:
@@ -145,7 +145,7 @@ def lying(draw: random.Random, number: int, life: int) -> list[Any]:
     count = draw.choice([len(lines) // LINE.size] * 3 + [2**32 - 1, 4097])
     verb = draw.choice([*Verb, 0, 200])
     rank = draw.choice([SABOTEUR, SABOTEUR, 0, 65535])
-    version = draw.choice([1, 1, 1, 2])
+    version = draw.choice([2, 2, 2, 1])
     head = HEADER.pack(0x5054, version, verb, rank, 0, life, number, 2**40, 0, count, 0)[:-4]
     crc = zlib.crc32(lines, zlib.crc32(head))
     first = head + struct.pack("<I", crc) + lines
@@ -160,7 +160,7 @@ def noise(draw: random.Random, number: int, life: int) -> list[Any]:
 def sabotage(cluster: Cluster, server: int, messages: int, seed: int) -> int:
     """Send so many messages with a key of the run; what was answered to them."""
     draw, context = random.Random(seed), zmq.Context()
-    peer = WorkerSocket(context, cluster.secret, SABOTEUR, server, cluster.servers[server].socket.endpoint)
+    peer = WorkerSocket(context, cluster.secret, SABOTEUR, server, cluster.sockets[server].endpoint)
     peer.socket.sndtimeo, peer.socket.rcvtimeo = 20_000, 20_000
     answered = 0
     try:
@@ -207,7 +207,7 @@ def test_fuzzed_messages_of_a_run_s_own_key_change_nothing(mode: str, capfd: pyt
         assert list(rows.values()) == np.tensordot(rounds, each, 1).tolist() and list(rows) == Sum.IDS.tolist()
         assert mode == "sync" or min(rounds) > 1, "training was over before the saboteur"
         assert growth < MOST_GROWTH
-        assert server.socket.malformed > FUZZED // 4 // 4
+        assert server.outlet.malformed > FUZZED // 4 // 4
         assert done["saboteur"] > FUZZED // 4 // 10
         assert server.count["pushes"] == 200 * sum(rounds)
         assert server.members.present() == [0, 1, 2]
@@ -273,7 +273,7 @@ def test_strangers_get_nothing_while_workers_train(how: str) -> None:
         take = server.take
         server.take = lambda address, message: (handled.append(message.rank), take(address, message))[1]  # type: ignore[method-assign]
         if how == "plain bytes":
-            host, _, port = server.socket.endpoint.removeprefix("tcp://").rpartition(":")
+            host, _, port = server.outlet.endpoint.removeprefix("tcp://").rpartition(":")
             with socket.create_connection((host, int(port))) as raw:
                 raw.settimeout(1)
                 raw.sendall(random.Random(0).randbytes(1 << 16))
@@ -285,11 +285,11 @@ def test_strangers_get_nothing_while_workers_train(how: str) -> None:
                     pass
             assert len(greeting) <= 64  # ZeroMQ says which protocol it speaks, and no more
         else:
-            peer = stranger(context, server.socket.endpoint, cluster, how)
+            peer = stranger(context, server.outlet.endpoint, cluster, how)
             greet(peer)
         check_training(worker)
         assert set(handled) == {0}
-        assert (server.socket.turned_away > 0) == (how.startswith("key"))
+        assert (server.outlet.turned_away > 0) == (how.startswith("key"))
         assert not server.members.all[1].lives
         worker.die()
 
@@ -298,7 +298,7 @@ def test_server_listens_at_its_host_s_address_and_no_other() -> None:
     before = {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     with Cluster(config("async", 1, 1)) as cluster:
         now = {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-        assert [f"tcp://{ip}:{port}" for ip, port in now - before] == [cluster.servers[0].socket.endpoint]
+        assert [f"tcp://{ip}:{port}" for ip, port in now - before] == [cluster.sockets[0].endpoint]
         assert {ip for ip, _ in now - before} == {"127.0.0.1"}
         Bare(cluster, 0).die()
 
@@ -308,15 +308,15 @@ def test_strangers_at_a_unix_socket_get_nothing(tmp_path: Path, who: bytes) -> N
     with Cluster(config("async", 2, 1), str(tmp_path)) as cluster, zmq.Context() as context:
         worker, [server] = Bare(cluster, 0), cluster.servers
         worker.begin()
-        assert server.socket.endpoint == f"ipc://{tmp_path}/server-0"
+        assert server.outlet.endpoint == f"ipc://{tmp_path}/server-0"
         peer = context.socket(zmq.DEALER)
         peer.linger = 0
         if who:
             peer.plain_username, peer.plain_password = who, password(bytes(32), "worker 0")
-        peer.connect(server.socket.endpoint)
+        peer.connect(server.outlet.endpoint)
         greet(peer)
         check_training(worker)
-        assert (server.socket.turned_away > 0) == bool(who)
+        assert (server.outlet.turned_away > 0) == bool(who)
         assert not server.members.all[1].lives
         worker.die()
 
@@ -324,11 +324,11 @@ def test_strangers_at_a_unix_socket_get_nothing(tmp_path: Path, who: bytes) -> N
 def test_a_worker_cannot_speak_for_another_at_a_unix_socket(tmp_path: Path) -> None:
     with Cluster(config("async", 2, 1), str(tmp_path)) as cluster, zmq.Context() as context:
         [server] = cluster.servers
-        peer = WorkerSocket(context, cluster.secret, 0, 0, server.socket.endpoint)
+        peer = WorkerSocket(context, cluster.secret, 0, 0, server.outlet.endpoint)
         peer.send(pack(Message(Verb.HELLO, 1, sequence=5)))
         assert not peer.socket.poll(1000)
         peer.close(0)
-        assert server.socket.malformed == 1 and not server.members.all[1].lives
+        assert server.outlet.malformed == 1 and not server.members.all[1].lives
 
 
 def test_frame_above_the_limit_costs_its_sender_the_connection_and_nobody_else() -> None:
@@ -337,13 +337,13 @@ def test_frame_above_the_limit_costs_its_sender_the_connection_and_nobody_else()
         worker.begin()
         before = psutil.Process().memory_info().rss
         big = np.zeros(SMALLEST_LIMIT + 1, dtype=np.uint8)
-        peer = WorkerSocket(context, cluster.secret, 1, 0, server.socket.endpoint)
+        peer = WorkerSocket(context, cluster.secret, 1, 0, server.outlet.endpoint)
         peer.send(pack(Message(Verb.HELLO, 1, sequence=5, records=[Record(Kind.SCALES, big)])))
         assert not peer.socket.poll(1500)
         peer.close(0)
         check_training(worker)
         assert not server.members.all[1].lives
-        assert server.socket.malformed == 0  # ZeroMQ closes the connection and tells nobody why
+        assert server.outlet.malformed == 0  # ZeroMQ closes the connection and tells nobody why
         del big
         assert psutil.Process().memory_info().rss - before < MOST_GROWTH
         worker.die()

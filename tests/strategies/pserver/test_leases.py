@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.strategies.pserver.server.leases import Leases, Progress
+from trainer.strategies.pserver.server.leases import Holder, Leases, Progress
 from trainer.strategies.pserver.server.members import Watermark
 
 WORKERS = 4
@@ -51,13 +51,13 @@ class Play:
 
     def _ask(self, rank: int) -> None:
         done, self.done[rank] = self.done[rank], []
-        answer = self.leases.ask(rank, 0, self.blocks, done)
+        answer = self.leases.ask(Holder(rank, 1), 0, self.blocks, done)
         if answer is None:
             return
         if answer.over:
             self.over.add(rank)
             return
-        start = self.progress.of(0, answer.block)
+        start = self.progress.of(0, answer.block).first_gap()
         if start >= BATCHES:  # all was pushed before its worker died; only the report is missing
             self.done[rank].append(answer.block)
         else:

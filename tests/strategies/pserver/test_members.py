@@ -6,11 +6,12 @@ import time
 
 import pytest
 
-from tests.pace import patient
+from tests.pace import patient, wait_for
 from tests.strategies.pserver.harness import Bare, Cluster, Sum, config, push_all
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Message, Verb
 from trainer.strategies.pserver.server.members import Members
+from trainer.strategies.pserver.worker.client import Fenced
 
 
 def test_time_in_which_the_server_is_busy_is_nobodys_silence() -> None:
@@ -19,7 +20,7 @@ def test_time_in_which_the_server_is_busy_is_nobodys_silence() -> None:
     members.hello(0, 7)
     members.hello(1, 8)
     clock[0] = 30.0  # of which it took 25 to load tables
-    members.deaf(25.0)
+    members.away(25.0)
     assert members.silent() == []
     clock[0] = 36.0
     members.heard(1)
@@ -42,9 +43,69 @@ def test_busy_server_loses_nobody() -> None:
 def test_servers_without_any_worker_left_end_with_an_error() -> None:
     said = r"no worker is left \(worker 0: nothing was heard of it for 0.3 s"
     with pytest.raises(RunFailed, match=said), Cluster(config("async", 1, 1, lost_after_s=0.3)) as cluster:
-        Bare(cluster, 0).die()
+        worker = Bare(cluster, 0)
+        worker.begin()
+        worker.die()
         cluster.threads[0].join(600)
         assert cluster.store.get("fenced/worker/0")
+
+
+def test_run_ends_at_once_when_the_first_worker_is_lost_before_the_start() -> None:
+    with pytest.raises(RunFailed, match=r"worker 0 was lost: its process ended \(the start was its to make\)"), Cluster(config("async", 2, 1)) as cluster:  # fmt: skip
+        other = Bare(cluster, 1)
+        waits = other.client.ask(0, Message(Verb.PULL))
+        cluster.store.set("lost/worker/0", "its process ended")
+        with pytest.raises(RunFailed, match="worker 0 was lost"):
+            other.client.wait([waits])
+        cluster.threads[0].join(600)
+        other.die()
+
+
+def test_worker_whose_goodbye_was_lost_has_left_when_its_process_has_ended_well() -> None:
+    with Cluster(config("async", 2, 1)) as cluster:
+        workers, [server] = [Bare(cluster, rank) for rank in (0, 1)], cluster.servers
+        workers[0].begin()
+        workers[1].die()
+        cluster.store.set("done/worker/1", "its process has done its work")
+        wait_for(lambda: server.members.present() == [0], 60, "worker 1 leaves")
+        assert server.members.all[1].left and not server.members.all[1].lost
+        workers[0].close()
+
+
+def test_worker_that_one_server_has_lost_is_lost_at_all() -> None:
+    with Cluster(config("async", 2, 2)) as cluster:
+        workers, [one, other] = [Bare(cluster, rank) for rank in (0, 1)], cluster.servers
+        workers[0].begin()
+        cluster.store.set(f"fenced/worker/1/{workers[1].client.life}", "nothing was heard of it for 3 s")
+        wait_for(lambda: one.members.present() == other.members.present() == [0], 60, "both lose worker 1")
+        with pytest.raises(Fenced):
+            workers[1].client.wait([workers[1].client.ask(0, Message(Verb.STATS))])
+        again = Bare(cluster, 1)  # another life is another worker
+        assert one.members.present() == other.members.present() == [0, 1]
+        workers[1].die()
+        again.close()
+        workers[0].close()
+
+
+def test_server_that_was_stopped_gives_everybody_its_time_again() -> None:
+    """Whether it was stopped while it waited for messages or while it worked."""
+    with Cluster(config("sync", 2, 1, lost_after_s=10.0)) as cluster:
+        [server] = cluster.servers
+    clock = [100.0]
+    for part in (server, server.members, server.turns, server.work):
+        part.now = lambda: clock[0]
+    server.ended_turn = server.looked = server.work.moved = clock[0]
+    for rank in (0, 1):
+        server.members.hello(rank, rank + 1)
+    clock[0] += 25.0  # stopped in poll
+    server.turn([])
+    assert server.members.present() == [0, 1] and server.members.silent() == []
+    for _ in range(60):  # 12 s in which it listened, and heard of one
+        clock[0] += 0.2
+        server.members.heard(0)
+        if server.members.silent():
+            break
+    assert server.members.silent() == [1]
 
 
 def test_pull_that_the_staleness_bound_holds_back_ends_with_the_name_of_the_slowest() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 MAGIC = 0x5054
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<HBBHHIQQqII")
 """magic, version, verb, rank, flags, incarnation, number, sequence, clock, records, crc32 of all before it and the lines."""
 LINE = struct.Struct("<IBBHQQQ")
@@ -27,7 +27,7 @@ MOST_RECORDS = 4096
 TEXT_LIMIT = 1 << 20
 WANTS_DENSE, CREATES, HOLDS = 1, 2, 4
 """Flags of a pull."""
-RESTS, WAKES = 1, 2
+RESTS, WAKES, RESUMES = 1, 2, 4
 """Flags of a push."""
 ENDPOINT = "pserver/endpoint/{}"
 

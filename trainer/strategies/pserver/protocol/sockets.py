@@ -104,6 +104,16 @@ class ServerSocket:
             return []
         return [(address.bytes, message)]
 
+    def counts(self) -> dict[str, Any]:
+        """For the statistics."""
+        return {
+            "endpoint": self.endpoint,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "refused": self.malformed,
+            "turned_away": self.turned_away,
+        }
+
     def refuse(self, why: BaseException) -> None:
         """Count a message that is none; the first ones are told in the log."""
         self.malformed += 1
@@ -162,8 +172,6 @@ class WorkerSocket:
         self.socket.reconnect_ivl = RECONNECT_MS
         self.socket.reconnect_ivl_max = 20 * RECONNECT_MS
         self.socket.connect(endpoint)
-        self.bytes_in = 0
-        self.bytes_out = 0
 
     def send(self, frames: Sequence[Any]) -> None:
         """Hand a packed message over to ZeroMQ; waits only when its queue is full.
@@ -171,7 +179,6 @@ class WorkerSocket:
         Raises:
             zmq.Again: the queue stayed full for the socket's time limit.
         """
-        self.bytes_out += sum(memoryview(f).nbytes for f in frames)
         _send(self.socket, frames)
 
     def receive(self) -> Message | None:
@@ -180,7 +187,6 @@ class WorkerSocket:
             frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        self.bytes_in += sum(len(f) for f in frames)
         return unpack([f.buffer for f in frames])
 
     def close(self, linger_ms: int = LINGER_MS) -> None:

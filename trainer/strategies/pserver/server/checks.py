@@ -60,6 +60,8 @@ def work(message: Message) -> np.ndarray:
         return np.empty((0, WORK_COLUMNS), dtype=np.int64)
     if found.ndim != 2 or found.shape[1] != WORK_COLUMNS or found.dtype != np.int64 or len(found) > MOST_WORK:
         raise Malformed(f"work of {found.shape}")
+    if (found < 0).any() or (found[:, 2] >= found[:, 3]).any():
+        raise Malformed("work of negative numbers, or of no batches")
     return found
 
 
@@ -117,10 +119,27 @@ def ids(shard: Shard, number: int, found: np.ndarray) -> np.ndarray:
     table = shard.tables.get(number)
     if table is None or found.dtype != np.int64 or found.ndim != 1:
         raise Malformed(f"ids of table {number}")
-    if len(found) and (found[0] < 0 or not (found[1:] > found[:-1]).all()):
+    if len(found) and (least := int(found.min())) < 0:
+        raise Malformed(f"table {table.name} has no row {least}: ids are not negative")
+    if not (found[1:] > found[:-1]).all():
         raise Malformed(f"ids of table {table.name} are not ascending")
     if len(found) and table.num_rows is not None and found[-1] >= table.num_rows:
         raise Malformed(f"table {table.name} has rows 0..{table.num_rows - 1}, not {found[-1]}")
     if shard.servers > 1 and not shard.mine(number, found).all():
         raise Malformed(f"rows of table {table.name} that another server keeps")
     return found
+
+
+def nonfinite(shard: Shard, dense: torch.Tensor | None, rows: Rows) -> str:
+    """Where a push has a value that is not finite: the parameter's name, or the table's and the row's; empty: nowhere."""
+    if dense is not None and not _finite(dense):
+        return shard.name_of(int((~torch.isfinite(dense)).nonzero()[0]))
+    for number, (ids, values) in rows.items():
+        if not _finite(values):
+            return f"table {shard.tables[number].name}, row {ids[int((~torch.isfinite(values)).nonzero()[0][0])]}"
+    return ""
+
+
+def _finite(values: torch.Tensor) -> bool:
+    """The sum of finite values may overflow; that of others is never finite. It takes a fifth of the time."""
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from trainer.strategies.pserver.protocol.intervals import Intervals
+from trainer.strategies.pserver.protocol.messages import Malformed
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who has a block: a worker, in one of its lives."""
+
+    rank: int
+    life: int
+
 
 @dataclass
 class Epoch:
-    """One epoch's blocks: not handed out yet, out (block -> worker), finished, left behind by lost workers."""
+    """One epoch's blocks: not handed out yet, out (block -> its holder), finished, left behind by lost workers."""
 
     number: int
     blocks: int
     next: int = 0
-    out: dict[int, int] = field(default_factory=dict)
+    out: dict[int, Holder] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
-    orphans: list[tuple[int, int]] = field(default_factory=list)
+    orphans: list[tuple[int, Holder]] = field(default_factory=list)
     dropped: set[int] = field(default_factory=set)
 
     @property
@@ -27,10 +39,10 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Answer:
-    """``block``: the lease, with the worker that left it behind (-1: nobody); ``over``: no block and none will come."""
+    """``block``: the lease, with the holder that left it behind (None: nobody); ``over``: no block and none will come."""
 
     block: int = -1
-    before: int = -1
+    before: Holder | None = None
     over: bool = False
 
 
@@ -47,7 +59,7 @@ class Leases:
         self.dropped = 0
         self.taken_over = 0
 
-    def ask(self, rank: int, epoch: int, blocks: int, done: list[int]) -> Answer | None:
+    def ask(self, holder: Holder, epoch: int, blocks: int, done: Iterable[int]) -> Answer | None:
         """A worker reports blocks whose pushes are acknowledged and asks for another; None: it has to wait."""
         if epoch > self.epoch.number:
             self.epoch = Epoch(epoch, blocks)
@@ -55,58 +67,74 @@ class Leases:
             return Answer(over=True)
         now = self.epoch
         for block in done:
-            if now.out.get(block) == rank:
+            if now.out.get(block) == holder:
                 del now.out[block]
                 now.finished.add(block)
         if now.orphans:
             block, before = now.orphans.pop(0)
-            now.out[block] = rank
+            now.out[block] = holder
             self.taken_over += 1
             return Answer(block, before)
         if now.next < now.blocks:
             block, now.next = now.next, now.next + 1
-            now.out[block] = rank
+            now.out[block] = holder
             return Answer(block)
         return Answer(over=True) if now.over else None
 
     def holders(self) -> list[int]:
         """Workers that have a block."""
-        return sorted(set(self.epoch.out.values()))
+        return sorted({holder.rank for holder in self.epoch.out.values()})
 
     def lose(self, rank: int) -> None:
-        """A worker is gone: its blocks go to others, or are dropped."""
+        """A worker's life is over: its blocks go to others, or are dropped."""
         now = self.epoch
-        for block in sorted(b for b, holder in now.out.items() if holder == rank):
-            del now.out[block]
+        for block in sorted(b for b, holder in now.out.items() if holder.rank == rank):
+            holder = now.out.pop(block)
             if self.take_over:
-                now.orphans.append((block, rank))
+                now.orphans.append((block, holder))
             else:
                 now.dropped.add(block)
                 self.dropped += 1
 
 
 class Progress:
-    """How far this server has applied each block. A worker that takes over a block starts where the pushes ended."""
+    """Which batches of each block of the present epoch are applied at this server.
+
+    A set and not a greatest number: a push that was lost and is sent again comes after pushes that follow it.
+    """
 
     def __init__(self) -> None:
         self.epoch = -1
-        self.next: dict[int, int] = {}
+        self.applied: dict[int, Intervals] = {}
 
     def covered(self, work: np.ndarray) -> bool:
-        """Whether all of it (rows of epoch, block, start, stop in batches) is applied already."""
-        return len(work) > 0 and all(
-            e < self.epoch or (e == self.epoch and stop <= self.next.get(block, 0))
-            for e, block, _, stop in work.tolist()
-        )
+        """Whether all of it (N, 4: epoch, block, start, stop in batches) is applied already.
+
+        Raises:
+            Malformed: some of it is and some is not. Such a push cannot be applied, and no worker makes one.
+        """
+        rows = work.tolist()
+        covered = [
+            e < self.epoch or (e == self.epoch and self._of(b).covers(start, stop)) for e, b, start, stop in rows
+        ]
+        if rows and all(covered):
+            return True
+        for (epoch, block, start, stop), known in zip(rows, covered, strict=True):
+            if known or (epoch == self.epoch and self._of(block).touches(start, stop)):
+                raise Malformed(f"batches {start} to {stop} of block {block} are applied in part, or others of the push are not")  # fmt: skip
+        return False
 
     def mark(self, work: np.ndarray) -> None:
         """It is applied now."""
-        for epoch, block, _, stop in work.tolist():
+        for epoch, block, start, stop in work.tolist():
             if epoch > self.epoch:
-                self.epoch, self.next = epoch, {}
+                self.epoch, self.applied = epoch, {}
             if epoch == self.epoch:
-                self.next[block] = max(stop, self.next.get(block, 0))
+                self.applied.setdefault(block, Intervals()).add(start, stop)
 
-    def of(self, epoch: int, block: int) -> int:
+    def of(self, epoch: int, block: int) -> Intervals:
         """Batches of a block that are applied."""
-        return self.next.get(block, 0) if epoch == self.epoch else 0
+        return self._of(block) if epoch == self.epoch else Intervals()
+
+    def _of(self, block: int) -> Intervals:
+        return self.applied.get(block, Intervals())

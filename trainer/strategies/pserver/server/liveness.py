@@ -2,47 +2,65 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
-from torch.distributed import Store
 
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb
 from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.leases import Leases
-from trainer.strategies.pserver.server.members import Members
+from trainer.strategies.pserver.server.members import Member, Members
 from trainer.strategies.pserver.server.parameters import Parameters
-from trainer.strategies.pserver.server.rules import Geo, Sync
 from trainer.strategies.pserver.server.turns import Turns
+
+
+class Board(Protocol):
+    """Where launchers and servers leave short notes for each other.
+
+    ``lost/worker/N``: its process has failed. ``done/worker/N``: it has ended well. ``fenced/worker/N`` and
+    ``fenced/worker/N/LIFE``: a server has declared it lost.
+    """
+
+    def set(self, key: str, value: str) -> object:
+        """Leave a note."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all these notes are there."""
+
+    def get(self, key: str) -> bytes:
+        """Read a note."""
 
 
 class Liveness:
     """Members that come and go.
 
     Args:
-        store: the launcher's; it says whose process has ended, and is told who is lost.
+        board: says whose process has ended, and is told who is lost.
         stops: the run ends when a worker is lost.
+        most_bytes: the longest frame that is taken, which workers are told.
     """
 
     def __init__(
-        self, members: Members, parameters: Parameters, leases: Leases, turns: Turns, store: Store | None,
-        stops: bool,
+        self, members: Members, parameters: Parameters, leases: Leases, turns: Turns, board: Board, stops: bool,
+        most_bytes: int,
     ) -> None:  # fmt: skip
         self.members, self.parameters, self.leases, self.turns = members, parameters, leases, turns
-        self.store, self.stops = store, stops
+        self.board, self.stops, self.most_bytes = board, stops, most_bytes
 
     def hello(self, message: Message) -> Message:
         """HELLO: a worker comes. The answer: its incarnation, its pushes that are applied, the longest frame that is
         taken."""
         rank, life = message.rank, message.sequence
+        if self.members.over(rank, life):
+            return failed(f"worker {rank} was started again, or declared lost", fenced=True)
         before = self.members.all[rank].incarnation
-        if life in self.members.all[rank].lives[:-1]:
-            return failed(f"worker {rank} was started again", fenced=True)
         member = self.members.hello(rank, life)
         if member.incarnation > before:
             if before:
                 self._forget_life_before(rank)
             print(f"worker {rank} has come, life {member.incarnation}, {member.watermark.done} pushes done", flush=True)
-        numbers = np.array([self.turns.socket.most_bytes, member.watermark.greatest], dtype=np.float64)
+        numbers = np.array([self.most_bytes, member.watermark.greatest], dtype=np.float64)
         return Message(
             Verb.DONE, incarnation=member.incarnation, sequence=member.watermark.done, clock=self.parameters.version,
             records=[Record(Kind.NUMBERS, numbers)],
@@ -51,43 +69,57 @@ class Liveness:
     def _forget_life_before(self, rank: int) -> None:
         self.turns.drop(rank, f"worker {rank} was started again")
         self.leases.lose(rank)
-        if self.parameters.shard is not None and isinstance(self.parameters.rule, Geo):
-            for table in self.parameters.shard.tables.values():
-                table.forget(rank)
+        if self.parameters.rule is not None:
+            self.parameters.rule.forget(rank)
 
     def bye(self, message: Message) -> Message:
         """BYE: a worker has finished."""
-        member = self.members.all[message.rank]
-        if member.present:
-            member.left = True
-            self.leases.lose(message.rank)
-            self._changed()
+        self._leave(self.members.all[message.rank])
         return Message(Verb.DONE)
 
+    def _leave(self, member: Member) -> None:
+        if member.present:
+            member.left = True
+            self.leases.lose(member.rank)
+            self._changed()
+
     def look_after(self) -> None:
-        """Who is silent, or whose process has ended, is lost."""
+        """Who is silent, whose process has failed, or whom another server has lost, is lost here, too. Whose process has
+        ended well has left, also if its goodbye was lost."""
         for rank in self.members.silent():
             self.lose(rank, f"nothing was heard of it for {self.members.lost_after_s:g} s")
         for rank in self.members.present():
-            if self.store is not None and self.store.check([f"lost/worker/{rank}"]):
+            member, worker = self.members.all[rank], f"worker/{rank}"
+            fenced = f"fenced/{worker}/{member.life}" if member.lives else f"fenced/{worker}"
+            if self.board.check([f"done/{worker}"]):
+                self._leave(member)
+            elif self.board.check([f"lost/{worker}"]):
                 self.lose(rank, "its process ended")
+            elif self.board.check([fenced]):
+                self.lose(rank, self.board.get(fenced).decode())
 
     def lose(self, rank: int, why: str) -> None:
         """A worker is gone: nothing more is taken from it, its work goes to others.
 
         Raises:
-            RunFailed: the run is a sync one that has to stop.
+            RunFailed: the run cannot go on without it.
         """
         print(f"worker {rank} is lost: {why}", flush=True)
         self.members.lose(rank, why)
-        if self.store is not None:
-            self.store.set(f"fenced/worker/{rank}", why)  # its launcher ends it when nothing else runs
+        self.board.set(f"fenced/worker/{rank}/{self.members.all[rank].life}", why)
+        self.board.set(f"fenced/worker/{rank}", why)  # its launcher ends it when nothing else runs
         self.leases.lose(rank)
-        if self.stops and isinstance(self.parameters.rule, Sync):
+        if cause := self._cannot_go_on(rank):
             self.turns.fail_all(f"worker {rank} was lost: {why}")
-            raise RunFailed(f"worker {rank} was lost: {why} (strategy.on_lost_worker=stop)")
+            raise RunFailed(f"worker {rank} was lost: {why} ({cause})")
         self.turns.drop(rank, f"worker {rank} was declared lost: {why}")
         self._changed()
+
+    def _cannot_go_on(self, rank: int) -> str:
+        rule = self.parameters.rule
+        if self.stops and rule is not None and rule.lockstep:
+            return "strategy.on_lost_worker=stop"
+        return "the start was its to make" if rank == 0 and not self.parameters.ready else ""
 
     def _changed(self) -> None:
         if self.parameters.rule is not None:

@@ -30,14 +30,19 @@ class Watermark:
         """The greatest number that is done."""
         return max(self.above, default=self.done)
 
-    def mark(self, sequence: int) -> None:
-        """It is done now.
+    def check(self, sequence: int) -> None:
+        """Whether a push may have that number.
 
         Raises:
-            Malformed: no client can be that far.
+            Malformed: no client can be that far, or it is none.
         """
+        if sequence < 1:
+            raise Malformed("a push without a number")
         if sequence > self.done + AHEAD:
             raise Malformed(f"push {sequence} after {self.done}")
+
+    def mark(self, sequence: int) -> None:
+        """It is done now."""
         self.above.add(sequence)
         while self.done + 1 in self.above:
             self.done += 1
@@ -46,20 +51,27 @@ class Watermark:
 
 @dataclass
 class Member:
-    """One worker: its lives (a random number each), watermark, when it was heard last, and how it ended, if it did."""
+    """One worker: its lives (a random number each), which of them are fenced, its watermark, when it was heard last, and
+    how it ended, if it did."""
 
     rank: int
     lives: list[int] = field(default_factory=list)
+    fenced: set[int] = field(default_factory=set)
     watermark: Watermark = field(default_factory=Watermark)
     heard: float = 0.0
-    fenced: int = 0
     left: bool = False
     lost: str = ""
 
     @property
     def incarnation(self) -> int:
-        """Number of its present life, from 1; 0 before the first."""
+        """Number of its present life at this server, from 1; 0 before the first. Servers may count differently: one of
+        them may never have heard of a life."""
         return len(self.lives)
+
+    @property
+    def life(self) -> int:
+        """Its present life, the same number at all servers; 0 before the first."""
+        return self.lives[-1] if self.lives else 0
 
     @property
     def present(self) -> bool:
@@ -100,25 +112,37 @@ class Members:
         """Something came from that worker."""
         self.all[rank].heard = self.now()
 
-    def deaf(self, seconds: float) -> None:
-        """The server was busy for so long and heard nobody: that is nobody's silence."""
+    def away(self, seconds: float) -> None:
+        """The server was busy or stopped for so long and heard nobody: that is nobody's silence."""
         for member in self.all:
             member.heard += seconds
+
+    def over(self, rank: int, life: int) -> bool:
+        """Whether nothing more is taken from that life of a worker: another has begun, or it was declared lost."""
+        member = self.all[rank]
+        return life in member.fenced or life in member.lives[:-1]
 
     def admit(self, rank: int, incarnation: int) -> str:
         """Why a message of that life of a worker is not taken; empty when it is."""
         member = self.all[rank]
-        if incarnation <= member.fenced:
-            return f"worker {rank} was declared lost ({member.lost or 'another worker has taken over its work'})"
         if incarnation != member.incarnation:
             return f"worker {rank} was started again; this is its life number {incarnation} of {member.incarnation}"
+        if member.life in member.fenced:
+            return f"worker {rank} was declared lost ({member.lost or 'another worker has taken over its work'})"
         return ""
+
+    def fence(self, rank: int, life: int) -> None:
+        """Nothing more is taken from that life of a worker, whether this server has heard of it or not."""
+        fenced = self.all[rank].fenced
+        if len(fenced) >= MOST_LIVES:
+            raise Malformed(f"worker {rank} has {MOST_LIVES} lives that are over")
+        fenced.add(life)
 
     def lose(self, rank: int, why: str) -> None:
         """Declare a worker lost: nothing of its present life is taken any more."""
         member = self.all[rank]
         member.lost = why
-        member.fenced = max(member.fenced, member.incarnation)
+        member.fenced.add(member.life)
 
     def silent(self) -> list[int]:
         """Present workers that came and have not been heard for too long."""

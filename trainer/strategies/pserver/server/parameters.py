@@ -34,6 +34,7 @@ class Parameters:
     def __init__(self, config: RunConfig, declared: Pserver, plan: ServersPlan, server: int, members: Members) -> None:
         self.config, self.plan, self.server, self.members = config, plan, server, members
         self.strategy, self.mode = declared.options, declared.mode
+        self.most_merged = getattr(declared.options, "max_merge_var_num", 1)
         self.shard: Shard | None = None
         self.rule: Rule | None = None
         self.ready = False
@@ -107,13 +108,14 @@ class Parameters:
 
     # --- ages and rates --------------------------------------------------------------------------------------------
 
-    def grow_older(self, told: int) -> None:
-        """The age is the greatest that any worker has told: what a slow one touches is touched now."""
+    def grow_older(self, told: int) -> int:
+        """The age is the greatest that any worker has told: what a slow one touches is touched now. Returns it."""
         shard, _ = self.opened()
         if not self.age and self.strategy.evict_by != STEPS:
             for table in shard.tables.values():
                 table.count_from(told)
         self.age = max(self.age, told + self.age_before)
+        return self.age
 
     def shrink(self, message: Message) -> Message:
         """SHRINK: drop rows that nobody has touched for so long, in steps or in the data's own time."""

@@ -9,7 +9,16 @@ import numpy as np
 import torch
 
 from trainer.strategies.pserver.protocol.codec import encode
-from trainer.strategies.pserver.protocol.messages import CREATES, HOLDS, WANTS_DENSE, Kind, Message, Record, Verb
+from trainer.strategies.pserver.protocol.messages import (
+    CREATES,
+    HOLDS,
+    WANTS_DENSE,
+    Kind,
+    Malformed,
+    Message,
+    Record,
+    Verb,
+)
 from trainer.strategies.pserver.server import checks
 from trainer.strategies.pserver.server.answers import NotYet
 from trainer.strategies.pserver.server.parameters import Parameters
@@ -34,6 +43,8 @@ class Pulls:
     def pull(self, message: Message) -> Message:
         """The dense vector, and rows by their ids."""
         shard, rule = self.parameters.opened()
+        if message.flags & ~rule.pull_flags:
+            raise Malformed(f"flags {message.flags} of a pull in this mode")
         if not rule.may_pull(message.clock):
             raise NotYet(rule.awaited(message.clock), "the update of the parameters")
         wanted = {r.table: checks.ids(shard, r.table, r.array) for r in message.records if r.kind == Kind.IDS}

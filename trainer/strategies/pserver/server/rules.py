@@ -9,6 +9,20 @@ import numpy as np
 import torch
 
 from trainer.config.schema import PserverSspStrategy, PserverStrategy, StaleStrategy
+from trainer.strategies.pserver.protocol.codec import encode
+from trainer.strategies.pserver.protocol.messages import (
+    CREATES,
+    HOLDS,
+    RESTS,
+    RESUMES,
+    WAKES,
+    WANTS_DENSE,
+    Kind,
+    Message,
+    Record,
+    Verb,
+)
+from trainer.strategies.pserver.server.answers import NotYet
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.shard import Rows, Shard
 from trainer.strategies.pserver.tables.kernels import summed
@@ -23,7 +37,7 @@ class Push:
     """A decoded push.
 
     Attributes:
-        rank: the worker. samples: behind its gradients, where it matters.
+        rank: the worker. sequence: of the push. samples: behind its gradients, where it matters.
         dense: (n,) or None; rows: by table.
         basis: version of the parameters that the gradients were computed with.
         clock: the worker's steps, this one included. age: the server's, which rows are stamped with.
@@ -31,6 +45,7 @@ class Push:
     """
 
     rank: int
+    sequence: int
     samples: float
     dense: torch.Tensor | None
     rows: Rows
@@ -47,7 +62,15 @@ class Rule:
         shard: the server's parameters.
         members: who takes part.
         strategy: its keys.
+
+    Attributes:
+        lockstep: a step needs all workers.
+        push_flags, pull_flags: those that mean something in this mode; others are refused.
     """
+
+    lockstep = False
+    push_flags = 0
+    pull_flags = WANTS_DENSE | CREATES
 
     def __init__(self, shard: Shard, members: Members, strategy: PserverStrategy) -> None:
         self.shard, self.members, self.strategy = shard, members, strategy
@@ -56,6 +79,20 @@ class Rule:
     def push(self, push: Push) -> None:
         """Take a push, exactly once."""
         raise NotImplementedError
+
+    def covered(self, push: Push) -> None:
+        """A push whose work is applied already, by whoever had it before: its values count for nothing."""
+
+    def signal(self, message: Message) -> None:
+        """A push without values that says something by its flags."""
+
+    def answer(self, message: Message, applied: bool) -> Message:
+        """The answer to a push; ``applied``: its values have been taken just now.
+
+        Raises:
+            NotYet: what it needs is not known yet.
+        """
+        return Message(Verb.DONE, clock=self.shard.version)
 
     def may_pull(self, clock: int) -> bool:
         """Whether the parameters that a pull asks for are there."""
@@ -71,12 +108,17 @@ class Rule:
     def changed(self) -> None:
         """Somebody came, left or was lost."""
 
+    def forget(self, rank: int) -> None:
+        """A new life of a worker begins; it holds nothing."""
+
     def commit(self, clock: int, norm: float) -> None:
         """The norm of the whole gradient is known (two-phase clipping)."""
 
 
 class Sync(Rule):
     """One global step: the sum of all workers' gradients, weighted by samples, is applied once; then everybody pulls."""
+
+    lockstep = True
 
     def __init__(self, shard: Shard, members: Members, strategy: PserverStrategy) -> None:
         super().__init__(shard, members, strategy)
@@ -123,9 +165,15 @@ class Sync(Rule):
         self.shard.apply(dense, rows, age)
         self.norms.pop(self.shard.version - 3, None)
 
-    def norm(self, clock: int) -> float | None:
-        """The squared norm of this server's part of the combined gradient of that step, once all have pushed."""
-        return self.norms.get(clock)
+    def answer(self, message: Message, applied: bool) -> Message:
+        """With clipping: this server's part of the squared norm of the combined gradient, once all workers have pushed."""
+        answer = super().answer(message, applied)
+        if self.clip is not None:
+            norm = self.norms.get(message.clock - 1)
+            if norm is None and self.shard.version < message.clock:
+                raise NotYet(self.awaited(0), "the update of the parameters")
+            answer.records.append(Record(Kind.NUMBERS, np.array([norm or 0.0])))
+        return answer
 
     def may_pull(self, clock: int) -> bool:
         return self.shard.version >= clock
@@ -188,26 +236,54 @@ class Async(Rule):
 
 class Ssp(Async):
     """Stale synchronous parallel (Ho et al., 2013): a worker with c steps done gets parameters for its next one only
-    while the slowest has at least c - ``staleness``. Who rests (no work left, or at a meeting) holds nobody up."""
+    while the slowest has at least c - ``staleness``. Who rests (no work left, or at a meeting) holds nobody up.
+
+    A worker's clock counts the pushes that have come without a gap: one that has overtaken another does not count
+    before the other is there, since parameters would lack it. Work that others have pushed already counts, too.
+    """
+
+    push_flags = RESTS | WAKES | RESUMES
 
     def __init__(self, shard: Shard, members: Members, strategy: PserverSspStrategy) -> None:
         super().__init__(shard, members, strategy)
         self.bound = int(strategy.staleness)
         self.clocks: dict[int, int] = {m.rank: 0 for m in members.all}
+        self.overtaking: dict[int, dict[int, int]] = {m.rank: {} for m in members.all}
 
     def push(self, push: Push) -> None:
         super().push(push)
-        self.clocks[push.rank] = max(push.clock, self.clocks[push.rank])
+        self._came(push)
 
-    def rest(self, rank: int) -> None:
-        """The worker takes no steps until it wakes."""
-        self.clocks[rank] = NEVER
+    def covered(self, push: Push) -> None:
+        self._came(push)
 
-    def wake(self, rank: int, clock: int) -> int:
-        """It goes on with so many steps done, or as many as the slowest has; returns which."""
-        others = [c for r, c in self.clocks.items() if r != rank and c != NEVER and r in self.members.present()]
-        self.clocks[rank] = max([clock, *([min(others)] if others and clock else [])])
-        return self.clocks[rank]
+    def _came(self, push: Push) -> None:
+        ahead = self.overtaking[push.rank]
+        ahead[push.sequence] = push.clock
+        done = self.members.all[push.rank].watermark.done
+        for sequence in sorted(s for s in ahead if s <= done):
+            self.clocks[push.rank] = max(ahead.pop(sequence), self.clocks[push.rank])
+
+    def signal(self, message: Message) -> None:
+        """RESTS: the worker takes no steps until it wakes. WAKES: it goes on with as many steps as the slowest has,
+        at least those that it says. RESUMES: it goes on with exactly those, the most that any server has answered."""
+        rank, clock = message.rank, message.clock
+        if message.flags & RESTS:
+            self.clocks[rank] = NEVER
+        elif message.flags & RESUMES:
+            self.clocks[rank] = clock
+        else:
+            others = [c for r, c in self.clocks.items() if r != rank and c != NEVER and r in self.members.present()]
+            self.clocks[rank] = max([clock, *([min(others)] if others and clock else [])])
+
+    def answer(self, message: Message, applied: bool) -> Message:
+        answer = super().answer(message, applied)
+        if message.flags & WAKES:
+            answer.clock = self.clocks[message.rank]
+        return answer
+
+    def forget(self, rank: int) -> None:
+        self.overtaking[rank].clear()
 
     def slowest(self) -> int:
         """Steps of the slowest worker that takes part."""
@@ -223,10 +299,35 @@ class Ssp(Async):
 class Geo(Rule):
     """Workers train their own replicas; the differences that they push, divided by their number, are added up here."""
 
+    pull_flags = WANTS_DENSE | CREATES | HOLDS
+
     def push(self, push: Push) -> None:
         self.staleness[max(0, self.shard.version - push.basis)] += 1
         self.shard.add(push.dense, push.rows, push.rank, push.age)
         self.shard.updates = max(self.shard.updates, push.clock)
+
+    def answer(self, message: Message, applied: bool) -> Message:
+        """The dense values as they are now, and the rows that others changed since the worker's cursor.
+
+        The cursor is the version of the last answer that the worker *has*: an answer that was lost loses no row. If the
+        push was not applied now, the worker's own rows come back, too: it must not count on what it has pushed.
+        """
+        answer = super().answer(message, applied)
+        cursor = int(message.need(Kind.NUMBERS)[0])
+        if len(self.shard.vector):
+            answer.records += encode(self.shard.vector.detach().clone(), Kind.DENSE, 0)
+        for number, table in self.shard.tables.items():
+            ids, values = table.refresh(message.rank, cursor)
+            own = message.first(Kind.IDS, number)
+            if not applied and own is not None:
+                ids = np.union1d(ids, own)
+                values = table.pull(ids, create=False)
+            answer.records += [Record(Kind.IDS, ids, number), *encode(values, Kind.ROWS, number)]
+        return answer
+
+    def forget(self, rank: int) -> None:
+        for table in self.shard.tables.values():
+            table.forget(rank)
 
 
 RULES: dict[str, type[Rule]] = {"sync": Sync, "async": Async, "ssp": Ssp, "geo": Geo}

@@ -45,7 +45,10 @@ class Saving:
         marks = {str(m.rank): [m.watermark.done, sorted(m.watermark.above)] for m in self.members.all}
         return {
             "watermarks": marks,
-            "progress": {"epoch": self.progress.epoch, "next": list(self.progress.next.items())},
+            "progress": {
+                "epoch": self.progress.epoch,
+                "applied": {str(b): list(p) for b, p in self.progress.applied.items()},
+            },
             "age": self.parameters.age,
             "age_before": self.parameters.age_before,
             "evict_by": self.parameters.strategy.evict_by,

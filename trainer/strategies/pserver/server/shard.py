@@ -103,6 +103,14 @@ class Shard:
         """(N,) bool: which rows live here."""
         return self.home[buckets_of(self.keys[table], ids)] == self.server  # type: ignore[no-any-return]
 
+    def name_of(self, element: int) -> str:
+        """The parameter that an element of the dense vector belongs to."""
+        for name, start, stop in self.layout.pieces:
+            if element < stop - start:
+                return name
+            element -= stop - start
+        raise IndexError(element)
+
     @property
     def step(self) -> int:
         """Steps of the schedule that are done."""

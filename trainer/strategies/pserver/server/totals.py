@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message, Record, Verb
-from trainer.strategies.pserver.server.answers import NotYet
+from trainer.strategies.pserver.server.answers import NotYet, failed
 from trainer.strategies.pserver.server.members import Members
 
 KEPT = 2
@@ -35,6 +35,8 @@ class Totals:
         values = message.need(Kind.NUMBERS)
         if values.dtype != np.float64 or values.ndim != 1:
             raise Malformed("values of a meeting are float64")
+        if message.clock < max(self.open, default=0) - KEPT:
+            return failed(f"meeting {message.clock} is over")  # a late copy: its worker has the answer
         total = self._arrive(message.clock, message.rank, values)
         if total.value is None:
             raise NotYet(self._missing(total), "a sum over the workers")
@@ -45,7 +47,7 @@ class Totals:
         """A worker brings its values (N,) float64; the last one completes the sum, in the order of the ranks.
 
         Raises:
-            Malformed: a sum of long ago, or one that cannot be yet, or values of another length than the others'.
+            Malformed: a sum that cannot be yet, or values of another length than the others'.
         """
         total = self._numbered(number)
         if any(v.shape != values.shape for r, v in total.brought.items() if r != rank):

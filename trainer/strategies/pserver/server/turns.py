@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from trainer.errors import UserError
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb
-from trainer.strategies.pserver.protocol.sockets import ServerSocket
 from trainer.strategies.pserver.server.answers import NONSENSE, NotYet, failed, not_arrived
 from trainer.strategies.pserver.server.members import workers
 
 MOST_WAITING = 100
 """Requests of one worker that may wait here; no client has so many under way."""
+
+
+class Outlet(Protocol):
+    """Where a server's answers go."""
+
+    def answer(self, address: bytes, request: Message, answer: Message) -> None:
+        """Answer a request."""
+
+    def refuse(self, why: BaseException) -> None:
+        """Count a message that makes no sense."""
+
+    def counts(self) -> dict[str, Any]:
+        """For the statistics: where it is, what has come and gone, and what was refused."""
 
 
 @dataclass(eq=False)
@@ -33,14 +45,18 @@ class Turns:
     """The requests of one server.
 
     Args:
-        socket: where answers go.
+        outlet: where answers go.
         answer: does what a request asks for; raises NotYet where it has to wait.
         server: which one this is, for messages.
         patience_s: how long a request may wait.
+        now: the clock.
     """
 
-    def __init__(self, socket: ServerSocket, answer: Callable[[Message], Message], server: int, patience_s: float) -> None:  # fmt: skip
-        self.socket, self.answer, self.server, self.patience_s = socket, answer, server, patience_s
+    def __init__(
+        self, outlet: Outlet, answer: Callable[[Message], Message], server: int, patience_s: float,
+        now: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.outlet, self.answer, self.server, self.patience_s, self.now = outlet, answer, server, patience_s, now
         self.waiting: list[Waiting] = []
 
     def take(self, address: bytes, request: Message) -> None:
@@ -49,7 +65,7 @@ class Turns:
         if known and request.verb != Verb.HELLO:  # a new life counts its requests from 1 again
             known[0].address = address
             return
-        self._try(Waiting(address, request, time.monotonic()))
+        self._try(Waiting(address, request, self.now()))
         self.try_again()
 
     def try_again(self) -> None:
@@ -78,11 +94,11 @@ class Turns:
             answer = self._refused(request, error)
         except UserError as error:
             answer = failed(str(error))
-        self.socket.answer(waiting.address, request, answer)
+        self.outlet.answer(waiting.address, request, answer)
         return True
 
     def _refused(self, request: Message, error: BaseException) -> Message:
-        self.socket.refuse(error)
+        self.outlet.refuse(error)
         why = str(error) if isinstance(error, (Malformed, ValueError)) else repr(error)
         return failed(f"server {self.server} refused {request.verb.name} of worker {request.rank}: {why}")
 
@@ -94,20 +110,25 @@ class Turns:
         """Requests of a life that is over wait no longer."""
         for waiting in [w for w in self.waiting if w.is_of(rank)]:
             self.waiting.remove(waiting)
-            self.socket.answer(waiting.address, waiting.request, failed(why, fenced=True))
+            self.outlet.answer(waiting.address, waiting.request, failed(why, fenced=True))
 
     def fail_all(self, why: str) -> None:
         """Nothing can be answered any more."""
         for waiting in self.waiting:
-            self.socket.answer(waiting.address, waiting.request, failed(why))
+            self.outlet.answer(waiting.address, waiting.request, failed(why))
         self.waiting.clear()
+
+    def away(self, seconds: float) -> None:
+        """The server was busy or stopped for so long: that is no part of anybody's waiting."""
+        for waiting in self.waiting:
+            waiting.since += seconds
 
     def end_overdue(self) -> None:
         """Who has waited too long is told for whom."""
-        now = time.monotonic()
+        now = self.now()
         for waiting in [w for w in self.waiting if now - w.since > self.patience_s]:
             self.waiting.remove(waiting)
-            self.socket.answer(waiting.address, waiting.request, self._last_answer(waiting.request))
+            self.outlet.answer(waiting.address, waiting.request, self._last_answer(waiting.request))
 
     def _last_answer(self, request: Message) -> Message:
         try:

@@ -2,71 +2,79 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
 
 from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message, Record, Verb, text
 from trainer.strategies.pserver.server.answers import failed, not_arrived
-from trainer.strategies.pserver.server.leases import Answer, Leases, Progress
+from trainer.strategies.pserver.server.leases import Answer, Holder, Leases, Progress
 from trainer.strategies.pserver.server.members import Members, workers
+
+NEVER_CAME = 0
+"""The life of a worker that this server has not heard of."""
 
 
 class Work:
-    """What is handed out, and how far its pushes have got here.
+    """What is handed out, and which pushes of it are applied here.
 
     Args:
         leases: the blocks; server 0 hands them out.
         lose: declares a worker lost.
         patience_s: how long nothing may move while somebody waits for a block.
+        now: the clock.
     """
 
-    def __init__(self, leases: Leases, members: Members, lose: Callable[[int, str], None], patience_s: float) -> None:
-        self.leases, self.members, self.lose, self.patience_s = leases, members, lose, patience_s
+    def __init__(
+        self, leases: Leases, members: Members, lose: Callable[[int, str], None], patience_s: float,
+        now: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.leases, self.members, self.lose, self.patience_s, self.now = leases, members, lose, patience_s, now
         self.progress = Progress()
         self.answered: dict[int, tuple[int, int, Message]] = {}
-        self.moved = time.monotonic()
+        self.moved = now()
 
     def lease(self, message: Message) -> Message:
         """LEASE: a block of the epoch's work. A copy of a request gets what is remembered: its answer goes nowhere."""
-        rank, life, number = message.rank, message.incarnation, message.number
-        if (before := self.answered.get(rank)) and before[:2] >= (life, number):
+        rank, incarnation, number = message.rank, message.incarnation, message.number
+        if (before := self.answered.get(rank)) and before[:2] >= (incarnation, number):
             return before[2]
         told = message.mapping()
         done = [int(b) for b in told["done"]]
-        answer = self.leases.ask(rank, int(told["epoch"]), int(told["blocks"]), done)
+        holder = Holder(rank, self.members.all[rank].life)
+        answer = self.leases.ask(holder, int(told["epoch"]), int(told["blocks"]), done)
         if answer is not None or done:
-            self.moved = time.monotonic()
+            self.moved = self.now()
         if answer is None:  # the worker asks again; a block may take long, as long as its holder's pushes come
-            if time.monotonic() - self.moved > self.patience_s:
+            if self.now() - self.moved > self.patience_s:
                 holders = workers(self.leases.holders())
                 return failed(not_arrived(holders, "the end of a block of work", self.patience_s))
             answer = Answer()
-        fence = [] if answer.before < 0 else [answer.before, self.members.all[answer.before].fenced]
+        fence = [answer.before.rank, answer.before.life] if answer.before else []
         reply = Message(Verb.DONE, records=[text({"block": answer.block, "fence": fence, "over": answer.over})])
-        self.answered[rank] = life, number, reply
+        self.answered[rank] = incarnation, number, reply
         return reply
 
     def fence(self, message: Message) -> Message:
-        """FENCE: a worker takes over a block. Nothing more is taken from the one before; the answer tells how many
-        batches of the block are applied here."""
+        """FENCE: a worker takes over a block. Nothing more is taken from the life before; the answer tells which batches
+        of the block are applied here."""
         told = message.mapping()
-        rank, life, epoch, block = (int(told[k]) for k in ("rank", "incarnation", "epoch", "block"))
+        rank, life, epoch, block = (int(told[k]) for k in ("rank", "life", "epoch", "block"))
         if not 0 <= rank < len(self.members.all):
             raise Malformed(f"there is no worker {rank}")
         member = self.members.all[rank]
-        if member.incarnation <= life and not member.lost:
+        self.members.fence(rank, life)
+        if member.present and member.life in (life, NEVER_CAME):
             self.lose(rank, "another worker has taken over its work")
-        done = self.progress.of(epoch, block)
-        return Message(Verb.DONE, records=[Record(Kind.NUMBERS, np.array([float(done)]))])
+        applied = [[epoch, block, start, stop] for start, stop in self.progress.of(epoch, block)]
+        return Message(Verb.DONE, records=[Record(Kind.WORK, np.array(applied, dtype=np.int64).reshape(-1, 4))])
 
     def applied(self, work: np.ndarray) -> None:
         """Batches (N, 4) of blocks have been pushed."""
         self.progress.mark(work)
         if len(work):
-            self.moved = time.monotonic()
+            self.moved = self.now()
 
-    def deaf(self, seconds: float) -> None:
-        """The server was busy for so long and took nothing: that is nobody's standing still."""
+    def away(self, seconds: float) -> None:
+        """The server was busy or stopped for so long and took nothing: that is nobody's standing still."""
         self.moved += seconds

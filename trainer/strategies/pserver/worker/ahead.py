@@ -31,16 +31,19 @@ class Ahead:
         self.coming: Ids | None = None
         self.fetched: tuple[Ids, Fetched] | None = None
         self._inputs: Any = None
+        self._expected: Any = None
         self._paths: dict[int, str | None] = {}
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, np.ndarray, torch.Tensor, torch.Tensor]] = {}
 
     def computing(self, inputs: Any) -> None:
-        """A batch of these inputs is computed now."""
+        """A batch of these inputs is computed now. If it is the one that was to come, nothing is known of the next."""
+        if inputs is self._expected:
+            self.coming = self._expected = None
         self._inputs = inputs
 
     def expect(self, inputs: Any) -> None:
         """The batch after it has these."""
-        self.coming = {}
+        self._expected, self.coming = inputs, {}
         for table in self.tables:
             path = self._paths.get(table.number)
             if path is not None:

@@ -10,7 +10,7 @@ import torch
 
 from trainer.config.schema import PserverAsyncStrategy, StaleStrategy
 from trainer.strategies.contract import Lease
-from trainer.strategies.pserver.protocol.messages import RESTS, WAKES, Kind, Message, Record, Verb
+from trainer.strategies.pserver.protocol.messages import RESTS, RESUMES, WAKES, Kind, Message, Record, Verb
 from trainer.strategies.pserver.tables.kernels import summed
 from trainer.strategies.pserver.worker.client import Request
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
@@ -140,10 +140,10 @@ class Stale(PserverWorker):
 
         self.client.until(room)
         rows = {n: parts[0] if len(parts) == 1 else summed(parts) for n, parts in self.merged_rows.items()}
-        work, finished = self.work.covered()
+        covered = self.work.covered()
         push = Push(
-            self.merged_dense, rows, self.merged_samples, self.clock_after, self.age(), self.pulls.versions, work,
-            self.merged,
+            self.merged_dense, rows, self.merged_samples, self.clock_after, self.age(), self.pulls.versions,
+            covered.records, self.merged,
         )  # fmt: skip
         messages = self.encoder.messages(push)
         left = len(messages)
@@ -152,7 +152,7 @@ class Stale(PserverWorker):
             nonlocal left
             left -= 1
             if not left:
-                self.work.acknowledged(finished)
+                self.work.acknowledged(covered)
 
         self.pushes += self.client.push(messages, acknowledged)
         self.merged, self.merged_dense, self.merged_rows, self.merged_samples = 0, [], {}, 0.0
@@ -162,6 +162,9 @@ class Stale(PserverWorker):
     def clock_after(self) -> int:
         """This worker's steps after the push."""
         return self.steps
+
+    def push_pending(self) -> None:
+        self.send()
 
     def finish_pushes(self) -> None:
         self.send()
@@ -228,7 +231,12 @@ class PserverSsp(Stale):
         self._say(RESTS, 0)
 
     def wake(self, anew: bool) -> None:
-        self.done = max(answer.clock for answer in self._say(WAKES, 0 if anew else self.done))
+        """With as many steps done as the slowest of the others. Servers may see another as the slowest; then all of
+        them get the greatest number, or one would wait for this worker's steps that it has left out."""
+        clocks = {answer.clock for answer in self._say(WAKES, 0 if anew else self.done)}
+        self.done = max(clocks)
+        if len(clocks) > 1:
+            self._say(RESUMES, self.done)
 
     def _say(self, flags: int, clock: int) -> list[Message]:
         numbers = Record(Kind.NUMBERS, np.zeros(3))

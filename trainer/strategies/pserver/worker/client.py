@@ -1,26 +1,22 @@
-"""A worker's side of the wire: requests to all servers, sent again until they are answered, waited for with a deadline.
+"""A worker's side of the protocol: requests to all servers, sent again until they are answered, waited for with a deadline.
 
-No thread stands between a step and the wire: sending hands buffers to ZeroMQ, whose own thread moves them while the step
-computes; answers are taken when somebody asks for them. One thread of ours tells the servers that the worker lives.
+No socket, no thread and no clock is here: they are the connections'. So the same client runs in the simulator of
+tests/simulation.
 """
 
 from __future__ import annotations
 
-import datetime
 import secrets
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import zmq
 from torch.profiler import record_function
 
 from trainer.errors import RunFailed
-from trainer.strategies.contract import WAITS, Seat
-from trainer.strategies.pserver.protocol.messages import ENDPOINT, MOST_RECORDS, TEXT_LIMIT, Kind, Message, Verb, pack
-from trainer.strategies.pserver.protocol.sockets import WorkerSocket
+from trainer.strategies.contract import WAITS
+from trainer.strategies.pserver.protocol.messages import MOST_RECORDS, TEXT_LIMIT, Kind, Message, Verb, pack
+from trainer.strategies.pserver.worker.connections import Connections
 
 AGAIN_S = 2.0
 """An unanswered request is sent again after so long; each further wait is twice the last one."""
@@ -29,6 +25,8 @@ AGAIN_MOST = 8.0
 MARGIN_S = 5.0
 """A server answers in time, if only to say who is missing; so much later it counts as gone."""
 BYE_S = 3.0
+AWAY_S = 1.0
+"""A wait that ends so much later than it was asked to: the process was stopped, and no server is to blame."""
 
 
 class Fenced(RunFailed):
@@ -51,68 +49,46 @@ class Request:
     answer: Message | None = field(default=None)
 
 
+def new_life() -> int:
+    """A random number for a worker's life."""
+    return secrets.randbits(62) | 1
+
+
 class Client:
-    """Connections to all servers of a run.
+    """Requests of one worker to all servers of a run.
 
     Args:
-        seat: the worker.
-        servers: how many there are; they publish where they are in the seat's store.
+        rank: the worker.
+        connections: to the servers, and the clock.
         timeout_s: longest wait at a meeting point.
-        lost_after_s: silence after which servers count a worker as lost.
-        io_threads: ZeroMQ's threads.
+        life: of the worker, another number each time it is started.
     """
 
-    def __init__(self, seat: Seat, servers: int, timeout_s: float, lost_after_s: float, io_threads: int = 1) -> None:
-        assert seat.store is not None
-        self.rank, self.timeout_s = seat.rank, timeout_s
-        self.endpoints = []
-        for server in range(servers):
-            key = ENDPOINT.format(server)
-            try:
-                seat.store.wait([key], datetime.timedelta(seconds=timeout_s))
-            except RuntimeError as error:
-                raise RunFailed(f"server {server} did not say where it is within {timeout_s:g} s (strategy.timeout_s)") from error  # fmt: skip
-            self.endpoints.append(seat.store.get(key).decode())
-        self.context: zmq.Context[Any] = zmq.Context(io_threads)
-        self.sockets = [WorkerSocket(self.context, seat.secret, seat.rank, n, e) for n, e in enumerate(self.endpoints)]
-        self.poller = zmq.Poller()
-        for socket in self.sockets:
-            self.poller.register(socket.socket, zmq.POLLIN)
-        self.incarnations = [0] * servers
+    def __init__(self, rank: int, connections: Connections, timeout_s: float, life: int | None = None) -> None:
+        self.rank, self.connections, self.timeout_s = rank, connections, timeout_s
+        self.life = new_life() if life is None else life
+        self.servers = range(connections.count)
+        self.incarnations = [0] * connections.count
         self.most_bytes = 0
         self.sequence = 0
         self.number = 0
         self.meetings = 0
         self.under_way: dict[int, Request] = {}
         self.waited = 0.0
-        self._gone = threading.Event()
-        self._heart = threading.Thread(
-            target=_beat, args=(self.context, seat, self.endpoints, lost_after_s / 5, self._gone),
-            daemon=True, name="pserver-heart",
-        )  # fmt: skip
         try:
             self.hello()
         except BaseException:
             self.close()
             raise
 
-    @property
-    def servers(self) -> range:
-        """Their numbers."""
-        return range(len(self.sockets))
-
     def hello(self) -> None:
         """Begin a life: learn which of this worker's pushes are applied already; go on counting after the last that any server has."""
-        life = secrets.randbits(62) | 1
-        requests = [self.ask(s, Message(Verb.HELLO, sequence=life)) for s in self.servers]
-        answers = self.wait(requests)
+        answers = self.wait([self.ask(s, Message(Verb.HELLO, sequence=self.life)) for s in self.servers])
         self.incarnations = [a.incarnation for a in answers]
         self.watermarks = [a.sequence for a in answers]
         limits = [a.need(Kind.NUMBERS) for a in answers]
         self.most_bytes = int(min(n[0] for n in limits))
         self.sequence = int(max(n[1] for n in limits))
-        if not self._heart.is_alive():
-            self._heart.start()
 
     def ask(self, server: int, message: Message, then: Callable[[Message], None] | None = None) -> Request:
         """Send a request; its buffers must not change until it is answered.
@@ -127,10 +103,10 @@ class Client:
         self.number += 1
         message.rank, message.incarnation, message.number = self.rank, self.incarnations[server], self.number
         frames = pack(message)
-        now = time.monotonic()
+        now = self.connections.now()
         request = Request(server, message, frames, now, now + AGAIN_S, then)
         self.under_way[self.number] = request
-        self.sockets[server].send(frames)
+        self.connections.send(server, frames)
         return request
 
     def _refuse_large(self, server: int, message: Message) -> None:
@@ -155,9 +131,8 @@ class Client:
 
     def take(self) -> None:
         """Take the answers that are there, without waiting."""
-        for socket in self.sockets:
-            while (message := socket.receive()) is not None:
-                self._answered(message)
+        for message in self.connections.receive():
+            self._answered(message)
 
     def _answered(self, message: Message) -> None:
         request = self.under_way.pop(message.number, None)
@@ -190,34 +165,32 @@ class Client:
         if done():
             return
         with record_function(WAITS):
-            self._take_until(done, patience_s)
+            self._take_until(done, self.timeout_s + MARGIN_S if patience_s is None else patience_s)
 
-    def _take_until(self, done: Callable[[], bool], patience_s: float | None) -> None:
-        began = time.monotonic()
-        deadline = began + (self.timeout_s + MARGIN_S if patience_s is None else patience_s)
+    def _take_until(self, done: Callable[[], bool], patience_s: float) -> None:
+        began = self.connections.now()
+        deadline = began + patience_s
         while not done():
-            now = time.monotonic()
+            now = self.connections.now()
             if now > deadline:
                 silent = min(self.under_way.values(), key=lambda r: r.sent, default=None)
                 what = f"server {silent.server} did not answer {silent.message.verb.name}" if silent else "no answer"
-                raise RunFailed(f"{what} of worker {self.rank} within {deadline - began:g} s (strategy.timeout_s)")
-            next_look = min([r.again for r in self.under_way.values()] + [deadline])
-            self.poller.poll(max(1, int(1000 * (next_look - now))))
+                raise RunFailed(f"{what} of worker {self.rank} within {patience_s:g} s (strategy.timeout_s)")
+            seconds = max(0.0, min([r.again for r in self.under_way.values()] + [deadline]) - now)
+            self.connections.wait(seconds)
+            if (away := self.connections.now() - now - seconds) > AWAY_S:
+                deadline += away
             self.take()
             self._send_again()
-        self.waited += time.monotonic() - began
+        self.waited += self.connections.now() - began
 
     def _send_again(self) -> None:
-        now = time.monotonic()
+        now = self.connections.now()
         for request in self.under_way.values():
             if now >= request.again:
                 request.every = min(2 * request.every, AGAIN_MOST * AGAIN_S)
                 request.again = now + request.every
-                self.sockets[request.server].send(request.frames)
-
-    def traffic(self) -> tuple[int, int]:
-        """Bytes received and sent so far."""
-        return sum(s.bytes_in for s in self.sockets), sum(s.bytes_out for s in self.sockets)
+                self.connections.send(request.server, request.frames)
 
     def bye(self) -> None:
         """Say goodbye to all servers; one that is gone already is not waited for long."""
@@ -229,23 +202,4 @@ class Client:
 
     def close(self) -> None:
         """Close all connections; nothing is left of them."""
-        self._gone.set()
-        if self._heart.is_alive():
-            self._heart.join()
-        for socket in self.sockets:
-            socket.close()
-        self.context.term()
-
-
-def _beat(context: zmq.Context[Any], seat: Seat, endpoints: list[str], every_s: float, gone: threading.Event) -> None:
-    """Tell all servers that this worker lives, over connections of this thread's own."""
-    sockets = [WorkerSocket(context, seat.secret, seat.rank, n, e) for n, e in enumerate(endpoints)]
-    frames = pack(Message(Verb.BEAT, rank=seat.rank))
-    while not gone.wait(every_s):
-        for socket in sockets:
-            try:
-                socket.socket.send_multipart(frames, zmq.NOBLOCK)
-            except zmq.Again:
-                pass  # a server that takes nothing has other worries
-    for socket in sockets:
-        socket.close(0)
+        self.connections.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ class Gauges:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.asked_at = 0.0
+        self.asked_at = -GAUGES_EVERY_S
         self.requests: list[Request] = []
         self.before: dict[int, dict[str, float]] = {}
 
@@ -30,8 +29,9 @@ class Gauges:
         found: dict[str, float] = {}
         if self.requests and all(r.answer is not None for r in self.requests):
             found, self.requests = self._told(self.requests), []
-        if not self.requests and time.monotonic() - self.asked_at > GAUGES_EVERY_S:
-            self.requests, self.asked_at = self._ask(), time.monotonic()
+        now = self.client.connections.now()
+        if not self.requests and now - self.asked_at > GAUGES_EVERY_S:
+            self.requests, self.asked_at = self._ask(), now
         queued = [r.server for r in self.client.under_way.values() if r.message.verb == Verb.PUSH]
         return found | {f"server{s}/queue": float(queued.count(s)) for s in self.client.servers}
 

@@ -20,6 +20,7 @@ from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
 from trainer.strategies.pserver.worker.push import Push
 from trainer.strategies.pserver.worker.remote_model import RemoteTable, unique
 from trainer.strategies.pserver.worker.replica import Replica
+from trainer.strategies.pserver.worker.work import Covered
 from trainer.strategies.pserver.worker.worker import PserverWorker
 
 
@@ -31,7 +32,7 @@ class Exchange:
     moved: list[torch.Tensor]
     shares: list[torch.Tensor]
     rows: dict[int, tuple[np.ndarray, torch.Tensor, torch.Tensor]]
-    finished: list[int]
+    covered: Covered
 
 
 class PserverGeo(PserverWorker):
@@ -161,11 +162,11 @@ class PserverGeo(PserverWorker):
         moved = [self.dense.values(s).sub_(self.base[s]) for s in self.client.servers]
         shares = [m * share for m in moved]
         rows = {n: replica.differences(share) for n, replica in self.replicas.items()}
-        work, finished = self.work.covered()
+        covered = self.work.covered()
         pushed = {n: r[:2] for n, r in rows.items()}
-        push = Push(shares, pushed, 0.0, self.updater.steps, self.age(), self.cursors, work)
+        push = Push(shares, pushed, 0.0, self.updater.steps, self.age(), self.cursors, covered.records)
         requests = self.client.push(self.encoder.messages(push))
-        self.exchange = Exchange(requests, moved, shares, rows, finished)
+        self.exchange = Exchange(requests, moved, shares, rows, covered)
 
     def fold(self, settle: bool = False) -> None:
         """The exchange is back: move by what the servers gained beyond this worker's own share."""
@@ -186,7 +187,7 @@ class PserverGeo(PserverWorker):
             ids = np.concatenate([i for i, _ in parts]) if parts else np.empty(0, dtype=np.int64)
             values = torch.cat([v for _, v in parts]) if parts else torch.empty((0, replica.dim), dtype=self.dtype)
             replica.fold(exchange.rows[number], ids, values, settle)
-        self.work.acknowledged(exchange.finished)
+        self.work.acknowledged(exchange.covered)
 
     def _fold_dense(self, server: int, moved: torch.Tensor, answer: Message, settle: bool) -> None:
         array = answer.first(Kind.DENSE)

@@ -49,9 +49,8 @@ class PserverSync(PserverWorker):
         rows = {t.number: t.gradient() for t in self.remote}
         rows = {n: (ids, g * samples) for n, (ids, g) in rows.items()}
         dense = [self.dense.gradients(s, samples) for s in self.client.servers]
-        work, _ = self.work.covered()
         clock = self.clock + 1
-        push = Push(dense, rows, samples, clock, self.age(), self.pulls.versions, work)
+        push = Push(dense, rows, samples, clock, self.age(), self.pulls.versions, [])
         pushes = self.client.push(self.encoder.messages(push))
         if self.options.clip_norm is not None:
             square = sum(float(a.need(Kind.NUMBERS)[0]) for a in self.client.wait(pushes))

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from trainer.strategies.contract import Lease
+from trainer.strategies.pserver.protocol.intervals import Intervals
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.worker.client import Client
 
 
+class Covered:
+    """The batches that a push covers."""
+
+    def __init__(self, work: list[list[int]]) -> None:
+        self.blocks = {block for _, block, _, _ in work}
+        self.records = [Record(Kind.WORK, np.array(work, dtype=np.int64))] if work else []
+
+
 class LeasedWork:
     """Blocks of this worker.
+
+    A block is done when its last batch is pushed and all pushes that cover any batch of it are acknowledged by all
+    servers.
 
     Attributes:
         must_push: the batch that is computed now is the last before a server's own mark: a push must end with it.
@@ -23,9 +36,10 @@ class LeasedWork:
         self.client = client
         self.must_push = False
         self._computed: list[list[int]] = []
-        self._at_their_end: dict[int, bool] = {}
+        self._under_way: Counter[int] = Counter()  # pushes by block that are not acknowledged
+        self._at_their_end: set[int] = set()
         self._done: list[int] = []
-        self._cuts: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._cuts: dict[tuple[int, int], set[int]] = {}
 
     def note(self, work: tuple[int, int, int, bool] | None) -> None:
         """A batch is computed now: its epoch, block, number in it, and whether it is the block's last."""
@@ -37,23 +51,29 @@ class LeasedWork:
         else:
             self._computed.append([epoch, block, index, index + 1])
         if last:
-            self._at_their_end[block] = True
+            self._at_their_end.add(block)
         self.must_push = index + 1 in self._cuts.get((epoch, block), ())
 
-    def covered(self) -> tuple[list[Record], list[int]]:
-        """What the push that is made now covers, and the blocks that it finishes."""
-        if not self._computed:
-            return [], []
-        array = np.array(self._computed, dtype=np.int64)
-        finished = [block for block in self._at_their_end if block in {w[1] for w in self._computed}]
-        for block in finished:
-            del self._at_their_end[block]
-        self._computed = []
-        return [Record(Kind.WORK, array)], finished
+    def covered(self) -> Covered:
+        """What the push that is made now covers."""
+        covered, self._computed = Covered(self._computed), []
+        self._under_way.update(covered.blocks)
+        return covered
 
-    def acknowledged(self, blocks: list[int]) -> None:
-        """The pushes that finish these blocks are applied."""
-        self._done += blocks
+    def acknowledged(self, covered: Covered) -> None:
+        """All servers have that push."""
+        self._under_way.subtract(covered.blocks)
+        for block in covered.blocks:
+            if block in self._at_their_end and not self._under_way[block] and not self._pending(block):
+                self.finished(block)
+
+    def finished(self, block: int) -> None:
+        """Nothing more will be pushed of that block."""
+        self._at_their_end.discard(block)
+        self._done.append(block)
+
+    def _pending(self, block: int) -> bool:
+        return any(computed[1] == block for computed in self._computed)
 
     def ask(self, epoch: int, blocks: int) -> dict[str, Any] | None:
         """Tell which blocks are done, and ask server 0 for another; None: there is nothing just now."""
@@ -65,15 +85,20 @@ class LeasedWork:
         return None if told["block"] < 0 and not told["over"] else told
 
     def lease(self, epoch: int, told: Mapping[str, Any]) -> Lease:
-        """The block that was handed out, from where the worker that had it before has come to."""
+        """The block that was handed out, from the first batch on that a server lacks."""
         block = int(told["block"])
         start = self._take_over(epoch, block, *told["fence"]) if told["fence"] else 0
-        return Lease(block, start, lambda: self.acknowledged([block]))
+        return Lease(block, start, lambda: self.finished(block))
 
-    def _take_over(self, epoch: int, block: int, rank: int, incarnation: int) -> int:
-        body = {"rank": rank, "incarnation": incarnation, "epoch": epoch, "block": block}
+    def _take_over(self, epoch: int, block: int, rank: int, life: int) -> int:
+        """End the life that had the block, at all servers. A push must be new to a server or known to it as a whole: it
+        ends wherever what a server has applied begins or ends."""
+        body = {"rank": rank, "life": life, "epoch": epoch, "block": block}
         asks = [self.client.ask(s, Message(Verb.FENCE, records=[text(body)])) for s in self.client.servers]
-        start, *cuts = sorted({int(a.need(Kind.NUMBERS)[0]) for a in self.client.wait(asks)})
+        answers = [answer.need(Kind.WORK).tolist() for answer in self.client.wait(asks)]
+        applied = [Intervals((start, stop) for _, _, start, stop in rows) for rows in answers]
+        start = min(intervals.first_gap() for intervals in applied)
         print(f"takes over block {block} of worker {rank} from its batch {start} on", flush=True)
-        self._cuts[epoch, block] = tuple(cuts)
+        self._cuts = {known: cuts for known, cuts in self._cuts.items() if known[0] == epoch}
+        self._cuts[epoch, block] = {bound for intervals in applied for part in intervals for bound in part}
         return start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,6 +18,7 @@ from trainer.strategies.pserver.protocol.messages import CREATES, Kind, Message,
 from trainer.strategies.pserver.worker.agreement import agree_on
 from trainer.strategies.pserver.worker.ahead import Ahead
 from trainer.strategies.pserver.worker.client import Client
+from trainer.strategies.pserver.worker.connections import Connections, connect
 from trainer.strategies.pserver.worker.export import merged_tables, save_persistables
 from trainer.strategies.pserver.worker.gauges import Gauges
 from trainer.strategies.pserver.worker.pull import Pulls
@@ -44,7 +44,7 @@ class PserverWorker(Strategy):
 
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         super().__init__(config, seat)
-        self.client = Client(seat, seat.servers, self.options.timeout_s, self.options.lost_after_s, self.io_threads)
+        self.client = Client(seat.rank, self.connections(), self.options.timeout_s)
         self.present = list(range(seat.size))
         self.work = LeasedWork(self.client)
         self.gauge = Gauges(self.client)
@@ -52,6 +52,11 @@ class PserverWorker(Strategy):
         self.steps = 0
         self.steps_before = 0
         self.event_time = 0
+
+    def connections(self) -> Connections:
+        """Ways to all servers."""
+        told = self.options
+        return connect(self.seat, self.seat.servers, told.timeout_s, told.lost_after_s, self.io_threads)
 
     # --- the start -------------------------------------------------------------------------------------------------
 
@@ -162,6 +167,10 @@ class PserverWorker(Strategy):
         """What rows are stamped with: steps, or the data's own time."""
         return self.event_time if self.options.evict_by == "event_time" else self.steps + 1
 
+    def push_pending(self) -> None:
+        """Everything that was computed is pushed."""
+        self.finish_pushes()
+
     def finish_pushes(self) -> None:
         """Everything that was computed is pushed and acknowledged."""
 
@@ -186,11 +195,14 @@ class PserverWorker(Strategy):
                 self.finish_pushes()
                 self.rest()
                 while (answer := self.work.ask(epoch, blocks)) is None:
-                    time.sleep(LEASE_LOOK_S)
+                    self.client.connections.sleep(LEASE_LOOK_S)
                 if not answer["over"]:
                     self.wake(anew=False)
             if answer["over"]:
                 return
+            if answer["fence"]:  # what is computed already must not travel with the block that is taken over
+                yield None
+                self.push_pending()
             yield self.work.lease(epoch, answer)
 
     def rest(self) -> None:

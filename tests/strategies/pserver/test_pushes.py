@@ -1,0 +1,187 @@
+"""What a server refuses of a push or a pull changes nothing; what it takes, it takes once, wherever it was before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.strategies.pserver.harness import DIM, Bare, Cluster, Sum, config
+from trainer.errors import RunFailed
+from trainer.strategies.pserver.protocol.messages import (
+    CREATES,
+    HOLDS,
+    RESTS,
+    RESUMES,
+    WAKES,
+    Kind,
+    Message,
+    Record,
+    Verb,
+)
+from trainer.strategies.pserver.server.members import AHEAD
+
+ONE = np.array([3])
+
+
+@pytest.fixture
+def alone() -> Iterator[tuple[Cluster, Bare]]:
+    """A server in async mode, and its only worker."""
+    with Cluster(config("async", 1)) as cluster:
+        worker = Bare(cluster, 0)
+        worker.begin()
+        yield cluster, worker
+        worker.die()
+
+
+def refused(worker: Bare, message: Message, why: str) -> None:
+    with pytest.raises(RunFailed, match=why):
+        worker.client.wait([worker.client.ask(0, message)])
+
+
+def work(message: Message, *rows: tuple[int, int, int, int]) -> Message:
+    """The same push, of these batches of leased work."""
+    message.records.append(Record(Kind.WORK, np.array(rows)))
+    return message
+
+
+@pytest.mark.parametrize("sequence", [0, AHEAD + 1, 2**62])
+def test_push_with_an_impossible_number_changes_nothing(alone: tuple[Cluster, Bare], sequence: int) -> None:
+    cluster, worker = alone
+    [message] = worker.gradient(np.ones(4), ONE, 1.0, -1.0, clock=10**6)  # which would be the age of all rows
+    message.sequence = sequence
+    refused(worker, message, "push")
+    parameters = cluster.servers[0].parameters
+    assert (parameters.age, parameters.version, len(parameters.shard.tables[1])) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("flags", [RESTS, WAKES, RESUMES, 1 << 15])
+def test_push_with_a_flag_of_another_mode_changes_nothing(alone: tuple[Cluster, Bare], flags: int) -> None:
+    cluster, worker = alone
+    [message] = worker.gradient(np.ones(4), ONE, 1.0, -1.0, clock=7)
+    message.sequence, message.flags = 1, flags
+    refused(worker, message, "flags")
+    parameters, [member] = cluster.servers[0].parameters, cluster.servers[0].members.all
+    assert (parameters.age, parameters.version, member.watermark.done) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("flags", [HOLDS | CREATES, 8 | CREATES, 1 << 15])
+def test_pull_with_a_flag_of_another_mode_makes_no_rows(alone: tuple[Cluster, Bare], flags: int) -> None:
+    cluster, worker = alone
+    refused(worker, Message(Verb.PULL, flags=flags, records=[Record(Kind.IDS, ONE, 1)]), "flags")
+    assert len(cluster.servers[0].parameters.shard.tables[1]) == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["dense", "rows"])
+def test_values_that_are_not_finite_are_refused_by_name(alone: tuple[Cluster, Bare], bad: float, where: str) -> None:
+    cluster, worker = alone
+    dense = np.array([1.0, 2.0, bad, 4.0]) if where == "dense" else np.ones(4)
+    [message] = worker.gradient(dense, np.array([3, 5]), 1.0, -1.0, clock=1)
+    if where == "rows":
+        message.records[-1].array[1, 2] = bad
+    message.sequence = 1
+    name = "p0" if where == "dense" else "table rows, row 5"
+    refused(worker, message, f"server 0 refused PUSH of worker 0: values of {name} are not finite")
+    [server] = cluster.servers
+    assert server.parameters.version == 0 and server.statistics()["nonfinite"] == 1
+    vectors, rows = worker.look(Sum.IDS)
+    assert not vectors.any() and not any(rows.values())
+
+
+def test_finite_values_whose_sum_overflows_are_taken(alone: tuple[Cluster, Bare]) -> None:
+    _, worker = alone
+    worker.client.wait(worker.client.push(worker.gradient(np.full(4, 1.7e308), ONE, 1.0, -1.0, clock=1)))
+    assert (worker.look(ONE)[0] == 1.7e308).all()
+
+
+def test_values_that_are_not_finite_are_applied_where_that_is_asked_for() -> None:
+    with Cluster(config("async", 1, on_nonfinite="apply")) as cluster:
+        worker = Bare(cluster, 0)
+        worker.begin()
+        worker.client.wait(worker.client.push(worker.gradient(np.array([np.inf, 1, 1, 1]), ONE, 1.0, -1.0, clock=1)))
+        assert worker.look(ONE)[0][0, 0] == np.inf
+        worker.die()
+
+
+def test_negative_id_is_called_negative(alone: tuple[Cluster, Bare]) -> None:
+    _, worker = alone
+    refused(worker, Message(Verb.PULL, records=[Record(Kind.IDS, np.array([-1]), 1)]), "has no row -1: ids are not negative")  # fmt: skip
+    refused(worker, Message(Verb.PULL, records=[Record(Kind.IDS, np.array([4, 2]), 1)]), "are not ascending")
+
+
+@pytest.mark.parametrize("rows", [(0, 0, 3, 3), (0, 0, 4, 3), (0, -1, 0, 3), (-1, 0, 0, 3)])
+def test_work_of_no_batches_is_refused(alone: tuple[Cluster, Bare], rows: tuple[int, int, int, int]) -> None:
+    cluster, worker = alone
+    [message] = worker.gradient(np.ones(4), ONE, 1.0, -1.0, clock=1)
+    message.sequence = 1
+    refused(worker, work(message, rows), "work of")
+    assert cluster.servers[0].parameters.version == 0
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp", "geo"])
+def test_push_that_was_overtaken_is_applied_when_it_comes(mode: str) -> None:
+    sign = 1.0 if mode == "geo" else -1.0
+    with Cluster(config(mode, 1)) as cluster:
+        worker, [server] = Bare(cluster, 0), cluster.servers
+        worker.begin()
+        for sequence in (2, 3, 1):
+            [message] = worker.gradient(np.full(4, 10.0**sequence), ONE, 1.0, sign, clock=sequence)
+            message.sequence = sequence
+            worker.client.wait([worker.client.ask(0, work(message, (0, 0, sequence - 1, sequence)))])
+        assert (worker.look(ONE)[0] == 1110.0).all() and worker.look(ONE)[1] == {3: 3.0}
+        assert server.statistics()["duplicates"] == 0
+        assert list(server.work.progress.of(0, 0)) == [(0, 3)]
+        worker.die()
+
+
+def test_work_that_is_applied_in_part_is_refused_as_a_whole(alone: tuple[Cluster, Bare]) -> None:
+    cluster, worker = alone
+    pushes = [(1, (0, 0, 0, 2)), (2, (0, 0, 1, 3)), (3, (0, 0, 2, 3))]
+    for sequence, rows in pushes:
+        [message] = worker.gradient(np.ones(4), ONE, 1.0, -1.0, clock=sequence)
+        message.sequence = sequence
+        if sequence == 2:
+            refused(worker, work(message, rows), "applied in part")
+        else:
+            worker.client.wait([worker.client.ask(0, work(message, rows))])
+    assert cluster.servers[0].count["pushes"] == 2 and (worker.look(ONE)[0] == 2.0).all()
+
+
+def test_clock_of_ssp_advances_for_work_that_was_covered_and_not_for_a_push_that_overtook() -> None:
+    with Cluster(config("ssp", 1, staleness=0)) as cluster:
+        worker, [server] = Bare(cluster, 0), cluster.servers
+        worker.begin()
+
+        def push(sequence: int, start: int) -> None:
+            [message] = worker.gradient(np.ones(4), ONE, 1.0, -1.0, clock=sequence)
+            message.sequence = sequence
+            worker.client.wait([worker.client.ask(0, work(message, (0, 0, start, start + 1)))])
+
+        push(1, 0)
+        push(2, 0)  # somebody else had pushed that batch
+        assert server.parameters.rule.clocks == {0: 2} and server.count["pushes"] == 1
+        push(4, 2)
+        assert server.parameters.rule.clocks == {0: 2}
+        push(3, 1)
+        assert server.parameters.rule.clocks == {0: 4}
+        worker.die()
+
+
+def test_geo_tells_a_worker_whose_push_was_covered_what_its_own_rows_are() -> None:
+    with Cluster(config("geo", 2)) as cluster:
+        first, second = Bare(cluster, 0), Bare(cluster, 1)
+        first.begin()
+        answers = []
+        for worker in (first, second):
+            asked = Message(Verb.PULL, flags=CREATES | HOLDS, records=[Record(Kind.IDS, ONE, 1)])
+            worker.client.wait([worker.client.ask(0, asked)])
+            [message] = worker.gradient(np.ones(4), ONE, 5.0, 1.0, clock=1)
+            [answer] = worker.client.wait(worker.client.push([work(message, (0, 0, 0, 1))]))
+            answers.append(answer)
+        assert answers[0].need(Kind.IDS, 1).tolist() == []
+        assert answers[1].need(Kind.IDS, 1).tolist() == [3]
+        np.testing.assert_array_equal(answers[1].need(Kind.ROWS, 1), np.full((1, DIM), 5.0))
+        for worker in (first, second):
+            worker.die()

@@ -1,0 +1,169 @@
+"""One server without sockets and clocks: it is given messages and the time, and hands answers to an outlet.
+
+Every request has one answer, and may come twice. What a verb asks for is done by the object that has that duty.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import RunFailed
+from trainer.strategies.builtin import Pserver
+from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
+from trainer.strategies.pserver.server.answers import failed
+from trainer.strategies.pserver.server.leases import Leases
+from trainer.strategies.pserver.server.liveness import Board, Liveness
+from trainer.strategies.pserver.server.members import Members
+from trainer.strategies.pserver.server.parameters import Parameters
+from trainer.strategies.pserver.server.pulls import Pulls
+from trainer.strategies.pserver.server.pushes import Pushes
+from trainer.strategies.pserver.server.run import ServersRun
+from trainer.strategies.pserver.server.saving import Saving
+from trainer.strategies.pserver.server.totals import Totals
+from trainer.strategies.pserver.server.turns import Outlet, Turns
+from trainer.strategies.pserver.server.work import Work
+
+LOOK_S = 0.2
+"""So often a server looks who is silent and which requests are overdue; it waits for messages no longer than that."""
+AWAY_S = 2 * LOOK_S
+"""A turn that comes later than that after the last one: the process was stopped, or had no processor."""
+ONCE = (Verb.START, Verb.SAVE, Verb.SHRINK, Verb.RATE)
+"""A second copy of these, late, must not be done again: parameters have moved since."""
+
+
+class Server:
+    """One server: the objects that do what is asked for, and their turns.
+
+    Args:
+        number: which one this is.
+        run: what it is told of the run. declared: the run's strategy.
+        outlet: where answers go.
+        board: where launchers and servers leave notes for each other.
+        now: the clock, in seconds.
+        most_bytes: the longest frame that is taken.
+    """
+
+    def __init__(
+        self, number: int, run: ServersRun, declared: Pserver, outlet: Outlet, board: Board, now: Callable[[], float],
+        most_bytes: int,
+    ) -> None:  # fmt: skip
+        plan, options = run.plan, declared.options
+        self.number, self.outlet, self.now = number, outlet, now
+        self.members = Members(plan.workers, options.lost_after_s, now)
+        self.parameters = Parameters(run.config, declared, plan, number, self.members)
+        self.turns = Turns(outlet, self.answer, number, options.timeout_s, now)
+        self.leases = Leases(run.config.data.on_lost_worker == "take_over")
+        stops = not declared.traits.survives
+        self.liveness = Liveness(self.members, self.parameters, self.leases, self.turns, board, stops, most_bytes)
+        self.work = Work(self.leases, self.members, self.liveness.lose, options.timeout_s, now)
+        self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0)
+        self.started = self.ended_turn = self.looked = now()
+        self.done_once: dict[int, tuple[int, int]] = {}
+        pulls = Pulls(self.parameters, self.count)
+        pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count)
+        self.saving = Saving(self.parameters, self.members, self.work.progress, Path(plan.run_dir))
+        self.verbs: dict[Verb, Callable[[Message], Message]] = {
+            Verb.HELLO: self.liveness.hello,
+            Verb.START: self.parameters.start,
+            Verb.PULL: pulls.pull,
+            Verb.PUSH: pushes.push,
+            Verb.COMMIT: pushes.commit,
+            Verb.MEET: Totals(self.members).meet,
+            Verb.LEASE: self.work.lease,
+            Verb.FENCE: self.work.fence,
+            Verb.SAVE: self.saving.save,
+            Verb.SHRINK: self.parameters.shrink,
+            Verb.RATE: self.parameters.rate,
+            Verb.STATS: self.stats,
+            Verb.BYE: self.liveness.bye,
+        }
+
+    @property
+    def over(self) -> bool:
+        """Every worker has left or is lost."""
+        return not self.members.present()
+
+    def turn(self, messages: Sequence[tuple[bytes, Message]]) -> None:
+        """One turn: take these messages, each with the address to answer to; now and then look who is missing.
+
+        Raises:
+            RunFailed: no worker is left, or one is lost that the run cannot go on without.
+        """
+        self._was_away(self.now() - self.ended_turn - LOOK_S)
+        began = self.now()
+        for address, message in messages:
+            self.take(address, message)
+        self._was_away(self.now() - began)
+        if self.now() - self.looked >= LOOK_S:
+            self.looked = self.now()
+            self.liveness.look_after()
+            self.turns.end_overdue()
+        self.ended_turn = self.now()
+        if self.over and all(m.lost for m in self.members.all):
+            lost = "; ".join(f"worker {m.rank}: {m.lost}" for m in self.members.all)
+            raise RunFailed(f"no worker is left ({lost})")
+
+    def _was_away(self, seconds: float) -> None:
+        """Time in which this server took nothing is nobody's silence: everybody gets it again."""
+        if seconds > AWAY_S - LOOK_S:
+            for given in (self.members, self.work, self.turns):
+                given.away(seconds)
+
+    def take(self, address: bytes, message: Message) -> None:
+        """One message: a heartbeat, one that is no request or comes from a life that is over, or a request."""
+        self.members.heard(message.rank)
+        if message.verb == Verb.BEAT:
+            return
+        if message.verb not in self.verbs:
+            self.outlet.refuse(Malformed(f"{message.verb.name} is no request"))
+            return
+        why = self.members.admit(message.rank, message.incarnation) if message.verb != Verb.HELLO else ""
+        if why:
+            self.count["fenced"] += 1
+            self.outlet.answer(address, message, failed(why, fenced=True))
+            return
+        self.turns.take(address, message)
+
+    def answer(self, request: Message) -> Message:
+        """Do what a request asks for. A late copy of one that must not be done again changes nothing.
+
+        Raises:
+            NotYet: it has to wait.
+        """
+        if request.verb not in ONCE:
+            return self.verbs[request.verb](request)
+        this = request.incarnation, request.number
+        if this <= self.done_once.get(request.rank, (0, 0)):
+            return Message(Verb.DONE, clock=self.parameters.version)
+        answer = self.verbs[request.verb](request)
+        self.done_once[request.rank] = this
+        return answer
+
+    def stats(self, message: Message) -> Message:
+        """STATS: what has been done so far."""
+        return Message(Verb.DONE, records=[text(self.statistics())])
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts since the start."""
+        shard, rule = self.parameters.shard, self.parameters.rule
+        tables = {t.name: t.memory() | {"dropped": t.dropped} for t in shard.tables.values()} if shard else {}
+        return {
+            "server": self.number,
+            "seconds": round(self.now() - self.started, 3),
+            "version": self.parameters.version,
+            "step": self.parameters.step,
+            "age": self.parameters.age,
+            "scale": getattr(shard and shard.schedule, "scale", 1.0),
+            **self.count,
+            **self.outlet.counts(),
+            "waiting": len(self.turns.waiting),
+            "rows": sum(int(t["rows"]) for t in tables.values()),
+            "tables": tables,
+            "staleness": {str(k): v for k, v in sorted(rule.staleness.items())} if rule else {},
+            "lost": {str(m.rank): m.lost for m in self.members.all if m.lost},
+            "leases_taken_over": self.leases.taken_over,
+            "leases_dropped": self.leases.dropped,
+        }

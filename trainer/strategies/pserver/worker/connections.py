@@ -1,0 +1,125 @@
+"""A worker's connections to all servers, and its clock: what the client needs of the world outside."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import zmq
+
+from trainer.errors import RunFailed
+from trainer.strategies.contract import Seat
+from trainer.strategies.pserver.protocol.messages import ENDPOINT, Message, Verb, pack
+from trainer.strategies.pserver.protocol.sockets import LINGER_MS, WorkerSocket
+
+
+class Connections(Protocol):
+    """Ways to all servers. A message may be lost, come twice, late, or after later ones."""
+
+    count: int
+    """Servers."""
+
+    def now(self) -> float:
+        """The worker's clock, in seconds."""
+
+    def send(self, server: int, frames: Sequence[Any]) -> None:
+        """Hand a packed message over; its buffers must not change before it is answered."""
+
+    def receive(self) -> list[Message]:
+        """The answers that are there."""
+
+    def wait(self, seconds: float) -> None:
+        """Until there is something to receive, or for so long."""
+
+    def sleep(self, seconds: float) -> None:
+        """For so long, whatever comes."""
+
+    def close(self) -> None:
+        """Close all; nothing is left of them."""
+
+
+class Sockets:
+    """Connections by ZeroMQ. One thread of their own tells the servers that the worker lives.
+
+    Args:
+        seat: the worker. endpoints: of the servers.
+        lost_after_s: silence after which servers count a worker as lost.
+        io_threads: ZeroMQ's threads.
+    """
+
+    def __init__(self, seat: Seat, endpoints: Sequence[str], lost_after_s: float, io_threads: int = 1) -> None:
+        self.count = len(endpoints)
+        self.context: zmq.Context[Any] = zmq.Context(io_threads)
+        self.sockets = [WorkerSocket(self.context, seat.secret, seat.rank, n, e) for n, e in enumerate(endpoints)]
+        self.poller = zmq.Poller()
+        for socket in self.sockets:
+            self.poller.register(socket.socket, zmq.POLLIN)
+        self._gone = threading.Event()
+        self._heart = threading.Thread(
+            target=_beat, args=(self.context, seat, endpoints, lost_after_s / 5, self._gone),
+            daemon=True, name="pserver-heart",
+        )  # fmt: skip
+        self._heart.start()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def send(self, server: int, frames: Sequence[Any]) -> None:
+        self.sockets[server].send(frames)
+
+    def receive(self) -> list[Message]:
+        found = []
+        for socket in self.sockets:
+            while (message := socket.receive()) is not None:
+                found.append(message)
+        return found
+
+    def wait(self, seconds: float) -> None:
+        self.poller.poll(max(1, int(1000 * seconds)))
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def close(self, linger_ms: int = LINGER_MS) -> None:
+        self._gone.set()
+        self._heart.join()
+        for socket in self.sockets:
+            socket.close(linger_ms)
+        self.context.term()
+
+
+def connect(seat: Seat, servers: int, timeout_s: float, lost_after_s: float, io_threads: int = 1) -> Sockets:
+    """Connections to all servers of a run, once they have published where they are.
+
+    Raises:
+        RunFailed: one of them did not within ``timeout_s``.
+    """
+    assert seat.store is not None
+    endpoints = []
+    for server in range(servers):
+        key = ENDPOINT.format(server)
+        try:
+            seat.store.wait([key], datetime.timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise RunFailed(f"server {server} did not say where it is within {timeout_s:g} s (strategy.timeout_s)") from error  # fmt: skip
+        endpoints.append(seat.store.get(key).decode())
+    return Sockets(seat, endpoints, lost_after_s, io_threads)
+
+
+def _beat(
+    context: zmq.Context[Any], seat: Seat, endpoints: Sequence[str], every_s: float, gone: threading.Event
+) -> None:
+    """Tell all servers that this worker lives, over connections of this thread's own."""
+    sockets = [WorkerSocket(context, seat.secret, seat.rank, n, e) for n, e in enumerate(endpoints)]
+    frames = pack(Message(Verb.BEAT, rank=seat.rank))
+    while not gone.wait(every_s):
+        for socket in sockets:
+            try:
+                socket.socket.send_multipart(frames, zmq.NOBLOCK)
+            except zmq.Again:
+                pass  # a server that takes nothing has other worries
+    for socket in sockets:
+        socket.close(0)
