@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
-from hydra.core.config_store import ConfigStore
 
-from trainer.cli import compose
+from tests import composing
 
 # How long an example takes depends on the machine and on what else it does.
 hypothesis.settings.register_profile(
@@ -35,15 +34,9 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def schema_once() -> Iterator[None]:
-    """Hydra's store gets the schema once in the testing process and is not copied for each config: that is half of composing.
-
-    Nobody changes what is in the store: Hydra hands out copies. Processes that the tests start do without this.
-    """
-    compose.register()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "register", lambda: None)
-        patch.setattr(ConfigStore, "__deepcopy__", lambda store, memo: store, raising=False)
+def composing_once() -> Iterator[None]:
+    """Configs of the same options are composed once. Processes that the tests start do without this."""
+    with composing.once():
         yield
 
 

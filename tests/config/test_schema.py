@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.pictures import needs
 from trainer.cli import commands
@@ -147,3 +148,14 @@ def test_what_a_key_refuses(path: str, value: Any, why: str) -> None:
 )
 def test_nearest_key(typed: str, near: str) -> None:
     assert keys.nearest_key(typed, key_checks.every_key()) == near
+
+
+@pytest.mark.parametrize("overrides", [("+recipe=digits_lenet", "optimizer.lr=0.3", "+optimizer.foo=1"), ("+recipe=resnet50_flowers", "strategy=pserver_sync", "~model.zero_init_residual", "launch.servers=2")])  # fmt: skip
+def test_configs_that_tests_copy_are_those_that_hydra_composes(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    found = []
+    for config_dir in (None, None, str(tmp_path)):  # what is in a test's folder is composed anew
+        with hydra_app(config_dir) as app:
+            config = compose(app, list(overrides))
+            del config.hydra.runtime.config_sources
+            found.append((commands.plain(config), OmegaConf.to_container(config, resolve=False)))
+    assert found[0] == found[1] == found[2]

@@ -13,9 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
 from tests.pages import write_files
 from trainer.cli.commands import plain, typed_keys
-from trainer.cli.compose import compose, hydra_app
+from trainer.cli.compose import compose, hydra_app, key_of
+from trainer.config import schema
 from trainer.job.ready import Ready, get_ready
 from trainer.launch.forkserver import Meeting, launch
 from trainer.launch.supervisor import Role
@@ -55,9 +60,24 @@ class Case:
 
 @cache
 def composed(*typed: str) -> Ready:
-    """The checked config and plan of a command line."""
+    """The checked config and plan of a command line: Hydra's own config of its options, and then of its values."""
+    options = [o for o in typed if key_of(o) in schema.GROUPS and "{" not in o]
+    config = copy.deepcopy(chosen(*options))
+    ConfigLoaderImpl._apply_overrides_to_config([parsed(o) for o in typed if o not in options], config)
+    return get_ready(plain(config), typed_keys(typed), "nowhere")
+
+
+@cache
+def chosen(*options: str) -> DictConfig:
+    """The config of options, with the values that they have."""
     with hydra_app(VOCABULARY) as app:
-        return get_ready(plain(compose(app, list(typed))), typed_keys(typed), "nowhere")
+        return compose(app, list(options))
+
+
+@cache
+def parsed(override: str) -> Any:
+    """As Hydra reads it."""
+    return OverridesParser.create().parse_override(override)
 
 
 def payload(
