@@ -112,7 +112,7 @@ DIGITS, CTR = "+recipe=digits_lenet", "+recipe=wide_and_deep"
         (f"{DIGITS} launch.nproc=4000", "launch.nproc=44", True),
         (f"{DIGITS} launch.workers=4000", "launch.workers=44", True),
         ("+recipe=resnet50_flowers launch.nnodes=10000 launch.nproc=8", "launch.nnodes=3 launch.nproc=8", True),
-        (f"{CTR} strategy=pserver_async launch.nnodes=10000 launch.servers=1 launch.workers=8", "launch.nnodes=8", True),
+        (f"{CTR} strategy=pserver_async launch.nnodes=10000 launch.servers=1 launch.workers=8 launch.insecure=true", "launch.nnodes=8", True),
         (f"{DIGITS} compile=yess", "compile=true", True),
         (f"{DIGITS} plan=tru", "plan=true", True),
         (f"{DIGITS} compile=nope", "compile=false", True),

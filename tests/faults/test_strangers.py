@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
+import torch.distributed as dist
 
-from tests.runs import ROOT, environment
+from tests.faults.stranger import said_by_nobody
+from tests.pace import patient, wait_for
+from tests.runs import ROOT, environment, family, read, start
+from trainer.host.board import FolderBoard
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 
@@ -67,3 +74,79 @@ def test_what_a_launch_leaves_open_in_the_temporary_folder_is_for_its_user_alone
     assert own and all(line.split()[1] != str(common) for line in own), (
         "temporary files of workers lie in the run's folder"
     )
+
+
+SERVED = (
+    "+recipe=digits_lenet", "tracking=none", "device=cpu", "strategy=pserver_async", "launch.servers=1", "launch.workers=2",
+    "data.global_batch_size=64", "execution.threads=1", "hydra.run.dir=run",
+)  # fmt: skip
+NOTES = {
+    "pserver/endpoint/0": "tcp://127.0.0.1:1", "lost/worker/0": "its process ended", "lost/worker/1": "its process ended",
+    "fenced/worker/0": "because", "fenced/worker/1": "because", "done/worker/0": "", "hosts/why not": "because",
+}  # fmt: skip
+"""What another user would like the processes of a run to believe."""
+
+
+def ports_of(pid: int) -> list[int]:
+    """Where a command line and all that it has started listen."""
+    found = set()
+    with suppress(psutil.NoSuchProcess):
+        for process in family(pid):
+            with suppress(psutil.Error):
+                connections = process.net_connections("inet")
+                found |= {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+    return sorted(found)
+
+
+def lies(ports: list[int], common: Path) -> str:
+    """Write all notes wherever this process can reach; returns where it could."""
+    reached = []
+    for port in ports:
+        with suppress(RuntimeError):
+            patience = datetime.timedelta(seconds=2)
+            store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=patience)
+            for key, note in NOTES.items():
+                store.set(key, note)
+            reached.append(f"port {port}")
+    for folder in common.rglob("*"):
+        if folder.is_dir():
+            with suppress(OSError):
+                list(folder.iterdir())
+                reached.append(str(folder))
+            with suppress(OSError):
+                (folder / "lie").write_text("lie")
+                reached.append(str(folder))
+    return " ".join(reached)
+
+
+@needs_root
+def test_stranger_who_writes_whatever_can_be_reached_from_start_to_end_changes_nothing(common: Path, tmp_path: Path) -> None:  # fmt: skip
+    run = start(*SERVED, "max_steps=60", cwd=tmp_path, TMPDIR=str(common))
+    tried, reached = 0, ""
+    try:
+        while run.poll() is None:
+            ports = ports_of(run.pid)
+            reached += said_by_nobody(lambda ports=ports: lies(ports, common))  # type: ignore[misc]
+            tried += (tmp_path / "run" / "workerlog.1").exists()
+    finally:
+        run.kill()
+    assert tried, "while there were workers"
+    result = read(tmp_path / "run" / "result.json")
+    assert result.get("status") == "done", (tmp_path / "screen.txt").read_text()
+    assert not result["lost_workers"]
+    assert reached == ""
+
+
+def test_launcher_of_workers_that_are_all_called_lost_ends_soon(common: Path, tmp_path: Path) -> None:
+    run = start(*SERVED, "epochs=100000", "execution.val_every=0", cwd=tmp_path, TMPDIR=str(common))
+    try:
+        wait_for(lambda: read(tmp_path / "run" / "status.json").get("step", 0) > 5, 600, "they train")
+        everybody = family(run.pid)
+        [board] = common.glob("trainer-*/board")
+        for key in ("lost/worker/0", "lost/worker/1"):
+            FolderBoard(board).set(key, "its process ended")
+        assert run.wait(patient(30)) == 1
+    finally:
+        run.kill()
+    assert "worker 1: its process ended" in (tmp_path / "screen.txt").read_text()
+    wait_for(lambda: not [p for p in everybody if p.is_running()], 30, "all processes end")

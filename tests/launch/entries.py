@@ -67,7 +67,9 @@ def tells(seat: Seat, payload: Any) -> dict[str, Any]:
 
 def sums(seat: Seat, payload: Any) -> tuple[float, str, str]:
     """The sum of all ranks, by Gloo; and what the environment says."""
-    dist.init_process_group("gloo", store=dist.PrefixStore("group", seat.store), rank=seat.rank, world_size=seat.size)
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore("group", seat.group_store), rank=seat.rank, world_size=seat.size
+    )
     ranks = torch.tensor([float(seat.rank)])
     dist.all_reduce(ranks)
     dist.destroy_process_group()
@@ -120,7 +122,9 @@ def echoes(seat: Seat, payload: Any) -> None:
 
 def killed(seat: Seat, payload: int) -> None:
     """Worker 1 is killed by a signal while the others wait for it in a collective."""
-    dist.init_process_group("gloo", store=dist.PrefixStore("group", seat.store), rank=seat.rank, world_size=seat.size)
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore("group", seat.group_store), rank=seat.rank, world_size=seat.size
+    )
     print(f"worker {seat.rank} trains")
     if seat.rank == 1:
         os.kill(os.getpid(), payload)
@@ -171,7 +175,9 @@ def server_fails(seat: Seat, payload: Any) -> None:
 
 def listens(seat: Seat, payload: Any) -> list[tuple[str, str, int]]:
     """In a process group: everything that this process, the launcher and the forkserver listen on."""
-    dist.init_process_group("gloo", store=dist.PrefixStore("group", seat.store), rank=seat.rank, world_size=seat.size)
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore("group", seat.group_store), rank=seat.rank, world_size=seat.size
+    )
     dist.all_reduce(torch.zeros(1))
     processes = {"worker": psutil.Process(), "launcher": psutil.Process(payload)}
     found = [

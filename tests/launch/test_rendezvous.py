@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -20,9 +21,10 @@ import torch.distributed as dist
 from tests.pace import wait_for
 from tests.runs import alive, environment, read
 from trainer.errors import RunFailed
-from trainer.host import hardware
+from trainer.host import hardware, private
 from trainer.launch.rendezvous import Meeting, meet
 
+SECRET = "0123456789abcdef" * 4
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 DIGITS = (
     "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "precision=fp64", "max_steps=30", "device=cpu",
@@ -42,10 +44,11 @@ class Hosts:
     names: tuple[str, str]
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def start(self, number: int, *argv: str) -> subprocess.Popen[str]:
+    def start(self, number: int, *argv: str, secret: str = SECRET) -> subprocess.Popen[str]:
         """``python -m trainer`` on that host; its output goes to ``screen.txt`` in the host's folder."""
         folder = self.at(number)
         folder.mkdir(exist_ok=True)
+        private.write(folder / "run.secret", secret)
         command = [
             "ip",
             "netns",
@@ -55,6 +58,7 @@ class Hosts:
             "-m",
             "trainer",
             *argv,
+            "launch.secret_file=run.secret",
             "hydra.run.dir=run",
         ]
         with (folder / "screen.txt").open("w") as screen:
@@ -169,6 +173,36 @@ def test_servers_on_host_0_serve_the_workers_of_all_hosts(hosts: Hosts, on_one_h
     for number in range(2):
         log = (hosts.at(0) / "run" / f"serverlog.{number}").read_text()
         assert f"tcp://{ADDRESSES[0]}:" in log, "encrypted, and at the address that host 1 reaches"
+    for path in hosts.folder.rglob("*"):
+        if path.is_file() and path.name != "run.secret":
+            assert SECRET.encode() not in path.read_bytes(), path
+
+
+def test_program_that_reaches_the_store_between_hosts_changes_no_run_with_a_secret(hosts: Hosts) -> None:
+    served = ("strategy=pserver_async", "launch.servers=1", "max_steps=400")
+    both = [hosts.start(n, *DIGITS, *served, *node(n)) for n in range(2)]
+    wait_for(lambda: read(hosts.at(0) / "run" / "status.json").get("step", 0) > 5, PATIENCE_S, "they train")
+    notes = {f"{said}/worker/{rank}": "its process ended" for said in ("lost", "done", "fenced") for rank in range(4)}
+    notes |= {"pserver/endpoint/0": "tcp://127.0.0.1:1", "hosts/why not": "because"}
+    lie = (
+        "import json, sys, torch.distributed as dist; "
+        f"store = dist.TCPStore('{ADDRESSES[0]}', 29500, is_master=False, wait_for_workers=False); "
+        "[store.set(f'{where}{key}', note) for key, note in json.loads(sys.argv[1]).items() for where in ('', 'board/')]; "
+        "print('told')"
+    )
+    told = ip("netns", "exec", hosts.names[1], sys.executable, "-c", lie, json.dumps(notes))
+    assert "told" in told
+    assert [host.wait(PATIENCE_S) for host in both] == [0, 0], hosts.screen(0) + hosts.screen(1)
+    assert not read(hosts.at(0) / "run" / "result.json")["lost_workers"]
+    said = "".join(path.read_text() for path in hosts.folder.rglob("*log.*")) + hosts.screen(0) + hosts.screen(1)
+    assert "lost/worker/0 in the launcher's store is not of this run and is ignored" in said
+
+
+def test_hosts_with_different_secrets_do_not_start(hosts: Hosts) -> None:
+    both = [hosts.start(n, *DIGITS, *node(n), secret=secret) for n, secret in enumerate((SECRET, SECRET[::-1]))]
+    assert [host.wait(PATIENCE_S) for host in both] == [1, 1], hosts.screen(0) + hosts.screen(1)
+    assert "host 1 knows another secret than this host" in hosts.screen(0)
+    assert "host 0 knows another secret than this host" in hosts.screen(1)
 
 
 def test_host_that_never_comes_is_named_in_time_and_nothing_is_left(hosts: Hosts) -> None:
@@ -231,6 +265,36 @@ def test_hosts_that_were_started_differently_say_what_differs() -> None:
         Meeting(number=0, hosts=2, terms=terms), Meeting(number=1, hosts=2, terms={**terms, "seed": 1})
     ):
         assert said.startswith("host 1 was started with another command: seed is 1 there and 0 on host 0")
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [("a" * 32, "b" * 32), ("a" * 32, ""), ("", "b" * 32)])
+def test_hosts_with_different_secrets_say_so(mine: str, theirs: str) -> None:
+    first, second = meetings(Meeting(number=0, hosts=2, secret=mine), Meeting(number=1, hosts=2, secret=theirs))
+    assert first.startswith("host 1 knows another secret than this host.")
+    assert second.startswith("host 0 knows another secret than this host, or somebody else writes into the store at")
+
+
+def test_runs_secret_is_the_same_on_all_hosts_and_new_in_each_run() -> None:
+    def once() -> list[bytes]:
+        store = dist.HashStore()
+        with ThreadPoolExecutor() as pool:
+            hosts = [Meeting(number=number, hosts=3, secret="a" * 32) for number in range(3)]
+            return list(pool.map(meet, [store] * 3, hosts))
+
+    one, two = once(), once()
+    assert len(set(one)) == len(set(two)) == 1 and one[0] != two[0] and len(one[0]) == 32
+
+
+def test_what_host_0_said_in_another_run_is_not_believed() -> None:
+    store = dist.HashStore()
+    hosts = [Meeting(number=number, hosts=2, secret="a" * 32, timeout_s=5) for number in range(2)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(meet, [store] * 2, hosts))
+    again = dist.HashStore()
+    for key in ("hosts/run", "board/hosts/why not", "board/hosts/terms/0"):
+        again.set(key, store.get(key).decode())
+    with pytest.raises(RunFailed, match="host 0 knows another secret"):
+        meet(again, hosts[1])
 
 
 def test_two_hosts_of_the_same_number_are_told() -> None:

@@ -156,7 +156,7 @@ def test_error_of_a_rank_is_told_to_torchrun_without_secrets(agents: Path, monke
     plan = SimpleNamespace(device="cpu", entries={"worker": "tests.launch.test_torchrun:breaks"})
     given: Any = SimpleNamespace(config=config, plan=plan, secrets=("s3cret-of-a-hub",))
     with pytest.raises(RunFailed, match=r"worker 1:[^\0]*ValueError: logging in with \(hidden\)") as caught:
-        torchrun._work(dist.HashStore(), given, 1)
+        torchrun._work(dist.HashStore(), InFolder(agents).board(), given, 1)
     told = (agents / "attempt_0" / "1" / "error.json").read_text()
     assert "logging in with (hidden)" in told
     assert "s3cret" not in told + str(caught.value)

@@ -42,7 +42,11 @@ def each_case(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """Entry of every role: all cases one after the other, each with a store, members and servers of its own."""
     answers = []
     for number, case in enumerate(payload["cases"]):
-        own = replace(seat, store=dist.PrefixStore(f"case{number}", seat.store))
+        own = replace(
+            seat,
+            store=seat.store.under(f"case{number}"),
+            group_store=dist.PrefixStore(f"case{number}", seat.group_store),
+        )
         if seat.role == "worker":
             answers.append(resolve(case["entry"])(own, copy.deepcopy(case["payload"]), **case["arguments"]))
             continue
@@ -334,7 +338,7 @@ def overflowing(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
 def normalised(seat: Seat, payload: dict[str, Any], sizes: list[int], momentum: float | None) -> dict[str, Any]:
     """Three batches through a synchronised batch norm, each worker with its part of them; everything that comes out."""
-    group = dist.PrefixStore("norms", seat.store)
+    group = dist.PrefixStore("norms", seat.group_store)
     dist.init_process_group("gloo", store=group, rank=seat.rank, world_size=seat.size)
     try:
         norm = synchronised(nn.Sequential(own_norm(momentum)), "cpu")

@@ -18,6 +18,8 @@ OPEN = (
 )
 """And these do not, though they end so: they name tokens of a text, and entries of a mapping."""
 STRONG_KEY = re.compile(rf"(?:.*(?:^|[_.-])(?:{ALWAYS})\d*(?:[_.-].*)?)$")
+NAMES_A_FILE = "secret_file"
+"""A key whose value is a path."""
 WEAK_KEY = re.compile(rf"(?!(?:.*[_.-])?(?:{OPEN})$)(?:(?:.*[_.-])?(?:{AT_THE_END})|{SEVERAL})\d*$")
 PLAIN = re.compile(r"[A-Z]?[a-z]*(?:[_./-][a-z]+)*\d?")
 """A word or two, as ``image`` or ``val/acc1``: nothing that protects anything."""
@@ -35,7 +37,7 @@ def sounds_secret(key: str) -> bool:
 
 def means_secret(key: str) -> bool:
     """Whether a key can mean nothing else, so that even a number is hidden."""
-    return STRONG_KEY.match(_words(key)) is not None
+    return _words(key) != NAMES_A_FILE and STRONG_KEY.match(_words(key)) is not None
 
 
 def _words(key: str) -> str:

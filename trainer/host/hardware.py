@@ -92,6 +92,12 @@ def port_is_free(host: str, port: int) -> bool:
     return True
 
 
+def free_port(host: str) -> int:
+    """A port of this host on which nobody listens now."""
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 def address() -> str:
     """An IPv4 address of this host that others may reach; the loopback's where it has no other."""
     found = [e.address for entries in psutil.net_if_addrs().values() for e in entries if e.family == socket.AF_INET]

@@ -11,6 +11,8 @@ from trainer.terminal.screen import Screen
 from trainer.visible import shortened
 from trainer.wording import counted
 
+INSECURE = "the hosts have no secret in common: whoever reaches the meeting point can change the training"
+
 
 def console() -> Screen:
     """The terminal; when piped, plain lines of any length."""
@@ -46,7 +48,7 @@ def _warn(out: Screen, plan: Plan) -> None:
         out.print("ATTENTION: this run would be refused:", style="bold red")
         for reason in plan.lacks:
             out.fact("  -", reason, 4, "")
-    for said in (plan.concern, plan.facts.attention, plan.facts.stand_in):
+    for said in (plan.concern, INSECURE if plan.insecure else "", plan.facts.attention, plan.facts.stand_in):
         if said:
             out.print(f"ATTENTION: {said}", style="bold red")
 
@@ -93,6 +95,8 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     for override in plan.left_out:
         yield "left out", override
     yield "meeting point", plan.endpoint
+    if plan.insecure:
+        yield "secret", "none (launch.insecure=true)"
 
 
 def _sizes(plan: Plan) -> Iterator[tuple[str, str]]:

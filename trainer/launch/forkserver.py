@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -20,9 +21,12 @@ import torch.distributed as dist
 
 from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, first_line
 from trainer.host import private
+from trainer.host.board import SealedBoard
+from trainer.host.hardware import free_port
 from trainer.host.parent_death import end_with
 from trainer.host.signals import termination_raises
 from trainer.launch.log_on_screen import Shown
+from trainer.launch.place import Place
 from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child
 from trainer.launch.rendezvous import Meeting, meet
@@ -69,21 +73,20 @@ def launch(
     try:
         start_forkserver(preload, scratch)
         with termination_raises():
-            store = [open_store(meeting)]  # in a list, because the frames of an error would keep it open
+            here: list[Any] = []  # the stores: the frames of an error would keep them open
             try:
-                meet(store[0], meeting)
-                secret = _secret(store[0], meeting)
+                place = _place(meeting, scratch, here)
                 for role in roles:
-                    _start(role, payload, log_dir, scratch, meeting, store[0].port, secret, members)
+                    _start(role, payload, log_dir, scratch, meeting, place, members)
                 shown += _shown(members, verbosity)
-                return Supervisor(members, store, multiprocessing.connection.wait).watch()
+                return Supervisor(members, here, multiprocessing.connection.wait).watch()
             except KeyboardInterrupt:
                 raise Interrupted(BY_CTRL_C) from None
             finally:
                 end([member.handle for member in members], END_S)
                 for screen in shown:
                     screen.end()
-                store.clear()
+                here.clear()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -106,13 +109,26 @@ def _place_sockets() -> None:
         tempfile.tempdir = before
 
 
+def _place(meeting: Meeting, scratch: Path, here: list[Any]) -> Place:
+    """Where this run's processes meet; ``here`` gets this process's own board, and the store that it lies in."""
+    if meeting.hosts == 1:
+        place = Place(secrets.token_bytes(32), folder=str(scratch))
+        place.make()
+        here.append(place.open()[0])
+        return place
+    here.append(open_store(meeting))
+    place = Place(meet(here[0], meeting), host=meeting.host, port=here[0].port)
+    here.insert(0, SealedBoard(here[0], place.secret))
+    return place
+
+
 def open_store(meeting: Meeting) -> dist.TCPStore:
     """Host 0's store (bound to its address alone), or a connection to it.
 
     Raises:
         RunFailed: host 0 does not answer.
     """
-    timeout = _seconds(meeting.timeout_s)
+    timeout = datetime.timedelta(seconds=meeting.timeout_s)
     if not meeting.serves:
         try:
             return dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
@@ -132,59 +148,47 @@ def open_store(meeting: Meeting) -> dist.TCPStore:
     )
 
 
-def _secret(store: dist.TCPStore, meeting: Meeting) -> bytes:
-    """The run's secret, made by host 0. On one host it never leaves this process but to its children."""
-    if meeting.hosts == 1:
-        return secrets.token_bytes(32)
-    if meeting.serves:
-        store.set("secret", secrets.token_hex(32))
-    return bytes.fromhex(store.get("secret").decode())
-
-
 def _start(
     role: Role,
     payload: Any,
     log_dir: Path,
     scratch: Path,
     meeting: Meeting,
-    port: int,
-    secret: bytes,
+    place: Place,
     members: list[Member],
 ) -> None:
     """Start the role's processes here; each joins the members at once, so that it is ended whatever comes next."""
     base = {
         "MASTER_ADDR": meeting.host,
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(place.port or meeting.port or free_port(meeting.host)),
         "WORLD_SIZE": str(role.size),
         "LOCAL_WORLD_SIZE": str(role.here),
         **({"GLOO_SOCKET_IFNAME": meeting.interface} if meeting.interface else {}),
         **meeting.env,
     }
-    folder = str(scratch) if meeting.hosts == 1 and len(os.fsencode(scratch)) <= LONGEST_FOLDER else ""
+    sockets = place.folder if len(os.fsencode(place.folder)) <= LONGEST_FOLDER else ""
     log_dir.mkdir(parents=True, exist_ok=True)
     for i in range(role.here):
         rank = role.first_rank + i
         log = log_dir / f"{LOG_NAMES[role.name]}.{rank}"
         private.start_empty(log)
-        arguments = (role, i, payload, (meeting.host, port), os.getpid(), secret, folder)
+        arguments = (role, i, payload, place, meeting.host, os.getpid(), sockets)
         environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
         members.append(Member(role, rank, Child(_enter, arguments, environment, log, scratch)))
 
 
-def _enter(
-    role: Role, index: int, payload: Any, address: tuple[str, int], launcher: int, secret: bytes, folder: str
-) -> Any:
-    """In a started process: end with the launcher, connect to the store, call the role's entry."""
+def _enter(role: Role, index: int, payload: Any, place: Place, host: str, launcher: int, sockets: str) -> Any:
+    """In a started process: end with the launcher, go to the meeting place, call the role's entry."""
     end_with(launcher)
     # A child of a forkserver would start reading processes from a forkserver of its own, and these, being no children
     # of this process, would not notice its death.
     multiprocessing.set_start_method("fork", force=True)
     streams.confide(payload)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    store = dist.TCPStore(*address, is_master=False, timeout=_seconds(300))
+    board, store = place.open()
     seat = Seat(
         role.name, role.first_rank + index, role.size, index, role.here, role.devices[index],
-        store, secret=secret, host=address[0], folder=folder,
+        board, secret=place.secret, host=host, folder=sockets, group_store=store,
     )  # fmt: skip
     return resolve(role.entry)(seat, payload)
 
@@ -193,9 +197,3 @@ def resolve(entry: str) -> Callable[..., Any]:
     """The object behind ``module:name``."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
-
-
-def _seconds(seconds: float) -> Any:
-    import datetime
-
-    return datetime.timedelta(seconds=seconds)

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.errors import RunFailed, UserError
 from trainer.host import private
+from trainer.host.board import FolderBoard, OwnBoard, SealedBoard
+from trainer.planning.run_secret import LEAST as LEAST_SECRET
+from trainer.planning.run_secret import VARIABLE as SECRET
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-SECRET = "TRAINER_RUN_SECRET"  # the name of a variable  # nosec B105
-LEAST_SECRET = 32
 PATIENCE_S = 3600.0
 POLL_S = 0.1
 NAME = "handover.json"
@@ -59,6 +60,10 @@ class Handover(ABC):
         return message["payload"] if "payload" in message else str(message["stop"])
 
     @abstractmethod
+    def board(self) -> OwnBoard:
+        """Where these ranks leave notes for each other."""
+
+    @abstractmethod
     def write(self, text: str) -> None:
         """Leave the message."""
 
@@ -73,6 +78,11 @@ class InFolder(Handover):
     def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
         self.path = folder / NAME
         self.patience_s = patience_s
+
+    def board(self) -> OwnBoard:
+        folder = self.path.with_name("board")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return FolderBoard(folder)
 
     def write(self, text: str) -> None:
         private.write(self.path, text)  # what is said last stays when the run is over: no config
@@ -100,8 +110,13 @@ class Sealed(Handover):
 
         self.store = store
         self.run = run
-        self.box = Fernet(base64.urlsafe_b64encode(hashlib.sha256(secret.encode()).digest()))
+        digest = hashlib.sha256(secret.encode()).digest()
+        self.box = Fernet(base64.urlsafe_b64encode(digest))
+        self.secret = hashlib.blake2b(run.encode(), key=digest, digest_size=32).digest()
         self.written = False
+
+    def board(self) -> OwnBoard:
+        return SealedBoard(self.store, self.secret)
 
     def write(self, text: str) -> None:
         if not self.written:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import secrets
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from trainer.config.instantiate import locate
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import interpreter
+from trainer.host.board import SealedBoard
 from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat
 from trainer.terminal import streams
@@ -30,7 +32,8 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
         RunFailed: the training broke; with its traceback.
     """
     plan, run_dir = assignment.plan, Path(assignment.plan.run_dir)
-    seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, dist.HashStore())
+    board = SealedBoard(dist.HashStore(), secrets.token_bytes(32))
+    seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, board, group_store=dist.HashStore())
     quiet = assignment.config.verbosity == "quiet"
     with kept_log(run_dir / "workerlog.0") as log, teed(log, quiet), interpreter.at_work():
         try:

@@ -12,6 +12,7 @@ from trainer.planning.assignment import Assignment
 from trainer.planning.key_checks import leaves
 from trainer.planning.plan import Plan
 from trainer.planning.processes import hosts_of
+from trainer.planning.run_secret import run_secret
 
 
 def start_here(assignment: Assignment) -> dict[str, Any]:
@@ -40,6 +41,7 @@ def start_here(assignment: Assignment) -> dict[str, Any]:
         number=plan.node_rank,
         hosts=plan.nnodes,
         timeout_s=told.timeout_s,
+        secret=run_secret(told) if plan.nnodes > 1 else "",
         interface="lo" if plan.nnodes == 1 else _interface(told.master_addr),
         addresses=hosts_of(told),
         terms=_terms(plan, config),

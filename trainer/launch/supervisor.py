@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.errors import RunFailed
+from trainer.host.board import Board
 from trainer.launch.process import Failure
 
 POLL_S = 0.1
@@ -90,19 +91,6 @@ class Member:
 
     def __str__(self) -> str:
         return f"{self.role.name} {self.rank}"
-
-
-class Board(Protocol):
-    """Where processes leave short notes for each other: a store of torch.distributed."""
-
-    def set(self, key: str, value: str) -> object:
-        """Leave a note."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all these notes are there."""
-
-    def get(self, key: str) -> bytes:
-        """Read a note."""
 
 
 class Supervisor:

@@ -12,6 +12,7 @@ from typing import Any
 from trainer.config.redact import text
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import private
+from trainer.host.board import OwnBoard
 from trainer.launch.handover import Handover, handover
 from trainer.launch.in_process import teed
 from trainer.planning.assignment import Assignment
@@ -56,7 +57,7 @@ def _start(way: Handover, store: Any, assignment: Assignment) -> dict[str, Any]:
     way.give(assignment.as_dict())
     quiet = assignment.config.verbosity == "quiet"
     with streams.log(Path(plan.run_dir) / "workerlog.0") as log, teed(log, quiet):
-        return _work(store, assignment, 0)
+        return _work(store, way.board(), assignment, 0)
 
 
 def _store() -> Any:
@@ -88,11 +89,11 @@ def _follow(way: Handover, store: Any, rank: int) -> int:
         os.dup2(file.fileno(), 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     streams.confide(assignment)
-    _work(store, assignment, rank)
+    _work(store, way.board(), assignment, rank)
     return 0
 
 
-def _work(store: Any, assignment: Assignment, rank: int) -> dict[str, Any]:
+def _work(store: Any, board: OwnBoard, assignment: Assignment, rank: int) -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from trainer.config.instantiate import locate
@@ -112,5 +113,6 @@ def _work(store: Any, assignment: Assignment, rank: int) -> dict[str, Any]:
             told = text(traceback.format_exc(), set(assignment.secrets))
             raise RunFailed(f"worker {rank}:\n{told}") from None
 
-    outcome: dict[str, Any] = record(work)(Seat("worker", rank, world, local, here, device, store))  # type: ignore[assignment]
+    seat = Seat("worker", rank, world, local, here, device, board, group_store=store)
+    outcome: dict[str, Any] = record(work)(seat)  # type: ignore[assignment]
     return outcome

@@ -15,6 +15,7 @@ from trainer.errors import UserError
 from trainer.metrics.best import best_metric
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked import Checked
+from trainer.planning.run_secret import is_insecure
 from trainer.planning.tracking_store import tracking_uri
 from trainer.strategies.contract import Traits
 
@@ -72,6 +73,7 @@ class Plan:
         left_out: what was given for a sweep and this point of it has no use for, each with the reason.
         predict: of mode=predict, what it looks at.
         concern: a warning about settings that run but are probably a mistake; usually empty.
+        insecure: servers take any program that reaches the launcher's store for a process of the run.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Plan:
     lacks: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     concern: str = ""
+    insecure: bool = False
     lower: dict[str, bool] = field(default_factory=dict)
     predict: Predicted | None = None
 
@@ -163,7 +166,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         node_rank=launch.node_rank,
         processes=list(_processes(roles, launch.nnodes, checked.device)),
         device=checked.device,
-        endpoint=f"{meeting_address(launch)}:{launch.master_port or 'a free port'}",
+        endpoint=_endpoint(launch),
         batch_size=config.batch_size,
         merge=checked.merge,
         global_batch_size=checked.global_batch_size,
@@ -185,6 +188,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         environment=_environment(launch, workers, checked.nproc),
         lacks=list(checked.lacks),
         concern=model.concern,
+        insecure=is_insecure(config, roles),
         lower=model.lower,
         predict=_looked_at(checked, pictures) if config.mode == "predict" else None,
     )
@@ -264,6 +268,15 @@ def meeting_address(launch: schema.LaunchConfig) -> str:
     address = str(launch.master_addr)
     unsaid = launch.nnodes > 1 and address == schema.LaunchConfig.master_addr
     return "(host 0's address: launch.master_addr)" if unsaid else address
+
+
+def _endpoint(launch: schema.LaunchConfig) -> str:
+    """Where the processes meet, on one host or between hosts."""
+    return (
+        f"{meeting_address(launch)}:{launch.master_port}"
+        if launch.nnodes > 1
+        else "a folder that no other user can enter"
+    )
 
 
 def _environment(launch: schema.LaunchConfig, workers: int, nproc: int) -> dict[str, str]:

@@ -30,6 +30,7 @@ from trainer.planning.processes import (
     with_strategy,
     workers_here,
 )
+from trainer.planning.run_secret import check_secret
 from trainer.planning.tracking_store import check_store
 from trainer.strategies.contract import Declaration
 
@@ -57,6 +58,8 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     workers = nproc * config.launch.nnodes
     config, auto_strategy = with_strategy(config, workers)
     declaration = declared(config, workers, lacks)
+    with lacks:
+        check_secret(config, declaration.roles(workers, config.launch))
     check_devices(config, device, nproc)
     check_port(config)
     if not elsewhere:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
+    from trainer.host.board import OwnBoard
     from trainer.optim.groups import Rate
     from trainer.optim.updater import Updater
 
@@ -131,12 +132,13 @@ class Seat:
         role, rank, size: its role, its number within the role over all hosts, and how many the role has.
         local_rank, local_size: the same on this host.
         device: e.g. ``cpu`` or ``cuda:0``.
-        store: the launcher's key-value store; endpoints are published there, and process groups meet there.
+        store: the launcher's: processes of the run leave notes there for each other, such as endpoints, and nobody else does.
         even: all workers have equally many samples in every update.
         secret: of the run, 32 bytes, known to its processes alone: the launcher hands it over.
         host: address on which a server of this host listens.
         servers: how many parameter servers the run has.
         folder: of the run on this host, for this user alone, short enough for Unix sockets; empty: the run spans hosts.
+        group_store: torch's own, where process groups meet; None: there are no other processes.
     """
 
     role: str
@@ -145,12 +147,13 @@ class Seat:
     local_rank: int
     local_size: int
     device: str
-    store: Store | None
+    store: OwnBoard
     even: bool = True
     secret: bytes = b""
     host: str = "127.0.0.1"
     servers: int = 0
     folder: str = ""
+    group_store: Store | None = None
 
     def names(self, ranks: Iterable[int]) -> list[str]:
         """What those of this role are called in messages, with their hosts where there are several."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import threading
 import time
 
 import torch.distributed as dist
 
-FOREVER = datetime.timedelta(days=3650)
+from trainer.host.board import FOREVER, OwnBoard
+
 ANSWER_S = 2.0
 STORE_S = 3.0
 
@@ -24,7 +24,7 @@ class RollCall:
         rank, size: this worker among them.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+    def __init__(self, store: OwnBoard, rank: int, size: int) -> None:
         self.store = store
         self.rank = rank
         self.size = size
@@ -66,7 +66,7 @@ class RollCall:
             raise found[0]
         return found[0]
 
-    def _ask(self, store: dist.Store) -> list[int]:
+    def _ask(self, store: OwnBoard) -> list[int]:
         for rank in range(self.size):
             store.set(f"call/{rank}", "where are you")
         patience = time.monotonic() + ANSWER_S

@@ -13,6 +13,7 @@ from torch import nn
 
 from trainer.config.schema import GroupStrategy
 from trainer.errors import RunFailed, first_line
+from trainer.host.board import NoNote
 from trainer.strategies.contract import Seat
 from trainer.strategies.liveness import RollCall
 
@@ -28,29 +29,28 @@ class ProcessGroup:
     """
 
     def __init__(self, seat: Seat, options: GroupStrategy) -> None:
-        assert seat.store is not None, "a process group meets in the launcher's store"
+        assert seat.group_store is not None, "a process group meets in a store of torch's"
         self.seat, self.options = seat, options
-        self.roll_call = RollCall(dist.PrefixStore("roll-call", seat.store), seat.rank, seat.size)
+        self.roll_call = RollCall(seat.store.under("roll-call"), seat.rank, seat.size)
         self.batches: Any = None
         cuda = seat.device.startswith("cuda")
         with self.naming_the_missing("the start of the process group"):
             dist.init_process_group(
                 "nccl" if cuda else "gloo",
-                store=dist.PrefixStore("group", seat.store),
+                store=dist.PrefixStore("group", seat.group_store),
                 rank=seat.rank,
                 world_size=seat.size,
                 timeout=self.limit,
                 device_id=torch.device(seat.device) if cuda else None,
             )
-            self._wait_until_all_have_joined(seat.store)
+            self._wait_until_all_have_joined()
 
-    def _wait_until_all_have_joined(self, store: dist.Store) -> None:
+    def _wait_until_all_have_joined(self) -> None:
         """A worker that leaves at once, say at an error of its own, would break the connections that others still make:
         Gloo then says that they have failed, or ends their process."""
-        joined = dist.PrefixStore("joined", store)
-        if joined.add("workers", 1) == self.seat.size:
-            joined.set("all", "")
-        joined.wait(["all"], self.limit)
+        joined = self.seat.store.under("joined")
+        joined.set(str(self.seat.rank), "")
+        joined.wait([str(rank) for rank in range(self.seat.size)], self.limit)
 
     @property
     def limit(self) -> datetime.timedelta:
@@ -156,6 +156,6 @@ def _exchanged(tensor: torch.Tensor, exchange: Callable[[torch.Tensor], Any]) ->
 
 def _is_about_peers(error: Exception) -> bool:
     text = str(error).lower()
-    return isinstance(error, dist.DistError) or any(
+    return isinstance(error, (NoNote, dist.DistError)) or any(
         word in text for word in ("timed out", "timeout", "connection", "gloo", "nccl", "peer", "socket")
     )

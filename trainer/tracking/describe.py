@@ -177,6 +177,7 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
         "trainer.precision": str(plan.chosen.precision),
         "trainer.data_source": plan.facts.source,
         "trainer.stand_in": plan.facts.stand_in or "no",
+        "trainer.insecure": "yes" if plan.insecure else "no",
         "trainer.overrides": command(overrides)[:5000],
         "trainer.run_dir": plan.run_dir,
         "mlflow.user": user(),

@@ -50,7 +50,7 @@ class Monitor(threading.Thread):
         self.done = threading.Event()
         self.store: Any = None
         if nodes > 1 and store is not None:  # a connection of its own: a worker may wait in its own for long
-            self.store = dist.PrefixStore("system", store.clone())
+            self.store = store.clone().under("system")
         self.seen: dict[int, bytes] = {}
 
     def run(self) -> None:

@@ -18,8 +18,12 @@ class LaunchConfig:
     nnodes: int = key(1, "hosts", "hosts", ge=1, le=MOST_HOSTS)
     node_rank: int = key(0, "which of the hosts this one is", ge=0)
     master_addr: str = key("127.0.0.1", "address of host 0 that the others can reach")
-    master_port: int = key(0, "port on host 0 where the processes meet (0: a free one, on one host)", ge=0, le=65535, example=29500)  # fmt: skip
+    master_port: int = key(0, "port on host 0 where the hosts meet (0: a free one; on one host nothing listens there)", ge=0, le=65535, example=29500)  # fmt: skip
     ips: Optional[str] = key(None, "the hosts' addresses, separated by commas, instead of nnodes and master_addr")
+    secret_file: Optional[str] = key(
+        None, "file with the secret by which hosts know each other, mode 0600 (null: $TRAINER_RUN_SECRET)"
+    )
+    insecure: bool = key(False, "parameter servers between hosts without a secret: whoever reaches master_port can change the training")  # fmt: skip
     timeout_s: float = key(300.0, "longest wait for all hosts and processes to arrive", "seconds", gt=0, le=LONGEST_S)
 
 

@@ -1,0 +1,195 @@
+"""Where the processes of a run leave short notes for each other, which nobody else can write: a board.
+
+On one host a board is a folder that no other user can enter. Between hosts it is a part of host 0's store, which has no
+password: each note carries a keyed hash (BLAKE2b) of its key, its time and its text, and what has none is not there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from trainer.host import private
+
+FOREVER = datetime.timedelta(days=3650)
+QUICKEST_S, SLOWEST_S = 0.005, 0.2
+"""Between two looks at a note that is waited for."""
+PART = 20
+"""A wait looks again after this part of its time so far."""
+MAC = 32
+
+
+class NoNote(RuntimeError):
+    """A note did not come in time, or the board is gone; torch's own stores raise RuntimeErrors, too."""
+
+
+class Board(Protocol):
+    """Notes by key. A store of torch.distributed has these methods as well."""
+
+    def set(self, key: str, value: str) -> Any:
+        """Leave a note, instead of the one that is there."""
+
+    def get(self, key: str) -> bytes:
+        """Wait for a note, and read it."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all these notes are there."""
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta = ...) -> Any:
+        """Wait until all these notes are there.
+
+        Raises:
+            RuntimeError: they are not in time, or the board is gone.
+        """
+
+
+class OwnBoard(Board, Protocol):
+    """A board that only processes of the run can write to."""
+
+    def clone(self) -> OwnBoard:
+        """The same board, for another thread."""
+
+    def under(self, prefix: str) -> OwnBoard:
+        """A part of it, in which keys are those of this board with a prefix."""
+
+
+class FolderBoard:
+    """Notes of processes on one host: a file for each, in a folder that is this user's alone (mode 0700).
+
+    A file is there as a whole or not at all, and no lock is held: whoever is stopped or killed holds nobody up.
+    """
+
+    def __init__(self, folder: Path, prefix: str = "") -> None:
+        self.folder, self.prefix = folder, prefix
+
+    def under(self, prefix: str) -> FolderBoard:
+        """As :class:`OwnBoard`'s."""
+        return FolderBoard(self.folder, f"{self.prefix}{prefix}/")
+
+    def clone(self) -> FolderBoard:
+        """As :class:`OwnBoard`'s."""
+        return self
+
+    def set(self, key: str, value: str) -> None:
+        """As :class:`Board`'s."""
+        try:
+            private.write(self._path(key), value)
+        except OSError as error:
+            raise NoNote(f"the launcher's folder cannot be written: {error.strerror}") from error
+
+    def get(self, key: str) -> bytes:
+        """As :class:`Board`'s."""
+        self.wait([key])
+        return private.read(self._path(key)).encode()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """As :class:`Board`'s."""
+        return all(self._path(key).is_file() for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: datetime.timedelta = FOREVER) -> None:
+        """As :class:`Board`'s."""
+        began = time.monotonic()
+        while not self.check(keys):
+            waited = time.monotonic() - began
+            if waited > timeout.total_seconds():
+                raise NoNote(f"{', '.join(keys)}: not there within {timeout.total_seconds():g} s")
+            if not self.folder.is_dir():
+                raise NoNote("the launcher's folder is gone")
+            time.sleep(min(SLOWEST_S, max(QUICKEST_S, waited / PART)))
+
+    def _path(self, key: str) -> Path:
+        return self.folder / quote(self.prefix + key, safe="")
+
+
+class SealedBoard:
+    """Notes in a store of torch.distributed that strangers may write to, too.
+
+    A note counts if it carries the hash that only the run's secret gives, and is no older than the last one that was seen
+    under its key. In place of any other the last one that was seen counts, or none.
+
+    Args:
+        store: where the notes lie.
+        secret: the run's; of another run's notes none counts.
+    """
+
+    def __init__(self, store: Any, secret: bytes, prefix: str = "board/") -> None:
+        self.store, self.prefix = store, prefix
+        self.key = hashlib.blake2b(b"board", key=secret, digest_size=MAC).digest()
+        self._secret = secret
+        self._seen: dict[str, tuple[int, str]] = {}
+        self._told: set[str] = set()
+
+    def under(self, prefix: str) -> SealedBoard:
+        """As :class:`OwnBoard`'s."""
+        return SealedBoard(self.store, self._secret, f"{self.prefix}{prefix}/")
+
+    def clone(self) -> SealedBoard:
+        """As :class:`OwnBoard`'s, with a connection of its own."""
+        return SealedBoard(self.store.clone(), self._secret, self.prefix)
+
+    def set(self, key: str, value: str) -> None:
+        """As :class:`Board`'s."""
+        at = time.time_ns()
+        self.store.set(self.prefix + key, f"{self._seal(key, at, value)} {at} {value}")
+
+    def get(self, key: str) -> bytes:
+        """As :class:`Board`'s."""
+        self.wait([key])
+        found = self._look(key)
+        assert found is not None, "what was seen once counts on"
+        return found.encode()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """As :class:`Board`'s."""
+        return all(self._look(key) is not None for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: datetime.timedelta = FOREVER) -> None:
+        """As :class:`Board`'s."""
+        until = time.monotonic() + timeout.total_seconds()
+        for key in keys:
+            while self._look(key) is None:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise NoNote(f"{key}: not there within {timeout.total_seconds():g} s")
+                if self.store.check([self.prefix + key]):
+                    time.sleep(min(left, SLOWEST_S))  # it is a stranger's
+                else:
+                    self.store.wait([self.prefix + key], datetime.timedelta(seconds=left))
+
+    def forged(self, key: str) -> bool:
+        """Whether there is a note under this key that does not count."""
+        return bool(self.store.check([self.prefix + key])) and self._look(key) is None
+
+    def _look(self, key: str) -> str | None:
+        """The note that counts now."""
+        if self.store.check([self.prefix + key]):
+            self._take(key, self.store.get(self.prefix + key))
+        return self._seen[key][1] if key in self._seen else None
+
+    def _take(self, key: str, raw: bytes) -> None:
+        try:
+            seal, written, value = raw.decode().split(" ", 2)
+            at = int(written)
+        except ValueError:
+            return self._tell(key)
+        if not hmac.compare_digest(seal.encode(), self._seal(key, at, value).encode()):
+            return self._tell(key)
+        if at >= self._seen.get(key, (at, ""))[0]:
+            self._seen[key] = at, value
+        return None
+
+    def _tell(self, key: str) -> None:
+        """Once for each key."""
+        if key not in self._told:
+            self._told.add(key)
+            print(f"ATTENTION: {key} in the launcher's store is not of this run and is ignored", flush=True)
+
+    def _seal(self, key: str, at: int, value: str) -> str:
+        text = b"\0".join(part.encode() for part in (self.prefix + key, str(at), value))
+        return hashlib.blake2b(text, key=self.key, digest_size=MAC).hexdigest()

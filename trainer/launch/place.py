@@ -1,0 +1,45 @@
+"""Where the processes of a run meet: a folder on one host, host 0's store between hosts."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch.distributed as dist
+
+from trainer.host.board import FolderBoard, OwnBoard, SealedBoard
+
+BOARD, GROUP = "board", "group"
+CONNECT_S = 300
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a process has to know to come there; its launcher hands it over in memory.
+
+    Attributes:
+        secret: of the run, 32 bytes.
+        folder: on one host: for this user alone; empty: the run spans hosts.
+        host, port: of host 0's store, otherwise.
+    """
+
+    secret: bytes = field(repr=False)
+    folder: str = ""
+    host: str = "127.0.0.1"
+    port: int = 0
+
+    def make(self) -> None:
+        """Make the folder's parts, once."""
+        if self.folder:
+            Path(self.folder, BOARD).mkdir(mode=0o700)
+
+    def open(self) -> tuple[OwnBoard, dist.Store]:
+        """The board for notes, and the store in which torch's process groups meet.
+
+        On one host the store is a file in the same folder: there is no port that another user could connect to.
+        """
+        if self.folder:
+            return FolderBoard(Path(self.folder, BOARD)), dist.FileStore(str(Path(self.folder, GROUP)), -1)
+        store = dist.TCPStore(self.host, self.port, is_master=False, timeout=datetime.timedelta(seconds=CONNECT_S))
+        return SealedBoard(store, self.secret), store

@@ -1,0 +1,78 @@
+"""The secret by which the hosts of a run know each other: the user's, from a file or a variable."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+
+from trainer.config import redact, schema
+from trainer.config.run_config import RunConfig
+from trainer.errors import UserError
+
+VARIABLE = "TRAINER_RUN_SECRET"
+LEAST = 32
+"""Characters."""
+MOST = 4096
+MAKE = "(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > run.secret)"
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def run_secret(launch: schema.LaunchConfig, environment: Mapping[str, str] = os.environ) -> str:
+    """The user's secret; empty where there is none. This process hides it in all that it prints from now on.
+
+    Raises:
+        UserError: it can be guessed, or its file is none or others can read it.
+    """
+    told = launch.secret_file
+    secret = _of_file(told) if told else environment.get(VARIABLE, "").strip()
+    if secret and len(secret) < LEAST:
+        where = f"launch.secret_file={told}" if told else VARIABLE
+        raise UserError(where, f"is shorter than {LEAST} characters and could be guessed", MAKE if told else f"{VARIABLE}=$(openssl rand -hex 32) on all hosts")  # fmt: skip
+    redact.HERE.learn([secret] if secret else [])
+    return secret
+
+
+def _of_file(name: str) -> str:
+    what = f"launch.secret_file={name}"
+    try:
+        number = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise UserError(what, f"cannot be read: {error.strerror}", MAKE) from error
+    try:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(what, "is no file", MAKE)
+        if found.st_uid != os.geteuid():
+            raise UserError(what, "belongs to another user", MAKE)
+        if found.st_mode & OTHERS:
+            raise UserError(what, f"can be read or written by other users (mode {stat.S_IMODE(found.st_mode):04o})", f"chmod 600 {name}, after a new secret if others may have read this one")  # fmt: skip
+        if not (secret := os.read(number, MOST).decode(errors="replace").strip()):
+            raise UserError(what, "is empty", MAKE)
+        return secret
+    finally:
+        os.close(number)
+
+
+def check_secret(config: RunConfig, roles: Mapping[str, int]) -> None:
+    """Servers that listen between hosts need a secret, so that nobody else can be their worker, or such a server.
+
+    Raises:
+        UserError: there is none, or it is no good one.
+    """
+    launch = config.launch
+    if launch.nnodes == 1 or run_secret(launch) or launch.insecure or set(roles) == {"worker"}:
+        return
+    raise UserError(
+        f"launch.nnodes={launch.nnodes}",
+        "parameter servers and workers of several hosts know each other by a secret, and there is none. Make one, and copy it "
+        f"to all hosts: {MAKE}",
+        f"launch.secret_file=run.secret on each host, or {VARIABLE}=... (or launch.insecure=true, where every program of the network may change the training)",
+    )  # fmt: skip
+
+
+def is_insecure(config: RunConfig, roles: Mapping[str, int]) -> bool:
+    """Whether servers take any program that reaches the launcher's store for a process of the run."""
+    launch = config.launch
+    given = launch.secret_file or os.environ.get(VARIABLE)
+    return launch.nnodes > 1 and launch.insecure and not given and set(roles) != {"worker"}
