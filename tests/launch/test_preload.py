@@ -16,11 +16,11 @@ ASK = """
 import json, sys
 from pathlib import Path
 from trainer.launch.rendezvous import Meeting
-from trainer.launch.forkserver import Role, launch
+from trainer.launch.forkserver import Forked, Role, launch
 
 if __name__ == "__main__":
     worker = Role("worker", 2, "tests.launch.entries:imported", ["cpu", "cpu"])
-    found = launch([worker], json.loads(sys.argv[1]), Path("logs"), Meeting(), json.loads(sys.argv[2]))
+    found = launch([worker], json.loads(sys.argv[1]), Path("logs"), Meeting(), Forked(json.loads(sys.argv[2])))
     print(json.dumps(found["worker"][1]))
 """
 

@@ -1,4 +1,4 @@
-"""Starts the plan's processes on this host from a forkserver, watches them, and ends them all when one fails."""
+"""Starts the plan's processes on this host, from a forkserver as a rule, watches them, and ends them all when one fails."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ import torch.distributed as dist
 
 from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, first_line
 from trainer.host import private
-from trainer.host.board import SealedBoard
+from trainer.host.board import OwnBoard, SealedBoard
 from trainer.host.hardware import free_port
 from trainer.host.parent_death import end_with
 from trainer.host.signals import termination_raises
+from trainer.launch.engine import Engine, Start
 from trainer.launch.log_on_screen import Shown
 from trainer.launch.place import Place
 from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child
 from trainer.launch.rendezvous import Meeting, meet
-from trainer.launch.supervisor import Member, Role, Supervisor, end
+from trainer.launch.supervisor import Handle, Member, Role, Supervisor, end
 from trainer.strategies.contract import Seat
 from trainer.terminal import streams
 
@@ -45,7 +46,7 @@ def launch(
     payload: Any,
     log_dir: Path,
     meeting: Meeting,
-    preload: Sequence[str] = (),
+    engine: Engine | None = None,
     verbosity: str = "normal",
 ) -> dict[str, dict[int, Any]]:
     """Run all processes to their end.
@@ -55,7 +56,7 @@ def launch(
         payload: picklable, handed to every entry.
         log_dir: where ``workerlog.N`` and ``serverlog.N`` go; what is shown of them is ``verbosity``'s matter.
         meeting: where the processes meet.
-        preload: modules that the forkserver imports once for all processes.
+        engine: starts each process; None: a forkserver does.
         verbosity: whose output is also shown on the screen: ``quiet`` nobody's, ``normal`` worker 0's, ``debug`` everybody's.
 
     Returns:
@@ -71,13 +72,23 @@ def launch(
     members: list[Member] = []
     shown: list[Shown] = []
     try:
-        start_forkserver(preload, scratch)
+        engine = engine or Forked()
+        engine.prepare(scratch)
         with termination_raises():
             here: list[Any] = []  # the stores: the frames of an error would keep them open
             try:
                 place = _place(meeting, scratch, here)
                 for role in roles:
-                    _start(role, payload, log_dir, scratch, meeting, place, members)
+                    _start(
+                        role,
+                        payload,
+                        log_dir,
+                        scratch,
+                        meeting,
+                        place,
+                        lambda start: engine.begin(start, here[0]),
+                        members,
+                    )
                 shown += _shown(members, verbosity)
                 return Supervisor(members, here, multiprocessing.connection.wait).watch()
             except KeyboardInterrupt:
@@ -155,6 +166,7 @@ def _start(
     scratch: Path,
     meeting: Meeting,
     place: Place,
+    begin: Callable[[Start], Handle],
     members: list[Member],
 ) -> None:
     """Start the role's processes here; each joins the members at once, so that it is ended whatever comes next."""
@@ -172,25 +184,45 @@ def _start(
         rank = role.first_rank + i
         log = log_dir / f"{LOG_NAMES[role.name]}.{rank}"
         private.start_empty(log)
-        arguments = (role, i, payload, place, meeting.host, os.getpid(), sockets)
         environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
-        members.append(Member(role, rank, Child(_enter, arguments, environment, log, scratch)))
+        start = Start(role, i, payload, place, meeting.host, os.getpid(), sockets, environment, log, scratch)
+        members.append(Member(role, rank, begin(start)))
 
 
-def _enter(role: Role, index: int, payload: Any, place: Place, host: str, launcher: int, sockets: str) -> Any:
+class Forked:
+    """An engine: each process is a child of this process's forkserver.
+
+    Args:
+        preload: modules that the forkserver imports once for all processes.
+    """
+
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        self.preload = preload
+
+    def prepare(self, scratch: Path) -> None:
+        """As :class:`Engine`'s."""
+        start_forkserver(self.preload, scratch)
+
+    def begin(self, start: Start, board: OwnBoard) -> Handle:
+        """As :class:`Engine`'s."""
+        return Child(enter, (start,), start.environment, start.log, start.scratch)
+
+
+def enter(start: Start) -> Any:
     """In a started process: end with the launcher, go to the meeting place, call the role's entry."""
-    end_with(launcher)
+    end_with(start.launcher)
     # A child of a forkserver would start reading processes from a forkserver of its own, and these, being no children
     # of this process, would not notice its death.
     multiprocessing.set_start_method("fork", force=True)
-    streams.confide(payload)
+    streams.confide(start.payload)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    board, store = place.open()
+    board, store = start.place.open()
+    role = start.role
     seat = Seat(
-        role.name, role.first_rank + index, role.size, index, role.here, role.devices[index],
-        board, secret=place.secret, host=host, folder=sockets, group_store=store,
+        role.name, start.rank, role.size, start.index, role.here, role.devices[start.index],
+        board, secret=start.place.secret, host=start.host, folder=start.sockets, group_store=store,
     )  # fmt: skip
-    return resolve(role.entry)(seat, payload)
+    return resolve(role.entry)(seat, start.payload)
 
 
 def resolve(entry: str) -> Callable[..., Any]:

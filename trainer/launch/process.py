@@ -138,16 +138,10 @@ def _main(
     pipe: Any, enter: Callable[..., Any], arguments: tuple[Any, ...], environment: dict[str, str], log: str, folder: str
 ) -> None:
     """In the started process."""
-    os.environ.update(environment, TMPDIR=folder)
-    tempfile.tempdir = folder
-    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    faulthandler.enable(all_threads=True)
+    os.environ.update(environment)
+    to_log(log, folder)
     try:
-        value = bytes(ForkingPickler.dumps(_returned(enter, arguments)))
+        value = bytes(ForkingPickler.dumps(returned(enter, arguments)))
         pipe.send_bytes(DONE)
         pipe.send_bytes(value)
     except KeyboardInterrupt:  # of a terminal, which sends it to all processes: the parent tells
@@ -161,7 +155,24 @@ def _main(
         pass
 
 
-def _returned(enter: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def to_log(log: str, folder: str) -> None:
+    """From now on all that this process prints goes to its log, and its temporary files to the folder."""
+    os.environ.update(TMPDIR=folder)
+    tempfile.tempdir = folder
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable(all_threads=True)
+
+
+def returned(enter: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """What an entry returns.
+
+    Raises:
+        RuntimeError: it would end the process instead.
+    """
     try:
         return enter(*arguments)
     except SystemExit as error:  # of the user's own code: the work is not done, whatever the code

@@ -1,32 +1,41 @@
-"""From the plan to this host's processes: one worker alone runs in place, several come from a forkserver."""
+"""From the plan to this host's processes, by the launcher that ``launch._target_`` names."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.config.run_config import RunConfig
 from trainer.host import hardware
 from trainer.planning.assignment import Assignment
 from trainer.planning.key_checks import leaves
+from trainer.planning.launcher import launcher_of
 from trainer.planning.plan import Plan
 from trainer.planning.processes import hosts_of
 from trainer.planning.run_secret import run_secret
 
+if TYPE_CHECKING:
+    from trainer.launch.engine import Engine
+
 
 def start_here(assignment: Assignment) -> dict[str, Any]:
-    """The plan's processes of this host: one worker alone runs in place, several from a forkserver."""
-    plan, config = assignment.plan, assignment.config
-    if len(plan.processes) == 1:
-        from trainer.launch.in_process import in_place
+    """The plan's processes of this host, by the launcher that the config names; returns its first worker's outcome."""
+    return launcher_of(assignment.config).start(assignment)
 
-        return in_place(assignment)
-    from trainer.launch.forkserver import launch
+
+def start_processes(assignment: Assignment, engine: Engine | None = None) -> dict[str, Any]:
+    """Run them all to their end.
+
+    Args:
+        engine: starts each; None: a forkserver does.
+    """
+    from trainer.launch.forkserver import Forked, launch
     from trainer.launch.preload import modules_of
     from trainer.launch.rendezvous import Meeting
     from trainer.launch.supervisor import Role
 
+    plan, config = assignment.plan, assignment.config
     told = config.launch
     roles = []
     for name in plan.roles:
@@ -48,7 +57,7 @@ def start_here(assignment: Assignment) -> dict[str, Any]:
     )
     entries = [plan.strategy_worker, *plan.entries.values()]
     preload = [*modules_of(config, entries), *assignment.imported]
-    results = launch(roles, assignment, Path(plan.run_dir), meeting, preload, config.verbosity)
+    results = launch(roles, assignment, Path(plan.run_dir), meeting, engine or Forked(preload), config.verbosity)
     outcome = results["worker"][min(results["worker"])]
     lost = {str(rank): why.splitlines()[0] for rank, why in results.get("lost", {}).items()}
     return {**outcome, **({"lost_workers": lost} if lost else {})}

@@ -19,6 +19,7 @@ from trainer.planning.batches import batch_sizes, check_batch_fits, check_paddin
 from trainer.planning.checked import Checked, Lacks
 from trainer.planning.data_checks import check_data, check_enough, check_optimization, check_orders, with_classes
 from trainer.planning.key_checks import check_group, check_keys, check_targets
+from trainer.planning.launcher import launcher_of
 from trainer.planning.modes import evaluation_batch_size, facts_of, in_its_mode, looked_at
 from trainer.planning.processes import (
     check_devices,
@@ -60,6 +61,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     declaration = declared(config, workers, lacks)
     with lacks:
         check_secret(config, declaration.roles(workers, config.launch))
+    check_launcher(config, workers, declaration, lacks)
     check_devices(config, device, nproc)
     check_port(config)
     if not elsewhere:
@@ -92,6 +94,15 @@ def declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:
         with lacks:
             raise refusal
     return declaration
+
+
+def check_launcher(config: RunConfig, workers: int, declaration: Declaration, lacks: Lacks) -> None:
+    """The launcher can start so many processes."""
+    roles = declaration.roles(workers, config.launch)
+    others = sum(size for role, size in roles.items() if role != "worker")
+    for refusal in launcher_of(config).refuse(config, workers, others):
+        with lacks:
+            raise refusal
 
 
 def with_batches(

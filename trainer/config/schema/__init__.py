@@ -63,6 +63,8 @@ from trainer.config.schema.run import (
     EarlyStopConfig,
     EmaConfig,
     ExecutionConfig,
+    ForkserverLaunch,
+    InProcessLaunch,
     LaunchConfig,
     PredictConfig,
     TrackingConfig,
@@ -146,14 +148,14 @@ GROUPS: dict[str, tuple[type, ...]] = {
         StrategyConfig, GroupStrategy, CollectiveStrategy, LocalSgdStrategy, PserverStrategy, PserverSyncStrategy,
         StaleStrategy, PserverAsyncStrategy, PserverSspStrategy, PserverGeoStrategy,
     ),
-    "launch": (LaunchConfig,),
+    "launch": (LaunchConfig, InProcessLaunch, ForkserverLaunch),
     "execution": (ExecutionConfig,),
     "tracking": (TrackingConfig,),
     "predict": (PredictConfig,),
 }  # fmt: skip
 
 
-OPEN_GROUPS = ("model", "data", "loss", "optimizer", "scheduler", "strategy")
+OPEN_GROUPS = ("model", "data", "loss", "optimizer", "scheduler", "strategy", "launch")
 """Groups whose option names a class by ``_target_``: a user's own class may take further keys."""
 
 CONSTRUCTED = ("model", "loss", "optimizer")

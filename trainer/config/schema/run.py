@@ -10,8 +10,9 @@ from trainer.config.schema.declare import AUTO, LONGEST_S, MOST_HOSTS, MOST_PROC
 
 @dataclass
 class LaunchConfig:
-    """launch: how many processes, and where."""
+    """launch: how many processes, where, and what starts them."""
 
+    _target_: str = key("trainer.launch.builtin.Local", "class, a trainer.planning.launcher.Launcher")
     nproc: Optional[int] = key(None, "workers on this host (null: one per GPU, else 1)", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
     servers: Optional[int] = key(None, "parameter-server processes, for strategies that have them", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
     workers: Optional[int] = key(None, "workers on all hosts; on one host the same as nproc", "processes", ge=1)
@@ -25,6 +26,20 @@ class LaunchConfig:
     )
     insecure: bool = key(False, "parameter servers between hosts without a secret: whoever reaches master_port can change the training")  # fmt: skip
     timeout_s: float = key(300.0, "longest wait for all hosts and processes to arrive", "seconds", gt=0, le=LONGEST_S)
+
+
+@dataclass
+class InProcessLaunch(LaunchConfig):
+    """launch=in_process: the only worker is the process that you start."""
+
+    _target_: str = key("trainer.launch.builtin.InProcess", "class, a trainer.planning.launcher.Launcher")
+
+
+@dataclass
+class ForkserverLaunch(LaunchConfig):
+    """launch=forkserver: every process of this host is a child of a forkserver, also a worker alone."""
+
+    _target_: str = key("trainer.launch.builtin.Forkserver", "class, a trainer.planning.launcher.Launcher")
 
 
 @dataclass

@@ -1,0 +1,34 @@
+"""Launchers of a user's own, for the tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+from trainer.launch.tasks import Task, TaskLauncher
+from trainer.planning.launcher import Launcher
+
+
+class Commands(TaskLauncher):
+    """Starts each process as a plain command."""
+
+    def launch(self, task: Task) -> Any:
+        return subprocess.Popen(task.command, env={**os.environ, **task.environment})
+
+
+class Refuses(Launcher):
+    """Wants one worker more, whatever there is."""
+
+    def refuse(self, config: Any, workers: int, others: int) -> Any:
+        from trainer.errors import UserError
+
+        return [UserError(f"launch.nproc={workers}", "is too few", f"launch.nproc={workers + 1}")]
+
+    def start(self, assignment: Any) -> Any:
+        raise AssertionError("it was refused")
+
+
+def no_launcher(**config: Any) -> str:
+    """Takes what a launcher takes."""
+    return "none"

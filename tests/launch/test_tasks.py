@@ -1,0 +1,111 @@
+"""Launchers that the config names: built-in ones, and one of a user's own that starts commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.pace import wait_for
+from tests.runs import alive, family, points, read, start_afresh, trainer
+from trainer.cli import commands
+from trainer.cli.compose import compose, hydra_app
+from trainer.errors import UserError
+from trainer.job.ready import get_ready
+from trainer.launch.builtin import Forkserver, InProcess, Local
+from trainer.planning.launcher import launcher_of
+
+DIGITS = ("+recipe=digits_lenet", "tracking=none", "device=cpu", "execution.threads=1", "max_steps=12", "execution.log_every=1", "precision=fp64", "hydra.run.dir=run")  # fmt: skip
+OWN = "launch._target_=tests.launch.launchers.Commands"
+LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0")
+
+
+def ready(*overrides: str) -> object:
+    with hydra_app() as app:
+        config = commands.plain(compose(app, ["+recipe=digits_lenet", "tracking=none", "device=cpu", *overrides]))
+    return launcher_of(get_ready(config, commands.typed_keys(overrides), "somewhere").checked.config)
+
+
+@pytest.mark.parametrize(("option", "kind"), [("local", Local), ("in_process", InProcess), ("forkserver", Forkserver)])
+def test_option_names_its_launcher(option: str, kind: type) -> None:
+    assert type(ready(f"launch={option}")) is kind
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (
+            ("launch=in_process", "launch.nproc=2"),
+            "launch.nproc=2: launch=in_process is one process, and the run has 2",
+        ),
+        (("launch=in_process", "strategy=pserver_async", "launch.servers=1"), "is one process, and the run has"),
+        (("launch._target_=tests.launch.launchers.Refuses", "launch.nproc=3"), "launch.nproc=3: is too few"),
+        (("launch._target_=tests.launch.launchers.no_launcher",), "gave a str, not a trainer Launcher"),
+        (("launch._target_=tests.launch.launchers.Absent",), "launch._target_=tests.launch.launchers.Absent"),
+    ],
+)
+def test_launcher_that_cannot_start_this_is_refused_in_a_sentence(overrides: tuple[str, ...], why: str) -> None:
+    with pytest.raises(UserError) as caught:
+        ready(*overrides)
+    assert why in str(caught.value)
+
+
+def test_launcher_of_ones_own_trains_as_the_forkserver_does(tmp_path: Path) -> None:
+    losses = []
+    for name, how in (("own", OWN), ("forkserver", "launch=forkserver")):
+        (tmp_path / name).mkdir()
+        done = trainer(*DIGITS, how, "launch.nproc=2", cwd=tmp_path / name)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "[Epoch 0, batch" in done.stdout, "the first worker is seen on the screen"
+        losses.append(points(tmp_path / name / "run", "train/loss"))
+        assert (tmp_path / name / "run" / "workerlog.1").exists()
+    assert losses[0] and losses[0] == losses[1]
+
+
+def test_servers_of_ones_own_launcher_leave_what_they_did(tmp_path: Path) -> None:
+    done = trainer(*DIGITS, OWN, "strategy=pserver_sync", "launch.servers=1", "launch.workers=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read(tmp_path / "run" / "server.0.json")["pushes"] == 24
+
+
+def test_worker_that_breaks_is_shown_with_its_error_and_the_others_end(tmp_path: Path) -> None:
+    broken = ("model._target_=tests.e2e.own_models.Breaks", "~model.in_channels", "~model.image_size", "+model.rank=1")
+    done = trainer(*DIGITS, *LONG, *broken, OWN, "launch.nproc=2", cwd=tmp_path)
+    assert done.returncode == 1 and "worker 1:" in done.stdout + done.stderr
+    assert "the model broke on purpose" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("victim", ["worker", "launcher"])
+def test_process_that_is_killed_takes_all_others_along(tmp_path: Path, victim: str) -> None:
+    run = start_afresh(*DIGITS, *LONG, OWN, "launch.nproc=2", cwd=tmp_path)
+    try:
+        wait_for(lambda: read(tmp_path / "run" / "status.json").get("step", 0) > 5, 600, "they train")
+        everybody = family(run.pid)
+        workers = [p for p in everybody if "trainer.launch.task_process" in p.cmdline()]
+        assert len(workers) == 2
+        files = [Path(p.cmdline()[-1]) for p in workers]
+        assert not any(file.exists() for file in files), "what they were told is gone"
+        os.kill(workers[1].pid if victim == "worker" else run.pid, signal.SIGKILL)
+        assert run.wait(600) == (1 if victim == "worker" else -signal.SIGKILL)
+    finally:
+        run.kill()
+    if victim == "worker":
+        assert "was killed by SIGKILL" in (tmp_path / "screen.txt").read_text()
+        assert not files[0].parent.exists()
+    wait_for(lambda: not alive(everybody), 60, "all processes end")
+
+
+def test_other_users_see_nothing_of_the_config_in_the_arguments(tmp_path: Path) -> None:
+    run = start_afresh(*DIGITS, *LONG, OWN, "launch.nproc=2", "+tracking.tags.token=t0psecret-of-mine", cwd=tmp_path)
+    try:
+        wait_for(lambda: read(tmp_path / "run" / "status.json").get("step", 0) > 1, 600, "they train")
+        seen = json.dumps([p.cmdline() for p in psutil.Process(run.pid).children(recursive=True)])
+    finally:
+        run.terminate()
+        run.wait(600)
+    assert "task_process" in seen and "t0psecret" not in seen
+    assert run.returncode == 130

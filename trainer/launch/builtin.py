@@ -1,0 +1,42 @@
+"""The built-in launchers, as ``launch._target_`` names them. torchrun's own processes are in ``torchrun.py``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.config.run_config import RunConfig
+from trainer.errors import UserError
+from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Launcher
+
+
+class InProcess(Launcher):
+    """The plan's only worker is this very process."""
+
+    def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:
+        if workers + others == 1:
+            return []
+        what = f"launch.nproc={config.launch.nproc}" if config.launch.nproc else "launch=in_process"
+        return [UserError(what, f"launch=in_process is one process, and the run has {workers + others}", "launch=local")]  # fmt: skip
+
+    def start(self, assignment: Assignment) -> dict[str, Any]:
+        from trainer.launch.in_process import in_place
+
+        return in_place(assignment)
+
+
+class Forkserver(Launcher):
+    """Every process of this host is a child of a forkserver that has imported what they need."""
+
+    def start(self, assignment: Assignment) -> dict[str, Any]:
+        from trainer.launch.start import start_processes
+
+        return start_processes(assignment)
+
+
+class Local(Launcher):
+    """One worker alone is this very process; several processes come from a forkserver."""
+
+    def start(self, assignment: Assignment) -> dict[str, Any]:
+        kind = InProcess if len(assignment.plan.processes) == 1 else Forkserver
+        return kind(**self.config).start(assignment)

@@ -1,0 +1,61 @@
+"""What starts one process: an engine turns what the process is told into a handle that the supervisor watches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.host.board import OwnBoard
+from trainer.launch.place import Place
+from trainer.launch.supervisor import Handle, Role
+
+
+@dataclass(frozen=True)
+class Start:
+    """One process that is to be started.
+
+    Attributes:
+        role, index: which of the role's processes of this host it is.
+        payload: handed to its entry.
+        place: where the run's processes meet; host: address on which a server of this host listens.
+        launcher: number of the process that it ends with.
+        sockets: folder for Unix sockets; empty: none.
+        environment: its variables.
+        log: an existing file, where all that it prints goes; scratch: the folder for its temporary files.
+    """
+
+    role: Role
+    index: int
+    payload: Any
+    place: Place
+    host: str
+    launcher: int
+    sockets: str
+    environment: Mapping[str, str]
+    log: Path
+    scratch: Path
+
+    @property
+    def rank(self) -> int:
+        """Its number within the role, over all hosts."""
+        return self.role.first_rank + self.index
+
+
+class Engine(Protocol):
+    """Starts processes."""
+
+    def prepare(self, scratch: Path) -> None:
+        """Called once, before any process is started.
+
+        Args:
+            scratch: a new folder for temporary files, for this user alone; it goes when all processes have ended.
+        """
+
+    def begin(self, start: Start, board: OwnBoard) -> Handle:
+        """Start a process, and return at once.
+
+        Args:
+            board: the run's, where processes can leave what they return.
+        """

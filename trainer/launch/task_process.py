@@ -1,0 +1,49 @@
+"""A process that a launcher has started as a command: ``python -m trainer.launch.task_process FILE``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainer.host import private
+from trainer.launch.engine import Start
+from trainer.launch.forkserver import enter
+from trainer.launch.place import Place
+from trainer.launch.process import Failure, returned, to_log
+from trainer.launch.supervisor import Role
+from trainer.launch.tasks import place_of
+from trainer.planning.assignment import Assignment
+
+
+def main(file: Path) -> int:
+    """Do what the file tells, and leave on the run's board what came of it; returns the exit code."""
+    start = start_of(**json.loads(private.read(file)))
+    file.unlink()
+    to_log(str(start.log), str(start.scratch))
+    board = start.place.open()[0].under(place_of(start.role.name, start.rank))
+    try:
+        board.set("value", json.dumps(returned(enter, (start,))))
+    except Exception as error:
+        board.set("failure", json.dumps(asdict(Failure.of(error))))
+        return 1
+    board.wait(["leave"])  # all end together: a peer may still be reading what this one has sent
+    return 0
+
+
+def start_of(
+    role: Mapping[str, Any], payload: Mapping[str, Any], place: Mapping[str, Any], log: str, scratch: str, **others: Any
+) -> Start:
+    """From the plain data that :func:`trainer.launch.tasks.told` has made."""
+    return Start(Role(**role), payload=Assignment.of(payload), place=_place(**place), log=Path(log), scratch=Path(scratch), **others)  # fmt: skip
+
+
+def _place(secret: str, **others: Any) -> Place:
+    return Place(bytes.fromhex(secret), **others)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
