@@ -31,7 +31,9 @@ from typing import Any, ClassVar, NoReturn
 MODULES = (
     "torch", "torch._dynamo", "torch.distributed.nn.functional", "torchvision.models", "torchvision.transforms.v2",
     "sklearn.datasets", "safetensors.torch", "hydra._internal.hydra", "hydra.core.override_parser.overrides_parser",
-    "rich.table", "rich.progress", "PIL.Image", "zmq", "trainer.cli.commands", "trainer.cli.sweep", "trainer.job.job", "trainer.worker.train",
+    "rich.table", "rich.progress", "PIL.Image", "PIL.PngImagePlugin", "PIL.JpegImagePlugin", "zmq", "matplotlib.backends.backend_agg",
+    "matplotlib.figure", "trainer.cli.commands", "trainer.cli.sweep", "trainer.job.job", "trainer.worker.train", "trainer.worker.probe",
+    "trainer.job.pictures.validation", "trainer.job.plan_table", "trainer.tracking.answers", "trainer.launch.in_process",
     "trainer.launch.forkserver",
     "mlflow.pyfunc", "mlflow.store.tracking.sqlalchemy_store", "mlflow.server.fastapi_app", "mlflow.cli", "uvicorn.main",
 )  # fmt: skip
@@ -113,11 +115,22 @@ def import_all(folder: Path) -> int:
         copy_new_stores(folder / "mlflow.db")
         for name in MODULES:
             importlib.import_module(name)
+        register_schema()
     tempfile.tempdir = None
     warnings.resetwarnings()
     gc.collect()
     gc.freeze()
     return threads
+
+
+def register_schema() -> None:
+    """Hydra has its plugins and the schema, and each command line does not copy the latter for itself."""
+    compose: Any = importlib.import_module("trainer.cli.compose")
+    store: Any = importlib.import_module("hydra.core.config_store").ConfigStore
+    importlib.import_module("hydra.core.plugins").Plugins.instance()
+    compose.register()
+    compose.register = lambda: None
+    store.__deepcopy__ = lambda of, memo: of
 
 
 def copy_new_stores(ready: Path) -> None:

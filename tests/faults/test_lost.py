@@ -20,8 +20,10 @@ BASE = (
     "+recipe=digits_lenet", "launch.nproc=3", "data.batch_size=8", "execution.log_every=5", "tracking=none",
     "hydra.run.dir=run", "execution.threads=1", "optimizer.lr=0.005",
 )  # fmt: skip
-EPOCHS = 12
+EPOCHS = 2
 PER_EPOCH = 179  # 1438 samples in whole batches of 8
+GATES = "callbacks=[{_target_:tests.faults.gate.Gate,at:30,until:first},{_target_:tests.faults.gate.Gate,at:60,until:second}]"
+"""A third of a worker's updates each: it waits there until the test has done what it does (``let_go``)."""
 
 
 @contextmanager
@@ -46,6 +48,12 @@ def running(folder: Path, *overrides: str) -> Iterator[tuple[Started, Path, list
         process.kill()
         for other in alive(everybody):
             other.kill()
+
+
+def let_go(run: Path, *gates: str) -> None:
+    """Open gates of the run."""
+    for gate in gates:
+        (run / gate).touch()
 
 
 def screen(folder: Path) -> str:
@@ -92,9 +100,10 @@ def served(run: Path, number: int = 0) -> dict[str, Any]:
 )
 def test_others_finish_all_work_when_a_worker_is_killed(tmp_path: Path, mode: str, rank: int, servers: int) -> None:
     extra = ("strategy.k_steps=5",) if mode == "geo" else ()
-    with running(tmp_path, f"strategy=pserver_{mode}", f"launch.servers={servers}", *extra) as (process, run, everybody):  # fmt: skip
+    with running(tmp_path, f"strategy=pserver_{mode}", f"launch.servers={servers}", GATES, *extra) as (process, run, everybody):  # fmt: skip
         member(run, f"workerlog.{rank}", everybody).send_signal(signal.SIGKILL)
         seen = len(points(run, "train/loss"))
+        let_go(run, "first", "second")
         ended(process, tmp_path, 0)
     assert "ATTENTION" in screen(tmp_path) and f"worker {rank} was killed by SIGKILL" in screen(tmp_path)
     result = read(run / "result.json")
@@ -125,8 +134,9 @@ def test_next_worker_saves_when_the_first_dies_saving(tmp_path: Path, mode: str,
 
 
 def test_lost_work_is_dropped_where_that_is_asked_for(tmp_path: Path) -> None:
-    with running(tmp_path, "strategy=pserver_async", "data.on_lost_worker=drop") as (process, run, everybody):
+    with running(tmp_path, "strategy=pserver_async", "data.on_lost_worker=drop", GATES) as (process, run, everybody):
         member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
+        let_go(run, "first", "second")
         ended(process, tmp_path, 0)
     told = served(run)
     assert told["leases_taken_over"] == 0 and list(told["lost"]) == ["1"]
@@ -135,26 +145,29 @@ def test_lost_work_is_dropped_where_that_is_asked_for(tmp_path: Path) -> None:
 
 def test_stopped_worker_is_done_without_and_refused_when_it_wakes(tmp_path: Path) -> None:
     silence = patient(2)
-    with running(tmp_path, "strategy=pserver_async", f"strategy.lost_after_s={silence}", "epochs=60") as (process, run, everybody):  # fmt: skip
+    with running(tmp_path, "strategy=pserver_async", f"strategy.lost_after_s={silence}", GATES) as (process, run, everybody):  # fmt: skip
         sleeper = member(run, "workerlog.1", everybody)
         sleeper.send_signal(signal.SIGSTOP)
         log = run / "serverlog.0"
         wait_for(lambda: "worker 1 is lost: nothing was heard" in log.read_text(), 15 + silence, "it is declared lost")
         seen = len(points(run, "train/loss"))
+        let_go(run, "first")
         wait_for(lambda: len(points(run, "train/loss")) > seen, 15, "the others go on")
         sleeper.send_signal(signal.SIGCONT)
         wait_for(lambda: not alive([sleeper]), 30, "the woken worker ends")
+        let_go(run, "second")
         ended(process, tmp_path, 0, 120)
     assert "ATTENTION" in screen(tmp_path)
     assert list(read(run / "result.json")["lost_workers"]) == ["1"]
     told = served(run)
-    assert told["fenced"] >= 1 and told["pushes"] == 60 * PER_EPOCH
+    assert told["fenced"] >= 1 and told["pushes"] == EPOCHS * PER_EPOCH
 
 
 def test_run_ends_without_a_worker_that_stays_stopped(tmp_path: Path) -> None:
     silence = patient(2)
-    with running(tmp_path, "strategy=pserver_geo", f"strategy.lost_after_s={silence}") as (process, run, everybody):
+    with running(tmp_path, "strategy=pserver_geo", f"strategy.lost_after_s={silence}", GATES) as (process, run, everybody):  # fmt: skip
         member(run, "workerlog.1", everybody).send_signal(signal.SIGSTOP)
+        let_go(run, "first", "second")
         ended(process, tmp_path, 0)
     assert f"worker 1 was lost (nothing was heard of it for {silence:g} s) and is ended" in screen(tmp_path)
     assert list(read(run / "result.json")["lost_workers"]) == ["1"]
@@ -169,8 +182,9 @@ def test_sync_run_stops_and_names_the_killed_worker(tmp_path: Path) -> None:
 
 
 def test_sync_run_goes_on_without_a_killed_worker_where_that_is_asked_for(tmp_path: Path) -> None:
-    with running(tmp_path, "strategy=pserver_sync", "strategy.on_lost_worker=continue") as (process, run, everybody):
+    with running(tmp_path, "strategy=pserver_sync", "strategy.on_lost_worker=continue", GATES) as (process, run, everybody):  # fmt: skip
         member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
+        let_go(run, "first", "second")
         ended(process, tmp_path, 0)
     assert list(read(run / "result.json")["lost_workers"]) == ["1"]
     assert (run / "model.safetensors").is_file()
