@@ -18,10 +18,12 @@ NAMES = (
     "best_confusion.png", "per_class.csv", "mistakes.png", "best_mistakes.csv", "validation.last.npz",
     "checkpoints/best.safetensors", "checkpoints/persistables/server-0.safetensors", "checkpoints/persistables/COMPLETE",
     "checkpoints/persistables/index.json", "checkpoints/persistables.partial/server-1.seal", "host.2/plan.json",
+    ".model.safetensors.123-0123abcd", ".status.json.9-ffffffff", "checkpoints/.best.safetensors.77-00000000",
 )  # fmt: skip
 KEPT = (
     "notes.txt", "data/train/result.json", "cache/model.safetensors", "0/result.json", "workerlog.txt", "model2.safetensors",
     "checkpoints/mine.safetensors", "checkpoints/persistables.old/COMPLETE", "host.1/plan.json", "best.json",
+    ".notes.txt.123-0123abcd", ".model.safetensors", ".status.json.9-x",
 )  # fmt: skip
 
 

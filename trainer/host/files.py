@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+PART = re.compile(r"^\.(.+)\.\d+-[0-9a-f]{8}$")
+"""What a file is called until it takes its place; a process that was killed leaves it."""
+PRIVATE, COMMON = 0o600, 0o666
+"""Modes of new files: for their owner's eyes alone; for whomever the umask allows."""
+
+
+@contextmanager
+def replacing(path: Path, mode: int = COMMON) -> Iterator[Path]:
+    """A new, empty file to write into, which takes the path's place at the end; with an error nothing is left of it.
+
+    A reader sees the old file or the new, never a part. A link that lies at the path is replaced, not followed.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode))
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def replace_file(path: Path, text: str, private: bool = False) -> None:
-    """Write a file so that a reader sees the old text or the new, never a part.
+    """Write a whole text file.
 
     Args:
         private: it holds a config, so it is for its owner's eyes alone (0600).
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.unlink(missing_ok=True)
-    mode = 0o600 if private else 0o666
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8", errors="backslashreplace") as file:  # fmt: skip
-        file.write(text)
-    os.replace(part, path)
+    with replacing(path, PRIVATE if private else COMMON) as part:
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+from trainer.host.files import replacing
 
 PATIENCE_S = 3
 STALLED_S = 60
@@ -49,10 +49,8 @@ def fetch_file(address: str, path: Path, size: int, sha256: str) -> None:
     if path.is_file() and path.stat().st_size == size and _digest(path) == sha256:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        number = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-        with open(number, "wb") as file, _open(address, STALLED_S) as response:
+    with replacing(path) as part:
+        with part.open("wb") as file, _open(address, STALLED_S) as response:
             got = 0
             while piece := response.read(PIECE):
                 got += len(piece)
@@ -61,9 +59,6 @@ def fetch_file(address: str, path: Path, size: int, sha256: str) -> None:
                 file.write(piece)
         if got != size or _digest(part) != sha256:
             raise OSError(f"what {address} sent is not the file that it should be (its SHA-256 or length differs); it was thrown away")  # fmt: skip
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _digest(path: Path) -> str:

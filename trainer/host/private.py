@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 import tempfile
 from pathlib import Path
 
 from trainer.errors import UserError
+from trainer.host.files import PRIVATE, replacing
 
 LONGEST_TEMPORARY = 60
 """Bytes of a folder in which Unix sockets can still be made in folders below: their paths have 108 at most."""
@@ -64,13 +64,10 @@ def start_empty(path: Path) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
 
 
-def write(path: Path, text: str, mode: int = 0o600) -> None:
+def write(path: Path, text: str, mode: int = PRIVATE) -> None:
     """Put a file there, for this user alone unless another mode is given, whole or not at all; a link is replaced."""
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    number = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with open(number, "w") as file:
-        file.write(text)
-    os.replace(part, path)
+    with replacing(path, mode) as part:
+        part.write_text(text)
 
 
 def read(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.host.files import replacing
 from trainer.metrics.confusion import Examination, Mistake
 
 WHICH = ("last", "best")
@@ -49,11 +49,8 @@ def keep(run_dir: Path, which: str, examination: Examination, inputs: Any) -> No
         arrays["confusion"] = found.confusion
     if (images := pictured(inputs)) is not None:
         arrays["images"] = images
-    path = path_of(run_dir, which)
-    part = path.with_name(f".{path.name}")
-    with part.open("wb") as file:
+    with replacing(path_of(run_dir, which)) as part, part.open("wb") as file:
         np.savez_compressed(file, **arrays)
-    os.replace(part, path)
 
 
 def read(run_dir: Path, which: str) -> Findings | None:

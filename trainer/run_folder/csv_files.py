@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
 from trainer.config import redact
+from trainer.host.files import COMMON, PRIVATE, replacing
 from trainer.visible import cell
 
 
@@ -32,13 +32,7 @@ def write(path: Path, rows: Iterable[Iterable[Any]], private: bool = False) -> N
     Args:
         private: for its owner's eyes alone (0600).
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666), "w", encoding="utf-8", newline="") as file:  # fmt: skip
-            table = Table(file)
-            for row in rows:
-                table.row(row)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path, PRIVATE if private else COMMON) as part, part.open("w", encoding="utf-8", newline="") as file:
+        table = Table(file)
+        for row in rows:
+            table.row(row)

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import UserError
+from trainer.host.files import PART
 
 FILES = re.compile(
     r"metrics\.jsonl|(result|status|tracking|plan|model|classes)\.json|config\.yaml|example\.npz|predictions\.csv"
-    r"|\.?model(_ema)?\.safetensors|(server|status|profile)\.\d+\.json|trace\.\d+\.json\.gz|(worker|server)log\.\d+"
+    r"|model(_ema)?\.safetensors|(server|status|profile)\.\d+\.json|trace\.\d+\.json\.gz|(worker|server)log\.\d+"
     r"|(curves|servers)\.png|(best_)?(confusion\.png|per_class\.csv|mistakes\.(csv|png))|validation\.(last|best)\.npz"
 )
 """Files in the run's folder, or in ``host.N`` below it."""
-CHECKPOINTS, BEST = "checkpoints", re.compile(r"\.?best\.safetensors")
+CHECKPOINTS, BEST = "checkpoints", re.compile(r"best\.safetensors")
 SNAPSHOT = re.compile(r"persistables(\.partial|\.previous)?")
 PIECE = re.compile(r"server-\d+\.(safetensors|seal)|index\.json|COMPLETE|.*\.\d+\.tmp")
 """Files in a snapshot of the parameter servers."""
@@ -96,8 +97,9 @@ def _of_a_run(parts: tuple[str, ...]) -> bool:
 
 
 def _clear_files(folder: Path, names: re.Pattern[str]) -> bool:
-    """Remove the files of these names, and links, which a run would replace as well; folders stay."""
-    found = [path for path in _entries(folder) if names.fullmatch(path.name) and (path.is_symlink() or path.is_file())]
+    """Remove the files of these names, their parts, and links, which a run would replace as well; folders stay."""
+    named = [path for path in _entries(folder) if names.fullmatch(PART.sub(r"\1", path.name))]
+    found = [path for path in named if path.is_symlink() or path.is_file()]
     for path in found:
         path.unlink(missing_ok=True)
     return bool(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +14,7 @@ from torch import nn
 
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
+from trainer.host.files import replacing
 from trainer.models.residual import zero_last_norms
 from trainer.models.rows import materialise, tables
 from trainer.models.strided_bf16 import write_all_gradients
@@ -97,10 +97,8 @@ def save(model: nn.Module, path: Path) -> None:
     """Parameters and buffers as safetensors, replaced atomically."""
     from safetensors.torch import save_model
 
-    part = path.with_name(f".{path.name}")
-    part.unlink(missing_ok=True)  # nothing is written through a link
-    save_model(model, str(part), metadata={"format": "pt"})
-    os.replace(part, path)
+    with replacing(path) as part:
+        save_model(model, str(part), metadata={"format": "pt"})
 
 
 def seed_all(seed: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from trainer.data.preprocessing import Preprocessing
 from trainer.data.rows import RowReader
 from trainer.data.source import DataSource, Splits
 from trainer.errors import why
+from trainer.host.files import replacing
 from trainer.planning.assignment import Assignment
 from trainer.planning.modes import class_names_of
 from trainer.planning.plan import Plan
@@ -194,25 +194,20 @@ def guesses(outputs: torch.Tensor) -> torch.Tensor:
 
 def write(output: Path, blocks: Iterator[torch.Tensor], pictures: Pictures, names: Sequence[str]) -> list[str]:
     """Write the table, replaced as a whole when it is done; returns the files that could not be read."""
-    part = output.with_name(f".{output.name}.{os.getpid()}")
     unreadable, number = [], 0
-    try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            table = csv_files.Table(file)
-            header = [column for k in range(1, TOP + 1) for column in (f"class{k}", f"probability{k}")]
-            table.row(["file", *header, "error"])
-            for rows in blocks:
-                for row in rows.tolist():
-                    path = printable(pictures.files[number])
-                    if row[0]:
-                        table.row([*_columns(row, names), ""], name=path)
-                    else:
-                        unreadable.append(path)
-                        table.row([*[""] * (2 * TOP), why_unreadable(pictures, number)], name=path)
-                    number += 1
-        os.replace(part, output)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(output) as part, part.open("w", encoding="utf-8", newline="") as file:
+        table = csv_files.Table(file)
+        header = [column for k in range(1, TOP + 1) for column in (f"class{k}", f"probability{k}")]
+        table.row(["file", *header, "error"])
+        for rows in blocks:
+            for row in rows.tolist():
+                path = printable(pictures.files[number])
+                if row[0]:
+                    table.row([*_columns(row, names), ""], name=path)
+                else:
+                    unreadable.append(path)
+                    table.row([*[""] * (2 * TOP), why_unreadable(pictures, number)], name=path)
+                number += 1
     return unreadable
 
 

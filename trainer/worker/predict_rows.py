@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from trainer.config import redact
 from trainer.data.criteo.files import Block, pieces
 from trainer.data.placement import Placement
 from trainer.data.rows import RowReader
+from trainer.host.files import replacing
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat, Strategy
 from trainer.visible import cell
@@ -130,26 +130,21 @@ def write(
     output: Path, results: Iterable[Result], names: Sequence[str], reader: RowReader
 ) -> tuple[int, int, list[str]]:
     """Write the table, replaced as a whole when it is done; returns rows, wrong rows, and the first few wrong ones by name."""
-    part = output.with_name(f".{output.name}.{os.getpid()}")
     rows, wrong = 0, 0
     named: list[str] = []
-    try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            table = csv.writer(file)  # millions of rows: what is not ours in them, the names, is cleaned once
-            shown = [cell(redact.without(name)) for name in names]
-            table.writerow(HEADER)
-            for chunk, values in results:
-                reasons = {} if values[:, 0].all() else dict(reader.read(chunk.text, chunk.labelled).bad)
-                for number, (good, probability) in enumerate(values.tolist()):
-                    line, why = chunk.line + number, "" if good else cell(redact.text(reasons[number]))
-                    table.writerow([shown[chunk.file], line, f"{probability:.8g}" if good else "", why])
-                    if why and len(named) < MOST_NAMED:
-                        named.append(f"{names[chunk.file]}:{line}: {why}")
-                    wrong += bool(why)
-                rows += chunk.lines
-        os.replace(part, output)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(output) as part, part.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)  # millions of rows: what is not ours in them, the names, is cleaned once
+        shown = [cell(redact.without(name)) for name in names]
+        table.writerow(HEADER)
+        for chunk, values in results:
+            reasons = {} if values[:, 0].all() else dict(reader.read(chunk.text, chunk.labelled).bad)
+            for number, (good, probability) in enumerate(values.tolist()):
+                line, why = chunk.line + number, "" if good else cell(redact.text(reasons[number]))
+                table.writerow([shown[chunk.file], line, f"{probability:.8g}" if good else "", why])
+                if why and len(named) < MOST_NAMED:
+                    named.append(f"{names[chunk.file]}:{line}: {why}")
+                wrong += bool(why)
+            rows += chunk.lines
     return rows, wrong, named
 
 
