@@ -9,6 +9,7 @@ Tests of how a process starts take ``subprocess`` (``tests/cli/test_startup.py``
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -39,6 +40,7 @@ MODULES = (
 )  # fmt: skip
 MOST = 1 << 20
 """Bytes of a request."""
+CLONE_NEWNET = 0x40000000
 
 
 class Started:
@@ -95,11 +97,18 @@ class Zygote:
             )  # fmt: skip
 
     def start(
-        self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], out: int, err: int, module: str = "trainer"
+        self,
+        argv: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        out: int,
+        err: int,
+        module: str = "trainer",
+        network: str = "",
     ) -> Started:
-        """``python -m MODULE ARGV`` in that folder, with these streams."""
+        """``python -m MODULE ARGV`` in that folder, with these streams, in that network namespace (``ip netns``) or in ours."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = {"module": module, "argv": list(argv), "cwd": str(cwd), "env": dict(env)}
+        request = {"module": module, "argv": list(argv), "cwd": str(cwd), "env": dict(env), "network": network}
         with theirs:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs.fileno(), out, err])
         return Started(argv, int(ours.recv(64)), ours)
@@ -210,6 +219,8 @@ def _become(request: dict[str, Any], places: Mapping[int, int], fds: Iterable[in
     for fd in set(fds):
         os.close(fd)
     ours = os.environ["PYTHONPATH"].split(os.pathsep)
+    if request.get("network"):
+        enter_network(request["network"])
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
@@ -221,6 +232,13 @@ def _become(request: dict[str, Any], places: Mapping[int, int], fds: Iterable[in
     if request["module"] == "trainer":
         forget_mlflow()
     return str(request["module"])
+
+
+def enter_network(name: str) -> None:
+    """As ``ip netns exec`` does."""
+    with Path("/run/netns", name).open() as space:
+        if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns", name)
 
 
 def forget_mlflow() -> None:

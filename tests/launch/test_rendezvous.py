@@ -19,7 +19,8 @@ import pytest
 import torch.distributed as dist
 
 from tests.pace import wait_for
-from tests.runs import alive, environment, read
+from tests.runs import alive, environment, read, trainer, zygote
+from tests.zygote import Started
 from trainer.errors import RunFailed
 from trainer.host import hardware, private
 from trainer.launch.rendezvous import Meeting, meet
@@ -33,7 +34,7 @@ DIGITS = (
 LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0")
 ENDS_WITHIN_S = 20
 PATIENCE_S = 1200
-"""Each command imports torch twice, and test machines are shared."""
+"""Test machines are shared."""
 
 
 @dataclass
@@ -42,29 +43,16 @@ class Hosts:
 
     folder: Path
     names: tuple[str, str]
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
 
-    def start(self, number: int, *argv: str, secret: str = SECRET) -> subprocess.Popen[str]:
+    def start(self, number: int, *argv: str, secret: str = SECRET) -> Started:
         """``python -m trainer`` on that host; its output goes to ``screen.txt`` in the host's folder."""
         folder = self.at(number)
         folder.mkdir(exist_ok=True)
         private.write(folder / "run.secret", secret)
-        command = [
-            "ip",
-            "netns",
-            "exec",
-            self.names[number],
-            sys.executable,
-            "-m",
-            "trainer",
-            *argv,
-            "launch.secret_file=run.secret",
-            "hydra.run.dir=run",
-        ]
         with (folder / "screen.txt").open("w") as screen:
-            process = subprocess.Popen(
-                command, cwd=folder, env=environment(), stdout=screen, stderr=subprocess.STDOUT, text=True
-            )
+            out, command = screen.fileno(), [*argv, "launch.secret_file=run.secret", "hydra.run.dir=run"]
+            process = zygote().start(command, folder, environment(), out, out, network=self.names[number])
         self.started.append(process)
         return process
 
@@ -136,8 +124,8 @@ def node(number: int) -> tuple[str, ...]:
 def on_one_host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """The metrics of four workers on one host, at the end."""
     folder = tmp_path_factory.mktemp("one")
-    command = [sys.executable, "-m", "trainer", *DIGITS, "launch.nproc=4", "hydra.run.dir=run"]
-    subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True)
+    done = trainer(*DIGITS, "launch.nproc=4", "hydra.run.dir=run", cwd=folder)
+    assert done.returncode == 0, done.stderr
     return read(folder / "run" / "result.json")["metrics"]
 
 
