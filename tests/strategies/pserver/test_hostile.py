@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ import psutil
 import pytest
 import zmq
 
+from tests.strategies.pserver.flooded import DESCRIPTORS
 from tests.strategies.pserver.harness import DIM, Bare, Cluster, Sum, config, in_threads, push_all
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol import messages as wire
@@ -292,6 +295,49 @@ def test_strangers_get_nothing_while_workers_train(how: str) -> None:
         assert (server.outlet.turned_away > 0) == (how.startswith("key"))
         assert not server.members.all[1].lives
         worker.die()
+
+
+def test_flood_of_connections_keeps_nobody_from_saving(tmp_path: Path) -> None:
+    """Strangers take all descriptors of a server: it saves all the same, and lets workers in again."""
+    command = [sys.executable, "-m", "tests.strategies.pserver.flooded", str(tmp_path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    flood: list[socket.socket] = []
+    try:
+        assert process.stdin is not None and process.stdout is not None
+
+        def says(word: str) -> str:
+            while word not in (line := process.stdout.readline()):  # type: ignore[union-attr]
+                assert line, f"it ended before it said {word}"
+            return line.strip()
+
+        host, _, port = says("tcp://").rpartition("tcp://")[2].rpartition(":")
+        for _ in range(DESCRIPTORS):
+            flood.append(socket.create_connection((host, int(port)), timeout=60))
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        for word in ("full", "saved", "pushed"):
+            says(word)
+        assert process.wait(600) == 0
+        assert (tmp_path / "persistables.partial" / "server-0.safetensors").is_file()
+    finally:
+        process.kill()
+        for connection in flood:
+            connection.close()
+
+
+@pytest.mark.parametrize("mechanism", [None, "handshake"])
+def test_connection_that_says_nothing_is_closed(mechanism: str | None) -> None:
+    with Cluster(config("async", 1, handshake_s=0.2)) as cluster:
+        host, _, port = cluster.sockets[0].endpoint.removeprefix("tcp://").rpartition(":")
+        with socket.create_connection((host, int(port))) as silent:
+            silent.settimeout(600)
+            if mechanism:
+                silent.sendall(
+                    b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03"
+                )  # the first bytes of ZMTP 3, and no more
+            while silent.recv(4096):
+                pass
+        Bare(cluster, 0).die()
 
 
 def test_server_listens_at_its_host_s_address_and_no_other() -> None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import zmq
 from zmq.utils import z85
 
+from trainer.host import descriptors
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, pack, unpack
 
 LINGER_MS = 2000
@@ -25,6 +28,9 @@ ZAP = "inproc://zeromq.zap.01"
 FRAMES = 4098
 RECONNECT_MS = 50
 LISTEN_BACKLOG = 512
+HANDSHAKE_S = 10.0
+UNBIND_S = 0.05
+"""ZeroMQ's thread closes the port a moment after it is told to."""
 UNIX_SOCKET = "server-{}"
 
 
@@ -49,9 +55,13 @@ class ServerSocket:
         host: address to listen on; the port is a free one.
         most_bytes: longest frame; a longer one closes its sender's connection.
         folder: of this user alone, for a Unix socket instead of the port; empty: none.
+        handshake_s: a connection that has not said by then who it is, is closed.
     """
 
-    def __init__(self, secret: bytes, server: int, workers: int, host: str, most_bytes: int, folder: str = "") -> None:
+    def __init__(
+        self, secret: bytes, server: int, workers: int, host: str, most_bytes: int, folder: str = "",
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:  # fmt: skip
         self.context = zmq.Context()
         names = {rank: f"worker {rank}" for rank in range(workers)}
         self.ranks = {key_pair(secret, name)[0]: rank for rank, name in names.items()} if not folder else {}
@@ -74,6 +84,9 @@ class ServerSocket:
         self.router.sndhwm = self.router.rcvhwm = QUEUE
         self.router.linger = LINGER_MS
         self.router.backlog = LISTEN_BACKLOG
+        self.router.handshake_ivl = max(1, int(1000 * handshake_s))
+        self.handshake_s = handshake_s
+        self.closed_until: float | None = None
         if folder:
             self.endpoint = f"ipc://{folder}/{UNIX_SOCKET.format(server)}"
             self.router.bind(self.endpoint)
@@ -87,6 +100,7 @@ class ServerSocket:
     def receive(self, timeout_ms: int) -> list[tuple[bytes, Message]]:
         """The next message with the address to answer to; empty when none came in time, or what came was none."""
         ready = dict(self.poller.poll(timeout_ms))
+        self._mind_the_descriptors()
         if self.door in ready:
             self._open_or_not()
         if self.router not in ready:
@@ -103,6 +117,32 @@ class ServerSocket:
             self.refuse(error)
             return []
         return [(address.bytes, message)]
+
+    def _mind_the_descriptors(self) -> None:
+        """Where strangers have taken all descriptors but the reserve, nobody is let in until their connections are closed
+        because they say nothing. Who is connected stays. At a Unix socket there are no strangers."""
+        now = time.monotonic()
+        if self.closed_until is None:
+            if self.endpoint.startswith("tcp:") and descriptors.all_taken():
+                self.router.unbind(self.endpoint)
+                self.closed_until = now + self.handshake_s
+                print(f"all descriptors are taken: nobody is let in for {self.handshake_s:g} s", flush=True)
+        elif now >= self.closed_until:
+            try:
+                self.router.bind(self.endpoint)
+                self.closed_until = None
+            except zmq.ZMQError:
+                self.closed_until = now + self.handshake_s
+
+    @contextmanager
+    def room_for_files(self) -> Iterator[None]:
+        """While it lasts there are descriptors for files, however many strangers hold connections."""
+        was_open = self.closed_until is None
+        self._mind_the_descriptors()
+        if was_open and self.closed_until is not None:
+            time.sleep(UNBIND_S)
+        with descriptors.reserve():
+            yield
 
     def counts(self) -> dict[str, Any]:
         """For the statistics."""

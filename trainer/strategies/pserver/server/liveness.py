@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from trainer.errors import RunFailed
+from trainer.host.board import Board
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb
 from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.leases import Leases
@@ -15,28 +14,13 @@ from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.turns import Turns
 
 
-class Board(Protocol):
-    """Where launchers and servers leave short notes for each other.
-
-    ``lost/worker/N``: its process has failed. ``done/worker/N``: it has ended well. ``fenced/worker/N`` and
-    ``fenced/worker/N/LIFE``: a server has declared it lost.
-    """
-
-    def set(self, key: str, value: str) -> object:
-        """Leave a note."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all these notes are there."""
-
-    def get(self, key: str) -> bytes:
-        """Read a note."""
-
-
 class Liveness:
     """Members that come and go.
 
     Args:
-        board: says whose process has ended, and is told who is lost.
+        board: where launchers and servers leave notes for each other. ``lost/worker/N``: its process has failed.
+            ``done/worker/N``: it has ended well. ``fenced/worker/N`` and ``fenced/worker/N/LIFE``: a server has declared it
+            lost.
         stops: the run ends when a worker is lost.
         most_bytes: the longest frame that is taken, which workers are told.
     """

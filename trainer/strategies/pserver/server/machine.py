@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import RunFailed
+from trainer.host.board import Board
 from trainer.strategies.builtin import Pserver
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
 from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.leases import Leases
-from trainer.strategies.pserver.server.liveness import Board, Liveness
+from trainer.strategies.pserver.server.ledger import Ledger, nobody
+from trainer.strategies.pserver.server.liveness import Liveness
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.pulls import Pulls
@@ -44,11 +46,12 @@ class Server:
         board: where launchers and servers leave notes for each other.
         now: the clock, in seconds.
         most_bytes: the longest frame that is taken.
+        ledger: told of what is applied.
     """
 
     def __init__(
         self, number: int, run: ServersRun, declared: Pserver, outlet: Outlet, board: Board, now: Callable[[], float],
-        most_bytes: int,
+        most_bytes: int, ledger: Ledger = nobody,
     ) -> None:  # fmt: skip
         plan, options = run.plan, declared.options
         self.number, self.outlet, self.now = number, outlet, now
@@ -63,8 +66,8 @@ class Server:
         self.started = self.ended_turn = self.looked = now()
         self.done_once: dict[int, tuple[int, int]] = {}
         pulls = Pulls(self.parameters, self.count)
-        pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count)
-        self.saving = Saving(self.parameters, self.members, self.work.progress, Path(plan.run_dir))
+        pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count, ledger)
+        self.saving = Saving(self.parameters, self.members, self.work.progress, outlet, Path(plan.run_dir))
         self.verbs: dict[Verb, Callable[[Message], Message]] = {
             Verb.HELLO: self.liveness.hello,
             Verb.START: self.parameters.start,

@@ -9,6 +9,7 @@ import numpy as np
 
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb
 from trainer.strategies.pserver.server import checks
+from trainer.strategies.pserver.server.ledger import Ledger
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.rules import Push, Rule
@@ -22,12 +23,14 @@ class Pushes:
     Args:
         waits: whether this very message has come before and waits for its answer.
         count: ``pushes``, ``duplicates`` and ``nonfinite`` are counted there.
+        ledger: told of what is applied.
     """
 
     def __init__(
         self, parameters: Parameters, members: Members, work: Work, waits: Callable[[Message], bool],
-        count: Counter[str],
+        count: Counter[str], ledger: Ledger,
     ) -> None:  # fmt: skip
+        self.ledger = ledger
         self.parameters, self.members, self.work, self.waits, self.count = parameters, members, work, waits, count
         self.finite_only = parameters.strategy.on_nonfinite == "refuse"
 
@@ -70,6 +73,7 @@ class Pushes:
             rule.covered(push)
         else:
             rule.push(push)
+            self.ledger(push, work)
             self.count["pushes"] += 1
             return True
         return False

@@ -14,17 +14,21 @@ from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.strategies.pserver.server.starting import kept_by
+from trainer.strategies.pserver.server.turns import Outlet
 
 
 class Saving:
     """Writes what a server keeps.
 
     Args:
+        outlet: makes room for files.
         run_dir: the run's folder; nothing is written anywhere else.
     """
 
-    def __init__(self, parameters: Parameters, members: Members, progress: Progress, run_dir: Path) -> None:
-        self.parameters, self.members, self.progress = parameters, members, progress
+    def __init__(
+        self, parameters: Parameters, members: Members, progress: Progress, outlet: Outlet, run_dir: Path
+    ) -> None:
+        self.parameters, self.members, self.progress, self.outlet = parameters, members, progress, outlet
         self.run_dir = run_dir.resolve()
 
     def save(self, message: Message) -> Message:
@@ -35,7 +39,9 @@ class Saving:
         shard, _ = self.parameters.opened()
         tensors, numbers = shard.state()
         began = time.monotonic()
-        snapshot.write_part(folder, self.parameters.server, tensors, {**numbers, **self._counts(), **self._kind(shard)})
+        told = {**numbers, **self._counts(), **self._kind(shard)}
+        with self.outlet.room_for_files():
+            snapshot.write_part(folder, self.parameters.server, tensors, told)
         size = sum(t.nbytes for t in tensors.values())
         print(f"saved {size / 1e6:.1f} MB in {time.monotonic() - began:.2f} s", flush=True)
         return Message(Verb.DONE)

@@ -11,15 +11,18 @@ from typing import Any
 import torch
 
 from trainer.config.instantiate import call_target
+from trainer.host import descriptors
 from trainer.host.files import replace_file
 from trainer.strategies.builtin import Pserver
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import ENDPOINT
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
+from trainer.strategies.pserver.server.ledger import ledger_file, nobody
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
 from trainer.strategies.pserver.server.run import ServersRun
 
 SMALLEST_LIMIT = 64 << 20
+LEDGER = "ledger.{}.tsv"
 
 
 def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
@@ -29,6 +32,7 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
         RunFailed: no worker is left, or one is lost that the run cannot go on without.
     """
     torch.set_num_threads(1)
+    descriptors.keep_reserve()
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     assert seat.store is not None
     server, socket = open_server(seat, run)
@@ -47,9 +51,11 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     declared: Pserver = call_target(run.config.node("strategy"), "strategy", kind=Pserver)
     limit = max(SMALLEST_LIMIT, 24 * int(run.plan.parameters))
     folder = seat.folder if declared.options.transport == "auto" else ""
-    socket = ServerSocket(seat.secret, seat.rank, run.plan.workers, seat.host, limit, folder)
+    handshake_s = declared.options.handshake_s
+    socket = ServerSocket(seat.secret, seat.rank, run.plan.workers, seat.host, limit, folder, handshake_s)
     assert seat.store is not None
-    return Server(seat.rank, run, declared, socket, seat.store, time.monotonic, limit), socket
+    kept = ledger_file(Path(run.plan.run_dir) / LEDGER.format(seat.rank)) if declared.options.ledger else nobody
+    return Server(seat.rank, run, declared, socket, seat.store, time.monotonic, limit, kept), socket
 
 
 def run_to_end(server: Server, socket: ServerSocket) -> None:

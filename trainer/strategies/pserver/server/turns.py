@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +24,9 @@ class Outlet(Protocol):
 
     def refuse(self, why: BaseException) -> None:
         """Count a message that makes no sense."""
+
+    def room_for_files(self) -> AbstractContextManager[object]:
+        """While it lasts there are descriptors for files, however many strangers hold connections."""
 
     def counts(self) -> dict[str, Any]:
         """For the statistics: where it is, what has come and gone, and what was refused."""

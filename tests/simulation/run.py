@@ -1,0 +1,289 @@
+"""One simulated run: servers, workers, a launcher that watches them, faults at their times, and what must be so in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import numpy as np
+
+from tests.simulation.scenario import LOST_AFTER_S, Fault, Scenario
+from tests.simulation.servers import Board, SimulatedServer
+from tests.simulation.workers import SimulatedWorker
+from tests.simulation.world import Network, Violation, World
+from trainer.errors import RunFailed
+from trainer.strategies.pserver.worker import client as client_module
+from trainer.strategies.pserver.worker import worker as worker_module
+
+LONGEST_S = 3000.0
+"""Of virtual time; no run may take longer."""
+LINGER_S = 5.0
+"""As launch/supervisor.py: so long processes go on of which the others have declared all lost."""
+
+
+@dataclass
+class Outcome:
+    """What a seed has come to.
+
+    Attributes:
+        end: ``done``, or why the run failed. violation: which promise was broken; empty: none.
+    """
+
+    scenario: Scenario
+    end: str
+    violation: str
+    injected: Counter[str]
+    trace: list[str] = field(default_factory=list)
+    virtual_s: float = 0.0
+
+
+def simulate(scenario: Scenario, tracing: bool = False) -> Outcome:
+    """Play a scenario to its end."""
+    world = World(scenario.seed, tracing)
+    play = Play(world, scenario)
+    violation = ""
+    with _seeded(world):
+        try:
+            world.run(LONGEST_S, lambda: play.over)
+            play.check_end()
+        except Violation as broken:
+            violation = str(broken)
+        except Exception as error:  # a bug of the product, as a traceback would be
+            violation = f"{type(error).__name__}: {error}"
+            if tracing:
+                raise
+        finally:
+            play.close()
+    return Outcome(scenario, play.end, violation, world.injected, world.trace, world.now)
+
+
+class Said(io.TextIOBase):
+    """What the product prints goes into the trace."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def write(self, told: str) -> int:
+        if self.world.tracing and told.strip():
+            self.world.say(f"    {told.strip()}")
+        return len(told)
+
+
+@contextlib.contextmanager
+def _seeded(world: World) -> Iterator[None]:
+    """Messages travel as they are, not in frames; lives are drawn from the seed, too."""
+    with (
+        patch.object(client_module, "pack", lambda message: message),
+        patch.object(client_module, "record_function", lambda name: contextlib.nullcontext()),
+        patch.object(worker_module, "LEASE_LOOK_S", 0.2),  # a tenth of the requests, to the same effect
+        patch.object(client_module, "new_life", lambda: world.random.getrandbits(62) | 1),
+        contextlib.redirect_stdout(Said(world)),  # type: ignore[type-var]
+    ):
+        yield
+
+
+class Play:
+    """The processes of a run, and its launcher."""
+
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        self.world, self.scenario = world, scenario
+        self.board = Board()
+        self.network = Network(world, scenario.drop, scenario.double, scenario.late, scenario.slow_s)
+        self.servers = [
+            SimulatedServer(world, n, scenario, self.board, self.to_worker, self.heartbeats, self.server_ended)
+            for n in range(scenario.servers)
+        ]
+        self.workers = [
+            SimulatedWorker(world, r, scenario, self.to_server, self.worker_ended) for r in range(scenario.workers)
+        ]
+        self.end = ""
+        self.gone: dict[int, str] = {}
+        self.killed_servers = 0
+        self.silent: set[tuple[int, int]] = set()
+        self.unneeded_since: float | None = None
+        world.after(1.0, self.look)
+        for fault in scenario.faults:
+            world.at(fault.at, lambda fault=fault: self.happens(fault))
+
+    # --- messages --------------------------------------------------------------------------------------------------
+
+    def to_server(self, server: int, which: object, request: object) -> None:
+        worker = which[0]  # type: ignore[index]
+        self.network.send((worker, server), which, lambda: self.servers[server].deliver(request))  # type: ignore[arg-type]
+
+    def to_worker(self, worker: int, which: object, answer: object) -> None:
+        self.network.send((worker, which[1]), which, lambda: self.workers[worker].deliver(answer))  # type: ignore[arg-type, index]
+
+    def heartbeats(self, server: int) -> list[int]:
+        """Whose signs of life come to a server now. They may be lost, too, but not one after another."""
+        came = []
+        for worker in self.workers:
+            way = worker.rank, server
+            if worker.dead or worker.ended or worker.stopped or self.network.cut(*way):
+                continue
+            if way not in self.silent and self.world.random.random() < self.scenario.drop:
+                self.silent.add(way)
+            else:
+                self.silent.discard(way)
+                came.append(worker.rank)
+        return came
+
+    # --- faults ----------------------------------------------------------------------------------------------------
+
+    def happens(self, fault: Fault) -> None:
+        worker, server = self.workers[fault.worker], self.servers[fault.server]
+        process = server if fault.kind.endswith("server") else worker
+        if process.dead or process.ended:
+            return
+        self.world.injected[fault.kind] += 1
+        match fault.kind.split()[0]:
+            case "stop":
+                process.stop(fault.seconds)
+            case "suspend":
+                process.stop(fault.seconds, suspended=True)
+            case "kill" if process is worker:
+                worker.kill()
+            case "kill":
+                self.kill_server(server)
+            case "cut":
+                self.world.say(f"worker {fault.worker} is cut off from server {fault.server} for {fault.seconds:g} s")
+                self.network.cut_until[fault.worker, fault.server] = self.world.now + fault.seconds
+            case "reset":
+                self.network.reset(fault.worker, fault.server)
+            case "clock":
+                process.jump(fault.seconds)
+            case "torn":
+                worker.doomed = True
+            case "nonsense":
+                server.gets_nonsense(fault.worker)
+
+    def kill_server(self, server: SimulatedServer) -> None:
+        server.dead = True
+        self.killed_servers += 1
+        self.world.after(0.2, lambda: self.fails(f"{server.name} was killed"))
+
+    # --- the launcher ----------------------------------------------------------------------------------------------
+
+    def worker_ended(self, rank: int, why: str, fatal: bool) -> None:
+        """As launch/supervisor.py: what a worker says itself of why the run cannot be ends it; others do without one that died."""
+        if self.end:
+            return
+        self.gone[rank] = why
+        if not why:
+            self.board.set(f"done/worker/{rank}", "well")
+            return
+        others = [w for w in self.workers if w.rank not in self.gone or not self.gone[w.rank]]
+        if fatal or not others or (self.scenario.mode == "sync" and self.scenario.options["on_lost_worker"] == "stop"):
+            self.fails(f"worker {rank}: {why}")
+        else:
+            self.board.set(f"lost/worker/{rank}", "its process ended")
+
+    def server_ended(self, number: int, error: RunFailed | None) -> None:
+        if error is not None:
+            self.fails(f"server {number}: {error}")
+
+    def look(self) -> None:
+        """Processes that still run although the others have lost them all are ended after a while."""
+        running = [w for w in self.workers if w.rank not in self.gone]
+        if all(s.ended for s in self.servers) and all(self.board.check([f"fenced/worker/{w.rank}"]) for w in running):
+            self.unneeded_since = self.world.now if self.unneeded_since is None else self.unneeded_since
+            if self.world.now - self.unneeded_since > LINGER_S:
+                for worker in running:
+                    worker.kill()
+        self.world.after(1.0, self.look)
+
+    def fails(self, why: str) -> None:
+        """The launcher ends all processes."""
+        if not self.end:
+            self.end = why
+            self.world.say(f"the run fails: {why}")
+
+    @property
+    def over(self) -> bool:
+        """The run has failed, or all its processes have ended."""
+        if self.end:
+            return True
+        if len(self.gone) == len(self.workers) and all(s.ended for s in self.servers):
+            self.end = "done"
+        return bool(self.end)
+
+    def close(self) -> None:
+        """Nothing goes on."""
+        for worker in self.workers:
+            worker.dead = True
+            if worker.run:
+                worker.run.throw()
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def check_end(self) -> None:
+        """What must be so at the end.
+
+        Raises:
+            Violation: it is not.
+        """
+        if self.end != "done":
+            self._check_failure()
+            return
+        for server in self.servers:
+            self._check_pieces(server)
+
+    def _check_failure(self) -> None:
+        """A run fails only for a reason that was injected."""
+        lost_by_servers = {rank for s in self.servers for rank, m in enumerate(s.machine.members.all) if m.lost}
+        lost = lost_by_servers | {rank for rank, why in self.gone.items() if why}
+        lost = {rank for rank in lost if self._may_be_lost(rank)}
+        stops = self.scenario.mode == "sync" and self.scenario.options["on_lost_worker"] == "stop"
+        before_start = 0 in lost and not all(s.machine.parameters.ready for s in self.servers)
+        if not (self.killed_servers or (lost and stops) or before_start or len(lost) == len(self.workers)):
+            raise Violation(f"the run fails without a cause: {self.end}")
+
+    def _may_be_lost(self, rank: int) -> bool:
+        """Whether anything happened to a worker that may have it declared lost."""
+        own = [f for f in self.scenario.faults if f.worker == rank]
+        silent = sum(f.seconds for f in own if f.kind in ("stop worker", "suspend worker", "cut"))
+        return silent > LOST_AFTER_S / 2 or any(f.kind in ("kill worker", "torn push") for f in own)
+
+    def _check_pieces(self, server: SimulatedServer) -> None:
+        """Every piece of work once; of lost workers at most once, where nobody takes over their work."""
+        lost = [rank for rank, why in self.gone.items() if why]
+        for rank in lost:
+            if not self._may_be_lost(rank):
+                raise Violation(f"worker {rank} was lost without a cause: {self.gone[rank]}")
+        told = server.applied()
+        if self.scenario.mode == "sync" and lost:  # a step's mean is of those who were there
+            told = np.ceil(told.clip(0.0, 1.0))
+        applied = np.rint(told).astype(int)
+        if np.abs(told - applied).max(initial=0.0) > 1e-6:
+            raise Violation(f"{server.name} holds parts of pieces: {told.tolist()}")
+        if applied.max(initial=0) > 1:
+            raise Violation(f"{server.name} has applied piece {int(applied.argmax())} {applied.max()} times")
+        if missing := self._missing(np.flatnonzero(applied == 0).tolist(), lost):
+            raise Violation(f"{server.name} has never applied piece {missing[0]}")
+        self._check_rows(server, applied)
+
+    def _missing(self, pieces: list[int], lost: list[int]) -> list[int]:
+        """Those of these pieces for which there is no excuse."""
+        scenario = self.scenario
+        if not scenario.leased:
+            return [p for p in pieces if (p % scenario.batches) // scenario.each not in lost]
+        blocks = {p // scenario.block for p in pieces}
+        dropped = 0 if scenario.take_over else self.servers[0].machine.leases.dropped
+        return [] if len(blocks) <= dropped else pieces
+
+    def _check_rows(self, server: SimulatedServer, applied: np.ndarray) -> None:
+        """Rows tell the same as the dense values."""
+        told, shard = self.scenario.options, server.machine.parameters.shard
+        if not self.scenario.table or told.get("count", 1) > 1 or told.get("evict_after") or shard is None:
+            return
+        table = shard.tables[1]
+        own = np.arange(1, len(applied) + 1)
+        own = own[shard.mine(1, own)]
+        worth = table.pull(own, create=False).numpy()[:, 0] * server.share
+        rows = np.rint(np.ceil(worth.clip(0.0, 1.0)) if self.scenario.mode == "sync" else worth).astype(int)
+        if not (rows == applied[own - 1]).all():
+            raise Violation(f"{server.name}: rows {rows.tolist()} of pieces {applied[own - 1].tolist()}")

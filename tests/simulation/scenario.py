@@ -1,0 +1,132 @@
+"""What is drawn from a seed: a run of some mode, and what happens to it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+MODES = ("async", "ssp", "geo", "sync")
+LOST_AFTER_S = 10.0
+TIMEOUT_S = 200.0
+SHORT = (0.01, 0.05, 0.3, 0.5, 1.0, 3.0, 8.0)
+LONG = (12.0, 20.0, 25.0)
+"""Seconds of a stop or a cut: below and above ``LOST_AFTER_S``."""
+JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
+FAULTS = ("stop worker", "stop server", "suspend worker", "suspend server", "kill worker", "kill server", "cut", "reset", "clock of worker", "clock of server", "nonsense", "torn push")  # fmt: skip
+WEIGHTS = (4, 4, 1, 1, 5, 0.15, 3, 3, 1, 1, 3, 6)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """At a time something happens to a worker, a server, or the way between them."""
+
+    at: float
+    kind: str
+    worker: int
+    server: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run and its faults.
+
+    Attributes:
+        merge: batches of an update. leased: work is handed out while an epoch lasts.
+        block: batches of a block. take_over: blocks of a lost worker go to others.
+        options: of the strategy. table: the model has a sparse table.
+        drop, double, late, slow_s: of the network.
+        disk_s: a server writes for so long. pace: seconds that a batch takes, by worker.
+    """
+
+    seed: int
+    mode: str
+    workers: int
+    servers: int
+    epochs: int
+    blocks: int
+    block: int
+    merge: int
+    leased: bool
+    take_over: bool
+    table: bool
+    options: dict[str, Any]
+    drop: float
+    double: float
+    late: float
+    slow_s: float
+    disk_s: float
+    pace: tuple[float, ...]
+    faults: tuple[Fault, ...] = field(default_factory=tuple)
+
+    @staticmethod
+    def drawn(seed: int, mode: str | None = None) -> Scenario:
+        """Everything from one seed."""
+        r = random.Random(seed)
+        drawn_mode = r.choices(MODES, (4, 4, 4, 2))[0]
+        mode = mode or drawn_mode
+        workers = r.choices((1, 2, 3, 4, 6, 8), (3, 8, 6, 2, 1, 1))[0]
+        servers = r.choices((1, 2, 3, 4), (5, 6, 2, 1))[0]
+        leased = mode != "sync" and r.random() < 0.85
+        merge = r.choices((1, 2), (4, 1))[0]
+        table = r.random() < 0.5
+        calm = r.random() < 0.15  # no bad weather: whether the faults alone are survived
+        return Scenario(
+            seed, mode, workers, servers,
+            epochs=r.choices((1, 2), (3, 1))[0],
+            blocks=r.choice((1, 2, 3, 4, 6, 9)),
+            block=merge * r.randint(1, 3),
+            merge=merge,
+            leased=leased,
+            take_over=r.random() < 0.9,
+            table=table,
+            options=_options(r, mode, table),
+            drop=0.0 if calm else r.choice((0.0, 0.02, 0.1, 0.2)),
+            double=0.0 if calm else r.choice((0.0, 0.05, 0.2)),
+            late=0.0 if calm else r.choice((0.0, 0.1, 0.3)),
+            slow_s=r.choice((0.01, 0.1, 3.0, 20.0)),
+            disk_s=r.choice((0.0, 0.5, 15.0)),
+            pace=tuple(r.choice((0.001, 0.01, 0.01, 0.05, 0.5)) for _ in range(workers)),
+            faults=tuple(sorted((_fault(r, workers, servers) for _ in range(r.choice((0, 1, 1, 2, 3)))), key=lambda f: f.at)),
+        )  # fmt: skip
+
+    @property
+    def batches(self) -> int:
+        """Of an epoch, over all workers."""
+        return self.blocks * self.block if self.leased else self.workers * self.each
+
+    @property
+    def each(self) -> int:
+        """Batches of an epoch for each worker, where they are split beforehand."""
+        return self.merge * self.blocks
+
+
+def _options(r: random.Random, mode: str, table: bool) -> dict[str, Any]:
+    """Keys of the strategy."""
+    told: dict[str, Any] = {"timeout_s": TIMEOUT_S, "lost_after_s": LOST_AFTER_S, "slice_above": None, "persistables": False}  # fmt: skip
+    if mode in ("async", "ssp"):
+        told |= {"send_queue_size": r.choice((1, 2, 4)), "launch_barrier": r.random() < 0.5}
+    if mode == "async":
+        merged = r.choice((1, 1, 2, 4))
+        told |= {
+            "max_merge_var_num": merged,
+            "send_wait_times": r.choice((0, merged - 1)),
+            "independent_recv_thread": r.choice(("auto", True, False)),
+            "min_send_grad_num_before_recv": r.choice((1, 1, 3)),
+        }
+    if mode == "ssp":
+        told["staleness"] = r.choice((0, 0, 1, 3))
+    if mode == "geo":
+        told |= {"k_steps": r.choice((1, 2, 5)), "overlap": r.random() < 0.5}
+    if mode == "sync":
+        told |= {"on_lost_worker": r.choice(("stop", "continue")), "clip_norm": r.choice((None, 1e9))}
+    if table and mode != "geo":
+        told |= {"evict_after": r.choice((None, None, 1)), "count": r.choice((1, 1, 2))}
+    return told
+
+
+def _fault(r: random.Random, workers: int, servers: int) -> Fault:
+    kind = r.choices(FAULTS, WEIGHTS)[0]
+    seconds = r.choice(JUMPS) if kind.startswith("clock") else r.choice(SHORT + LONG)
+    return Fault(10 ** r.uniform(-2.5, 1.0), kind, r.randrange(workers), r.randrange(servers), seconds)

@@ -1,0 +1,362 @@
+"""A server's own machine, as a process of the simulated world, and what is checked of it after every message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tests.simulation.scenario import Scenario
+from tests.simulation.world import Process, Violation, World
+from trainer.config.run_config import RunConfig
+from trainer.config.schema import DataConfig, SchedulerConfig
+from trainer.config.schema.strategy import Entry
+from trainer.errors import RunFailed
+from trainer.strategies import builtin
+from trainer.strategies.pserver.protocol.messages import (
+    CREATES,
+    HOLDS,
+    RESTS,
+    RESUMES,
+    WAKES,
+    Kind,
+    Message,
+    Record,
+    Verb,
+)
+from trainer.strategies.pserver.server.machine import LOOK_S, Server
+
+IDLE_S = 2.0
+"""So often a server looks around while nothing comes. A real one does it more often, to the same effect."""
+DECLARED = {"async": builtin.PserverAsync, "ssp": builtin.PserverSsp, "geo": builtin.PserverGeo, "sync": builtin.PserverSync}  # fmt: skip
+
+
+class Plan:
+    """What a server is told of the plan."""
+
+    run_dir = "/nowhere"
+    parameters = 0
+    lr = 1.0
+    total_steps = 1_000_000
+    steps_per_epoch = 1000
+
+    def __init__(self, workers: int, servers: int) -> None:
+        self.workers, self.roles = workers, {"worker": workers, "server": servers}
+
+
+class Run:
+    """What the launcher hands to a server."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.config = _config(scenario.take_over)
+        self.plan = Plan(scenario.workers, scenario.servers)
+
+
+@cache
+def _config(take_over: bool) -> RunConfig:
+    data = DataConfig(on_lost_worker="take_over" if take_over else "drop")
+    optimizer = {"_target_": "torch.optim.SGD", "lr": 1.0, "weight_decay": 0.0, "sparse": "auto"}
+    return RunConfig(optimizer=optimizer, data=data, scheduler=SchedulerConfig())
+
+
+def declared(scenario: Scenario) -> Any:
+    """The run's strategy."""
+    told = dict(scenario.options)
+    count = told.pop("count", 1)
+    entry = {"entry": {"count": count, "probability": 1.0}} if count > 1 else {}
+    made = DECLARED[scenario.mode](**told, **entry)
+    assert isinstance(made.options.entry, Entry)
+    return made
+
+
+class Board(dict[str, str]):
+    """The launcher's store."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key].encode()
+
+
+class SimulatedServer(Process):
+    """A server process.
+
+    Args:
+        send: takes (worker, what it is, an answer).
+        heartbeats: ranks whose signs of life come now.
+        ended: told when the process has ended, and with which error.
+    """
+
+    def __init__(
+        self, world: World, number: int, scenario: Scenario, board: Board,
+        send: Callable[[int, Any, Message], None], heartbeats: Callable[[int], list[int]],
+        ended: Callable[[int, RunFailed | None], None],
+    ) -> None:  # fmt: skip
+        super().__init__(world, f"server {number}")
+        self.number, self.scenario, self.send, self.heartbeats, self.tell_end = number, scenario, send, heartbeats, ended  # fmt: skip
+        self.busy = 0.0
+        self.inbox: list[tuple[bytes, Message]] = []
+        self.missed_turns = False
+        self.seen_version = 0
+        self.nonsense: Message | None = None
+        self.answer_to_nonsense: Message | None = None
+        self.truth = Truth(self)
+        self.machine = Server(number, Run(scenario), declared(scenario), self, board, self.clock, 1 << 26)
+        self.machine.verbs[Verb.SAVE] = self._save
+        world.after(IDLE_S * world.random.random(), self.idle)
+
+    def clock(self) -> float:
+        return super().clock() + self.busy
+
+    def deliver(self, message: Message) -> None:
+        """A message has arrived."""
+        if self.dead or self.ended:
+            return
+        self.inbox.append((str(message.rank).encode(), message))
+        if not self.stopped:
+            self.turn()
+
+    def idle(self) -> None:
+        """Nothing has come for a while; signs of life have."""
+        if self.dead or self.ended:
+            return
+        if not self.stopped:
+            self.turn(beats=True)
+        self.world.after(IDLE_S, self.idle)
+
+    def goes_on(self) -> None:
+        if not (self.dead or self.ended or self.stopped):
+            self.turn(beats=True)
+
+    def stop(self, seconds: float, suspended: bool = False) -> None:
+        self._has_polled()
+        self.missed_turns = True
+        super().stop(seconds, suspended)
+
+    def jump(self, seconds: float) -> None:
+        self._has_polled()
+        self.missed_turns = True
+        super().jump(seconds)
+
+    def _has_polled(self) -> None:
+        """A real server has had turns without any message until now."""
+        if not self.missed_turns and not self.stopped:
+            self.machine.ended_turn = max(self.machine.ended_turn, self.clock() - LOOK_S)
+
+    def turn(self, beats: bool = False) -> None:
+        """One turn of the machine for each message, as its loop has them."""
+        self._has_polled()
+        self.missed_turns = False
+        came = self.inbox
+        if beats:
+            came = [*came, *((b"", Message(Verb.BEAT, rank)) for rank in self.heartbeats(self.number))]
+        self.inbox = []
+        try:
+            for place, message in enumerate(came or [None]):
+                self.machine.turn([message] if message else [])
+                self._look()
+                if self.machine.over:
+                    return self._end(None)
+                if self.busy:
+                    self.inbox = came[place + 1 :]
+                    self._works()
+                    return None
+        except RunFailed as error:
+            self._end(error)
+        return None
+
+    def _end(self, error: RunFailed | None) -> None:
+        self.ended = True
+        self.world.say(f"{self.name} ends: {error or 'all have left'}")
+        self.tell_end(self.number, error)
+
+    def _works(self) -> None:
+        """A handler has taken so long; until then nothing else is done."""
+        self.stopped_until = max(self.stopped_until, self.world.now + self.busy)
+        self.machine.ended_turn = self.clock()
+        self.busy = 0.0
+        self.world.at(self.stopped_until, self.goes_on)
+
+    def _save(self, message: Message) -> Message:
+        self.world.injected["slow disk"] += self.scenario.disk_s > 0
+        self.busy = self.scenario.disk_s
+        return Message(Verb.DONE)
+
+    # --- the outlet ------------------------------------------------------------------------------------------------
+
+    def answer(self, address: bytes, request: Message, answer: Message) -> None:
+        """An answer goes its way; it is checked when it leaves."""
+        if request is self.nonsense:
+            self.answer_to_nonsense = answer
+            return
+        self._look()
+        self.truth.answered(request, answer)
+        copy = Message(
+            answer.verb, request.rank, answer.incarnation, request.number, answer.sequence, answer.clock, answer.flags,
+            [Record(r.kind, r.array.copy(), r.table) for r in answer.records],
+        )  # fmt: skip
+        if self.world.tracing:
+            told = copy.mapping().get("why", "") if answer.verb == Verb.FAILED else ""
+            self.world.say(f"{self.name} answers {request.verb.name} {request.number} of worker {request.rank}: {answer.verb.name} {told}")  # fmt: skip
+        self.send(request.rank, (request.rank, self.number, request.number), copy)
+
+    def refuse(self, why: BaseException) -> None:
+        if self.nonsense is not None:
+            return
+        raise Violation(f"{self.name} refused a message of its own workers: {why!r}")
+
+    def room_for_files(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def counts(self) -> dict[str, Any]:
+        return {"bytes_in": 0, "bytes_out": 0}
+
+    def gets_nonsense(self, rank: int) -> None:
+        """A message of a worker that no worker sends. It has to be refused, for the right reason, and changes nothing.
+
+        Raises:
+            Violation: it changes something.
+        """
+        parameters, member = self.machine.parameters, self.machine.members.all[rank]
+        if self.stopped or not parameters.ready or not member.present or not member.lives:
+            return
+        self.world.injected["nonsense"] += 1
+        message, why = self._nonsense(member.watermark.greatest + 1)
+        message.rank, message.incarnation, message.number = rank, member.incarnation, 1 << 40
+        before = self._fingerprint(rank)
+        self.nonsense, self.answer_to_nonsense = message, None
+        self.machine.take(b"", message)
+        self.nonsense, answer = None, self.answer_to_nonsense
+        if self._fingerprint(rank) != before:
+            raise Violation(f"{self.name} is changed by a message that makes no sense ({why})")
+        told = answer.mapping().get("why", "") if answer is not None else "no answer"
+        if why not in told:
+            raise Violation(f"{self.name} says of a message that makes no sense ({why}): {told or 'done'}")
+
+    def _nonsense(self, sequence: int) -> tuple[Message, str]:
+        shard = self.machine.parameters.shard
+        assert shard is not None
+        numbers = Record(Kind.NUMBERS, np.array([0.0, 1.0, 1e9]))  # rows would be as old as that
+        dense = np.ones(len(shard.vector))
+        kinds = ["far", "flags of a push", "flags of a pull", "not finite"] + ["negative"] * bool(shard.tables)
+        match self.world.random.choice(kinds):
+            case "far":
+                return Message(Verb.PUSH, sequence=1 << 40, records=[numbers, Record(Kind.DENSE, dense)]), "push"
+            case "flags of a push":
+                return Message(Verb.PUSH, sequence=sequence, flags=1 << 9, records=[numbers, Record(Kind.DENSE, dense)]), "flags"  # fmt: skip
+            case "flags of a pull":
+                wild = 1 << 9 if self.scenario.mode == "geo" else HOLDS
+                ids = [Record(Kind.IDS, np.array([n]), 1) for n in self._own_row() if shard.tables]
+                return Message(Verb.PULL, flags=wild | CREATES, records=ids), "flags"
+            case "not finite":
+                dense[-1] = np.nan
+                return Message(Verb.PUSH, sequence=sequence, records=[numbers, Record(Kind.DENSE, dense)]), "finite"
+            case _:
+                return Message(Verb.PULL, flags=CREATES, records=[Record(Kind.IDS, np.array([-1]), 1)]), "negative"
+
+    def _own_row(self) -> list[int]:
+        """A row that is at home here and that nobody has touched."""
+        shard = self.machine.parameters.shard
+        assert shard is not None
+        if not shard.tables:
+            return []
+        ids = np.arange(len(shard.vector) + 1)
+        return ids[shard.mine(1, ids)][-1:].tolist()
+
+    def _fingerprint(self, rank: int) -> tuple[object, ...]:
+        parameters, member = self.machine.parameters, self.machine.members.all[rank]
+        shard = parameters.shard
+        assert shard is not None
+        rows = [len(t) for t in shard.tables.values()]
+        mark = member.watermark
+        return parameters.version, parameters.age, rows, mark.done, len(mark.above), shard.vector.numpy().tobytes()
+
+    # --- what is checked -------------------------------------------------------------------------------------------
+
+    @property
+    def share(self) -> int:
+        """What one application of a piece is worth, as a part of 1."""
+        return self.scenario.workers if self.scenario.mode in ("geo", "sync") else 1
+
+    def applied(self) -> np.ndarray:
+        """How often each piece of work is applied here."""
+        shard = self.machine.parameters.shard
+        if shard is None:
+            return np.zeros(self.scenario.batches * self.scenario.epochs)
+        return np.asarray(shard.vector.numpy() * self.share)
+
+    def _look(self) -> None:
+        version = self.machine.parameters.version
+        if version == self.seen_version:
+            return
+        self.seen_version = version
+        applied = self.applied()
+        if applied.max(initial=0.0) > 1.000001 and self.scenario.mode != "sync":
+            raise Violation(f"{self.name} has applied piece {int(applied.argmax())} {applied.max():g} times")
+
+
+class Truth:
+    """What a server's answers mean, counted a second time."""
+
+    def __init__(self, server: SimulatedServer) -> None:
+        self.server = server
+        self.pushes: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+
+    def answered(self, request: Message, answer: Message) -> None:
+        """An answer leaves.
+
+        Raises:
+            Violation: it promises what is not so.
+        """
+        if answer.verb != Verb.DONE:
+            return
+        if request.verb == Verb.PUSH:
+            self._push(request, answer)
+        elif request.verb == Verb.PULL and self.server.scenario.mode == "ssp":
+            self._pull(request)
+
+    def _push(self, request: Message, answer: Message) -> None:
+        life = request.rank, request.incarnation
+        clock = answer.clock if request.flags & WAKES else request.clock
+        self.pushes.setdefault(life, {}).setdefault(request.sequence, (request.flags, clock))
+        work = request.first(Kind.WORK)
+        if work is None:
+            return
+        applied = self.server.applied()
+        for epoch, block, start, stop in work.tolist():
+            scenario = self.server.scenario
+            first = epoch * scenario.batches + block * scenario.block
+            missing = [n for n in range(first + start, first + stop) if round(applied[n]) != 1]
+            if missing:
+                raise Violation(f"{self.server.name} has acknowledged piece {missing[0]} of worker {request.rank} and applied it {applied[missing[0]]:g} times")  # fmt: skip
+
+    def _pull(self, request: Message) -> None:
+        machine = self.server.machine
+        bound = int(self.server.scenario.options["staleness"])
+        for rank in machine.members.present():
+            steps = self._steps(rank, machine.members.all[rank].incarnation)
+            if steps is not None and request.clock - steps > bound:
+                raise Violation(f"{self.server.name} gave worker {request.rank} parameters for a step after {request.clock}; worker {rank} has {steps}")  # fmt: skip
+
+    def _steps(self, rank: int, incarnation: int) -> int | None:
+        """Of a worker's pushes without a gap; None: it rests."""
+        known = self.pushes.get((rank, incarnation), {})
+        steps: int | None = 0
+        sequence = 1
+        while sequence in known:
+            flags, clock = known[sequence]
+            if flags & RESTS:
+                steps = None
+            elif flags & (WAKES | RESUMES):
+                steps = clock
+            else:
+                steps = max(steps or 0, clock)
+            sequence += 1
+        return steps

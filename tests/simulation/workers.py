@@ -1,0 +1,311 @@
+"""A worker's own strategy classes, as a process of the simulated world: a greenlet that waits in the middle of real code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from greenlet import GreenletExit, greenlet
+from torch import nn
+
+from tests.simulation.scenario import Scenario
+from tests.simulation.world import Process, Violation, World
+from trainer.data.feed import Batch, Feed
+from trainer.errors import RunFailed
+from trainer.models.rows import RowEmbedding
+from trainer.optim.groups import Rate
+from trainer.optim.updater import Updater
+from trainer.strategies.contract import Lease, Seat
+from trainer.strategies.pserver.protocol.messages import Message, Record, Verb, text
+from trainer.strategies.pserver.worker import asynchronous, geo, sync
+from trainer.strategies.pserver.worker.remote_model import Looked
+from trainer.strategies.pserver.worker.worker import PserverWorker
+
+KINDS: dict[str, type[PserverWorker]] = {
+    "async": asynchronous.PserverAsync, "ssp": asynchronous.PserverSsp, "geo": geo.PserverGeo, "sync": sync.PserverSync,
+}  # fmt: skip
+SHARED = 0
+"""The row that every batch touches; each has one of its own as well."""
+UNBEARABLE_S = 60.0
+"""So much longer than its timeout no wait may last, whatever happens."""
+
+
+class Model(nn.Module):
+    """One vector per server, with an element for each piece of work, and if wanted a table with a row for each."""
+
+    def __init__(self, servers: int, pieces: int, table: bool) -> None:
+        super().__init__()
+        self.vectors = nn.ParameterList([nn.Parameter(torch.zeros(pieces, dtype=torch.float64)) for _ in range(servers)])  # fmt: skip
+        if table:
+            self.rows = RowEmbedding(pieces + 1, 1, "zeros", 0.0)
+            self.rows.to(torch.float64)
+
+
+class Updaters:
+    """Makes SGD with a rate of 1: a gradient of -1 adds 1."""
+
+    def __call__(self, module: nn.Module) -> Updater:
+        from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
+
+        parameters = [p for n, p in module.named_parameters() if not n.startswith("rows")]
+        optimizer: Any = torch.optim.SGD(parameters, lr=1.0, foreach=False)
+        if any(n.startswith("rows") for n, _ in module.named_parameters()):
+            rule = SparseRule("sgd", 1.0, {})
+            optimizer = DenseAndSparse(optimizer, sparse_optimizer(rule, [module.rows.weight], [1.0]), rule)
+        return Updater(optimizer, lambda step: 1.0, None, lr=1.0)
+
+    def rates(self, module: nn.Module) -> dict[str, Rate]:
+        """All alike."""
+        return {name: Rate(1.0, False) for name, _ in module.named_parameters()}
+
+
+class Ways:
+    """The connections of a simulated worker."""
+
+    def __init__(self, worker: SimulatedWorker, count: int) -> None:
+        self.worker, self.count = worker, count
+        self.now = worker.clock
+
+    def send(self, server: int, frames: Sequence[Any]) -> None:
+        self.worker.send(server, frames)  # type: ignore[arg-type]
+
+    def receive(self) -> list[Message]:
+        came, self.worker.inbox = self.worker.inbox, []
+        return came
+
+    def wait(self, seconds: float) -> None:
+        if not self.worker.inbox:
+            self.worker.pause(max(0.001, seconds), for_messages=True)
+
+    def sleep(self, seconds: float) -> None:
+        self.worker.pause(seconds, for_messages=False)
+
+    def close(self) -> None:
+        pass
+
+
+class Blocks:
+    """Leased work, as a feed reads it: a batch has no samples but its number."""
+
+    def __init__(self, scenario: Scenario, hand: Callable[[int, int], Iterator[Lease | None]]) -> None:
+        self.scenario, self.hand = scenario, hand
+
+    def leases(self, epoch: int) -> Iterator[Lease | None]:
+        return self.hand(epoch, self.scenario.blocks)
+
+    def read(self, epoch: int, lease: Lease) -> Iterator[tuple[Any, torch.Tensor]]:
+        first = epoch * self.scenario.batches + lease.block * self.scenario.block
+        for number in range(lease.start, self.scenario.block):
+            yield _inputs(first + number), _label()
+
+
+@cache
+def _label() -> torch.Tensor:
+    return torch.zeros(1)
+
+
+def _inputs(piece: int) -> dict[str, torch.Tensor]:
+    return {"ids": torch.tensor([SHARED, piece + 1])}
+
+
+class SimulatedWorker(Process):
+    """A worker process.
+
+    Args:
+        send: takes (server, what it is, a request).
+        ended: told how the process has ended: empty for well, or why not, and whether that ends the run.
+    """
+
+    def __init__(
+        self, world: World, rank: int, scenario: Scenario, send: Callable[[int, Any, Message], None],
+        ended: Callable[[int, str, bool], None],
+    ) -> None:  # fmt: skip
+        super().__init__(world, f"worker {rank}")
+        self.rank, self.scenario, self.send_away, self.tell_end = rank, scenario, send, ended
+        self.inbox: list[Message] = []
+        self.waits = 0
+        self.for_messages = False
+        self.waiting_since: float | None = None
+        self.computed: list[int] = []
+        self.doomed = False  # it is killed when only some servers have its next push
+        self.strategy: PserverWorker | None = None
+        self.run = greenlet(self._main)
+        world.after(0.05 * world.random.random(), self._begin)
+
+    # --- being a process -------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if not self.dead:
+            self.when_it_goes_on(self._switch)
+
+    def _switch(self) -> None:
+        if not (self.dead or self.ended):
+            if self.stopped:
+                self.world.at(self.stopped_until, self._switch)
+            else:
+                self.run.switch()
+
+    def pause(self, seconds: float, for_messages: bool) -> None:
+        """Let others do something, for so long or until a message comes."""
+        self.waits += 1
+        self.for_messages = for_messages
+        number = self.waits
+        self.world.after(seconds, lambda: self._wake(number))
+        grad = torch.is_grad_enabled()  # of the thread, which all simulated processes share
+        torch.set_grad_enabled(True)
+        self.run.parent.switch()
+        torch.set_grad_enabled(grad)
+
+    def _wake(self, number: int) -> None:
+        if number == self.waits and not (self.dead or self.ended):
+            if self.stopped:
+                self.world.at(self.stopped_until, lambda: self._wake(number))
+                return
+            self.waits += 1
+            self.run.switch()
+
+    def jump(self, seconds: float) -> None:
+        super().jump(seconds)
+        number = self.waits  # a poll ends by the clock that has jumped
+        self.world.after(0.0, lambda: self._wake(number) if self.for_messages else None)
+
+    def deliver(self, answer: Message) -> None:
+        """An answer has arrived."""
+        if not (self.dead or self.ended):
+            self.inbox.append(answer)
+            if self.for_messages:
+                self._wake(self.waits)
+
+    def send(self, server: int, request: Message) -> None:
+        """A request goes its way: not in frames but as it is, with its buffers as they are now."""
+        if self.dead or self._tears(request):
+            return
+        copy = Message(
+            request.verb, request.rank, request.incarnation, request.number, request.sequence, request.clock,
+            request.flags, [Record(r.kind, r.array.copy(), r.table) for r in request.records],
+        )  # fmt: skip
+        if self.world.tracing:
+            work = [w for r in request.records if r.kind == 7 for w in r.array.tolist()]
+            self.world.say(f"{self.name} asks server {server}: {request.verb.name} {request.number}, sequence {request.sequence}, clock {request.clock}, flags {request.flags} {work or ''}")  # fmt: skip
+        self.send_away(server, (self.rank, server, request.number), copy)
+
+    def _tears(self, request: Message) -> bool:
+        """Whether this part of a push never leaves; its worker soon is no more."""
+        if not self.doomed or request.verb != Verb.PUSH:
+            return False
+        self.world.after(0.02 * self.world.random.random(), self.kill)
+        return self.world.random.random() < 0.5
+
+    def kill(self) -> None:
+        """SIGKILL: it does nothing more, says nothing more."""
+        if self.dead or self.ended:
+            return
+        self.world.say(f"{self.name} is killed")
+        self.dead = True
+        if self.run:
+            self.run.throw()
+        self.world.after(0.3 * self.world.random.random(), lambda: self.tell_end(self.rank, "killed", False))
+
+    def _main(self) -> None:
+        try:
+            self._train()
+            why, fatal = "", False
+        except GreenletExit:
+            return
+        except RunFailed as error:
+            why, fatal = f"{error}", getattr(error, "ends_run", True)
+        if not self.dead:
+            self.ended = True
+            self.world.say(f"{self.name} ends: {why or 'well'}")
+            self.world.after(0.3 * self.world.random.random(), lambda: self.tell_end(self.rank, why, fatal))
+
+    # --- what it does ----------------------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        scenario = self.scenario
+        try:
+            strategy = self.strategy = self._strategy()
+            strategy.setup(Model(scenario.servers, scenario.batches * scenario.epochs, scenario.table), Updaters())  # type: ignore[arg-type]
+            strategy.model.train()
+            for epoch in range(scenario.epochs):
+                self._epoch(strategy, epoch)
+                strategy.synchronize()
+                self._sum(strategy)
+            self._save(strategy)
+        finally:
+            if self.strategy is not None and not self.dead:
+                self.strategy.close()
+
+    def _strategy(self) -> PserverWorker:
+        kind, seat = KINDS[self.scenario.mode], _seat(self.rank, self.scenario.workers, self.scenario.servers)
+        strategy = kind.__new__(kind)
+        ways = Ways(self, self.scenario.servers)
+        strategy.connections = lambda: ways  # type: ignore[method-assign]
+        told = dict(self.scenario.options)
+        told.pop("count", None)
+        strategy.__init__(told, seat)  # type: ignore[misc]
+        return strategy
+
+    def _epoch(self, strategy: PserverWorker, epoch: int) -> None:
+        pace, random = self.scenario.pace[self.rank], self.world.random
+        for samples, batches in self._feed(strategy, epoch):
+            for batch in batches:
+                strategy.prepare(batch)
+                self.pause(pace * (0.5 + random.random()), for_messages=False)
+                self._backward(strategy, batch)
+            strategy.step(samples)
+
+    def _feed(self, strategy: PserverWorker, epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
+        feed = Feed.__new__(Feed)
+        feed.merge, feed.average, feed.growth, feed.waited = self.scenario.merge, True, None, 0.0
+        feed.place = lambda inputs, labels: (inputs, labels)  # type: ignore[assignment]
+        feed.expect = strategy.expect if self.scenario.table else None
+        feed.work = Blocks(self.scenario, strategy.leases) if self.scenario.leased else None  # type: ignore[assignment]
+        if feed.work is None:
+            feed._split = self._split  # type: ignore[method-assign]
+        return feed.updates(epoch)
+
+    def _split(self, epoch: int) -> Iterator[Batch]:
+        """The batches of this worker, where they are split beforehand."""
+        merge, each = self.scenario.merge, self.scenario.each
+        first = epoch * self.scenario.batches + self.rank * each
+        for number in range(each):
+            yield Batch(_inputs(first + number), _label(), 1, 1 / merge, (number + 1) % merge == 0, merge)
+
+    def _backward(self, strategy: PserverWorker, batch: Batch) -> None:
+        """A gradient of -1 for this piece at each server, and for its rows."""
+        ids = batch.inputs["ids"]
+        piece = int(ids[1]) - 1
+        self.computed.append(piece)
+        for parameter in strategy.dense.parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad[piece] -= 1.0
+        for table in strategy.remote:
+            found, _, rows = table.look_up(table, ids)
+            rows = rows.detach()
+            rows.grad = torch.full_like(rows, -1.0)
+            table.used.append(Looked(found, rows))
+
+    def _sum(self, strategy: PserverWorker) -> None:
+        """As a validation does: a sum over those who take part, and perhaps those who were lost meanwhile; each once."""
+        mine = torch.tensor([1.0, 2.0**self.rank], dtype=torch.float64)
+        count, bits = (int(n) for n in strategy.all_reduce_sum(mine).tolist())
+        if bits.bit_count() != count or any(not bits >> rank & 1 for rank in strategy.present):
+            raise Violation(f"worker {self.rank}: a sum over {strategy.present} is of {count}: {bits:b}")
+
+    def _save(self, strategy: PserverWorker) -> None:
+        def by_the_first(index: int, count: int) -> None:
+            if index == 0:
+                client = strategy.client
+                client.wait([client.ask(s, Message(Verb.SAVE, records=[text({"folder": "x"})])) for s in client.servers])  # fmt: skip
+
+        strategy.meet()
+        strategy.agree(by_the_first)
+
+
+@cache
+def _seat(rank: int, workers: int, servers: int) -> Seat:
+    return Seat("worker", rank, workers, rank, workers, "cpu", None, servers=servers)

@@ -1,0 +1,163 @@
+"""Virtual time, processes that stop and die, and a network that loses, doubles, delays and reorders messages."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+MOST_LOSSES = 4
+"""A request and its answer are lost at most so often: a timeout shall always have a cause that is known."""
+
+
+class Violation(AssertionError):
+    """A promise of docs/protocol.md is broken."""
+
+
+class World:
+    """The clock, what is to happen, and what has happened.
+
+    Args:
+        seed: of everything that is drawn here.
+        tracing: keep a line for each event.
+    """
+
+    def __init__(self, seed: int, tracing: bool = False) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.number = itertools.count()
+        self.injected: Counter[str] = Counter()
+        self.tracing = tracing
+        self.trace: list[str] = []
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Do that at a time, after everything that was asked for that time before."""
+        heapq.heappush(self.events, (max(time, self.now), next(self.number), action))
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do that so much later."""
+        self.at(self.now + seconds, action)
+
+    def run(self, until: float, over: Callable[[], bool]) -> None:
+        """Let everything happen in its order.
+
+        Raises:
+            Violation: it is not over by then.
+        """
+        while not over():
+            if not self.events or self.events[0][0] > until:
+                raise Violation(f"the run does not end within {until:g} s")
+            self.now, _, action = heapq.heappop(self.events)
+            action()
+
+    def say(self, what: str) -> None:
+        """A line of the trace."""
+        if self.tracing:
+            self.trace.append(f"{self.now:10.4f}  {what}")
+
+
+class Process:
+    """A process of the run: it may be stopped, suspended with its host, and killed; its clock may jump.
+
+    Args:
+        name: in the trace.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.dead = self.ended = False
+        self.stopped_until = 0.0
+        self.lag = 0.0  # what its clock is behind (suspended) or ahead of the world's
+
+    def clock(self) -> float:
+        """Its own monotonic clock: it goes on while the process is stopped, and stands while its host is suspended."""
+        return self.world.now - self.lag
+
+    @property
+    def stopped(self) -> bool:
+        """It does nothing for a while."""
+        return self.world.now < self.stopped_until
+
+    def when_it_goes_on(self, action: Callable[[], None]) -> None:
+        """Now, or when it goes on."""
+        if self.stopped:
+            self.world.at(self.stopped_until, action)
+        else:
+            action()
+
+    def stop(self, seconds: float, suspended: bool = False) -> None:
+        """It does nothing for so long; with its host its clock stands, too."""
+        self.world.say(f"{self.name} {'is suspended' if suspended else 'stops'} for {seconds:g} s")
+        begins = max(self.world.now, self.stopped_until)
+        self.stopped_until = max(self.stopped_until, self.world.now + seconds)
+        if suspended:
+            self.lag += max(0.0, self.stopped_until - begins)
+        self.world.at(self.stopped_until, self.goes_on)
+
+    def goes_on(self) -> None:
+        """It was stopped."""
+
+    def jump(self, seconds: float) -> None:
+        """Its clock jumps ahead."""
+        self.world.say(f"the clock of {self.name} jumps by {seconds:g} s")
+        self.lag -= seconds
+
+
+class Network:
+    """Ways between workers and servers.
+
+    Args:
+        drop, double, late: chances of a message. slow_s: how late it may be.
+    """
+
+    def __init__(self, world: World, drop: float, double: float, late: float, slow_s: float) -> None:
+        self.world, self.drop, self.double, self.late, self.slow_s = world, drop, double, late, slow_s
+        self.cut_until: dict[tuple[int, int], float] = {}
+        self.resets: dict[tuple[int, int], int] = {}
+        self.losses: Counter[Any] = Counter()
+
+    def cut(self, worker: int, server: int) -> bool:
+        """Whether nothing passes between them now."""
+        return self.world.now < self.cut_until.get((worker, server), 0.0)
+
+    def send(self, way: tuple[int, int], which: Any, arrive: Callable[[], None]) -> None:
+        """A message goes its way: it arrives once, several times, late, after later ones, or never.
+
+        Args:
+            way: (worker, server). which: tells sendings of one message from those of others.
+        """
+        world, draw = self.world, self.world.random.random
+        if self.cut(*way):
+            world.injected["cut off"] += 1
+            return
+        if draw() < self.drop and self.losses[which] < MOST_LOSSES:
+            self.losses[which] += 1
+            world.injected["lost"] += 1
+            world.say(f"lost: {which}")
+            return
+        copies = 1
+        if draw() < self.double:
+            copies = 2
+            world.injected["doubled"] += 1
+        connection = self.resets.get(way, 0)
+        for _ in range(copies):
+            seconds = 0.0002 + 0.002 * draw()
+            if draw() < self.late:
+                seconds += self.slow_s * draw() ** 3
+                world.injected["late"] += 1
+            world.after(seconds, lambda: self._arrive(way, connection, arrive))
+
+    def _arrive(self, way: tuple[int, int], connection: int, arrive: Callable[[], None]) -> None:
+        if self.resets.get(way, 0) == connection:
+            arrive()
+        else:
+            self.world.injected["lost by a reset"] += 1
+
+    def reset(self, worker: int, server: int) -> None:
+        """The connection is reset: what is under way is lost."""
+        self.resets[worker, server] = self.resets.get((worker, server), 0) + 1
+        self.world.say(f"connection of worker {worker} to server {server} is reset")

@@ -1,0 +1,37 @@
+"""File descriptors of this process: some are kept back for what must be written, whoever connects."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+RESERVE = 64
+
+
+def keep_reserve() -> None:
+    """From now on connections cannot take the last descriptors of this process."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(hard - RESERVE, hard // 2), hard))
+
+
+@contextmanager
+def reserve() -> Iterator[None]:
+    """While it lasts, the reserve may be used."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def all_taken() -> bool:
+    """Whether no descriptor can be had but for the reserve."""
+    try:
+        os.close(os.dup(1))
+    except OSError:
+        return True
+    return False
