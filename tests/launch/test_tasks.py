@@ -54,6 +54,15 @@ def test_launcher_that_cannot_start_this_is_refused_in_a_sentence(overrides: tup
     assert why in str(caught.value)
 
 
+def test_launcher_of_commands_is_refused_where_torchrun_has_started_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    assert type(ready(OWN)).__name__ == "Commands"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="torchrun has started the processes already"):
+        ready(OWN)
+    assert type(ready("launch=local")) is Local
+
+
 def test_launcher_of_ones_own_trains_as_the_forkserver_does(tmp_path: Path) -> None:
     losses = []
     for name, how in (("own", OWN), ("forkserver", "launch=forkserver")):

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainer.config.run_config import RunConfig
+from trainer.errors import UserError
 from trainer.host import private
 from trainer.host.board import OwnBoard
 from trainer.launch.process import Failure
@@ -56,6 +58,11 @@ class Running(Protocol):
 
 class TaskLauncher(Launcher):
     """Starts each process of this host as a command."""
+
+    def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:
+        if "TORCHELASTIC_RUN_ID" not in os.environ or "RANK" not in os.environ:
+            return []
+        return [UserError(f"launch._target_={config.launch._target_}", "torchrun has started the processes already", "launch=local")]  # fmt: skip
 
     @abstractmethod
     def launch(self, task: Task) -> Running:
