@@ -47,7 +47,7 @@ def _unreadable(vocabulary: Vocabulary) -> UserError | None:
         numbers = any(v is None or isinstance(v, (int, float)) for v in parts)
         if group in vocabulary.groups and numbers and not override.is_delete():
             options = vocabulary.options(group)
-            return UserError(typed, f"must be an option of {group}: {', '.join(options)}", f"{group}={vocabulary.chosen.get(group, options[0])}")  # fmt: skip
+            return UserError(typed, f"must be an option of {group}: {', '.join(options)}", f"{group}={vocabulary.usual_option(group, typed)}")  # fmt: skip
     return None
 
 

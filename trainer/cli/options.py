@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,15 @@ class Vocabulary:
         except Exception:  # a choice itself is wrong; then no option can be named
             return {}
         return {k: str(v) for k, v in found.overrides.known_choices.items() if v is not None}
+
+    def usual_option(self, group: str, typed: str) -> str:
+        """The option that a group has without this override of it, or its first one."""
+        others = copy.copy(self)
+        others.overrides = [o for o in self.overrides if o != typed]
+        others.__dict__.pop("chosen", None)
+        options = self.options(group)
+        found = others.chosen.get(group)
+        return found if found in options else options[0]
 
     def option_keys(self, group: str, option: str) -> list[str]:
         """The keys that an option of a group brings, without the group's name."""
