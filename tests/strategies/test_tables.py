@@ -20,7 +20,7 @@ from tests.strategies.launching import Case, hand_over, start
 from trainer.models.rows import materialise
 from trainer.optim.sparse import RowwiseAdagrad
 
-STEPS = 50
+STEPS = 25
 BASE = (
     "model=tabled", "data=clicks", "data.global_batch_size=24", "loss=binary_cross_entropy", "seed=3", "precision=fp64",
     f"max_steps={STEPS}", "scheduler=cosine", "scheduler.warmup_steps=5", "scheduler.final=0.1", "tracking=none",
