@@ -236,6 +236,23 @@ SIZES = [
     digits("device=cuda", "device=cuda", "no GPU", instead="device=cpu"),
     digits("strategy=single launch.nproc=2", "2 workers", "one process", instead="strategy=collective"),
     digits("launch.servers=2", "launch.servers=2", "has no servers", instead="launch.servers=null"),
+    digits("launch.server_hosts=all", "launch.server_hosts=all", "has no servers", instead="launch.server_hosts=auto"),
+    *(
+        digits(f"plan=true strategy=pserver_async launch.nnodes=3 launch.servers={servers} launch.server_hosts={hosts}", f"launch.server_hosts={hosts}", why, instead=instead)
+        for servers, hosts, why, instead in (
+            (3, "0,3", "there is no host 3: the last of 3 is host 2", "launch.server_hosts=auto"),
+            (3, "host1", "host1 is no host's number", "launch.server_hosts=auto"),
+            (3, "-1", "-1 is no host's number", "launch.server_hosts=auto"),
+            (3, "0,all", "all is no host's number", "launch.server_hosts=auto"),
+            (3, ",", "names no host", "launch.server_hosts=auto"),
+            (3, "2,0,2", "names host 2 twice", "launch.server_hosts=2,0"),
+            (2, "all", "2 servers cannot be on 3 hosts", "launch.servers=3"),
+            (1, "0,1", "1 server cannot be on 2 hosts", "launch.servers=2"),
+        )
+    ),
+    digits("strategy=pserver_sync launch.server_hosts=1", "launch.server_hosts=1", "there is no host 1: the run has host 0 alone", instead="launch.server_hosts=auto"),
+    digits("strategy=pserver_sync launch.server_hosts=null", "launch.server_hosts=null", "must be", instead="launch.server_hosts=auto"),
+    digits("strategy=pserver_sync launch.server_hosts=[0]", "launch.server_hosts=[0]", instead="launch.server_hosts=auto"),
     digits("launch.nproc=2 launch.workers=3", "launch.nproc=2", "launch.workers=3", instead="launch.nproc=3"),
     digits("launch.nnodes=2 launch.workers=3", "launch.workers=3", "2 hosts", instead="launch.workers=2"),
     digits("launch.nnodes=2 launch.node_rank=2", "launch.node_rank=2", "below 2", instead="launch.node_rank=0"),

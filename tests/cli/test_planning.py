@@ -51,7 +51,7 @@ def test_sixteen_hosts_of_eight(run: Run, folder: Path) -> None:
         "and 112 more processes",
         "= 4096 global",
         "100 per epoch",
-        "(host 0's address: launch.master_addr):29500",
+        "(host 0's address, launch.master_addr):29500",
         "cores of each host / 8 workers",
     ):
         assert part in out

@@ -1,31 +1,25 @@
-"""Several hosts for real: network namespaces joined by a veth pair, each with its own address and its own two workers."""
+"""Several hosts for real, as one job: who comes late, who never comes, who is cut off, who is a stranger."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
 import torch.distributed as dist
 
+from tests.launch.hosts import SECRET, Hosts, ip, joined
 from tests.pace import wait_for
-from tests.runs import alive, environment, read, trainer, zygote
-from tests.zygote import Started
+from tests.runs import alive, read, trainer
 from trainer.errors import RunFailed
-from trainer.host import hardware, private
+from trainer.host import addresses
 from trainer.launch.rendezvous import Meeting, meet
 
-SECRET = "0123456789abcdef" * 4
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 DIGITS = (
     "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "precision=fp64", "max_steps=30", "device=cpu",
@@ -37,83 +31,13 @@ PATIENCE_S = 1200
 """Test machines are shared."""
 
 
-@dataclass
-class Hosts:
-    """Two namespaces; commands are started in them as on two machines, each in a folder of its own."""
-
-    folder: Path
-    names: tuple[str, str]
-    started: list[Started] = field(default_factory=list)
-
-    def start(self, number: int, *argv: str, secret: str = SECRET) -> Started:
-        """``python -m trainer`` on that host; its output goes to ``screen.txt`` in the host's folder."""
-        folder = self.at(number)
-        folder.mkdir(exist_ok=True)
-        private.write(folder / "run.secret", secret)
-        with (folder / "screen.txt").open("w") as screen:
-            out, command = screen.fileno(), [*argv, "launch.secret_file=run.secret", "hydra.run.dir=run"]
-            process = zygote().start(command, folder, environment(), out, out, network=self.names[number])
-        self.started.append(process)
-        return process
-
-    def at(self, number: int) -> Path:
-        """A host's folder."""
-        return self.folder / f"at{number}"
-
-    def screen(self, number: int) -> str:
-        """What a host's command has shown."""
-        return (self.at(number) / "screen.txt").read_text()
-
-    def cut(self) -> None:
-        """Pull host 1's cable."""
-        ip("-n", self.names[1], "link", "set", "eth", "down")
-
-    def close(self) -> None:
-        """End everything that runs in the namespaces, and remove them."""
-        for process in self.started:
-            process.kill()
-            process.wait()
-        for name in self.names:
-            inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
-            for pid in inside:
-                with suppress(psutil.NoSuchProcess):
-                    psutil.Process(int(pid)).kill()
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-    def running(self) -> list[str]:
-        """Processes of all namespaces."""
-        return [p for n in self.names for p in ip("netns", "pids", n).split()]
-
-
-def ip(*argv: str) -> str:
-    return subprocess.run(["ip", *argv], check=True, capture_output=True, text=True).stdout
-
-
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    if shutil.which("ip") is None:
-        pytest.skip("there is no ip command (iproute2) on this machine")
-    names = (f"trainer-{os.getpid()}-0", f"trainer-{os.getpid()}-1")
-    pair = Hosts(tmp_path, names)
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", "eth", "netns", names[0], "type", "veth", "peer", "name", "eth", "netns", names[1])
-        for name, address in zip(names, ADDRESSES, strict=True):
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth")
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", "eth", "up")
-            ip("netns", "exec", name, "true")
-    except subprocess.CalledProcessError as error:
-        pair.close()
-        pytest.skip(f"this machine allows no network namespaces: {error.stderr.strip()}")
-    try:
+    with joined(tmp_path, ADDRESSES) as pair:
         yield pair
-    finally:
-        pair.close()
 
 
 def node(number: int) -> tuple[str, ...]:
@@ -155,7 +79,10 @@ def test_same_command_on_each_of_two_hosts_is_one_job_even_if_one_comes_late(
 
 
 def test_servers_on_host_0_serve_the_workers_of_all_hosts(hosts: Hosts, on_one_host: dict[str, float]) -> None:
-    both = [hosts.start(n, *DIGITS, "strategy=pserver_sync", "launch.servers=2", *node(n)) for n in range(2)]
+    both = [
+        hosts.start(n, *DIGITS, "strategy=pserver_sync", "launch.servers=2", "launch.server_hosts=first", *node(n))
+        for n in range(2)
+    ]
     assert [host.wait(PATIENCE_S) for host in both] == [0, 0], hosts.screen(0) + hosts.screen(1)
     assert_same_metrics(hosts, on_one_host)
     for number in range(2):
@@ -227,8 +154,8 @@ def test_worker_that_breaks_is_shown_by_its_host_and_named_by_the_other(hosts: H
 
 
 def test_interface_of_an_address_is_found() -> None:
-    assert hardware.interface_of("127.0.0.1") == hardware.interface_towards("127.0.0.1") == "lo"
-    assert hardware.interface_of("240.0.0.1") is None  # no host has such a one
+    assert addresses.interface_of("127.0.0.1") == addresses.interface_towards("127.0.0.1") == "lo"
+    assert addresses.interface_of("240.0.0.1") is None  # no host has such a one
 
 
 def meetings(*hosts: Meeting) -> list[str]:

@@ -90,6 +90,40 @@ def test_ips_instead_of_nnodes_and_address() -> None:
     assert [p.node for p in plan.processes] == [0, 0, 1, 1]
 
 
+SERVED = (DIGITS, "plan=true", "strategy=pserver_async")
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "typed", "hosts"),
+    [
+        (1, ("launch.servers=3",), [0, 0, 0]),
+        (1, ("launch.servers=2", "launch.server_hosts=all"), [0, 0]),
+        (2, ("launch.servers=2",), [0, 1]),
+        (3, ("launch.servers=2",), [0, 0]),  # fewer than hosts
+        (2, (), [0]),
+        (2, ("launch.servers=5",), [0, 0, 0, 1, 1]),
+        (2, ("launch.servers=4", "launch.server_hosts=first"), [0, 0, 0, 0]),
+        (4, ("launch.servers=4", "launch.server_hosts=1,3"), [1, 1, 3, 3]),
+        (4, ("launch.servers=1", "launch.server_hosts=2"), [2]),
+        (3, ("launch.servers=3", "launch.server_hosts=2, 0"), [2, 2, 0]),
+    ],
+)
+def test_servers_are_spread_evenly_over_the_chosen_hosts(nnodes: int, typed: tuple[str, ...], hosts: list[int]) -> None:
+    plan = planned(*SERVED, f"launch.nnodes={nnodes}", "launch.nproc=1", *typed)
+    servers = [p for p in plan.processes if p.role == "server"]
+    assert [p.rank for p in servers] == list(range(len(hosts))) and plan.nodes_of("server") == hosts
+    for host in set(hosts):
+        assert [p.local_rank for p in servers if p.node == host] == list(range(hosts.count(host)))
+    assert plan.nodes_of("worker") == list(range(nnodes))
+
+
+def test_plan_tells_which_server_is_on_which_host() -> None:
+    shown = dict(plan_table.rows(planned(*SERVED, "launch.nnodes=2", "launch.servers=3", "launch.nproc=1")))
+    assert shown["servers on"] == "host 0: 2, host 1: 1"
+    assert (shown["  server 1"], shown["  server 2"]) == ("host 0, cpu", "host 1, cpu")
+    assert "servers on" not in dict(plan_table.rows(planned(*SERVED, "launch.servers=3")))
+
+
 def test_ips_say_which_host_this_is() -> None:
     assert planned(DIGITS, "launch.ips=10.255.255.1,127.0.0.1").node_rank == 1
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 PACKAGE = Path(__file__).resolve().parents[1]
-TEXT_WITH_COMMAS = ("launch.ips",)
+TEXT_WITH_COMMAS = ("launch.ips", "launch.server_hosts")
 
 
 def folder(name: str) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,29 +80,6 @@ def cpp_compiler() -> str | None:
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 
 
-def port_is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on that port of this host now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
-def free_port(host: str) -> int:
-    """A port of this host on which nobody listens now."""
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def address() -> str:
-    """An IPv4 address of this host that others may reach; the loopback's where it has no other."""
-    found = [e.address for entries in psutil.net_if_addrs().values() for e in entries if e.family == socket.AF_INET]
-    return str(next((a for a in found if not a.startswith("127.")), "127.0.0.1"))
-
-
 def free_memory() -> int:
     """Bytes that programs can still take without swapping."""
     return int(psutil.virtual_memory().available)
@@ -114,21 +90,3 @@ def free_disk(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-def interface_towards(host: str) -> str | None:
-    """The network interface by which this host reaches that one (or has its address); None where that cannot be said."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))  # sends nothing: the kernel chooses the way and the address to be reached at
-        except OSError:
-            return None
-        return interface_of(probe.getsockname()[0])
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface with that IPv4 address."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.family == socket.AF_INET and entry.address == address for entry in addresses):
-            return str(name)
-    return None

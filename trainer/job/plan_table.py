@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -87,6 +88,9 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "strategy", plan.strategy + equal + _because(plan, "strategy")
     hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 else ""
     yield "roles", ", ".join(counted(n, role) for role, n in plan.roles.items()) + hosts
+    if plan.nnodes > 1 and "server" in plan.roles:
+        per_host = Counter(plan.nodes_of("server"))
+        yield "servers on", ", ".join(f"host {host}: {servers}" for host, servers in sorted(per_host.items()))
     for process in plan.processes[:MOST_PROCESSES_SHOWN]:
         host = f"host {process.node}, " if plan.nnodes > 1 else ""
         yield f"  {process.role} {process.rank}", f"{host}{process.device}"

@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,8 +20,8 @@ import torch.distributed as dist
 
 from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, first_line
 from trainer.host import private
+from trainer.host.addresses import free_port, listening, with_port
 from trainer.host.board import OwnBoard, SealedBoard
-from trainer.host.hardware import free_port
 from trainer.host.parent_death import end_with
 from trainer.host.signals import termination_raises
 from trainer.launch.engine import Engine, Start
@@ -144,18 +143,18 @@ def open_store(meeting: Meeting) -> dist.TCPStore:
         try:
             return dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
         except dist.DistError as error:
-            where = f"{meeting.host}:{meeting.port} within {meeting.timeout_s:g} s (launch.timeout_s)"
+            where = f"{with_port(meeting.host, meeting.port)} within {meeting.timeout_s:g} s (launch.timeout_s)"
             hint = " (that is this host itself: give launch.master_addr)" if meeting.host.startswith("127.") else ""
             raise RunFailed(f"host 0 did not answer at {where}{hint}: {first_line(error)}") from error
-    listening = socket.create_server((meeting.host, meeting.port), backlog=512)
-    port = listening.getsockname()[1]
+    serving = listening(meeting.host, meeting.port, backlog=512)
+    port = serving.getsockname()[1]
     return dist.TCPStore(
         meeting.host,
         port,
         is_master=True,
         wait_for_workers=False,
         timeout=timeout,
-        master_listen_fd=listening.detach(),
+        master_listen_fd=serving.detach(),
     )
 
 
@@ -185,7 +184,7 @@ def _start(
         log = log_dir / f"{LOG_NAMES[role.name]}.{rank}"
         private.start_empty(log)
         environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
-        start = Start(role, i, payload, place, meeting.host, os.getpid(), sockets, environment, log, scratch)
+        start = Start(role, i, payload, place, meeting.here, os.getpid(), sockets, environment, log, scratch)
         members.append(Member(role, rank, begin(start)))
 
 

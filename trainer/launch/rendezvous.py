@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainer.errors import RunFailed, first_line
+from trainer.host.addresses import LOOPBACK, with_port
 from trainer.host.board import SealedBoard
 from trainer.planning.run_secret import VARIABLE
 
@@ -33,10 +34,11 @@ class Meeting:
         addresses: of all hosts, where they are known.
         terms: what must be the same on all hosts, key and value.
         interface: the network interface for Gloo; None: Gloo's own choice.
+        here: the address of this host, where its servers listen.
         env: further variables for the processes.
     """
 
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
     port: int = 0
     number: int = 0
     hosts: int = 1
@@ -45,7 +47,13 @@ class Meeting:
     interface: str | None = "lo"
     addresses: Sequence[str] = ()
     terms: Mapping[str, Any] = field(default_factory=dict)
+    here: str = LOOPBACK
     env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """The store's address, as users write it."""
+        return with_port(self.host, self.port)
 
     @property
     def serves(self) -> bool:
@@ -106,9 +114,8 @@ def _hear(store: dist.Store, meeting: Meeting, number: str) -> bytes:
         board.set(f"hosts/terms/{meeting.number}", json.dumps(meeting.terms, default=str))
         own = numbers[meeting.number : meeting.number + 1] == [number]
         if not own or not hmac.compare_digest(seal.encode(), _seal(meeting, numbers).encode()):
-            where = f"{meeting.host}:{meeting.port}"
             raise RunFailed(
-                f"{meeting.name(0)} knows another secret than this host, or somebody else writes into the store at {where}. "
+                f"{meeting.name(0)} knows another secret than this host, or somebody else writes into the store at {meeting.where}. "
                 f"Nothing of it was used. Give all hosts the same secret (launch.secret_file, or {VARIABLE})."
             )
         board.wait(["hosts/why not"], patience)
@@ -140,9 +147,7 @@ def _who_did_not_come(store: dist.Store, meeting: Meeting) -> str:
     while missing := [number for number in missing if not store.check([f"hosts/number/{number}"])]:
         if time.monotonic() > until:
             who = " and ".join(meeting.name(number) for number in missing)
-            return (
-                f"{who} did not come to {meeting.host}:{meeting.port} within {meeting.timeout_s:g} s (launch.timeout_s)"
-            )
+            return f"{who} did not come to {meeting.where} within {meeting.timeout_s:g} s (launch.timeout_s)"
         time.sleep(POLL_S)
     return ""
 
@@ -158,7 +163,7 @@ def _who_knows_another_secret(board: SealedBoard, meeting: Meeting) -> str:
                     f"(launch.secret_file, or {VARIABLE})."
                 )
             if time.monotonic() > until:
-                return f"{meeting.name(number)} came to {meeting.host}:{meeting.port}, and left without a word"
+                return f"{meeting.name(number)} came to {meeting.where}, and left without a word"
             time.sleep(POLL_S)
     return ""
 

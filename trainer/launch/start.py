@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.run_config import RunConfig
-from trainer.host import hardware
+from trainer.config.schema import LaunchConfig
+from trainer.host import addresses
 from trainer.planning.assignment import Assignment
 from trainer.planning.key_checks import leaves
 from trainer.planning.launcher import launcher_of
@@ -46,6 +47,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
             roles.append(Role(name, plan.roles[name], entry, [p.device for p in mine], mine[0].rank, apart))
     meeting = Meeting(
         host=told.master_addr,
+        here=_address(plan, told),
         port=told.master_port,
         number=plan.node_rank,
         hosts=plan.nnodes,
@@ -63,9 +65,20 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     return {**outcome, **({"lost_workers": lost} if lost else {})}
 
 
+def _address(plan: Plan, told: LaunchConfig) -> str:
+    """Where the servers of this host listen: its own of launch.ips, else the address by which host 0 reaches it."""
+    if plan.nnodes == 1:
+        return addresses.LOOPBACK
+    if hosts := hosts_of(told):
+        return addresses.own(hosts[plan.node_rank])
+    if plan.node_rank == 0:
+        return addresses.own(told.master_addr)
+    return addresses.address_towards(told.master_addr) or addresses.address()
+
+
 def _interface(master_addr: str) -> str | None:
     """Where Gloo should listen for other hosts: what the user says, else where host 0 is."""
-    return None if "GLOO_SOCKET_IFNAME" in os.environ else hardware.interface_towards(master_addr)
+    return None if "GLOO_SOCKET_IFNAME" in os.environ else addresses.interface_towards(master_addr)
 
 
 def _terms(plan: Plan, config: RunConfig) -> dict[str, Any]:
@@ -75,6 +88,8 @@ def _terms(plan: Plan, config: RunConfig) -> dict[str, Any]:
     rhythm = ("callbacks", "metrics", "mode", "seed", "epochs", "max_steps", "limit_train_batches", "limit_val_batches")
     typed |= {key: getattr(config, key) for key in rhythm}
     planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "data.global_batch_size": plan.global_batch_size, "device": plan.device}  # fmt: skip
+    if "server" in plan.roles:
+        planned |= {"hosts of the servers": plan.nodes_of("server")}
     found = {
         "training samples": plan.facts.train_samples,
         "batches": plan.total_steps,

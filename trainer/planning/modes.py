@@ -50,7 +50,7 @@ def in_its_mode(config: RunConfig) -> RunConfig:
     kept = {"cache": "none"} if config.node("data").get("cache") == "auto" else {}  # what is looked at once
     return config.replaced("strategy", plain).changed(
         weights=str(weights_file(Path(str(weights)))),
-        launch={"servers": None},
+        launch={"servers": None, "server_hosts": "auto"},
         data={"work": "static", "read": "each", **kept},
     )
 

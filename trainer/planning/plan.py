@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil
 from typing import Any
@@ -12,10 +12,12 @@ from trainer.config.run_config import RunConfig
 from trainer.data.sampler import DistributedBatchSampler, training_sampler
 from trainer.data.source import Facts
 from trainer.errors import UserError
+from trainer.host.addresses import with_port
 from trainer.metrics.best import best_metric
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked import Checked
 from trainer.planning.run_secret import is_insecure
+from trainer.planning.server_hosts import server_hosts
 from trainer.planning.tracking_store import tracking_uri
 from trainer.strategies.contract import Traits
 
@@ -26,6 +28,7 @@ ENTRIES = {
     "predict": "trainer.worker.predict:predict",
 }
 """Where a worker enters, by mode."""
+UNSAID = "(host 0's address, launch.master_addr)"
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,10 @@ class Plan:
         """Workers over all hosts."""
         return self.roles["worker"]
 
+    def nodes_of(self, role: str) -> list[int]:
+        """The host of each process of a role, by its rank."""
+        return [process.node for process in self.processes if process.role == role]
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as in plan.json."""
         plain = asdict(self)
@@ -164,7 +171,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         roles=roles,
         nnodes=launch.nnodes,
         node_rank=launch.node_rank,
-        processes=list(_processes(roles, launch.nnodes, checked.device)),
+        processes=list(_processes(roles, launch, checked.device)),
         device=checked.device,
         endpoint=_endpoint(launch),
         batch_size=config.batch_size,
@@ -251,29 +258,33 @@ def count_batches(config: RunConfig, samples: int, batch_size: int, workers: int
     return len(training_sampler(config, samples, batch_size, 0, workers))
 
 
-def _processes(roles: Mapping[str, int], nnodes: int, device: str) -> list[Process]:
-    """Workers are spread evenly over the hosts; other roles sit on host 0."""
-    processes = []
+def _processes(roles: Mapping[str, int], launch: schema.LaunchConfig, device: str) -> Iterator[Process]:
+    """Workers are spread evenly over the hosts, servers over the hosts of ``launch.server_hosts``; other roles sit on host 0."""
     for role, size in roles.items():
-        per_node = size // nnodes if role == "worker" else size
-        for rank in range(size):
-            node, local = divmod(rank, per_node)
-            where = f"cuda:{local}" if device == "cuda" and role == "worker" else "cpu"
-            processes.append(Process(role, rank, node, local, where))
-    return processes
+        here = [0] * launch.nnodes
+        for rank, node in enumerate(_nodes(role, size, launch)):
+            where = f"cuda:{here[node]}" if device == "cuda" and role == "worker" else "cpu"
+            yield Process(role, rank, node, here[node], where)
+            here[node] += 1
+
+
+def _nodes(role: str, size: int, launch: schema.LaunchConfig) -> list[int]:
+    """The host of each process of a role."""
+    if role == "worker":
+        return [rank // (size // launch.nnodes) for rank in range(size)]
+    return server_hosts(launch, size) if role == "server" else [0] * size
 
 
 def meeting_address(launch: schema.LaunchConfig) -> str:
     """Where the processes meet; of several hosts nobody has named the first of, that this is still to be said."""
     address = str(launch.master_addr)
-    unsaid = launch.nnodes > 1 and address == schema.LaunchConfig.master_addr
-    return "(host 0's address: launch.master_addr)" if unsaid else address
+    return UNSAID if launch.nnodes > 1 and address == schema.LaunchConfig.master_addr else address
 
 
 def _endpoint(launch: schema.LaunchConfig) -> str:
     """Where the processes meet, on one host or between hosts."""
     return (
-        f"{meeting_address(launch)}:{launch.master_port}"
+        with_port(meeting_address(launch), launch.master_port)
         if launch.nnodes > 1
         else "a folder that no other user can enter"
     )

@@ -9,7 +9,7 @@ from trainer.config import schema
 from trainer.config.instantiate import locate
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
-from trainer.host import hardware
+from trainer.host import addresses, hardware
 from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
 
@@ -63,7 +63,7 @@ def _of_addresses(launch: schema.LaunchConfig, plan_alone: bool) -> dict[str, An
     """launch.ips says how many hosts there are, which is the first, and which is this one."""
     if not (hosts := hosts_of(launch)):
         raise UserError(f"launch.ips={launch.ips}", "holds no address", "launch.ips=10.0.0.1,10.0.0.2")
-    here = [i for i, ip in enumerate(hosts) if hardware.port_is_free(ip, 0)]
+    here = [i for i, ip in enumerate(hosts) if addresses.port_is_free(ip, 0)]
     if not here and not plan_alone:
         raise UserError(f"launch.ips={launch.ips}", "none of these addresses is this host's")
     return {"nnodes": len(hosts), "master_addr": hosts[0], "node_rank": here[0] if here else 0}
@@ -90,8 +90,8 @@ def _check_workers(launch: schema.LaunchConfig) -> None:
 
 
 def hosts_of(launch: schema.LaunchConfig) -> list[str]:
-    """The addresses of ``launch.ips``; none where it is not given."""
-    return [ip.strip() for ip in str(launch.ips or "").split(",") if ip.strip()]
+    """The addresses of ``launch.ips``, IPv6 ones with or without brackets; none where it is not given."""
+    return [ip for word in str(launch.ips or "").split(",") if (ip := word.strip(" []"))]
 
 
 def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None = None) -> None:
@@ -120,10 +120,10 @@ def check_port(config: RunConfig) -> None:
     launch = config.launch
     port, serves = launch.master_port, launch.node_rank == 0
     address, single = launch.master_addr, launch.nnodes == 1
-    if not (port and serves) or config.plan or hardware.port_is_free(address, port):
+    if not (port and serves) or config.plan or addresses.port_is_free(address, port):
         return
-    if not hardware.port_is_free(address, 0):
-        mine = schema.LaunchConfig.master_addr if single else hardware.address()
+    if not addresses.port_is_free(address, 0):
+        mine = schema.LaunchConfig.master_addr if single else addresses.address()
         raise UserError(f"launch.master_addr={address}", "is not this host's address, and host 0 serves the meeting", f"launch.master_addr={mine}" + ("" if single else " (or launch.node_rank=1)"))  # fmt: skip
-    free = next((p for p in range(port + 1, 65536) if hardware.port_is_free(address, p)), PORT)
+    free = next((p for p in range(port + 1, 65536) if addresses.port_is_free(address, p)), PORT)
     raise UserError(f"launch.master_port={port}", f"is in use on {address}", "launch.master_port=0" if single else f"launch.master_port={free}")  # fmt: skip

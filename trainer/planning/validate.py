@@ -32,6 +32,7 @@ from trainer.planning.processes import (
     workers_here,
 )
 from trainer.planning.run_secret import check_secret
+from trainer.planning.server_hosts import server_hosts
 from trainer.planning.tracking_store import check_store
 from trainer.strategies.contract import Declaration
 
@@ -59,8 +60,11 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     workers = nproc * config.launch.nnodes
     config, auto_strategy = with_strategy(config, workers)
     declaration = declared(config, workers, lacks)
+    roles = declaration.roles(workers, config.launch)
+    if servers := roles.get("server"):
+        server_hosts(config.launch, servers)
     with lacks:
-        check_secret(config, declaration.roles(workers, config.launch))
+        check_secret(config, roles)
     check_launcher(config, workers, declaration, lacks)
     check_devices(config, device, nproc)
     check_port(config)

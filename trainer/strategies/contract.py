@@ -115,6 +115,9 @@ class Declaration(ABC):
         if config.launch.servers and "server" not in self.entries:
             what, why = f"launch.servers={config.launch.servers}", f"strategy={self.name} has no servers"
             refused.append(UserError(what, why, "launch.servers=null", ["launch.servers"]))
+        if config.launch.server_hosts != LaunchConfig.server_hosts and "server" not in self.entries:
+            what, why = f"launch.server_hosts={config.launch.server_hosts}", f"strategy={self.name} has no servers"
+            refused.append(UserError(what, why, "launch.server_hosts=auto", ["launch.server_hosts"]))
         return refused
 
     @property

@@ -45,7 +45,7 @@ def nonsense(draw: random.Random) -> Any:
 
 KEYS = {
     Verb.START: ("dtype", "pieces", "tables", "last"), Verb.LEASE: ("epoch", "blocks", "done"),
-    Verb.FENCE: ("rank", "life", "epoch", "block"), Verb.SAVE: ("folder",), Verb.SHRINK: ("age",),
+    Verb.FENCE: ("rank", "life", "epoch", "block"), Verb.SAVE: ("folder", "mark"), Verb.SHRINK: ("age",),
 }  # fmt: skip
 
 

@@ -29,11 +29,13 @@ WANTS_DENSE, CREATES, HOLDS = 1, 2, 4
 """Flags of a pull."""
 RESTS, WAKES, RESUMES = 1, 2, 4
 """Flags of a push."""
+APART = 1
+"""Flag of the answer to SAVE."""
 ENDPOINT = "pserver/endpoint/{}"
 
 
 class Verb(IntEnum):
-    """What a message asks for, and the two kinds of answer. 9 and 10 are not in use."""
+    """What a message asks for, and the two kinds of answer. 10 is not in use."""
 
     HELLO = 1
     START = 2
@@ -43,6 +45,7 @@ class Verb(IntEnum):
     COMMIT = 6
     LEASE = 7
     FENCE = 8
+    FETCH = 9
     SAVE = 11
     STATS = 12
     BEAT = 13

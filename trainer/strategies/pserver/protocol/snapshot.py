@@ -83,7 +83,7 @@ class Snapshot:
 
 def begin(folder: Path) -> Path:
     """Before the servers write: forget parts of a save that was never completed. Returns the folder."""
-    shutil.rmtree(_partial(folder), ignore_errors=True)
+    shutil.rmtree(partial_of(folder), ignore_errors=True)
     return folder
 
 
@@ -98,14 +98,14 @@ def write_part(folder: Path, server: int, tensors: dict[str, torch.Tensor], meta
         UserError: the folder holds something that is not a snapshot.
     """
     _own(folder)
-    partial = _partial(folder)
+    partial = partial_of(folder)
     partial.mkdir(parents=True, exist_ok=True)
     ready = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     header = {"meta": json.dumps(meta), "format_version": str(FORMAT), "server": str(server)}
-    path = partial / _part(server)
-    _sealed(path).unlink(missing_ok=True)  # the old seal must not vouch for the new file, nor the other way round
+    path = partial / part_name(server)
+    sealed(path).unlink(missing_ok=True)  # the old seal must not vouch for the new file, nor the other way round
     _durable(path, lambda temporary: save_file(ready, temporary, metadata=header))
-    _durable_text(_sealed(path), json.dumps(_fingerprint(path)))
+    _durable_text(sealed(path), json.dumps(fingerprint(path)))
 
 
 def complete(folder: Path, servers: int) -> None:
@@ -115,17 +115,17 @@ def complete(folder: Path, servers: int) -> None:
         UserError: a part is missing or damaged, or two parts describe one table differently.
     """
     _own(folder)
-    partial, previous = _partial(folder), _previous(folder)
-    names = [_part(server) for server in range(servers)]
+    partial, previous = partial_of(folder), _previous(folder)
+    names = [part_name(server) for server in range(servers)]
     for name in names:
-        if not (partial / name).is_file() or not _sealed(partial / name).is_file():
+        if not (partial / name).is_file() or not sealed(partial / name).is_file():
             raise _refused(partial / name, "server's part of the snapshot was not written to its end")
-    seals = {name: json.loads(_sealed(partial / name).read_text()) for name in names}
+    seals = {name: json.loads(sealed(partial / name).read_text()) for name in names}
     for name, seal in seals.items():
         _check_size(partial / name, seal)
     metas = [Part(server, partial / name).meta for server, name in enumerate(names)]
     _durable_text(partial / INDEX, json.dumps(_index(partial, metas), indent=1))
-    _durable_text(partial / MARKER, _marker({**seals, INDEX: _fingerprint(partial / INDEX)}))
+    _durable_text(partial / MARKER, _marker({**seals, INDEX: fingerprint(partial / INDEX)}))
     for path in partial.iterdir():  # seals, and parts of a run with more servers that did not get this far
         if path.name not in (*names, INDEX, MARKER):
             path.unlink()
@@ -151,15 +151,15 @@ def read(folder: Path, verify: bool = True) -> Snapshot:
         folder = _previous(folder)
     if not folder.is_dir():
         why = "there is no such folder"
-        if _partial(folder).is_dir():
-            why += f"; {_partial(folder).name} holds parts of a snapshot that was not completed"
+        if partial_of(folder).is_dir():
+            why += f"; {partial_of(folder).name} holds parts of a snapshot that was not completed"
         raise _refused(folder, why)
     for name, seal in _files(folder).items():
         _check_size(folder / name, seal)
-        if verify and _fingerprint(folder / name) != seal:
+        if verify and fingerprint(folder / name) != seal:
             raise _refused(folder / name, "its content is not what was written: the checksum differs")
     index = json.loads((folder / INDEX).read_text())
-    parts = [Part(server, folder / _part(server)) for server in range(index["servers"])]
+    parts = [Part(server, folder / part_name(server)) for server in range(index["servers"])]
     try:
         for part in parts:
             part.keys()
@@ -175,7 +175,7 @@ def _index(folder: Path, metas: list[dict[str, Any]]) -> dict[str, Any]:
         for name, table in meta.get("tables", {}).items():
             known = tables.setdefault(name, {**table, "rows": 0})
             if {**known, "rows": 0} != {**table, "rows": 0}:
-                raise _refused(folder / _part(server), f"table {name} is described otherwise than by other servers")
+                raise _refused(folder / part_name(server), f"table {name} is described otherwise than by other servers")
             known["rows"] += table["rows"]
     dense = [{**piece, "server": server} for server, meta in enumerate(metas) for piece in meta.get("dense", [])]
     meta = {key: value for key, value in metas[0].items() if key not in ("tables", "dense")} if metas else {}
@@ -221,11 +221,13 @@ def _refused(path: Path, why: str) -> UserError:
     return UserError(str(path), why, "the folder of a complete snapshot, one that holds COMPLETE")
 
 
-def _part(server: int) -> str:
+def part_name(server: int) -> str:
+    """The file of a server."""
     return f"server-{server}.safetensors"
 
 
-def _partial(folder: Path) -> Path:
+def partial_of(folder: Path) -> Path:
+    """Where the parts are written."""
     return folder.with_name(f"{folder.name}.partial")
 
 
@@ -233,12 +235,13 @@ def _previous(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.previous")
 
 
-def _sealed(path: Path) -> Path:
+def sealed(path: Path) -> Path:
     """Where size and checksum of a part wait for the marker."""
     return path.with_suffix(".seal")
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file."""
     with path.open("rb") as file:
         checksum = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     return {"bytes": path.stat().st_size, "blake2b": checksum}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import zmq
 from zmq.utils import z85
 
 from trainer.host import descriptors
+from trainer.host.addresses import with_port
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, pack, unpack
 
 LINGER_MS = 2000
@@ -91,8 +91,9 @@ class ServerSocket:
             self.endpoint = f"ipc://{folder}/{UNIX_SOCKET.format(server)}"
             self.router.bind(self.endpoint)
         else:
-            self.router.ipv6 = ipaddress.ip_address(host).version == 6 if _numeric(host) else False
-            self.endpoint = f"tcp://{host}:{self.router.bind_to_random_port(f'tcp://{host}')}"
+            self.router.ipv6 = ":" in host
+            address = with_port(host, "")[:-1]  # in brackets where it is of IPv6
+            self.endpoint = f"tcp://{address}:{self.router.bind_to_random_port(f'tcp://{address}')}"
         self.poller = zmq.Poller()
         self.poller.register(self.door, zmq.POLLIN)
         self.poller.register(self.router, zmq.POLLIN)
@@ -209,6 +210,7 @@ class WorkerSocket:
             self.socket.curve_serverkey = key_pair(secret, f"server {server}")[0]
         self.socket.sndhwm = self.socket.rcvhwm = QUEUE
         self.socket.linger = LINGER_MS
+        self.socket.ipv6 = "[" in endpoint
         self.socket.reconnect_ivl = RECONNECT_MS
         self.socket.reconnect_ivl_max = 20 * RECONNECT_MS
         self.socket.connect(endpoint)
@@ -240,11 +242,3 @@ def _send(socket: Any, frames: Sequence[Any]) -> None:
     for number, frame in enumerate(frames):
         view = frame if isinstance(frame, bytes) else memoryview(frame).cast("B") if frame.size else b""
         socket.send(view, zmq.SNDMORE if number < last else 0, copy=len(view) < zmq.COPY_THRESHOLD)
-
-
-def _numeric(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

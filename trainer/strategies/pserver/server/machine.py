@@ -78,6 +78,7 @@ class Server:
             Verb.LEASE: self.work.lease,
             Verb.FENCE: self.work.fence,
             Verb.SAVE: self.saving.save,
+            Verb.FETCH: self.saving.fetch,
             Verb.SHRINK: self.parameters.shrink,
             Verb.RATE: self.parameters.rate,
             Verb.STATS: self.stats,
@@ -140,7 +141,8 @@ class Server:
             return self.verbs[request.verb](request)
         this = request.incarnation, request.number
         if this <= self.done_once.get(request.rank, (0, 0)):
-            return Message(Verb.DONE, clock=self.parameters.version)
+            flags = self.saving.flags if request.verb == Verb.SAVE else 0
+            return Message(Verb.DONE, clock=self.parameters.version, flags=flags)
         answer = self.verbs[request.verb](request)
         self.done_once[request.rank] = this
         return answer

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.strategies.pserver.protocol import snapshot
-from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb
+from trainer.strategies.pserver.protocol import parts, snapshot
+from trainer.strategies.pserver.protocol.messages import APART, Kind, Malformed, Message, Record, Verb, text
+from trainer.strategies.pserver.protocol.parts import DONE_WITH
 from trainer.strategies.pserver.server.leases import Progress
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
@@ -30,10 +31,13 @@ class Saving:
     ) -> None:
         self.parameters, self.members, self.progress, self.outlet = parameters, members, progress, outlet
         self.run_dir = run_dir.resolve()
+        self.apart: Path | None = None
+        """Where the part is, if the worker that saves does not see it."""
 
     def save(self, message: Message) -> Message:
-        """Write this server's part of the persistables."""
-        folder = Path(message.mapping()["folder"])
+        """SAVE: write this server's part of the persistables. The answer tells whether the worker shares the folder."""
+        asked = message.mapping()
+        folder, mark = self.run_dir / asked["folder"], asked.get("mark")
         if not folder.resolve().is_relative_to(self.run_dir):
             raise Malformed(f"SAVE to {folder}, which is not in the run's folder")
         shard, _ = self.parameters.opened()
@@ -44,7 +48,29 @@ class Saving:
             snapshot.write_part(folder, self.parameters.server, tensors, told)
         size = sum(t.nbytes for t in tensors.values())
         print(f"saved {size / 1e6:.1f} MB in {time.monotonic() - began:.2f} s", flush=True)
-        return Message(Verb.DONE)
+        self.apart = folder if mark is not None and not parts.is_shared(folder, str(mark)) else None
+        return Message(Verb.DONE, flags=self.flags)
+
+    @property
+    def flags(self) -> int:
+        """Of the answer to SAVE: whether the part is apart from where the worker completes the snapshot."""
+        return 0 if self.apart is None else APART
+
+    def fetch(self, message: Message) -> Message:
+        """FETCH: bytes of a part that the worker does not see; :data:`DONE_WITH`: the server removes it."""
+        first, server = message.clock, self.parameters.server
+        if first < DONE_WITH:
+            raise Malformed(f"FETCH from {first}")
+        if first == DONE_WITH:
+            if self.apart is not None:
+                parts.forget(self.apart, server)
+            self.apart = None
+            return Message(Verb.DONE)
+        if self.apart is None:
+            raise Malformed("FETCH of what was not saved, or is with the worker")
+        with self.outlet.room_for_files():
+            seal, some = parts.piece(self.apart, server, first)
+        return Message(Verb.DONE, records=[text(seal), Record(Kind.DENSE, some)])
 
     def _counts(self) -> dict[str, Any]:
         """How far the run is: pushes by worker, batches by block, ages."""

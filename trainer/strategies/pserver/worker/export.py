@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from trainer.strategies.pserver.protocol import snapshot
-from trainer.strategies.pserver.protocol.messages import Message, Verb, text
+from trainer.strategies.pserver.protocol import parts, snapshot
+from trainer.strategies.pserver.protocol.messages import APART, Kind, Message, Verb, text
 from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
 from trainer.strategies.pserver.worker.start import ROWS_AT_ONCE
@@ -49,9 +51,25 @@ def merged_tables(
 
 
 def save_persistables(client: Client, folder: Path) -> None:
-    """Every server writes its part; then they are complete."""
+    """Every server writes its part; those on hosts that do not share the run's folder are fetched; then they are complete.
+
+    Args:
+        folder: in a folder of the run's folder.
+    """
     target = snapshot.begin(folder)
-    body = text({"folder": str(target)})
-    client.wait([client.ask(s, Message(Verb.SAVE, records=[body])) for s in client.servers], patience_s=SAVE_S)
+    body = text({"folder": "/".join(folder.parts[-2:]), "mark": parts.mark(target)})
+    asked = [client.ask(s, Message(Verb.SAVE, records=[body])) for s in client.servers]
+    answers = client.wait(asked, patience_s=SAVE_S)
+    apart = [server for server, answer in zip(client.servers, answers, strict=True) if answer.flags & APART]
+    for server in apart:
+        parts.receive(target, server, partial(_fetch, client, server))
     snapshot.complete(target, len(client.servers))
+    for server in apart:
+        client.wait([client.ask(server, Message(Verb.FETCH, clock=parts.DONE_WITH))])
     print(f"persistables of {counted(len(client.servers), 'server')}: {folder}", flush=True)
+
+
+def _fetch(client: Client, server: int, first: int) -> tuple[Mapping[str, Any], np.ndarray]:
+    """Seal and bytes of a part."""
+    [answer] = client.wait([client.ask(server, Message(Verb.FETCH, clock=first))])
+    return answer.mapping(), answer.need(Kind.DENSE)

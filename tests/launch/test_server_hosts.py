@@ -1,0 +1,99 @@
+"""Parameter servers on several hosts: the results of one host, over IPv4 and IPv6; a server or a host that dies ends in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.hosts import Hosts, joined
+from tests.runs import read, trainer
+from tests.zygote import Started
+from trainer.strategies.pserver.protocol import snapshot
+
+ADDRESSES = ("10.213.8.1", "10.213.8.2")
+ADDRESSES_6 = ("fd00:213::1", "fd00:213::2")
+DIGITS = (
+    "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "precision=fp64", "max_steps=12", "device=cpu",
+    "data.global_batch_size=64", "execution.log_every=1",
+)  # fmt: skip
+LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0", "limit_train_batches=20")
+PATIENCE_S = 1200
+ENDS_WITHIN_S = 20
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with joined(tmp_path, ADDRESSES) as pair:
+        yield pair
+
+
+@pytest.fixture
+def hosts_6(tmp_path: Path) -> Iterator[Hosts]:
+    with joined(tmp_path, ADDRESSES_6) as pair:
+        yield pair
+
+
+def ips(addresses: tuple[str, str] = ADDRESSES) -> str:
+    return f"launch.ips={','.join(addresses)}"
+
+
+def both(hosts: Hosts, *argv: str) -> list[Started]:
+    return [hosts.start(n, *DIGITS, "launch.nproc=1", *argv) for n in range(2)]
+
+
+def ended(hosts: Hosts, started: list[Started]) -> list[int]:
+    return [process.wait(PATIENCE_S) for process in started]
+
+
+def training(hosts: Hosts) -> bool:
+    return read(hosts.at(0) / "run" / "status.json").get("step", 0) > 5
+
+
+@pytest.fixture(scope="module")
+def on_one_host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """The metrics of two workers on one host, at the end."""
+    folder = tmp_path_factory.mktemp("one")
+    ran = trainer(*DIGITS, "launch.nproc=2", "strategy=collective", "hydra.run.dir=run", cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    return read(folder / "run" / "result.json")["metrics"]
+
+
+def assert_same_metrics(hosts: Hosts, on_one_host: dict[str, float]) -> None:
+    result = read(hosts.at(0) / "run" / "result.json")
+    assert result["status"] == "done" and result["steps"] == 12, hosts.screen(0)
+    for name in ("train/loss", "val/loss", "val/acc1", "val/acc5"):
+        assert result["metrics"][name] == pytest.approx(on_one_host[name], abs=1e-10), name
+
+
+def test_servers_on_both_hosts_give_the_results_of_one_host(hosts: Hosts, on_one_host: dict[str, float]) -> None:
+    started = both(hosts, "strategy=pserver_sync", "launch.servers=3", ips())
+    assert ended(hosts, started) == [0, 0], hosts.screen(0) + hosts.screen(1)
+    assert_same_metrics(hosts, on_one_host)
+    for host, servers in enumerate(((0, 1), (2,))):
+        here = hosts.at(host) / "run"
+        assert {p.name for p in here.glob("serverlog.*")} == {f"serverlog.{number}" for number in servers}
+        for number in servers:
+            assert f"server {number} listens at tcp://{ADDRESSES[host]}:" in (here / f"serverlog.{number}").read_text()
+    saved = snapshot.read(hosts.at(0) / "run" / "checkpoints" / "persistables")
+    assert saved.servers == 3, "complete on host 0, although the hosts share no folder"
+    assert not (hosts.at(1) / "run" / "checkpoints").exists()
+    assert "host 0: 2, host 1: 1" in hosts.screen(0)
+
+
+def test_servers_on_both_hosts_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, float]) -> None:
+    started = both(hosts_6, "strategy=pserver_sync", "launch.servers=2", ips(ADDRESSES_6))
+    assert ended(hosts_6, started) == [0, 0], hosts_6.screen(0) + hosts_6.screen(1)
+    assert_same_metrics(hosts_6, on_one_host)
+    assert f"[{ADDRESSES_6[0]}]:29500" in hosts_6.screen(0)
+    log = (hosts_6.at(1) / "run" / "serverlog.1").read_text()
+    assert f"server 1 listens at tcp://[{ADDRESSES_6[1]}]:" in log
+
+
+def test_collective_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, float]) -> None:
+    started = both(hosts_6, "strategy=collective", ips(ADDRESSES_6))
+    assert ended(hosts_6, started) == [0, 0], hosts_6.screen(0) + hosts_6.screen(1)
+    assert_same_metrics(hosts_6, on_one_host)

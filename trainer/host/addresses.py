@@ -1,0 +1,99 @@
+"""Addresses and ports of hosts, IPv4 and IPv6: written with a port, free here, and the one by which others reach this host."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import psutil
+
+LOOPBACK = "127.0.0.1"
+FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+def with_port(host: str, port: int | str) -> str:
+    """``10.0.0.1:29500``; an IPv6 address in brackets: ``[fd00::1]:29500``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether a server could listen on that port of this host now; port 0: whether the address is this host's."""
+    return any(_can_listen(family, address) for family, address in _resolved(host, port))
+
+
+def free_port(host: str) -> int:
+    """A port of this host on which nobody listens now."""
+    with listening(host, 0) as probe:
+        return int(probe.getsockname()[1])
+
+
+def listening(host: str, port: int, backlog: int = 1) -> socket.socket:
+    """A socket that listens at that address alone; port 0: at a free one.
+
+    Raises:
+        OSError: it is not this host's, or the port is in use.
+    """
+    here = [(family, address) for family, address in _resolved(host, port) if _can_listen(family, address)]
+    family, address = here[0] if here else (socket.AF_INET, (host, port))
+    return socket.create_server(address, family=family, backlog=backlog)
+
+
+def own(host: str) -> str:
+    """The address of this host that a name stands for, as numbers; the name itself where it is another host's."""
+    return next((str(address[0]) for family, address in _resolved(host, 0) if _can_listen(family, address)), host)
+
+
+def address_towards(host: str) -> str | None:
+    """The address of this host by which that one reaches it; None: there is no way to it."""
+    for family, address in _resolved(host, 9):
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(address)  # sends nothing: the kernel chooses the way and the address to be reached at
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return None
+
+
+def interface_towards(host: str) -> str | None:
+    """The network interface by which this host reaches that one (or has its address); None where that cannot be said."""
+    address = address_towards(host)
+    return None if address is None else interface_of(address)
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface with that address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(e.family in FAMILIES and _plain(e.address) == _plain(address) for e in addresses):
+            return str(name)
+    return None
+
+
+def address() -> str:
+    """An address of this host that others may reach, IPv4 where it has one; the loopback's where it has no other."""
+    entries = [e for found in psutil.net_if_addrs().values() for e in found if e.family in FAMILIES]
+    entries.sort(key=lambda e: FAMILIES.index(e.family))
+    return str(next((e.address for e in entries if not e.address.startswith(("127.", "::1", "fe80:"))), LOOPBACK))
+
+
+def _resolved(host: str, port: int) -> list[tuple[Any, Any]]:
+    """Family and address for each address of a name."""
+    try:
+        return [(family, address) for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM) if family in FAMILIES]  # fmt: skip
+    except (OSError, UnicodeError):
+        return []
+
+
+def _can_listen(family: int, address: Any) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+    return True
+
+
+def _plain(address: str) -> str:
+    """Without the interface that follows a link-local one: ``fe80::1%eth0``."""
+    return address.partition("%")[0]

@@ -1,0 +1,81 @@
+"""Parts of a snapshot that are written on one host and completed on another one, which does not share the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.errors import RunFailed
+from trainer.strategies.pserver.protocol import snapshot
+
+PIECE = 8 << 20
+"""Bytes of a file that travel at once."""
+DONE_WITH = -1
+"""Asked for instead of a position: the part is where it belongs, and can be removed."""
+MARK = re.compile(r"shared\.\d+\.tmp")
+
+
+def mark(folder: Path) -> str:
+    """Leave a file of a random name where the parts go; a server that sees it shares the folder. Returns the name."""
+    partial = snapshot.partial_of(folder)
+    partial.mkdir(parents=True, exist_ok=True)
+    name = f"shared.{secrets.randbelow(10**12)}.tmp"
+    (partial / name).touch()
+    return name
+
+
+def is_shared(folder: Path, name: str) -> bool:
+    """Whether that file is there."""
+    return MARK.fullmatch(name) is not None and (snapshot.partial_of(folder) / name).is_file()
+
+
+def piece(folder: Path, server: int, first: int) -> tuple[dict[str, Any], np.ndarray]:
+    """Size and checksum of a part, and its bytes from ``first`` on, at most :data:`PIECE`."""
+    path = snapshot.partial_of(folder) / snapshot.part_name(server)
+    seal = dict(json.loads(snapshot.sealed(path).read_text()))
+    with path.open("rb") as file:
+        file.seek(first)
+        return seal, np.frombuffer(file.read(PIECE), dtype=np.uint8)
+
+
+def forget(folder: Path, server: int) -> None:
+    """Remove a part that is elsewhere now, and its folders if nothing else is in them."""
+    path = snapshot.partial_of(folder) / snapshot.part_name(server)
+    for file in (path, snapshot.sealed(path)):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):
+        path.parent.rmdir()
+        folder.parent.rmdir()
+
+
+def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, Any], np.ndarray]]) -> None:
+    """Write a part that another host has, and its seal.
+
+    Args:
+        ask: for the part's seal and its bytes from a position on; none after its end.
+
+    Raises:
+        RunFailed: what came is not what was written there.
+    """
+    path = snapshot.partial_of(folder) / snapshot.part_name(server)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        while True:
+            seal, some = ask(file.tell())
+            if not some.size:
+                break
+            file.write(some.data)
+        file.flush()
+        os.fsync(file.fileno())
+    if snapshot.fingerprint(temporary) != dict(seal):
+        raise RunFailed(f"the part of server {server} has come damaged from its host: {path}")
+    os.replace(temporary, path)
+    snapshot.sealed(path).write_text(json.dumps(dict(seal)))
