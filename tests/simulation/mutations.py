@@ -198,12 +198,6 @@ def a_take_over_ends_no_push_at_bounds(original: Any, self: work.LeasedWork, *ar
     return int(start)
 
 
-@replaces(work.LeasedWork, "_take_over")
-def a_take_over_begins_where_the_first_server_is(original: Any, self: work.LeasedWork, *arguments: Any) -> int:
-    with patch.object(work, "min", lambda starts: next(iter(starts)), create=True):
-        return int(original(self, *arguments))
-
-
 @replaces(leases.Leases, "lose")
 def blocks_of_the_lost_are_forgotten(_: Any, self: leases.Leases, rank: int) -> None:
     pass
@@ -250,12 +244,6 @@ def a_request_is_sent_once(_: Any, self: client.Client) -> None:
     pass
 
 
-@replaces(client.Client, "_take_until")
-def a_clock_that_jumps_uses_up_the_patience(original: Any, self: client.Client, *arguments: Any) -> None:
-    with patch.object(client, "AWAY_S", 1e9):
-        original(self, *arguments)
-
-
 @replaces(rules.Geo, "answer")
 def a_worker_in_geo_is_not_told_its_own_rows(original: Any, self: rules.Geo, message: Message, applied: bool) -> Any:
     return original(self, message, True)
@@ -271,3 +259,10 @@ def a_step_of_sync_goes_without_the_last_worker(original: Any, self: rules.Sync,
     return (
         list(original(self, clock))[:-1] if self.waiting and len(self.members.all) > 2 else list(original(self, clock))
     )
+
+
+# A patch inside of a function that waits would last while others run.
+MUTATIONS |= {
+    "a_take_over_begins_where_the_first_server_is": lambda: patch.object(work, "min", lambda starts: next(iter(starts)), create=True),
+    "a_clock_that_jumps_uses_up_the_patience": lambda: patch.object(client, "AWAY_S", 1e9),
+}  # fmt: skip

@@ -18,6 +18,8 @@ from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker import worker as worker_module
+from trainer.strategies.pserver.worker.geo import PserverGeo
+from trainer.strategies.pserver.worker.worker import PserverWorker
 
 LONGEST_S = 3000.0
 """Of virtual time; no run may take longer."""
@@ -92,13 +94,14 @@ class Play:
     def __init__(self, world: World, scenario: Scenario) -> None:
         self.world, self.scenario = world, scenario
         self.board = Board()
-        self.network = Network(world, scenario.drop, scenario.double, scenario.late, scenario.slow_s)
+        self.network = Network(world, scenario)
         self.servers = [
             SimulatedServer(world, n, scenario, self.board, self.to_worker, self.heartbeats, self.server_ended)
             for n in range(scenario.servers)
         ]
         self.workers = [
-            SimulatedWorker(world, r, scenario, self.to_server, self.worker_ended) for r in range(scenario.workers)
+            SimulatedWorker(world, r, scenario, self.to_server, self.worker_ended, self.settled)
+            for r in range(scenario.workers)
         ]
         self.end = ""
         self.gone: dict[int, str] = {}
@@ -131,6 +134,24 @@ class Play:
                 self.silent.discard(way)
                 came.append(worker.rank)
         return came
+
+    def settled(self, strategy: PserverWorker) -> None:
+        """In geo a worker's copies are now the servers' rows, unless a server still takes what a lost worker has sent.
+
+        Raises:
+            Violation: they are not.
+        """
+        if not isinstance(strategy, PserverGeo) or any(s.machine.members.present() != strategy.present for s in self.servers):  # fmt: skip
+            return
+        for number, replica in strategy.replicas.items():
+            for server in self.servers:
+                shard = server.machine.parameters.shard
+                assert shard is not None
+                ids = np.sort(replica.index.ids())
+                ids = ids[shard.mine(number, ids)]
+                copies, kept = replica.look_up(ids).numpy(), shard.tables[number].pull(ids, create=False).numpy()
+                if np.abs(copies - kept).max(initial=0.0) > 1e-6:
+                    raise Violation(f"worker {strategy.seat.rank} has rows {copies[:, 0].tolist()} where {server.name} has {kept[:, 0].tolist()}")  # fmt: skip
 
     # --- faults ----------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class Scenario:
         merge: batches of an update. leased: work is handed out while an epoch lasts.
         block: batches of a block. take_over: blocks of a lost worker go to others.
         options: of the strategy. table: the model has a sparse table.
-        drop, double, late, slow_s: of the network.
+        drop, double, late, slow_s, latency_s: of the network.
         disk_s: a server writes for so long. pace: seconds that a batch takes, by worker.
     """
 
@@ -56,6 +56,7 @@ class Scenario:
     double: float
     late: float
     slow_s: float
+    latency_s: float
     disk_s: float
     pace: tuple[float, ...]
     faults: tuple[Fault, ...] = field(default_factory=tuple)
@@ -76,7 +77,7 @@ class Scenario:
             seed, mode, workers, servers,
             epochs=r.choices((1, 2), (3, 1))[0],
             blocks=r.choice((1, 2, 3, 4, 6, 9)),
-            block=merge * r.randint(1, 3),
+            block=merge * r.choice((1, 2, 3, 3, 8)),
             merge=merge,
             leased=leased,
             take_over=r.random() < 0.9,
@@ -86,6 +87,7 @@ class Scenario:
             double=0.0 if calm else r.choice((0.0, 0.05, 0.2)),
             late=0.0 if calm else r.choice((0.0, 0.1, 0.3)),
             slow_s=r.choice((0.01, 0.1, 3.0, 20.0)),
+            latency_s=r.choice((0.002, 0.002, 0.05, 0.3)),
             disk_s=r.choice((0.0, 0.5, 15.0)),
             pace=tuple(r.choice((0.001, 0.01, 0.01, 0.05, 0.5)) for _ in range(workers)),
             faults=tuple(sorted((_fault(r, workers, servers) for _ in range(r.choice((0, 1, 1, 2, 3)))), key=lambda f: f.at)),

@@ -36,7 +36,7 @@ def part(seeds: range, mode: str | None, mutation: str | None) -> tuple[int, Cou
     return len(seeds), injected, ends, broken
 
 
-def found_by(mutation: str, seeds: range) -> tuple[int, str] | None:
+def found_by(mutation: str, seeds: range, mode: str | None = None) -> tuple[int, str] | None:
     """The first of these seeds that finds a defect, and what it finds; None: none does."""
     from tests.simulation.mutations import mutated
     from tests.simulation.run import simulate
@@ -44,7 +44,7 @@ def found_by(mutation: str, seeds: range) -> tuple[int, str] | None:
 
     with mutated(mutation):
         for seed in seeds:
-            if violation := simulate(Scenario.drawn(seed)).violation:
+            if violation := simulate(Scenario.drawn(seed, mode)).violation:
                 return seed, violation
     return None
 

@@ -116,12 +116,14 @@ class SimulatedWorker(Process):
     Args:
         send: takes (server, what it is, a request).
         ended: told how the process has ended: empty for well, or why not, and whether that ends the run.
+        settled: told when all differences of the training are exchanged.
     """
 
     def __init__(
         self, world: World, rank: int, scenario: Scenario, send: Callable[[int, Any, Message], None],
-        ended: Callable[[int, str, bool], None],
+        ended: Callable[[int, str, bool], None], settled: Callable[[PserverWorker], None],
     ) -> None:  # fmt: skip
+        self.settled = settled
         super().__init__(world, f"worker {rank}")
         self.rank, self.scenario, self.send_away, self.tell_end = rank, scenario, send, ended
         self.inbox: list[Message] = []
@@ -232,6 +234,8 @@ class SimulatedWorker(Process):
             for epoch in range(scenario.epochs):
                 self._epoch(strategy, epoch)
                 strategy.synchronize()
+                if epoch + 1 == scenario.epochs:
+                    self.settled(strategy)
                 self._sum(strategy)
             self._save(strategy)
         finally:

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from tests.simulation.scenario import Scenario
+
 MOST_LOSSES = 4
 """A request and its answer are lost at most so often: a timeout shall always have a cause that is known."""
 
@@ -111,11 +113,11 @@ class Network:
     """Ways between workers and servers.
 
     Args:
-        drop, double, late: chances of a message. slow_s: how late it may be.
+        scenario: chances of a message to be lost, doubled and late, and how late.
     """
 
-    def __init__(self, world: World, drop: float, double: float, late: float, slow_s: float) -> None:
-        self.world, self.drop, self.double, self.late, self.slow_s = world, drop, double, late, slow_s
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        self.world, self.scenario = world, scenario
         self.cut_until: dict[tuple[int, int], float] = {}
         self.resets: dict[tuple[int, int], int] = {}
         self.losses: Counter[Any] = Counter()
@@ -130,24 +132,24 @@ class Network:
         Args:
             way: (worker, server). which: tells sendings of one message from those of others.
         """
-        world, draw = self.world, self.world.random.random
+        world, draw, told = self.world, self.world.random.random, self.scenario
         if self.cut(*way):
             world.injected["cut off"] += 1
             return
-        if draw() < self.drop and self.losses[which] < MOST_LOSSES:
+        if draw() < told.drop and self.losses[which] < MOST_LOSSES:
             self.losses[which] += 1
             world.injected["lost"] += 1
             world.say(f"lost: {which}")
             return
         copies = 1
-        if draw() < self.double:
+        if draw() < told.double:
             copies = 2
             world.injected["doubled"] += 1
         connection = self.resets.get(way, 0)
         for _ in range(copies):
-            seconds = 0.0002 + 0.002 * draw()
-            if draw() < self.late:
-                seconds += self.slow_s * draw() ** 3
+            seconds = told.latency_s * (0.1 + draw())
+            if draw() < told.late:
+                seconds += told.slow_s * draw() ** 3
                 world.injected["late"] += 1
             world.after(seconds, lambda: self._arrive(way, connection, arrive))
 
