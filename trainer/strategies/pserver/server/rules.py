@@ -137,9 +137,9 @@ class Sync(Rule):
         pushes = [self.waiting[rank] for rank in sorted(self.waiting)]
         self.waiting.clear()
         samples = sum(p.samples for p in pushes) or 1.0
-        dense = None
-        if pushes[0].dense is not None:
-            dense = torch.stack([p.dense for p in pushes if p.dense is not None]).sum(0).div_(samples)
+        dense = _sum([p.dense for p in pushes if p.dense is not None])
+        if dense is not None:
+            dense.div_(samples)
         rows = {n: _mean([p.rows[n] for p in pushes if n in p.rows], samples) for n in self.shard.tables}
         self.combined = dense, rows, max(p.age for p in pushes)
         if self.clip is None:
@@ -180,6 +180,16 @@ class Sync(Rule):
 
     def awaited(self, clock: int) -> list[int]:
         return [rank for rank in self.members.present() if rank not in self.waiting]
+
+
+def _sum(vectors: list[torch.Tensor]) -> torch.Tensor | None:
+    """(n,) of several workers, added up in the order of the workers; a new vector."""
+    if len(vectors) < 2:
+        return vectors[0].clone() if vectors else None
+    total = vectors[0] + vectors[1]
+    for vector in vectors[2:]:
+        total += vector
+    return total
 
 
 def _mean(parts: list[tuple[np.ndarray, torch.Tensor]], samples: float) -> tuple[np.ndarray, torch.Tensor]:
@@ -315,7 +325,7 @@ class Geo(Rule):
         answer = super().answer(message, applied)
         cursor = int(message.need(Kind.NUMBERS)[0])
         if len(self.shard.vector):
-            answer.records += encode(self.shard.vector.detach().clone(), Kind.DENSE, 0)
+            answer.records += encode(self.shard.copy(), Kind.DENSE, 0)
         for number, table in self.shard.tables.items():
             ids, values = table.refresh(message.rank, cursor)
             own = message.first(Kind.IDS, number)

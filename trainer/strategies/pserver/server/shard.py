@@ -67,6 +67,7 @@ class Shard:
         self.version = self.updates = 0
         self.updates_per_step = updates_per_step
         self.vector = torch.zeros(layout.dense, dtype=self.dtype)
+        self._copy: tuple[int, torch.Tensor] | None = None
         groups = layout.groups or [(layout.dense, 1.0, True)]
         self.rates = [Rate(lr, decays) for _, lr, decays in groups]
         self.parts = [nn.Parameter(part) for part in self.vector.split([n for n, _, _ in groups])]  # share its memory
@@ -102,6 +103,12 @@ class Shard:
     def mine(self, table: int, ids: np.ndarray) -> np.ndarray:
         """(N,) bool: which rows live here."""
         return self.home[buckets_of(self.keys[table], ids)] == self.server  # type: ignore[no-any-return]
+
+    def copy(self) -> torch.Tensor:
+        """(n,) the dense values of this version. Who gets them must not change them: all who ask get the same."""
+        if self._copy is None or self._copy[0] != self.version:
+            self._copy = self.version, self.vector.detach().clone()
+        return self._copy[1]
 
     def name_of(self, element: int) -> str:
         """The parameter that an element of the dense vector belongs to."""
@@ -189,6 +196,7 @@ class Shard:
         Raises:
             ValueError: they are those of another model.
         """
+        self._copy = None
         self._load_vectors([tensors for tensors, _ in parts])
         for _, numbers in parts:
             self._load_numbers(numbers)
