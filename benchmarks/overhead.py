@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from trainer.config.instantiate import call_target, locate
 from trainer.config.run_config import RunConfig
-from trainer.launch.forkserver import Meeting, launch
+from trainer.launch.forkserver import Forked, Meeting, launch
 from trainer.launch.supervisor import Role
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
@@ -169,7 +169,7 @@ def run_case(overrides: list[str], nproc: int, rounds: int) -> dict[str, Any]:
             import contextlib
 
             with contextlib.redirect_stdout(nowhere):
-                results = launch([role], payload, Path(folder), Meeting(), ["overhead"])
+                results = launch([role], payload, Path(folder), Meeting(), Forked(["overhead"]))
     return json.loads(json.dumps(results["worker"][0]))
 
 

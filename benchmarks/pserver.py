@@ -31,7 +31,7 @@ from torch.utils.data import Dataset
 
 from trainer.config.instantiate import locate
 from trainer.data.source import DataSource, Facts, Splits
-from trainer.launch.forkserver import Meeting, launch
+from trainer.launch.forkserver import Forked, Meeting, launch
 from trainer.launch.supervisor import Role
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
@@ -182,7 +182,7 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
         def stamped(samples: int) -> None:
             update(samples)
-            traffic = client.traffic() if client else (0, 0)
+            traffic = client.connections.traffic() if client else (0, 0)
             stamps.append((time.perf_counter(), time.process_time(), *traffic))
 
         strategy.step = stamped
@@ -232,7 +232,7 @@ def run_case(case: Case, figures: Figures, profile: str = "") -> None:
         if case.servers:
             roles.append(Role("server", case.servers, entries[1], [CPU] * case.servers))
         with contextlib.redirect_stdout(nowhere):
-            results = launch(roles, payload, Path(folder), Meeting(), ["pserver"])
+            results = launch(roles, payload, Path(folder), Meeting(), Forked(["pserver"]))
     _add(case, figures, [r["stamps"] for r in results["worker"].values()], list(results.get("server", {}).values()))
 
 

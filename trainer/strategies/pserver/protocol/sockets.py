@@ -214,6 +214,8 @@ class WorkerSocket:
         self.socket.reconnect_ivl = RECONNECT_MS
         self.socket.reconnect_ivl_max = 20 * RECONNECT_MS
         self.socket.connect(endpoint)
+        self.bytes_in = 0
+        self.bytes_out = 0
 
     def send(self, frames: Sequence[Any]) -> None:
         """Hand a packed message over to ZeroMQ; waits only when its queue is full.
@@ -221,6 +223,7 @@ class WorkerSocket:
         Raises:
             zmq.Again: the queue stayed full for the socket's time limit.
         """
+        self.bytes_out += sum(memoryview(f).nbytes for f in frames)
         _send(self.socket, frames)
 
     def receive(self) -> Message | None:
@@ -229,6 +232,7 @@ class WorkerSocket:
             frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
+        self.bytes_in += sum(len(f) for f in frames)
         return unpack([f.buffer for f in frames])
 
     def close(self, linger_ms: int = LINGER_MS) -> None:

@@ -83,6 +83,10 @@ class Sockets:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def traffic(self) -> tuple[int, int]:
+        """Bytes received and sent so far."""
+        return sum(s.bytes_in for s in self.sockets), sum(s.bytes_out for s in self.sockets)
+
     def close(self, linger_ms: int = LINGER_MS) -> None:
         self._gone.set()
         self._heart.join()
