@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.launch.hosts import Hosts, joined
-from tests.runs import read, trainer
+from tests.launch.hosts import Hosts, ip, joined
+from tests.pace import wait_for
+from tests.runs import alive, read, trainer
 from tests.zygote import Started
 from trainer.strategies.pserver.protocol import snapshot
 
@@ -49,8 +51,12 @@ def ended(hosts: Hosts, started: list[Started]) -> list[int]:
     return [process.wait(PATIENCE_S) for process in started]
 
 
-def training(hosts: Hosts) -> bool:
-    return read(hosts.at(0) / "run" / "status.json").get("step", 0) > 5
+def wait_until_they_train(hosts: Hosts, started: list[Started]) -> None:
+    def far() -> bool:
+        assert [process.poll() for process in started] == [None, None], hosts.screen(0) + hosts.screen(1)
+        return read(hosts.at(0) / "run" / "status.json").get("step", 0) > 5
+
+    wait_for(far, PATIENCE_S, "they train")
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +87,10 @@ def test_servers_on_both_hosts_give_the_results_of_one_host(hosts: Hosts, on_one
     saved = snapshot.read(hosts.at(0) / "run" / "checkpoints" / "persistables")
     assert saved.servers == 3, "complete on host 0, although the hosts share no folder"
     assert not (hosts.at(1) / "run" / "checkpoints").exists()
+    told = [read(hosts.at(0) / "run" / f"server.{number}.json") for number in range(3)]
+    assert [s["server"] for s in told] == [0, 1, 2] and {s["version"] for s in told} == {12}, (
+        "host 0 has all statistics"
+    )
     assert "host 0: 2, host 1: 1" in hosts.screen(0)
 
 
@@ -97,3 +107,62 @@ def test_collective_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, float]) -> 
     started = both(hosts_6, "strategy=collective", ips(ADDRESSES_6))
     assert ended(hosts_6, started) == [0, 0], hosts_6.screen(0) + hosts_6.screen(1)
     assert_same_metrics(hosts_6, on_one_host)
+
+
+def test_server_that_dies_on_host_1_ends_the_run_on_all_hosts_and_is_named(hosts: Hosts) -> None:
+    started = both(hosts, *LONG, "strategy=pserver_async", "launch.servers=2", "launch.server_hosts=all", ips())
+    wait_until_they_train(hosts, started)
+    killed = process_of(hosts, 1, "server 1")
+    killed.kill()
+    assert ended(hosts, started) == [1, 1], hosts.screen(0) + hosts.screen(1)
+    assert "server 1 was killed by SIGKILL" in hosts.screen(1)
+    assert f"host 1 ({ADDRESSES[1]}) has ended the run: server 1 was killed by SIGKILL" in hosts.screen(0)
+    wait_for(lambda: not hosts.running(), ENDS_WITHIN_S, "all processes end")
+
+
+def test_server_that_dies_on_host_0_ends_the_run_on_all_hosts_and_is_named(hosts: Hosts) -> None:
+    started = both(hosts, *LONG, "strategy=pserver_async", "launch.servers=2", ips())
+    wait_until_they_train(hosts, started)
+    process_of(hosts, 0, "server 0").kill()
+    assert ended(hosts, started) == [1, 1], hosts.screen(0) + hosts.screen(1)
+    assert f"host 0 ({ADDRESSES[0]}) has ended the run: server 0 was killed by SIGKILL" in hosts.screen(1)
+    wait_for(lambda: not hosts.running(), ENDS_WITHIN_S, "all processes end")
+
+
+def process_of(hosts: Hosts, host: int, who: str) -> psutil.Process:
+    """A started process, found by its log, which is its standard output."""
+    role, rank = who.split()
+    log = hosts.at(host) / "run" / f"{role}log.{rank}"
+    for pid in ip("netns", "pids", hosts.names[host]).split():
+        if Path(f"/proc/{pid}/fd/1").resolve() == log.resolve():
+            return psutil.Process(int(pid))
+    raise AssertionError(f"nobody writes {log}")
+
+
+def test_host_without_servers_that_is_cut_off_loses_its_workers_and_the_others_go_on(hosts: Hosts) -> None:
+    patience = ("strategy.lost_after_s=8", "strategy.timeout_s=20")
+    first = ("strategy=pserver_async", "launch.servers=2", "launch.server_hosts=first", ips())
+    started = both(hosts, "max_steps=null", "epochs=60", *first, *patience)
+    wait_until_they_train(hosts, started)
+    everybody = [psutil.Process(int(pid)) for pid in hosts.running()]
+    hosts.cut()
+    assert ended(hosts, started) == [0, 1], hosts.screen(0) + hosts.screen(1)
+    result = read(hosts.at(0) / "run" / "result.json")
+    assert result["status"] == "done" and list(result["lost_workers"]) == ["1"], result
+    assert f"worker 1 on host 1 ({ADDRESSES[1]}) is lost: nothing was heard of it for 8 s" in hosts.screen(0)
+    assert "host 0" in hosts.screen(1).partition("failed: ")[2], hosts.screen(1)
+    wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
+
+
+@pytest.mark.parametrize("mode", ["pserver_async", "pserver_sync"])
+def test_host_with_a_server_that_is_cut_off_ends_the_run_and_is_named(hosts: Hosts, mode: str) -> None:
+    patience = ("strategy.lost_after_s=30", "strategy.timeout_s=10")
+    started = both(hosts, *LONG, f"strategy={mode}", "launch.servers=2", *patience, ips())
+    wait_until_they_train(hosts, started)
+    everybody = [psutil.Process(int(pid)) for pid in hosts.running()]
+    hosts.cut()
+    assert ended(hosts, started) == [1, 1], hosts.screen(0) + hosts.screen(1)
+    said = hosts.screen(0).partition("failed: ")[2]
+    assert "server 1 (host 1) did not answer" in said or "worker 1" in said, hosts.screen(0)
+    assert "host 0" in hosts.screen(1).partition("failed: ")[2], hosts.screen(1)
+    wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")

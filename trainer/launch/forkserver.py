@@ -21,11 +21,13 @@ import torch.distributed as dist
 from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, first_line
 from trainer.host import private
 from trainer.host.addresses import free_port, listening, with_port
-from trainer.host.board import OwnBoard, SealedBoard
+from trainer.host.board import NoNote, OwnBoard, SealedBoard
 from trainer.host.parent_death import end_with
+from trainer.host.patient import PatientStore
 from trainer.host.signals import termination_raises
 from trainer.launch.engine import Engine, Start
 from trainer.launch.log_on_screen import Shown
+from trainer.launch.others import Others
 from trainer.launch.place import Place
 from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child
@@ -89,7 +91,7 @@ def launch(
                         members,
                     )
                 shown += _shown(members, verbosity)
-                return Supervisor(members, here, multiprocessing.connection.wait).watch()
+                return _watched(members, here, Others(here, meeting, roles))
             except KeyboardInterrupt:
                 raise Interrupted(BY_CTRL_C) from None
             finally:
@@ -99,6 +101,28 @@ def launch(
                 here.clear()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _watched(members: Sequence[Member], here: Sequence[Any], others: Others) -> dict[str, dict[int, Any]]:
+    """The members' results, when all are done on all hosts. If they end otherwise, the other hosts are told.
+
+    Raises:
+        RunFailed: as ``launch``; or host 0 cannot be reached.
+    """
+    supervisor = Supervisor(members, here, multiprocessing.connection.wait, look=others.look)
+    try:
+        results = supervisor.watch()
+        others.leave(results)
+        return results
+    except NoNote as error:
+        raise RunFailed(f"{others.meeting.name(0)} cannot be reached: {error}") from error
+    except (RunFailed, Interrupted, KeyboardInterrupt) as error:
+        why = str(error) or BY_CTRL_C
+        if supervisor.ends_all:
+            others.end(why)
+        else:
+            others.lose([f"{m.role.name}/{m.rank}" for m in members if not m.handle.well], "its host has ended")
+        raise
 
 
 def _shown(members: Sequence[Member], verbosity: str) -> list[Shown]:
@@ -126,8 +150,11 @@ def _place(meeting: Meeting, scratch: Path, here: list[Any]) -> Place:
         place.make()
         here.append(place.open()[0])
         return place
-    here.append(open_store(meeting))
-    place = Place(meet(here[0], meeting), host=meeting.host, port=here[0].port)
+    store = open_store(meeting)
+    here.append(PatientStore(store, meeting.store, meeting.patience_s))
+    place = Place(
+        meet(here[0], meeting), host=meeting.host, port=store.port, name=meeting.store, patience_s=meeting.patience_s
+    )
     here.insert(0, SealedBoard(here[0], place.secret))
     return place
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from trainer.host.board import FolderBoard, OwnBoard, SealedBoard
+from trainer.host.patient import PatientStore
 
 BOARD, GROUP = "board", "group"
 CONNECT_S = 300
@@ -21,13 +22,15 @@ class Place:
     Attributes:
         secret: of the run, 32 bytes.
         folder: on one host: for this user alone; empty: the run spans hosts.
-        host, port: of host 0's store, otherwise.
+        host, port: of host 0's store, otherwise; name: in messages; patience_s: longest wait for its answers.
     """
 
     secret: bytes = field(repr=False)
     folder: str = ""
     host: str = "127.0.0.1"
     port: int = 0
+    name: str = "the launcher's store"
+    patience_s: float = CONNECT_S
 
     def make(self) -> None:
         """Make the folder's parts, once."""
@@ -42,4 +45,4 @@ class Place:
         if self.folder:
             return FolderBoard(Path(self.folder, BOARD)), dist.FileStore(str(Path(self.folder, GROUP)), -1)
         store = dist.TCPStore(self.host, self.port, is_master=False, timeout=datetime.timedelta(seconds=CONNECT_S))
-        return SealedBoard(store, self.secret), store
+        return SealedBoard(PatientStore(store.clone(), self.name, self.patience_s), self.secret), store

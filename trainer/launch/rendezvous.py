@@ -17,7 +17,10 @@ import torch.distributed as dist
 from trainer.errors import RunFailed, first_line
 from trainer.host.addresses import LOOPBACK, with_port
 from trainer.host.board import SealedBoard
+from trainer.host.patient import PatientStore
 from trainer.planning.run_secret import VARIABLE
+
+Store = dist.Store | PatientStore
 
 POLL_S = 0.2
 TELL_S = 1.0
@@ -30,6 +33,7 @@ class Meeting:
 
     Attributes:
         host, port: of the store; number: this host's among ``hosts``, 0 for the one that serves it.
+        timeout_s: longest wait until all are there; patience_s: for an answer of the store.
         secret: the user's; empty: none, and whoever reaches the store can write what the run's processes believe.
         addresses: of all hosts, where they are known.
         terms: what must be the same on all hosts, key and value.
@@ -43,6 +47,7 @@ class Meeting:
     number: int = 0
     hosts: int = 1
     timeout_s: float = 300.0
+    patience_s: float = 600.0
     secret: str = field(default="", repr=False)
     interface: str | None = "lo"
     addresses: Sequence[str] = ()
@@ -56,6 +61,11 @@ class Meeting:
         return with_port(self.host, self.port)
 
     @property
+    def store(self) -> str:
+        """What the store is called in messages."""
+        return f"the store of host 0 at {self.where}"
+
+    @property
     def serves(self) -> bool:
         """Whether the store is here."""
         return self.number == 0
@@ -65,7 +75,7 @@ class Meeting:
         return f"host {number} ({self.addresses[number]})" if self.addresses else f"host {number}"
 
 
-def meet(store: dist.Store, meeting: Meeting) -> bytes:
+def meet(store: Store, meeting: Meeting) -> bytes:
     """Wait until all hosts are there; host 0 decides and the others hear it. Returns the run's secret, of 32 bytes.
 
     Each host draws a number for this run alone, and the run's secret is the hash of all of them, keyed with the user's
@@ -86,7 +96,7 @@ def meet(store: dist.Store, meeting: Meeting) -> bytes:
     return _hear(store, meeting, number)
 
 
-def _decide(store: dist.Store, meeting: Meeting) -> bytes:
+def _decide(store: Store, meeting: Meeting) -> bytes:
     """Host 0's part."""
     why = _who_did_not_come(store, meeting)
     keys = [f"hosts/number/{number}" for number in range(meeting.hosts)]
@@ -103,7 +113,7 @@ def _decide(store: dist.Store, meeting: Meeting) -> bytes:
     return secret
 
 
-def _hear(store: dist.Store, meeting: Meeting, number: str) -> bytes:
+def _hear(store: Store, meeting: Meeting, number: str) -> bytes:
     """The part of the others."""
     patience = datetime.timedelta(seconds=meeting.timeout_s + 2 * TELL_S)
     try:
@@ -142,7 +152,7 @@ def _hash(meeting: Meeting, numbers: Sequence[str], purpose: bytes) -> bytes:
     return hashlib.blake2b(" ".join(numbers).encode(), key=key, person=purpose, digest_size=32).digest()
 
 
-def _who_did_not_come(store: dist.Store, meeting: Meeting) -> str:
+def _who_did_not_come(store: Store, meeting: Meeting) -> str:
     until, missing = time.monotonic() + meeting.timeout_s, list(range(meeting.hosts))
     while missing := [number for number in missing if not store.check([f"hosts/number/{number}"])]:
         if time.monotonic() > until:

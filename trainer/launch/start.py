@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
+from trainer.errors import RunFailed
 from trainer.host import addresses
+from trainer.host.files import replace_file
 from trainer.planning.assignment import Assignment
 from trainer.planning.key_checks import leaves
 from trainer.planning.launcher import launcher_of
@@ -52,6 +56,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         number=plan.node_rank,
         hosts=plan.nnodes,
         timeout_s=told.timeout_s,
+        patience_s=config.node("strategy").get("timeout_s", told.timeout_s),
         secret=run_secret(told) if plan.nnodes > 1 else "",
         interface="lo" if plan.nnodes == 1 else _interface(told.master_addr),
         addresses=hosts_of(told),
@@ -60,9 +65,19 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     entries = [plan.strategy_worker, *plan.entries.values()]
     preload = [*modules_of(config, entries), *assignment.imported]
     results = launch(roles, assignment, Path(plan.run_dir), meeting, engine or Forked(preload), config.verbosity)
+    _leave_statistics(Path(plan.run_dir), results.get("server", {}))
+    if not results["worker"]:
+        raise RunFailed("; ".join(results.get("lost", {}).values()) or "no worker of this host is left")
     outcome = results["worker"][min(results["worker"])]
     lost = {str(rank): why.splitlines()[0] for rank, why in results.get("lost", {}).items()}
     return {**outcome, **({"lost_workers": lost} if lost else {})}
+
+
+def _leave_statistics(run_dir: Path, servers: Mapping[int, Any]) -> None:
+    """``server.N.json`` of the servers on hosts that have another folder."""
+    for rank, told in servers.items():
+        if not (path := run_dir / f"server.{rank}.json").exists():
+            replace_file(path, json.dumps(told, indent=1))
 
 
 def _address(plan: Plan, told: LaunchConfig) -> str:

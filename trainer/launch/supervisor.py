@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,6 +101,7 @@ class Supervisor:
         board: where losses are told and found. In a list, because the frames of an error would keep it open.
         wait: returns when one of these signs is ready, or after so many seconds.
         clock: seconds that only go forward.
+        look: tells, now and then, who of other hosts is lost, by rank, and why; raises where they have ended the run.
     """
 
     def __init__(
@@ -109,8 +110,10 @@ class Supervisor:
         board: Sequence[Board],
         wait: Callable[[list[Any], float], object],
         clock: Callable[[], float] = time.monotonic,
+        look: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         self.members, self.board, self.wait, self.clock = members, board, wait, clock
+        self.look = look
         self.running = list(members)
         self.results: dict[str, dict[int, Any]] = {member.role.name: {} for member in members}
         self.lost: dict[int, str] = {}
@@ -129,11 +132,21 @@ class Supervisor:
                     self._ended(member)
             if any(_lingers(member) for member in self.running):
                 raise RunFailed(first_failure(self.members))
+            for rank, why in self.look().items():
+                self.lost[rank] = why
+                print(f"\nATTENTION: {why}\n  the others go on without it\n", flush=True)
             self._dismiss()
             if self.running and self._all_fenced():
                 break
             self.wait([sign for member in self.running for sign in member.handle.signs()], POLL_S)
         return {**self.results, **({"lost": self.lost} if self.lost else {})}
+
+    @property
+    def ends_all(self) -> bool:
+        """Whether what ends here ends the processes of other hosts, too: they cannot do without it, or it told that the run
+        cannot go on."""
+        over = [m for m in self.members if not m.handle.well]
+        return any(not m.role.apart or (m.handle.failure is not None and m.handle.failure.ends_run) for m in over)
 
     def _ended(self, member: Member) -> None:
         """Keep what it returned, or go on without it."""
@@ -145,7 +158,8 @@ class Supervisor:
                 self.board[0].set(f"done/{member.role.name}/{member.rank}", "its process has done its work")
             return
         if not self._can_do_without(member):
-            raise RunFailed(next(iter(self.lost.values()), "") or first_failure(self.members))
+            mine = [self.lost[m.rank] for m in self.members if m.rank in self.lost and m.role.apart]
+            raise RunFailed(mine[0] if mine else first_failure(self.members))
         self.lost[member.rank] = first_failure([member])
         self.board[0].set(f"lost/{member.role.name}/{member.rank}", "its process ended")
         print(f"\nATTENTION: {self.lost[member.rank]}\n  the others go on without it\n", flush=True)

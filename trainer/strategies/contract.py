@@ -139,7 +139,7 @@ class Seat:
         even: all workers have equally many samples in every update.
         secret: of the run, 32 bytes, known to its processes alone: the launcher hands it over.
         host: address on which a server of this host listens.
-        servers: how many parameter servers the run has.
+        servers: how many parameter servers the run has; server_hosts: the host of each, where there are several hosts.
         folder: of the run on this host, for this user alone, short enough for Unix sockets; empty: the run spans hosts.
         group_store: torch's own, where process groups meet; None: there are no other processes.
     """
@@ -155,8 +155,13 @@ class Seat:
     secret: bytes = b""
     host: str = "127.0.0.1"
     servers: int = 0
+    server_hosts: tuple[int, ...] = ()
     folder: str = ""
     group_store: Store | None = None
+
+    def server_name(self, number: int) -> str:
+        """What a parameter server is called in messages, with its host where there are several."""
+        return f"server {number}" + (f" (host {self.server_hosts[number]})" if self.server_hosts else "")
 
     def names(self, ranks: Iterable[int]) -> list[str]:
         """What those of this role are called in messages, with their hosts where there are several."""

@@ -116,7 +116,8 @@ def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
     """The seat with what follows from the run's size."""
     sampler = training_sampler(config, plan.facts.train_samples, plan.batch_size, seat.rank, seat.size)
     even = sampler.even(plan.merge, config.limit_train_batches)
-    return replace(seat, even=even, servers=plan.roles.get("server", 0))
+    server_hosts = tuple(plan.nodes_of("server")) if plan.nnodes > 1 else ()
+    return replace(seat, even=even, servers=plan.roles.get("server", 0), server_hosts=server_hosts)
 
 
 def profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Profiled:

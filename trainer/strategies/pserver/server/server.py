@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from trainer.config.instantiate import call_target
+from trainer.errors import RunFailed
 from trainer.host import descriptors
+from trainer.host.board import NoNote
 from trainer.host.files import replace_file
 from trainer.strategies.builtin import Pserver
 from trainer.strategies.contract import Seat
@@ -29,7 +31,7 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
     """Entry of the role ``server``: serve until every worker has left or is lost; returns what it has done.
 
     Raises:
-        RunFailed: no worker is left, or one is lost that the run cannot go on without.
+        RunFailed: no worker is left, one is lost that the run cannot go on without, or host 0 cannot be reached.
     """
     torch.set_num_threads(1)
     descriptors.keep_reserve()
@@ -40,6 +42,8 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
     print(f"server {seat.rank} listens at {socket.endpoint}", flush=True)
     try:
         run_to_end(server, socket)
+    except NoNote as error:
+        raise RunFailed(f"the other hosts cannot be reached: {error}") from error
     finally:
         socket.close()
         leave_statistics(server, Path(run.plan.run_dir))

@@ -62,12 +62,14 @@ class Client:
         connections: to the servers, and the clock.
         timeout_s: longest wait at a meeting point.
         life: of the worker, another number each time it is started.
+        names: of the servers, in messages.
     """
 
-    def __init__(self, rank: int, connections: Connections, timeout_s: float, life: int | None = None) -> None:
+    def __init__(self, rank: int, connections: Connections, timeout_s: float, life: int | None = None, names: Sequence[str] = ()) -> None:  # fmt: skip
         self.rank, self.connections, self.timeout_s = rank, connections, timeout_s
         self.life = new_life() if life is None else life
         self.servers = range(connections.count)
+        self.names = names or [f"server {number}" for number in self.servers]
         self.incarnations = [0] * connections.count
         self.most_bytes = 0
         self.sequence = 0
@@ -111,7 +113,7 @@ class Client:
 
     def _refuse_large(self, server: int, message: Message) -> None:
         """A server would close the connection, or forget the message, without an answer."""
-        what = f"{message.verb.name} of worker {self.rank} to server {server}"
+        what = f"{message.verb.name} of worker {self.rank} to {self.names[server]}"
         if len(message.records) > MOST_RECORDS:
             raise RunFailed(f"{what} has {len(message.records):,} records, and servers take {MOST_RECORDS:,}: a model of fewer tensors would fit")  # fmt: skip
         for record in message.records:
@@ -174,7 +176,9 @@ class Client:
             now = self.connections.now()
             if now > deadline:
                 silent = min(self.under_way.values(), key=lambda r: r.sent, default=None)
-                what = f"server {silent.server} did not answer {silent.message.verb.name}" if silent else "no answer"
+                what = (
+                    f"{self.names[silent.server]} did not answer {silent.message.verb.name}" if silent else "no answer"
+                )
                 raise RunFailed(f"{what} of worker {self.rank} within {patience_s:g} s (strategy.timeout_s)")
             seconds = max(0.0, min([r.again for r in self.under_way.values()] + [deadline]) - now)
             self.connections.wait(seconds)

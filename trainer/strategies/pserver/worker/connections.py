@@ -108,7 +108,7 @@ def connect(seat: Seat, servers: int, timeout_s: float, lost_after_s: float, io_
         try:
             seat.store.wait([key], datetime.timedelta(seconds=timeout_s))
         except RuntimeError as error:
-            raise RunFailed(f"server {server} did not say where it is within {timeout_s:g} s (strategy.timeout_s)") from error  # fmt: skip
+            raise RunFailed(f"{seat.server_name(server)} did not say where it is within {timeout_s:g} s (strategy.timeout_s)") from error  # fmt: skip
         endpoints.append(seat.store.get(key).decode())
     return Sockets(seat, endpoints, lost_after_s, io_threads)
 

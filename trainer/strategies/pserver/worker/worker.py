@@ -44,7 +44,8 @@ class PserverWorker(Strategy):
 
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         super().__init__(config, seat)
-        self.client = Client(seat.rank, self.connections(), self.options.timeout_s)
+        names = [seat.server_name(number) for number in range(seat.servers)]
+        self.client = Client(seat.rank, self.connections(), self.options.timeout_s, names=names)
         self.present = list(range(seat.size))
         self.work = LeasedWork(self.client)
         self.gauge = Gauges(self.client)

@@ -1,0 +1,68 @@
+"""A store that does not answer holds nobody up for longer than its patience."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch.distributed as dist
+
+from trainer.host.board import NoNote, SealedBoard
+from trainer.host.patient import PatientStore
+
+
+class Cut(dist.HashStore):
+    """A store whose answers come when the way is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = threading.Event()
+
+    def check(self, keys: list[str]) -> bool:
+        self.open.wait()
+        return bool(super().check(keys))
+
+
+def test_store_that_does_not_answer_is_named_in_time_and_answers_count_when_the_way_is_open_again() -> None:
+    store = Cut()
+    patient = PatientStore(store, "the store of host 0", 0.1)
+    patient.set("a", "1")
+    for _ in range(2):
+        with pytest.raises(NoNote, match=r"the store of host 0 did not answer within 0.1 s \(strategy.timeout_s\)"):
+            patient.check(["a"])
+    store.open.set()
+    slow = PatientStore(store, "the store of host 0", 1000)
+    assert slow.check(["a"]) and slow.get("a") == b"1" and slow.add("n", 2) == 2
+    assert patient.get("a") == b"1", "what is asked later is answered later"
+
+
+def test_error_of_the_store_is_told_with_its_name() -> None:
+    class Gone(dist.HashStore):
+        def get(self, key: str) -> bytes:
+            raise dist.DistNetworkError("Connection was likely closed")
+
+    with pytest.raises(NoNote, match="the store of host 0: Connection was likely closed"):
+        PatientStore(Gone(), "the store of host 0", 1000).get("a")
+
+
+def test_board_in_it_is_a_board() -> None:
+    board = SealedBoard(PatientStore(dist.HashStore(), "the store", 1000), b"s" * 32)
+    board.set("key", "note")
+    assert board.check(["key"]) and board.get("key") == b"note" and not board.check(["another"])
+
+
+def test_nothing_is_kept_of_a_store_that_nobody_needs() -> None:
+    class Held(dist.HashStore):
+        pass
+
+    store = Held()
+    patient = PatientStore(store, "the store", 1000)
+    patient.set("a", "1")
+    held, thread = weakref.ref(store), patient._thread
+    del store, patient
+    gc.collect()
+    assert thread is not None
+    thread.join(60)
+    assert not thread.is_alive() and held() is None

@@ -1,0 +1,60 @@
+"""What launchers tell each other: why a run ends, who is lost, and that all are done."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.launch.test_supervisor import Notes
+from trainer.errors import RunFailed
+from trainer.launch.others import LOOK_S, Others
+from trainer.launch.rendezvous import Meeting
+from trainer.launch.supervisor import Role
+
+ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+
+
+def others(notes: Notes, number: int, apart: bool = True, workers: int = 2) -> Others:
+    """A launcher's view on host ``number`` of three, which looks each time it is asked to."""
+    meeting = Meeting(number=number, hosts=3, addresses=ADDRESSES)
+    role = Role("worker", 3 * workers, "none:none", ["cpu"] * workers, number * workers, apart)
+    ticks = itertools.count()
+    return Others([notes], meeting, [role], lambda: 2 * LOOK_S * next(ticks))
+
+
+def test_host_that_ends_the_run_tells_all_others_why_and_they_do_not_tell_it_as_their_own() -> None:
+    notes = Notes()
+    first, second, third = (others(notes, number) for number in range(3))
+    assert third.look() == {}
+    second.end("server 1 was killed by SIGKILL\n  its log: somewhere")
+    for host in (first, third):
+        with pytest.raises(RunFailed, match=r"^host 1 \(10.0.0.2\) has ended the run: server 1 was killed by SIGKILL$"):
+            host.look()
+        host.end("host 1 has ended the run")
+    assert second.look() == {} and notes["ended"].startswith("1 ")
+
+
+def test_host_0_tells_each_lost_worker_of_other_hosts_once() -> None:
+    notes = Notes({"fenced/worker/1": "its own", "fenced/worker/5": "nothing was heard of it for 8 s"})
+    first = others(notes, 0)
+    assert first.look() == {5: "worker 5 on host 2 (10.0.0.3) is lost: nothing was heard of it for 8 s"}
+    assert first.look() == {} and others(notes, 1).look() == {} and others(notes, 0, apart=False).look() == {}
+
+
+def test_host_0_waits_for_the_others_has_what_their_servers_returned_and_waits_for_no_lost_host() -> None:
+    notes = Notes({"fenced/worker/4": "silent", "fenced/worker/5": "silent"})
+    first, second = others(notes, 0), others(notes, 1)
+    assert set(first.look()) == {4, 5}
+    second.leave({"worker": {2: {}}, "server": {1: {"version": 12}}})
+    results = {"worker": {0: {}}, "server": {0: {"version": 12}}}
+    first.leave(results)
+    assert results["server"] == {0: {"version": 12}, 1: {"version": 12}}
+
+
+def test_host_that_does_not_say_that_it_is_done_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    notes = Notes()
+    others(notes, 2).leave({})
+    others(notes, 0).leave({})
+    said = capsys.readouterr().out
+    assert "host 1 (10.0.0.2) does not say that its processes have ended" in said and "host 2" not in said

@@ -1,0 +1,89 @@
+"""A store of torch.distributed on another host that may not answer: torch waits for its answers as long as the kernel does."""
+
+from __future__ import annotations
+
+import datetime
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from trainer.errors import first_line
+from trainer.host.board import FOREVER, NoNote
+
+LONGEST_S = 10_000_000.0
+"""Of a wait that has no end: what a lock takes."""
+
+
+class PatientStore:
+    """The store, whose answers are waited for a limited time: the way to its host may be cut, and nobody says so.
+
+    A thread does what is asked, so that a store that does not answer blocks that thread and not its caller.
+
+    Args:
+        store: torch's.
+        name: of the store, in messages.
+        patience_s: longest wait for an answer.
+    """
+
+    def __init__(self, store: Any, name: str, patience_s: float) -> None:
+        self.store, self.name, self.patience_s = store, name, patience_s
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def clone(self) -> PatientStore:
+        """The same store, by a connection of its own."""
+        return PatientStore(self._ask(self.store.clone), self.name, self.patience_s)
+
+    def set(self, key: str, value: str) -> None:
+        """As torch's."""
+        self._ask(lambda: self.store.set(key, value))
+
+    def add(self, key: str, amount: int) -> int:
+        """As torch's."""
+        return int(self._ask(lambda: self.store.add(key, amount)))
+
+    def get(self, key: str) -> bytes:
+        """As torch's."""
+        return bytes(self._ask(lambda: self.store.get(key)))
+
+    def check(self, keys: list[str]) -> bool:
+        """As torch's."""
+        return bool(self._ask(lambda: self.store.check(keys)))
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta = FOREVER) -> None:
+        """As torch's."""
+        self._ask(lambda: self.store.wait(keys, timeout), timeout.total_seconds())
+
+    def _ask(self, job: Callable[[], Any], more_s: float = 0.0) -> Any:
+        """The answer.
+
+        Raises:
+            NoNote: there was none in time, or the store is gone.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=_work, args=(self._jobs,), daemon=True, name="patient-store")
+            self._thread.start()
+        box: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._jobs.put((job, box))
+        try:
+            answer, error = box.get(timeout=min(LONGEST_S, self.patience_s + more_s))
+        except queue.Empty:
+            raise NoNote(f"{self.name} did not answer within {self.patience_s:g} s (strategy.timeout_s)") from None
+        if error is not None:
+            raise NoNote(f"{self.name}: {first_line(error)}") from error
+        return answer
+
+    def __del__(self) -> None:
+        self._jobs.put(None)
+
+
+def _work(jobs: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None]) -> None:
+    """Do one job after the other; nothing is kept of a job that is done, so that its store can be closed."""
+    while (job := jobs.get()) is not None:
+        do, box = job
+        try:
+            box.put((do(), None))
+        except Exception as error:
+            box.put((None, error))
+        del job, do, box

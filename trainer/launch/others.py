@@ -1,0 +1,125 @@
+"""What the launchers of a run's hosts tell each other: why the run ends, who is lost, and that a host's processes are done."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from trainer.errors import RunFailed
+from trainer.host.board import Board, NoNote
+from trainer.launch.rendezvous import Meeting
+from trainer.launch.supervisor import Role
+
+ENDED, LEFT = "ended", "left/host/{}"
+LOOK_S = 0.5
+"""Between two looks at what others say."""
+TELL_S = 1.5
+"""Time for a last word, and for the others to read it before host 0's store is gone."""
+LEAVE_S = 60.0
+"""The last meeting of the workers is over when a host leaves: the others leave as soon as their processes have ended."""
+
+
+class Others:
+    """The other hosts, as one host's launcher sees them.
+
+    Args:
+        board: of the run. In a list, because the frames of an error would keep it open.
+        roles: the processes of this host.
+    """
+
+    def __init__(
+        self, board: Sequence[Board], meeting: Meeting, roles: Sequence[Role], clock: Callable[[], float] = time.monotonic
+    ) -> None:  # fmt: skip
+        self.board, self.meeting, self.clock = board, meeting, clock
+        self.told = False
+        self._looked = clock()
+        self._elsewhere = {
+            f"{role.name}/{rank}": rank
+            for role in roles
+            if role.apart and meeting.serves
+            for rank in range(role.size)
+            if not role.first_rank <= rank < role.first_rank + role.here
+        }
+        self._workers_here = max((role.here for role in roles if role.name == "worker"), default=1)
+        self._lost_hosts: dict[int, int] = {}
+
+    def look(self) -> Mapping[int, str]:
+        """Why processes of other hosts that the run goes on without are lost, by rank, each once; host 0 asks.
+
+        Raises:
+            RunFailed: another host has ended the run.
+        """
+        if self.meeting.hosts == 1 or self.clock() - self._looked < LOOK_S:
+            return {}
+        self._looked = self.clock()
+        board = self.board[0]
+        if board.check([ENDED]):
+            host, _, why = board.get(ENDED).decode().partition(" ")
+            if int(host) != self.meeting.number:
+                self.told = True
+                raise RunFailed(f"{self.meeting.name(int(host))} has ended the run: {why}")
+        return {rank: self._lose(who, rank) for who, rank in list(self._elsewhere.items()) if self._is_lost(who)}
+
+    def _is_lost(self, who: str) -> bool:
+        return self.board[0].check([f"fenced/{who}"])
+
+    def _lose(self, who: str, rank: int) -> str:
+        del self._elsewhere[who]
+        host = rank // self._workers_here
+        self._lost_hosts[host] = self._lost_hosts.get(host, 0) + 1
+        why = self.board[0].get(f"fenced/{who}").decode()
+        return f"{who.replace('/', ' ')} on {self.meeting.name(host)} is lost: {why}"
+
+    def end(self, why: str) -> None:
+        """Tell them that the run ends, unless one of them has told so."""
+        if self.meeting.hosts == 1 or self.told:
+            return
+        first_line = why.strip().splitlines()[0]
+        self._say({ENDED: f"{self.meeting.number} {first_line}"})
+        if self.meeting.serves:
+            time.sleep(TELL_S)
+
+    def lose(self, who: Sequence[str], why: str) -> None:
+        """Tell the servers that processes of this host, which the run goes on without, are gone."""
+        if self.meeting.hosts > 1:
+            self._say({f"lost/{name}": why for name in who})
+
+    def _say(self, notes: Mapping[str, str]) -> None:
+        """Leave notes, if the board takes them soon: the way to it may be cut."""
+        board = self.board[0]
+
+        def say() -> None:
+            with suppress(RuntimeError):
+                for key, note in notes.items():
+                    board.set(key, note)
+
+        saying = threading.Thread(target=say, daemon=True, name="last-words")
+        saying.start()
+        saying.join(TELL_S)
+
+    def leave(self, results: dict[str, dict[int, Any]]) -> None:
+        """This host's processes are done. Host 0, whose store the others use to their end, waits for them; its results get what
+        their servers returned."""
+        if self.meeting.hosts == 1:
+            return
+        with suppress(NoNote):  # host 0 waits no longer
+            self.board[0].set(LEFT.format(self.meeting.number), json.dumps(results.get("server", {})))
+        if not self.meeting.serves:
+            return
+        until = self.clock() + LEAVE_S
+        lost = {host for host, workers in self._lost_hosts.items() if workers == self._workers_here}
+        for host in sorted(set(range(1, self.meeting.hosts)) - lost):
+            key = LEFT.format(host)
+            while not self.board[0].check([key]) and self.clock() < until:
+                time.sleep(LOOK_S / 5)
+            if not self.board[0].check([key]):
+                print(
+                    f"\nATTENTION: {self.meeting.name(host)} does not say that its processes have ended\n", flush=True
+                )
+                continue
+            for rank, told in json.loads(self.board[0].get(key)).items():
+                results.setdefault("server", {})[int(rank)] = told
