@@ -172,7 +172,7 @@ def test_quiet_shows_neither_plan_nor_bar_nor_lines_and_warnings_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan: Any = SimpleNamespace(
-        lacks=[], concern="too many outputs", facts=SimpleNamespace(attention="", stand_in="drawn flowers"), strategy="single",
+        lacks=[], concern="too many outputs", insecure=False, facts=SimpleNamespace(attention="", stand_in="drawn flowers"), strategy="single",
         roles={"worker": 1}, device="cpu", chosen=SimpleNamespace(precision="fp32"), total_steps=1, global_batch_size=32, run_dir="x", left_out=["launch.nproc=2"],
     )  # fmt: skip
     plan_table.show_plan(plan, "quiet")

@@ -15,7 +15,7 @@ class LaunchConfig:
     _target_: str = key("trainer.launch.builtin.Local", "class, a trainer.planning.launcher.Launcher")
     nproc: Optional[int] = key(None, "workers on this host (null: one per GPU, else 1)", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
     servers: Optional[int] = key(None, "parameter-server processes, for strategies that have them", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
-    server_hosts: str = key("auto", "hosts of the parameter servers, which are spread evenly: all, first, or numbers such as 0,2; auto: all, or first where there are fewer servers than hosts")  # fmt: skip
+    server_hosts: str = key("auto", "hosts of parameter servers: all, first, or numbers (0,2); auto: all, or first with fewer servers than hosts")  # fmt: skip
     workers: Optional[int] = key(None, "workers on all hosts; on one host the same as nproc", "processes", ge=1)
     nnodes: int = key(1, "hosts", "hosts", ge=1, le=MOST_HOSTS)
     node_rank: int = key(0, "which of the hosts this one is", ge=0)
