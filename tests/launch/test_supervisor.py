@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.notes import Notes
 from trainer.errors import RunFailed
 from trainer.launch.process import Failure
 from trainer.launch.supervisor import LINGER_S, Member, Role, Supervisor, end
@@ -51,19 +52,6 @@ class Scripted:
 
     def join(self, seconds: float) -> None:
         pass
-
-
-class Notes(dict[str, str]):
-    """A store."""
-
-    def set(self, key: str, value: str) -> None:
-        self[key] = value
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self for key in keys)
-
-    def get(self, key: str) -> bytes:  # type: ignore[override]
-        return self[key].encode()
 
 
 def watched(handles: list[Scripted], apart: bool, notes: Notes, seconds: float = 0.0) -> dict[str, dict[int, Any]]:

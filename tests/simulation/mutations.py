@@ -77,21 +77,10 @@ def pending_work_travels_with_a_block_that_is_taken_over(
         return False
 
 
-@replaces(worker.PserverWorker, "leases", of="pending_work_travels_with_a_block_that_is_taken_over")
-def _no_pause_before_a_take_over(original: Any, self: worker.PserverWorker, epoch: int, blocks: int) -> Iterator[Any]:
-    while True:
-        answer = self.work.ask(epoch, blocks)
-        if answer is None:
-            yield None
-            self.finish_pushes()
-            self.rest()
-            while (answer := self.work.ask(epoch, blocks)) is None:
-                self.client.connections.sleep(0.2)
-            if not answer["over"]:
-                self.wake(anew=False)
-        if answer["over"]:
-            return
-        yield self.work.lease(epoch, answer)
+@replaces(worker.PserverWorker, "push_pending", of="pending_work_travels_with_a_block_that_is_taken_over")
+@replaces(asynchronous.Stale, "push_pending", of="pending_work_travels_with_a_block_that_is_taken_over")
+def _nothing_is_pushed(_: Any, self: worker.PserverWorker) -> None:
+    pass
 
 
 @replaces(rules.Ssp, "covered")

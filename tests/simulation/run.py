@@ -11,8 +11,9 @@ from unittest.mock import patch
 
 import numpy as np
 
+from tests.notes import Notes
 from tests.simulation.scenario import LOST_AFTER_S, Fault, Scenario
-from tests.simulation.servers import Board, SimulatedServer
+from tests.simulation.servers import SimulatedServer
 from tests.simulation.workers import SimulatedWorker
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
@@ -93,7 +94,7 @@ class Play:
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         self.world, self.scenario = world, scenario
-        self.board = Board()
+        self.board = Notes()
         self.network = Network(world, scenario)
         self.servers = [
             SimulatedServer(world, n, scenario, self.board, self.to_worker, self.heartbeats, self.server_ended)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.notes import Notes
 from tests.simulation.scenario import Scenario
 from tests.simulation.world import Process, Violation, World
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import DataConfig, SchedulerConfig
-from trainer.config.schema.strategy import Entry
 from trainer.errors import RunFailed
 from trainer.strategies import builtin
 from trainer.strategies.pserver.protocol.messages import (
@@ -67,22 +67,7 @@ def declared(scenario: Scenario) -> Any:
     told = dict(scenario.options)
     count = told.pop("count", 1)
     entry = {"entry": {"count": count, "probability": 1.0}} if count > 1 else {}
-    made = DECLARED[scenario.mode](**told, **entry)
-    assert isinstance(made.options.entry, Entry)
-    return made
-
-
-class Board(dict[str, str]):
-    """The launcher's store."""
-
-    def set(self, key: str, value: str) -> None:
-        self[key] = value
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self for key in keys)
-
-    def get(self, key: str) -> bytes:  # type: ignore[override]
-        return self[key].encode()
+    return DECLARED[scenario.mode](**told, **entry)
 
 
 class SimulatedServer(Process):
@@ -95,7 +80,7 @@ class SimulatedServer(Process):
     """
 
     def __init__(
-        self, world: World, number: int, scenario: Scenario, board: Board,
+        self, world: World, number: int, scenario: Scenario, board: Notes,
         send: Callable[[int, Any, Message], None], heartbeats: Callable[[int], list[int]],
         ended: Callable[[int, RunFailed | None], None],
     ) -> None:  # fmt: skip

@@ -30,8 +30,8 @@ from trainer.strategies.pserver.server.work import Work
 
 LOOK_S = 0.2
 """So often a server looks who is silent and which requests are overdue; it waits for messages no longer than that."""
-AWAY_S = 2 * LOOK_S
-"""A turn that comes later than that after the last one: the process was stopped, or had no processor."""
+AWAY_S = 0.2
+"""A turn that comes so much too late, or lasts so long: the process was stopped, or had no processor."""
 ONCE = (Verb.START, Verb.SAVE, Verb.SHRINK, Verb.RATE)
 """A second copy of these, late, must not be done again: parameters have moved since."""
 
@@ -112,7 +112,7 @@ class Server:
 
     def _was_away(self, seconds: float) -> None:
         """Time in which this server took nothing is nobody's silence: everybody gets it again."""
-        if seconds > AWAY_S - LOOK_S:
+        if seconds > AWAY_S:
             for given in (self.members, self.work, self.turns):
                 given.away(seconds)
 

@@ -61,13 +61,12 @@ class Client:
         rank: the worker.
         connections: to the servers, and the clock.
         timeout_s: longest wait at a meeting point.
-        life: of the worker, another number each time it is started.
         names: of the servers, in messages.
     """
 
-    def __init__(self, rank: int, connections: Connections, timeout_s: float, life: int | None = None, names: Sequence[str] = ()) -> None:  # fmt: skip
+    def __init__(self, rank: int, connections: Connections, timeout_s: float, names: Sequence[str] = ()) -> None:
         self.rank, self.connections, self.timeout_s = rank, connections, timeout_s
-        self.life = new_life() if life is None else life
+        self.life = new_life()
         self.servers = range(connections.count)
         self.names = names or [f"server {number}" for number in self.servers]
         self.incarnations = [0] * connections.count
