@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.checkpoint import sealed
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol import snapshot
 
@@ -25,7 +26,7 @@ MARK = re.compile(r"shared\.\d+\.tmp")
 
 def mark(folder: Path) -> str:
     """Leave a file of a random name where the parts go; a server that sees it shares the folder. Returns the name."""
-    partial = snapshot.partial_of(folder)
+    partial = sealed.partial_of(folder)
     partial.mkdir(parents=True, exist_ok=True)
     name = f"shared.{secrets.randbelow(10**12)}.tmp"
     (partial / name).touch()
@@ -34,13 +35,13 @@ def mark(folder: Path) -> str:
 
 def is_shared(folder: Path, name: str) -> bool:
     """Whether that file is there."""
-    return MARK.fullmatch(name) is not None and (snapshot.partial_of(folder) / name).is_file()
+    return MARK.fullmatch(name) is not None and (sealed.partial_of(folder) / name).is_file()
 
 
 def piece(folder: Path, server: int, first: int) -> tuple[dict[str, Any], np.ndarray]:
     """Size and checksum of a part, and its bytes from ``first`` on, at most :data:`PIECE`."""
-    path = snapshot.partial_of(folder) / snapshot.part_name(server)
-    seal = dict(json.loads(snapshot.sealed(path).read_text()))
+    path = sealed.partial_of(folder) / snapshot.part_name(server)
+    seal = dict(json.loads(sealed.seal_of(path).read_text()))
     with path.open("rb") as file:
         file.seek(first)
         return seal, np.frombuffer(file.read(PIECE), dtype=np.uint8)
@@ -48,8 +49,8 @@ def piece(folder: Path, server: int, first: int) -> tuple[dict[str, Any], np.nda
 
 def forget(folder: Path, server: int) -> None:
     """Remove a part that is elsewhere now, and its folders if nothing else is in them."""
-    path = snapshot.partial_of(folder) / snapshot.part_name(server)
-    for file in (path, snapshot.sealed(path)):
+    path = sealed.partial_of(folder) / snapshot.part_name(server)
+    for file in (path, sealed.seal_of(path)):
         file.unlink(missing_ok=True)
     with suppress(OSError):
         path.parent.rmdir()
@@ -65,7 +66,7 @@ def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, A
     Raises:
         RunFailed: what came is not what was written there.
     """
-    path = snapshot.partial_of(folder) / snapshot.part_name(server)
+    path = sealed.partial_of(folder) / snapshot.part_name(server)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         while True:
@@ -75,7 +76,7 @@ def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, A
             file.write(some.data)
         file.flush()
         os.fsync(file.fileno())
-    if snapshot.fingerprint(temporary) != dict(seal):
+    if sealed.fingerprint(temporary) != dict(seal):
         raise RunFailed(f"the part of server {server} has come damaged from its host: {path}")
     os.replace(temporary, path)
-    snapshot.sealed(path).write_text(json.dumps(dict(seal)))
+    sealed.seal_of(path).write_text(json.dumps(dict(seal)))

@@ -10,11 +10,8 @@ name steps aside as ``<folder>.previous`` until then, where :func:`read` finds i
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,11 +21,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from trainer.errors import UserError
+from trainer.checkpoint import sealed
 
 FORMAT = 2
 """2: with mode, optimizer, dtype and the step of the schedule."""
-MARKER, INDEX = "COMPLETE", "index.json"
+INDEX = "index.json"
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,7 @@ class Snapshot:
 
 def begin(folder: Path) -> Path:
     """Before the servers write: forget parts of a save that was never completed. Returns the folder."""
-    shutil.rmtree(partial_of(folder), ignore_errors=True)
-    return folder
+    return sealed.begin(folder)
 
 
 def write_part(folder: Path, server: int, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
@@ -97,15 +93,9 @@ def write_part(folder: Path, server: int, tensors: dict[str, torch.Tensor], meta
     Raises:
         UserError: the folder holds something that is not a snapshot.
     """
-    _own(folder)
-    partial = partial_of(folder)
-    partial.mkdir(parents=True, exist_ok=True)
     ready = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     header = {"meta": json.dumps(meta), "format_version": str(FORMAT), "server": str(server)}
-    path = partial / part_name(server)
-    sealed(path).unlink(missing_ok=True)  # the old seal must not vouch for the new file, nor the other way round
-    _durable(path, lambda temporary: save_file(ready, temporary, metadata=header))
-    _durable_text(sealed(path), json.dumps(fingerprint(path)))
+    sealed.write(folder, part_name(server), lambda path: save_file(ready, path, metadata=header))
 
 
 def complete(folder: Path, servers: int) -> None:
@@ -114,28 +104,23 @@ def complete(folder: Path, servers: int) -> None:
     Raises:
         UserError: a part is missing or damaged, or two parts describe one table differently.
     """
-    _own(folder)
-    partial, previous = partial_of(folder), _previous(folder)
+    sealed.check_own(folder)
     names = [part_name(server) for server in range(servers)]
-    for name in names:
-        if not (partial / name).is_file() or not sealed(partial / name).is_file():
-            raise _refused(partial / name, "server's part of the snapshot was not written to its end")
-    seals = {name: json.loads(sealed(partial / name).read_text()) for name in names}
-    for name, seal in seals.items():
-        _check_size(partial / name, seal)
-    metas = [Part(server, partial / name).meta for server, name in enumerate(names)]
-    _durable_text(partial / INDEX, json.dumps(_index(partial, metas), indent=1))
-    _durable_text(partial / MARKER, _marker({**seals, INDEX: fingerprint(partial / INDEX)}))
-    for path in partial.iterdir():  # seals, and parts of a run with more servers that did not get this far
-        if path.name not in (*names, INDEX, MARKER):
-            path.unlink()
-    _sync(partial)
-    if folder.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        os.rename(folder, previous)
-    os.rename(partial, folder)
-    _sync(folder.parent)
-    shutil.rmtree(previous, ignore_errors=True)
+    sealed.seals(folder, names)
+    write_index(folder, servers)
+    sealed.complete(folder, [*names, INDEX], FORMAT)
+
+
+def write_index(folder: Path, servers: int) -> None:
+    """Write what the parts of servers 0..servers-1 hold together.
+
+    Raises:
+        UserError: two parts describe one table differently.
+    """
+    partial = sealed.partial_of(folder)
+    metas = [Part(server, partial / part_name(server)).meta for server in range(servers)]
+    index = json.dumps(_index(partial, metas), indent=1)
+    sealed.write(folder, INDEX, lambda path: path.write_text(index))
 
 
 def read(folder: Path, verify: bool = True) -> Snapshot:
@@ -147,24 +132,14 @@ def read(folder: Path, verify: bool = True) -> Snapshot:
     Raises:
         UserError: there is none, it is incomplete or damaged, or of another format version; it names the file.
     """
-    if not folder.exists() and (_previous(folder) / MARKER).is_file():
-        folder = _previous(folder)
-    if not folder.is_dir():
-        why = "there is no such folder"
-        if partial_of(folder).is_dir():
-            why += f"; {partial_of(folder).name} holds parts of a snapshot that was not completed"
-        raise _refused(folder, why)
-    for name, seal in _files(folder).items():
-        _check_size(folder / name, seal)
-        if verify and fingerprint(folder / name) != seal:
-            raise _refused(folder / name, "its content is not what was written: the checksum differs")
+    folder = sealed.whole(folder, FORMAT, verify)
     index = json.loads((folder / INDEX).read_text())
     parts = [Part(server, folder / part_name(server)) for server in range(index["servers"])]
     try:
         for part in parts:
             part.keys()
     except SafetensorError as error:
-        raise _refused(part.path, f"it cannot be read as safetensors ({error})") from None
+        raise sealed.refused(part.path, f"it cannot be read as safetensors ({error})") from None
     return Snapshot(folder, index["servers"], index["tables"], index["dense"], index["meta"], parts)
 
 
@@ -175,99 +150,15 @@ def _index(folder: Path, metas: list[dict[str, Any]]) -> dict[str, Any]:
         for name, table in meta.get("tables", {}).items():
             known = tables.setdefault(name, {**table, "rows": 0})
             if {**known, "rows": 0} != {**table, "rows": 0}:
-                raise _refused(folder / part_name(server), f"table {name} is described otherwise than by other servers")
+                raise sealed.refused(
+                    folder / part_name(server), f"table {name} is described otherwise than by other servers"
+                )
             known["rows"] += table["rows"]
     dense = [{**piece, "server": server} for server, meta in enumerate(metas) for piece in meta.get("dense", [])]
     meta = {key: value for key, value in metas[0].items() if key not in ("tables", "dense")} if metas else {}
     return {"format_version": FORMAT, "servers": len(metas), "tables": tables, "dense": dense, "meta": meta}
 
 
-def _marker(files: dict[str, dict[str, Any]]) -> str:
-    body = {"format_version": FORMAT, "files": files}
-    return json.dumps({**body, "checksum": _digest(json.dumps(body, sort_keys=True).encode())}, indent=1)
-
-
-def _files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Name -> size and checksum of each file, from a marker that is whole."""
-    path = folder / MARKER
-    if not path.is_file():
-        raise _refused(path, "the file is missing: this is no snapshot, or one that was not completed")
-    try:
-        marker = json.loads(path.read_text())
-        version, checksum = marker["format_version"], marker.pop("checksum")
-    except (ValueError, TypeError, KeyError):
-        raise _refused(path, "it is damaged") from None
-    if version != FORMAT:
-        raise _refused(path, f"format version {version}; this trainer reads version {FORMAT}")
-    if checksum != _digest(json.dumps(marker, sort_keys=True).encode()):
-        raise _refused(path, "it is damaged")
-    return dict(marker["files"])
-
-
-def _check_size(path: Path, seal: dict[str, Any]) -> None:
-    if not path.is_file():
-        raise _refused(path, "the file is missing")
-    if path.stat().st_size != seal["bytes"]:
-        raise _refused(path, f"{path.stat().st_size} bytes, but {seal['bytes']} were written")
-
-
-def _own(folder: Path) -> None:
-    """A folder with other things in it is not ours to replace."""
-    if folder.exists() and not (folder / MARKER).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(str(folder), "it holds something that is not a snapshot", "a new or empty folder")
-
-
-def _refused(path: Path, why: str) -> UserError:
-    return UserError(str(path), why, "the folder of a complete snapshot, one that holds COMPLETE")
-
-
 def part_name(server: int) -> str:
     """The file of a server."""
     return f"server-{server}.safetensors"
-
-
-def partial_of(folder: Path) -> Path:
-    """Where the parts are written."""
-    return folder.with_name(f"{folder.name}.partial")
-
-
-def _previous(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.previous")
-
-
-def sealed(path: Path) -> Path:
-    """Where size and checksum of a part wait for the marker."""
-    return path.with_suffix(".seal")
-
-
-def fingerprint(path: Path) -> dict[str, Any]:
-    """Size and checksum of a file."""
-    with path.open("rb") as file:
-        checksum = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    return {"bytes": path.stat().st_size, "blake2b": checksum}
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _durable_text(path: Path, text: str) -> None:
-    _durable(path, lambda temporary: temporary.write_text(text))
-
-
-def _durable(path: Path, write: Callable[[Path], Any]) -> None:
-    """The whole file under its name, on the disk itself, or none."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    write(temporary)
-    _sync(temporary)
-    os.replace(temporary, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    """To the disk: a file's content, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,211 @@
+"""A folder of files that is there whole or not at all, wherever the machine stops.
+
+Files are written into ``<folder>.partial``, each with a seal (its size and checksum) beside it. Once all are there, a
+marker that holds all seals is written, and ``.partial`` takes the folder's name. An older folder of that name steps aside as
+``<folder>.previous`` until then, where :func:`whole` finds it should the machine stop in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import UserError
+
+MARKER = "COMPLETE"
+
+
+def begin(folder: Path) -> Path:
+    """Before anybody writes: forget files of a folder that was never completed. Returns the folder."""
+    shutil.rmtree(partial_of(folder), ignore_errors=True)
+    return folder
+
+
+def write(folder: Path, name: str, write_to: Callable[[Path], Any]) -> None:
+    """Write a file of the folder to come. The folder exists after :func:`complete` only.
+
+    Args:
+        folder: an older one there stays as it is until then.
+        write_to: is given the path of a temporary file.
+
+    Raises:
+        UserError: the folder holds something else.
+    """
+    check_own(folder)
+    partial = partial_of(folder)
+    partial.mkdir(parents=True, exist_ok=True)
+    path = partial / name
+    seal_of(path).unlink(missing_ok=True)  # the old seal must not vouch for the new file, nor the other way round
+    durable(path, write_to)
+    durable_text(seal_of(path), json.dumps(fingerprint(path)))
+
+
+def seals(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Size and checksum of these files of the folder to come.
+
+    Raises:
+        UserError: one was not written to its end.
+    """
+    partial = partial_of(folder)
+    for name in names:
+        if not is_written(folder, name):
+            raise refused(partial / name, "it was not written to its end")
+    found = {name: json.loads(seal_of(partial / name).read_text()) for name in names}
+    for name, seal in found.items():
+        _check_size(partial / name, seal)
+    return found
+
+
+def is_written(folder: Path, name: str) -> bool:
+    """Whether this file of the folder to come was written to its end."""
+    path = partial_of(folder) / name
+    return path.is_file() and seal_of(path).is_file()
+
+
+def complete(folder: Path, names: Sequence[str], version: int) -> None:
+    """Make these files the folder. Called once, after all are written.
+
+    Args:
+        version: of the files' format, which :func:`whole` asks for.
+
+    Raises:
+        UserError: one is missing or damaged.
+    """
+    check_own(folder)
+    partial, previous = partial_of(folder), previous_of(folder)
+    durable_text(partial / MARKER, _marker(seals(folder, names), version))
+    for path in partial.iterdir():  # seals, and files of somebody who did not get to the end
+        if path.name not in (*names, MARKER):
+            path.unlink()
+    sync(partial)
+    if folder.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        os.rename(folder, previous)
+    os.rename(partial, folder)
+    sync(folder.parent)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def whole(folder: Path, version: int, verify: bool = True) -> Path:
+    """The complete folder of that name, or the one before it where the machine stopped while it was replaced.
+
+    Args:
+        verify: also read every file once and compare its checksum; sizes are always compared.
+
+    Raises:
+        UserError: there is none, it is incomplete or damaged, or of another format version; it names the file.
+    """
+    if not folder.exists() and (previous_of(folder) / MARKER).is_file():
+        folder = previous_of(folder)
+    if not folder.is_dir():
+        why = "there is no such folder"
+        if partial_of(folder).is_dir():
+            why += f"; {partial_of(folder).name} holds parts of a snapshot that was not completed"
+        raise refused(folder, why)
+    for name, seal in files(folder, version).items():
+        _check_size(folder / name, seal)
+        if verify and fingerprint(folder / name) != seal:
+            raise refused(folder / name, "its content is not what was written: the checksum differs")
+    return folder
+
+
+def files(folder: Path, version: int) -> Mapping[str, dict[str, Any]]:
+    """Name -> size and checksum of each file, from a marker that is whole.
+
+    Raises:
+        UserError: the marker is missing or damaged, or of another format version.
+    """
+    path = folder / MARKER
+    if not path.is_file():
+        raise refused(path, "the file is missing: this is no snapshot, or one that was not completed")
+    try:
+        marker = json.loads(path.read_text())
+        found, checksum = marker["format_version"], marker.pop("checksum")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise refused(path, "it is damaged") from None
+    if found != version:
+        raise refused(path, f"format version {found}; this trainer reads version {version}")
+    if checksum != _digest(json.dumps(marker, sort_keys=True).encode()):
+        raise refused(path, "it is damaged")
+    return dict(marker["files"])
+
+
+def check_own(folder: Path) -> None:
+    """A folder with other things in it is not ours to replace.
+
+    Raises:
+        UserError: there is such a folder.
+    """
+    if folder.exists() and not (folder / MARKER).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(str(folder), "it holds something that is not a snapshot", "a new or empty folder")
+
+
+def refused(path: Path, why: str) -> UserError:
+    """What is said of a file that cannot be used."""
+    return UserError(str(path), why, f"the folder of a complete snapshot, one that holds {MARKER}")
+
+
+def partial_of(folder: Path) -> Path:
+    """Where the files are written."""
+    return folder.with_name(f"{folder.name}.partial")
+
+
+def previous_of(folder: Path) -> Path:
+    """Where an older folder of that name steps aside."""
+    return folder.with_name(f"{folder.name}.previous")
+
+
+def seal_of(path: Path) -> Path:
+    """Where size and checksum of a file wait for the marker."""
+    return path.with_suffix(".seal")
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file."""
+    with path.open("rb") as file:
+        checksum = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return {"bytes": path.stat().st_size, "blake2b": checksum}
+
+
+def durable_text(path: Path, text: str) -> None:
+    """A text file, as :func:`durable`."""
+    durable(path, lambda temporary: temporary.write_text(text))
+
+
+def durable(path: Path, write_to: Callable[[Path], Any]) -> None:
+    """The whole file under its name, on the disk itself, or none."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    write_to(temporary)
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """To the disk: a file's content, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _marker(found: Mapping[str, Any], version: int) -> str:
+    body = {"format_version": version, "files": found}
+    return json.dumps({**body, "checksum": _digest(json.dumps(body, sort_keys=True).encode())}, indent=1)
+
+
+def _check_size(path: Path, seal: Mapping[str, Any]) -> None:
+    if not path.is_file():
+        raise refused(path, "the file is missing")
+    if path.stat().st_size != seal["bytes"]:
+        raise refused(path, f"{path.stat().st_size} bytes, but {seal['bytes']} were written")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
