@@ -96,12 +96,13 @@ class Feed:
         self.val_reader = Reader(splits.val, self.val_addresses, replace(reading, mixing=None))
         self.waited = 0.0
 
-    def updates(self, epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
-        """For each update of the epoch: this worker's samples in it, and its batches.
+    def updates(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Iterator[Batch]]]:
+        """For each update of the epoch, from that one on: this worker's samples in it, and its batches.
 
-        ``waited`` grows by the seconds that the loop stood still for data.
+        Where work is leased, what is left of the epoch is handed out. ``waited`` grows by the seconds that the loop stood
+        still for data.
         """
-        batches = self._one_ahead(self._leased(epoch) if self.work is not None else self._split(epoch))
+        batches = self._one_ahead(self._leased(epoch) if self.work is not None else self._split(epoch, first))
         for first in batches:
             yield first.update, _until_last(first, batches)
             if self.growth is not None:
@@ -119,12 +120,14 @@ class Feed:
             if one is not None:
                 one.grow(readers, self.growth.prefetch(readers))
 
-    def _split(self, epoch: int) -> Iterator[Batch | None]:
-        """The batches that the sampler gives this worker."""
+    def _split(self, epoch: int, update: int) -> Iterator[Batch | None]:
+        """The batches that the sampler gives this worker, from an update on."""
         self.sampler.set_epoch(epoch)
-        sizes = self.sampler.sizes()[: len(self.train_addresses)]
+        sizes = self.sampler.sizes()[: self.train_addresses.of_epoch]
+        first = update * self.merge
+        self.train_reader.begin_at(first)
         batches = self._timed(iter(self.train_reader))
-        for start in range(0, len(sizes), self.merge):
+        for start in range(first, len(sizes), self.merge):
             yield from self._batches(batches, sizes[start : start + self.merge])
 
     def _batches(self, batches: Iterator[tuple[Inputs, torch.Tensor]], group: list[int]) -> Iterator[Batch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,18 +24,24 @@ Scatter = Callable[[list[tuple[Inputs, torch.Tensor]] | None], tuple[Inputs, tor
 
 
 class Addresses:
-    """A sampler's batches as (epoch, indices); limited to so many batches."""
+    """A sampler's batches as (epoch, indices), from the ``first`` on; limited to so many batches of the epoch."""
 
     def __init__(self, sampler: TrainingSampler | EvaluationSampler | EverybodysBatches, limit: int | None) -> None:
         self.sampler = sampler
         self.limit = limit
+        self.first = 0
+
+    @property
+    def of_epoch(self) -> int:
+        """Batches of a whole epoch."""
+        return len(self.sampler) if self.limit is None else min(self.limit, len(self.sampler))
 
     def __len__(self) -> int:
-        return len(self.sampler) if self.limit is None else min(self.limit, len(self.sampler))
+        return max(0, self.of_epoch - self.first)
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         epoch = getattr(self.sampler, "epoch", 0)
-        for _, batch in zip(range(len(self)), self.sampler.arrays(), strict=False):
+        for batch in islice(self.sampler.arrays(), self.first, self.of_epoch):
             yield epoch, batch
 
 
@@ -71,6 +78,8 @@ class Reader:
         self.loader: DataLoader[Any] | None = None
         self.shared: SharedBatches | None = None
         self.retired: DataLoader[Any] | None = None
+        self.seeds = torch.Generator().manual_seed(reading.seed)
+        """Of the processes, so that reading takes nothing of the training's randomness."""
 
     def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
         if not self.num_workers:
@@ -86,6 +95,10 @@ class Reader:
                 batches = self._begin(read)
             yield next(batches)
             read += 1
+
+    def begin_at(self, first: int) -> None:
+        """From which batch on the next epoch is read."""
+        self.addresses.first = first
 
     def grow(self, num_workers: int, prefetch: int) -> None:
         """From the next batch on, read by so many processes, which keep so many batches ready each."""
@@ -106,6 +119,7 @@ class Reader:
                 pin_memory=self.pin_memory,
                 persistent_workers=True,
                 worker_init_fn=reading_process,
+                generator=self.seeds,
             )
         self.rest.first = first
         batches = from_processes(iter(self.loader), self.shared)
@@ -132,6 +146,12 @@ class ScatteredReader:
 
     def __init__(self, reader: Reader | None, batches: Addresses, workers: int, scatter: Scatter) -> None:
         self.reader, self.batches, self.workers, self.scatter = reader, batches, workers, scatter
+
+    def begin_at(self, first: int) -> None:
+        """From which batch of each worker on the next epoch is read."""
+        self.batches.first = first
+        if self.reader is not None:
+            self.reader.begin_at(first * self.workers)
 
     def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
         read = iter(self.reader) if self.reader is not None else None

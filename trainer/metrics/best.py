@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.wording import counted
 
@@ -105,6 +105,14 @@ class Best:
         self.value, self.step = value, step
         return True
 
+    def state(self) -> tuple[float | None, int]:
+        """For :meth:`load`."""
+        return self.value, self.step
+
+    def load(self, state: tuple[float | None, int]) -> None:
+        """Go on from there."""
+        self.value, self.step = state
+
 
 class EarlyStop:
     """Ends a run whose metric has stopped getting better.
@@ -116,6 +124,15 @@ class EarlyStop:
     def __init__(self, metric: str, patience: int, min_delta: float, lower: Mapping[str, bool] = NOBODY) -> None:
         self.best = Best(metric, min_delta, lower)
         self.patience, self.waited = patience, 0
+
+    def state(self) -> dict[str, Any]:
+        """For :meth:`load`."""
+        return {"best": self.best.state(), "waited": self.waited}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.best.load(state["best"])
+        self.waited = state["waited"]
 
     def why(self, step: int, metrics: Mapping[str, float]) -> str:
         """Take a validation; the reason to stop, or nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -85,6 +86,14 @@ class BinaryMeter:
         """Remember a batch: its mean loss, logits (N,), labels (N,), and how many samples count."""
         if samples:
             self.seen.append((loss.detach(), outputs.detach(), labels, samples))
+
+    def state(self) -> list[Any]:
+        """What was seen since the last look, for :meth:`load`."""
+        return list(self.seen)
+
+    def load(self, state: Sequence[Any]) -> None:
+        """Go on from there."""
+        self.seen = [tuple(batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
         """(4 + 2 * BUCKETS + 1,) float64; and forget them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,12 @@ class Sums(Protocol):
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
         """A float64 vector that adds up over workers, its last element the number of samples; and forget them."""
+
+    def state(self) -> list[Any]:
+        """What was seen since the last look, for ``load``."""
+
+    def load(self, state: Sequence[Any]) -> None:
+        """Go on from there; tensors are on the device of those that come."""
 
 
 class Exam(Protocol):
@@ -136,6 +143,14 @@ class Meter:
             self.seen.append(
                 (loss.detach(), outputs.detach(), labels if labels.dim() == 1 else labels.argmax(1), samples)
             )
+
+    def state(self) -> list[Any]:
+        """What was seen since the last look, for :meth:`load`."""
+        return list(self.seen)
+
+    def load(self, state: Sequence[Any]) -> None:
+        """Go on from there."""
+        self.seen = [tuple(batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
         """(4,) float64: loss summed over samples, hits of acc1, hits of acc5, samples; and forget them."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -93,6 +93,17 @@ class AveragedWeights:
             part = total[offset : offset + tensor.numel()].view(tensor.shape)
             offset += tensor.numel()
             tensor.copy_(part / count if place + first < self.buffers else part)
+
+    def state(self) -> dict[str, Any]:
+        """The average, and after how many updates."""
+        return {"step": self.step, "average": self.average}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.step = state["step"]
+        for average, saved in zip(self.average, state["average"], strict=True):
+            average.copy_(saved)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

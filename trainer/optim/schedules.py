@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from trainer.metrics.best import Best
 
@@ -187,3 +188,12 @@ class Plateau(Constant):
             self.resting, self.bad = self.resting - 1, 0
         if self.bad > self.patience:
             self.scale, self.resting, self.bad = max(self.least, self.scale * self.gamma), self.cooldown, 0
+
+    def state(self) -> dict[str, Any]:
+        """What validations have brought it to."""
+        return {"scale": self.scale, "bad": self.bad, "resting": self.resting, "best": self.best.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.scale, self.bad, self.resting = state["scale"], state["bad"], state["resting"]
+        self.best.load(state["best"])

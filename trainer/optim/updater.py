@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,6 +45,7 @@ class Updater:
         device = self.parameters[0].device.type if self.parameters else "cpu"
         self.scaler = torch.amp.GradScaler(device) if loss_scaling else None
         self.steps = 0
+        self.made_with = self._settings()
 
     @property
     def lr(self) -> float:
@@ -78,6 +80,32 @@ class Updater:
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next updates depend on besides parameters and gradients."""
+        return {
+            "steps": self.steps,
+            "optimizer": self.optimizer.state_dict(),
+            "made_with": self.made_with,
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "plateau": None if self.plateau is None else self.plateau.state(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` gave. Settings of the optimizer (lr, betas, ...) that it was made with otherwise than the
+        one before stay as they are."""
+        self.steps = state["steps"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, mine, before in zip(self.optimizer.param_groups, self.made_with, state["made_with"], strict=True):
+            group.update({name: value for name, value in mine.items() if before.get(name) != value})
+        if self.scaler is not None and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        if self.plateau is not None and state["plateau"] is not None:
+            self.plateau.load(state["plateau"])
+
+    def _settings(self) -> list[dict[str, Any]]:
+        """Of each parameter group."""
+        return [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
 
     def _clip(self, limit: float) -> None:
         if any(p.grad is not None and p.grad.is_sparse for p in self.parameters):
