@@ -96,6 +96,14 @@ class Interrupted(Exception):
     exit_code = 130
 
 
+PREEMPTED = "preempted"
+"""How a run ends that has saved a checkpoint because it was asked to leave the machine."""
+
+
+class Preempted(Exception):
+    """A worker has saved a checkpoint and ends, because the run was asked to leave the machine."""
+
+
 def failed(name: str, method: str, call: Any, error: BaseException) -> RunFailed:
     """The end of a run whose user's code broke: one sentence with file and line, then the traceback."""
     try:

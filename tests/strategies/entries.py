@@ -192,7 +192,7 @@ def aged(seat: Seat, payload: dict[str, Any]) -> dict[str, list[int]]:
         train_epoch(run, 0)
         run.strategy.synchronize()
         found: dict[str, list[int]] = {}
-        run.strategy.save(Path(payload["plan"]["run_dir"]))
+        run.strategy.persist(Path(payload["plan"]["run_dir"]))
         for part in snapshot.read(Path(payload["plan"]["run_dir"]) / "persistables").parts if seat.rank == 0 else ():
             for name in part:
                 if name.endswith("|ids"):
@@ -292,7 +292,7 @@ def kept(seat: Seat, payload: dict[str, Any]) -> list[float]:
 
         run.strategy.step = note
         fit(run)
-        run.strategy.save(Path(payload["plan"]["run_dir"]))
+        run.strategy.persist(Path(payload["plan"]["run_dir"]))
         return rates
 
 

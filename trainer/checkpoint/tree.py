@@ -105,7 +105,8 @@ def _order(tensor: torch.Tensor) -> list[list[int]]:
     """The axes from the outermost in memory to the innermost, where they lie otherwise than usual, as with channels_last."""
     if tensor.is_contiguous() or not tensor.numel():
         return []
-    axes = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+    strides = tensor.stride()
+    axes = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
     return [axes] if tensor.permute(axes).is_contiguous() else []
 
 

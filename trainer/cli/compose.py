@@ -239,7 +239,9 @@ def leaving_out(app: Hydra, later: list[str], strange: Mapping[tuple[str, ...], 
 
 
 def quoted(overrides: list[str]) -> list[str]:
-    """The overrides, those of keys whose text holds commas in the quotes that keep Hydra from sweeping over it."""
+    """The overrides as Hydra takes them: ``resume=X`` is ``resume.path=X``, and keys whose text holds commas get the
+    quotes that keep Hydra from sweeping over it."""
+    overrides = [f"resume.path={o.removeprefix('resume=')}" if o.startswith("resume=") else o for o in overrides]
     return [f"{o.partition('=')[0]}='{o.partition('=')[2]}'" if _has_commas(o) else o for o in overrides]
 
 

@@ -32,6 +32,7 @@ class RunConfig(schema.Config):
     execution: schema.ExecutionConfig = field(default_factory=schema.ExecutionConfig)
     tracking: schema.TrackingConfig = field(default_factory=schema.TrackingConfig)
     predict: schema.PredictConfig = field(default_factory=schema.PredictConfig)
+    checkpoint: schema.CheckpointConfig = field(default_factory=schema.CheckpointConfig)
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property

@@ -103,8 +103,8 @@ class Feed:
         still for data.
         """
         batches = self._one_ahead(self._leased(epoch) if self.work is not None else self._split(epoch, first))
-        for first in batches:
-            yield first.update, _until_last(first, batches)
+        for batch in batches:
+            yield batch.update, _until_last(batch, batches)
             if self.growth is not None:
                 self._grow(self.growth.updated(self.waited))
         if self.growth is not None:

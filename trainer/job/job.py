@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.checkpoint import store
 from trainer.config.redact import hide, text, values
 from trainer.config.run_config import RunConfig
 from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
@@ -19,6 +20,7 @@ from trainer.job.result import Result
 from trainer.planning.assignment import Assignment
 from trainer.planning.modes import CLASSES
 from trainer.planning.plan import Plan, make_plan
+from trainer.run_folder.again import go_back
 from trainer.run_folder.leftovers import clear
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def execute(
     tracked = False
     try:
         with termination_raises():
-            _clear(mine, ready.plan)
+            _make_room(mine, ready)
             _leave_config(mine, config)
             if config.mode == "train":
                 (run_dir / "checkpoints").mkdir(exist_ok=True)
@@ -112,12 +114,17 @@ def prepared(ready: Ready) -> Ready:
     return replace(ready, checked=checked, plan=replace(plan, left_out=ready.plan.left_out))
 
 
-def _clear(mine: Path, plan: Plan) -> None:
-    """Make this host's folder, without what a run before left there."""
+def _make_room(mine: Path, ready: Ready) -> None:
+    """Make this host's folder, without what a run before left there; a run that goes on finds its own files."""
     from trainer.job import plan_table
 
+    plan = ready.plan
     mine.mkdir(parents=True, exist_ok=True)
-    if clear(mine, None if plan.node_rank else plan.nnodes):
+    if ready.resume is not None and ready.resume.here:
+        store.forget_unfinished(Path(plan.run_dir) / "checkpoints")
+        if not plan.node_rank:
+            go_back(mine, ready.resume.about["points"])
+    elif clear(mine, None if plan.node_rank else plan.nnodes):
         plan_table.console().print(f"written over: the run that was in {mine}", soft_wrap=True)
 
 

@@ -15,10 +15,12 @@ from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.writable import LEAST, check_folder
+from trainer.planning import resume as resuming
 from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
 from trainer.planning.checked import Checked
 from trainer.planning.plan import Plan, make_plan
+from trainer.planning.resume import Resume
 from trainer.planning.validate import check
 from trainer.run_folder.leftovers import check_reads
 
@@ -33,6 +35,7 @@ class Ready:
     Attributes:
         swept: keys of which the sweep that it belongs to takes several values.
         later: it is not the first of its sweep, and is told of in few words.
+        resume: where it goes on from; None: it begins.
     """
 
     checked: Checked
@@ -42,12 +45,16 @@ class Ready:
     """Packages that checking it has imported: its processes need most of them."""
     swept: frozenset[str] = frozenset()
     later: bool = False
+    resume: Resume | None = None
 
     @property
     def assignment(self) -> Assignment:
         """What its processes are handed."""
         checked = self.checked
-        return Assignment(checked.config, self.plan, checked.files, tuple(sorted(self.secrets)), tuple(self.imported))
+        return Assignment(
+            checked.config, self.plan, checked.files, tuple(sorted(self.secrets)), tuple(self.imported),
+            str(self.resume.folder) if self.resume is not None else "",
+        )  # fmt: skip
 
     @property
     def secrets(self) -> set[str]:
@@ -98,7 +105,22 @@ def _get_ready(
         _check_weights(checked.config)
     check_places(checked, model, Path(run_dir), place)
     plan = make_plan(checked, model, this_machine(), run_dir)
-    return Ready(checked, model, plan, imported_since(before))
+    resume = None
+    with checked.lacks:
+        resume = resumed(checked.config, plan)
+    return Ready(checked, model, replace(plan, lacks=list(checked.lacks)), imported_since(before), resume=resume)
+
+
+def resumed(config: RunConfig, plan: Plan) -> Resume | None:
+    """Where the run goes on from; None: it begins.
+
+    Raises:
+        UserError: it cannot.
+    """
+    from trainer.terminal.screen import Screen
+
+    folder = resuming.find(config, Path(plan.run_dir), lambda line: Screen().print(line))
+    return None if folder is None else resuming.fit(config, plan, folder)
 
 
 def check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -> None:

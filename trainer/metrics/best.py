@@ -94,12 +94,16 @@ class Best:
         self.value: float | None = None
         self.step = 0
 
+    @property
+    def falls(self) -> bool:
+        """Whether less is better."""
+        return falls(self.metric, self.lower)
+
     def improved(self, step: int, value: float | None) -> bool:
         """Take a new value; whether it is the best so far. None (not measured) and what is no number never are."""
         if value is None or math.isnan(value):
             return False
-        down = falls(self.metric, self.lower)
-        gain = 0.0 if self.value is None else (self.value - value if down else value - self.value)
+        gain = 0.0 if self.value is None else (self.value - value if self.falls else value - self.value)
         if self.value is not None and not gain > self.min_delta:
             return False
         self.value, self.step = value, step

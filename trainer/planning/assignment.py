@@ -18,6 +18,7 @@ class Assignment:
         files: of mode=predict, what it looks at, relative to predict.input.
         secrets: what is never printed.
         imported: packages that the launcher has imported while it checked the config.
+        resume: folder of the checkpoint that the run goes on from; empty: it begins.
     """
 
     config: RunConfig
@@ -25,16 +26,17 @@ class Assignment:
     files: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
+    resume: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
             "config": self.config.plain(), "plan": self.plan.as_dict(), "files": self.files, "secrets": self.secrets,
-            "imported": self.imported,
+            "imported": self.imported, "resume": self.resume,
         }  # fmt: skip
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Assignment:
         """From ``as_dict``, which may have been JSON meanwhile."""
         lists = {name: tuple(plain[name]) for name in ("files", "secrets", "imported")}
-        return Assignment(RunConfig.of(plain["config"]), Plan.of(plain["plan"]), **lists)
+        return Assignment(RunConfig.of(plain["config"]), Plan.of(plain["plan"]), **lists, resume=plain["resume"])

@@ -18,14 +18,16 @@ FILES = re.compile(
     r"|(curves|servers)\.png|(best_)?(confusion\.png|per_class\.csv|mistakes\.(csv|png))|validation\.(last|best)\.npz"
 )
 """Files in the run's folder, or in ``host.N`` below it."""
-CHECKPOINTS, BEST = "checkpoints", re.compile(r"best\.safetensors")
-SNAPSHOT = re.compile(r"persistables(\.partial|\.previous)?")
-PIECE = re.compile(r"server-\d+\.(safetensors|seal)|index\.json|COMPLETE|.*\.\d+\.tmp")
-"""Files in a snapshot of the parameter servers."""
+CHECKPOINTS, BEST = "checkpoints", re.compile(r"best\.safetensors|latest")
+SNAPSHOT = re.compile(r"(persistables|step-\d{9,})(\.partial|\.previous)?")
+PIECE = re.compile(
+    r"(server|worker)-\d+\.(safetensors|seal)|worker-\d+\.safetensors\.failed|(index|checkpoint)\.(json|seal)|COMPLETE|.*\.\d+\.tmp"
+)
+"""Files in a snapshot of the parameter servers, or in a checkpoint."""
 HYDRA = ".hydra"
 HOST = re.compile(r"host\.(\d+)")
-WRITTEN_TO = ("predict.output",)
-"""Keys whose value is no file to read."""
+WRITTEN_TO = ("predict.output", "resume.path")
+"""Keys whose value is no file to read, or one that stays."""
 
 
 def clear(run_dir: Path, hosts: int | None = None) -> bool:

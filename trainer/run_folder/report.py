@@ -49,11 +49,12 @@ class Report:
         watched: validation metric whose best value marks the best model, e.g. ``val/acc1``.
         lower: of a user's own metrics, whether less is better.
         own: where this worker says how far it is itself, where the workers go their own ways.
+        goes_on: metrics.jsonl is that of the run before, and is written on.
     """
 
     def __init__(
         self, run_dir: Path | None, total_steps: int, watched: str = "val/acc1", lower: Mapping[str, bool] = NOBODY,
-        own: Path | None = None,
+        own: Path | None = None, goes_on: bool = False,
     ) -> None:  # fmt: skip
         self.own = own
         self.run_dir = run_dir
@@ -72,7 +73,7 @@ class Report:
         self._next_status = 0.0
         self._validated = -1
         self._writing = threading.Lock()
-        if run_dir:
+        if run_dir and not goes_on:
             start_empty(run_dir / "metrics.jsonl")
         self._points = (run_dir / "metrics.jsonl").open("a", buffering=1) if run_dir else None
 
@@ -220,6 +221,38 @@ class Report:
             else None,
         }
         replace_file(self.run_dir / "status.json", json.dumps(status, indent=1))
+
+    @property
+    def points(self) -> int | None:
+        """Bytes of metrics.jsonl; None: another worker writes it."""
+        with self._writing:
+            return self._points.tell() if self._points is not None else None
+
+    def state(self) -> dict[str, Any]:
+        """What was reported so far, for ``load``."""
+        return {
+            "metrics": self.metrics,
+            "best": self.best,
+            "watched": self.watched.state(),
+            "samples": self.samples,
+            "step": self.step,
+            "epoch": self.epoch,
+            "validated": self._validated,
+            "seconds": time.perf_counter() - self.started,
+            "elsewhere": self.elsewhere,
+            "data_waited": self.data_waited,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.metrics, self.best = dict(state["metrics"]), dict(state["best"])
+        self.watched.load(state["watched"])
+        self.samples, self.step, self.epoch = state["samples"], state["step"], state["epoch"]
+        self._validated, self.elsewhere = state["validated"], state["elsewhere"]
+        self.data_waited = state["data_waited"]
+        now = time.perf_counter()
+        self.started = now - state["seconds"]
+        self._window = self._window_before = Window(now, self.step, self.data_waited, self.samples)
 
     def outcome(self) -> dict[str, Any]:
         """What the run came to: final and best metrics, updates, samples, seconds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config.schema import CollectiveStrategy
 from trainer.errors import RunFailed
 from trainer.strategies.comm_hooks import register
-from trainer.strategies.contract import MakeUpdater, Seat, Strategy
+from trainer.strategies.contract import MakeUpdater, Seat, Share, Strategy
 from trainer.strategies.process_group import ProcessGroup
 
 
@@ -85,6 +86,14 @@ class Collective(Strategy):
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
         self.updater.observe(step, metrics)
+
+    def save(self, folder: Path) -> Share:
+        return Share({"updater": self.updater.state()}, {} if self.memory is None else {"memory": self.memory.state()})
+
+    def load(self, folder: Path, share: Share) -> None:
+        super().load(folder, share)
+        if self.memory is not None and "memory" in share.own:
+            self.memory.load(share.own["memory"])
 
     def gauges(self) -> dict[str, float]:
         return {"comm/compression": self.memory.compression} if self.memory is not None else {}

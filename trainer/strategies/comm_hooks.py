@@ -2,7 +2,8 @@
 
 # No `from __future__ import annotations` here: DDP compares a hook's annotations with the types themselves.
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,18 @@ class PowerSgd:
     def compression(self) -> float:
         """Elements of the gradients by elements sent for them, over all compressed updates so far; 0: none yet."""
         return float(self.torch.compression_stats()[0])
+
+    def state(self) -> dict[str, Any]:
+        """Errors, factors and counts so far."""
+        kept = {k: v for k, v in vars(self.torch).items() if k not in ("process_group", "rng")}
+        return {"layout": self.layout, "apart": self.apart, "torch": kept, "rng": self.torch.rng.get_state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.layout = {index: [tuple(member) for member in layout] for index, layout in state["layout"].items()}
+        self.apart = dict(state["apart"])
+        vars(self.torch).update(state["torch"])
+        self.torch.rng.set_state(state["rng"])
 
     def lay_out(self, index: int, layout: list[tuple[int, int]]) -> None:
         """Make the memory of a bucket fit what is in it now: (number, elements) of its parameters."""

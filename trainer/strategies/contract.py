@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -181,6 +181,19 @@ class Lease:
     empty: Callable[[], None] = lambda: None
 
 
+@dataclass(frozen=True)
+class Share:
+    """A worker's share in a checkpoint: nested dicts and lists of plain values, tensors and arrays.
+
+    Attributes:
+        common: the same on all workers where the strategy is ``same_everywhere``, and then kept once.
+        own: of this worker alone.
+    """
+
+    common: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+
 class MakeUpdater(Protocol):
     """What a strategy gets to make optimizers with."""
 
@@ -261,8 +274,24 @@ class Strategy(ABC):
         """Learning rate of the next update."""
         return self.updater.lr
 
-    def save(self, folder: Path) -> None:
-        """At the end of training, on all workers: leave in the folder what is needed to go on besides the model."""
+    def next_meeting(self, step: int) -> int:
+        """Of lockstep strategies: the first update after ``step`` ones in which every worker waits for all others."""
+        return step + 1
+
+    def save(self, folder: Path) -> Share:
+        """On all workers at once, between two updates: what it takes to go on besides the model.
+
+        Args:
+            folder: of the checkpoint to come, where other processes of the strategy write (``trainer.checkpoint.sealed``).
+        """
+        return Share({"updater": self.updater.state()})
+
+    def load(self, folder: Path, share: Share) -> None:
+        """On all workers at once, after ``setup`` and once the model has its values: go on from what ``save`` returned."""
+        self.updater.load(share.common["updater"])
+
+    def persist(self, folder: Path) -> None:
+        """At the end of training, on all workers: leave in the folder what servers hold."""
 
     def close(self) -> None:
         """End this worker's membership; every process ends and every port is free afterwards."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer.config.schema import LocalSgdStrategy
-from trainer.strategies.contract import MakeUpdater, Seat, Strategy
+from trainer.strategies.contract import MakeUpdater, Seat, Share, Strategy
 from trainer.strategies.process_group import ProcessGroup
 
 
@@ -41,6 +42,19 @@ class LocalSgd(Strategy):
         self.samples += samples
         if self.updates <= self.options.begin_step or self.updates % self.options.k_steps == 0:
             self._average()
+
+    def next_meeting(self, step: int) -> int:
+        following = step + 1
+        if following <= self.options.begin_step:
+            return following
+        return -(-following // self.options.k_steps) * self.options.k_steps
+
+    def save(self, folder: Path) -> Share:
+        return Share({"updater": self.updater.state()}, {"updates": self.updates, "samples": self.samples})
+
+    def load(self, folder: Path, share: Share) -> None:
+        super().load(folder, share)
+        self.updates, self.samples = share.own["updates"], share.own["samples"]
 
     @torch.no_grad()
     def _average(self) -> None:

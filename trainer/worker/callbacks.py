@@ -116,10 +116,23 @@ class Callbacks:
         self.hooks: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
             hook: [(name, getattr(one, hook)) for name, one in made if hasattr(one, hook)] for hook in HOOKS
         }
+        self.remembering = {
+            name: one for name, one in made if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+        }
         self.after_update = bool(self.hooks["on_update_end"])
 
     def __bool__(self) -> bool:
         return any(self.hooks.values())
+
+    def state(self) -> dict[str, Any]:
+        """What those callbacks remember that have ``state_dict`` and ``load_state_dict``, by their names."""
+        return {name: one.state_dict() for name, one in self.remembering.items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        for name, one in self.remembering.items():
+            if name in state:
+                one.load_state_dict(state[name])
 
     def train_start(self, lr: float) -> None:
         """Before the first update, whose rate will be ``lr``."""

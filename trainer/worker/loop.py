@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -23,6 +23,16 @@ from trainer.run_folder.report import Report
 from trainer.strategies.contract import GoesByValidations, HasGauges, Strategy
 from trainer.worker.callbacks import Callbacks
 from trainer.worker.profiler import Unprofiled
+
+
+class Checkpoints(Protocol):
+    """Keeps what a run can go on from."""
+
+    def after_update(self, run: Training) -> None:
+        """Called after each update and what follows it."""
+
+    def after_epoch(self, run: Training) -> None:
+        """Called after each epoch and its validation."""
 
 
 @dataclass
@@ -53,6 +63,8 @@ class Training:
         early_stop: says when to end before the last epoch.
         callbacks: the user's; own: the user's metrics.
         plateau: the schedule goes by validations.
+        checkpoints: what the run can go on from is kept; None: nothing is.
+        epoch, update: of the training, and updates done in that epoch.
         step: updates done; validated: the last validation's update and metrics; stop: why to end early.
         examined: the sums of the last validation and, where this worker keeps the best model, of the best.
         line: what the next line of training will average.
@@ -77,7 +89,9 @@ class Training:
     callbacks: Callbacks | None = None
     own: OwnMetrics = field(default_factory=lambda: OwnMetrics({}))
     plateau: bool = False
+    checkpoints: Checkpoints | None = None
     epoch: int = 0
+    update: int = 0
     step: int = 0
     samples: int = 0
     validated: tuple[int, dict[str, float]] = (-1, {})
@@ -114,7 +128,8 @@ def fit(run: Training) -> dict[str, float]:
     if not run.callbacks:
         return _fit(run)
     try:
-        run.callbacks.train_start(run.strategy.lr)
+        if not run.step:
+            run.callbacks.train_start(run.strategy.lr)
         metrics = _fit(run)
         run.callbacks.train_end(run.epoch, run.step, run.validated[1], run.report.ended)
         return metrics
@@ -124,7 +139,7 @@ def fit(run: Training) -> dict[str, float]:
 
 
 def _fit(run: Training) -> dict[str, float]:
-    for epoch in range(run.rhythm.epochs):
+    for epoch in range(run.epoch, run.rhythm.epochs):
         run.epoch = epoch
         train_epoch(run, epoch)
         done = run.step >= run.rhythm.total_steps or (epoch + 1 == run.rhythm.epochs and not run.stop)
@@ -133,6 +148,9 @@ def _fit(run: Training) -> dict[str, float]:
         due = run.rhythm.val_every and (epoch + 1) % run.rhythm.val_every == 0
         if (due or done or run.stop) and (run.lockstep or not run.stop):
             evaluate(run, epoch)  # workers without a common step are stopped by a validation alone
+        run.update = 0
+        if run.checkpoints is not None and not run.stop:
+            run.checkpoints.after_epoch(run)
         if done:
             break
         if run.stop:
@@ -152,9 +170,9 @@ def train_epoch(run: Training, epoch: int) -> None:
     run.forward.train()
     run.report.doing("first batch")
     strategy, line, profile = run.strategy, run.line, run.profile
-    line.number = -1
+    line.number = line.number if run.update else -1
     told = run.callbacks if run.callbacks and run.callbacks.after_update else None
-    for samples, batches in profile.each("data", run.feed.updates(epoch)):
+    for samples, batches in profile.each("data", run.feed.updates(epoch, run.update)):
         run.report.doing("first update" + run.compiling)
         weight = strategy.weight(samples)
         for batch in profile.each("data", batches):
@@ -173,6 +191,7 @@ def train_epoch(run: Training, epoch: int) -> None:
         with profile("optimizer"):
             strategy.step(samples)
         run.step += 1
+        run.update += 1
         run.samples += samples
         run.report.progress(epoch, run.step)
         if line.batches >= line.due:
@@ -188,6 +207,8 @@ def train_epoch(run: Training, epoch: int) -> None:
                 log_rest(run, epoch)
             evaluate(run, epoch)
             run.forward.train()
+        if run.checkpoints is not None:
+            run.checkpoints.after_update(run)
         if run.step >= run.rhythm.total_steps or run.stop:
             break
 

@@ -9,12 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trainer.config.instantiate import call_target, for_saved_weights, locate
+from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.data.reading import deaths_named
 from trainer.data.sampler import (
     training_sampler,
 )
+from trainer.errors import PREEMPTED, Preempted
 from trainer.metrics import validation_file
 from trainer.metrics.best import best_metric
 from trainer.planning.assignment import Assignment
@@ -23,11 +27,15 @@ from trainer.run_folder.report import Report
 from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
 from trainer.worker import example
 from trainer.worker.build import build
+from trainer.worker.checkpoints import Checkpoints, resume
 from trainer.worker.host_monitor import watched
 from trainer.worker.loop import Training, fit
 from trainer.worker.model import save
 from trainer.worker.profiler import Profiled
 from trainer.worker.settings import settings
+
+PARTS_S = 600.0
+"""Longest wait of the first worker until all others have written their parts of a checkpoint."""
 
 
 def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
@@ -41,13 +49,44 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
         Final and best metrics, updates, samples, seconds (equal on all workers in lockstep strategies).
     """
     run_dir = Path(assignment.plan.run_dir)
-    with at_work(seat, assignment) as run:
-        fit(run)
+    with at_work(seat, assignment) as run, checkpoints(run, seat, assignment):
+        if assignment.resume:
+            resume(run, Path(assignment.resume), seat)
+        try:
+            fit(run)
+        except Preempted:
+            return {**run.report.outcome(), "ended": PREEMPTED}
         if run.report.run_dir is not None:
             run.report.gauges(run.strategy.last_gauges() if isinstance(run.strategy, HasGauges) else {})
-        run.strategy.save(run_dir / "checkpoints")
+        run.strategy.persist(run_dir / "checkpoints")
         run.strategy.agree(lambda index, _: keep_model(run, assignment, run_dir) if index == 0 else None)
         return {**run.report.outcome(), **(run.feed.growth.found() if run.feed.growth is not None else {})}
+
+
+@contextlib.contextmanager
+def checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[None]:
+    """What the run can go on from is kept, where the config asks for it."""
+    told, plan = assignment.config.checkpoint, assignment.plan
+    if plan.traits.tables_at_servers or not (told.every_steps or told.every_minutes or told.every_epochs):
+        yield
+        return
+    shown = assignment.config.plain()
+    about = {
+        "config": hide(shown, values(shown)),
+        "strategy": plan.strategy,
+        "workers": plan.workers,
+        "global_batch_size": plan.global_batch_size,
+        "total_steps": plan.total_steps,
+        "versions": {"torch": torch.__version__},
+    }
+    run.checkpoints = kept = Checkpoints(
+        Path(plan.run_dir) / "checkpoints", told, seat, plan.traits.same_everywhere, plan.steps_per_epoch, plan.epochs,
+        about, PARTS_S,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        kept.close()
 
 
 def keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
@@ -78,7 +117,9 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
     with deaths_named(), settings(config, plan, seat), membership(seat, assignment) as strategy:
         best = best_metric(config, plan.facts.task)
         own = None if plan.traits.lockstep else run_dir / f"status.{seat.rank}.json"
-        report = Report(run_dir if seat.rank == 0 else None, plan.total_steps, best, plan.lower, own)
+        report = Report(
+            run_dir if seat.rank == 0 else None, plan.total_steps, best, plan.lower, own, bool(assignment.resume)
+        )
         try:
             report.doing("building the model and opening the data")
             run = replace(build(config, plan, seat, strategy, report), run_dir=run_dir)

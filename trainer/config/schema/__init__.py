@@ -60,6 +60,7 @@ from trainer.config.schema.optim import (
 )
 from trainer.config.schema.run import (
     BestConfig,
+    CheckpointConfig,
     EarlyStopConfig,
     EmaConfig,
     ExecutionConfig,
@@ -67,6 +68,7 @@ from trainer.config.schema.run import (
     InProcessLaunch,
     LaunchConfig,
     PredictConfig,
+    ResumeConfig,
     TrackingConfig,
 )
 from trainer.config.schema.strategy import (
@@ -122,6 +124,8 @@ class Config:
     execution: Any = key("???", "group: arithmetic and rhythm")
     tracking: Any = key("???", "group: where metrics go")
     predict: Any = key("???", "group: which images or rows mode=predict looks at")
+    checkpoint: Any = key("???", "group: when the run saves what it can go on from")
+    resume: ResumeConfig = key(ResumeConfig, "go on from a checkpoint instead of afresh")
 
 
 GROUPS: dict[str, tuple[type, ...]] = {
@@ -152,6 +156,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
     "execution": (ExecutionConfig,),
     "tracking": (TrackingConfig,),
     "predict": (PredictConfig,),
+    "checkpoint": (CheckpointConfig,),
 }  # fmt: skip
 
 

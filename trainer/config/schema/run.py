@@ -59,6 +59,27 @@ class ExecutionConfig:
 
 
 @dataclass
+class CheckpointConfig:
+    """checkpoint: when a run saves what it can go on from, and how many of these stay."""
+
+    every_steps: Optional[int] = key(None, "updates between two checkpoints (null: no such rhythm)", "updates", ge=1)
+    every_minutes: Optional[float] = key(10.0, "minutes between two checkpoints (null: no such rhythm)", "minutes", gt=0, le=LONGEST_S)  # fmt: skip
+    every_epochs: Optional[int] = key(1, "epochs between two checkpoints, after their validation (null: no such rhythm)", "epochs", ge=1)  # fmt: skip
+    keep_last: int = key(2, "newest checkpoints that stay", "checkpoints", ge=1)
+    keep_best: int = key(0, "checkpoints of the best validations that stay besides", "checkpoints", ge=0)
+    background: bool = key(True, "written while the training goes on, which waits for the copy alone")
+    grace_s: float = key(30.0, "after SIGTERM or SIGUSR1: longest wait for the last checkpoint", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
+
+
+@dataclass
+class ResumeConfig:
+    """resume: whether the run goes on from a checkpoint. ``resume=auto`` on the command line is ``resume.path=auto``."""
+
+    path: Optional[str] = key(None, "auto: the newest whole checkpoint of hydra.run.dir; a checkpoint, a run's folder, or an MLflow run id (null: afresh)")  # fmt: skip
+    allow_changes: bool = key(False, "go on although the config has changed in what matters to the numbers")
+
+
+@dataclass
 class TrackingConfig:
     """tracking: where metrics go besides the run's own folder."""
 

@@ -273,7 +273,7 @@ class PserverWorker(Strategy):
 
         return merged_tables(self.remote, rows, self.options.export_limit)
 
-    def save(self, folder: Path) -> None:
+    def persist(self, folder: Path) -> None:
         """Persistables: every server writes its part, the first worker completes them."""
         if not self.options.persistables:
             return

@@ -1,0 +1,96 @@
+"""Writes a process's part of a checkpoint behind the training's back: the training waits for the copy alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trainer.checkpoint import sealed, store
+from trainer.checkpoint.tree import Packed
+from trainer.errors import UserError, why
+
+LOOK_S = 0.02
+
+
+class Writer:
+    """One write at a time, in a thread.
+
+    Args:
+        background: False: ``write`` returns when everything is on the disk.
+    """
+
+    def __init__(self, background: bool = True) -> None:
+        self.background = background
+        self.thread: threading.Thread | None = None
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Do it, after the one before; it raises nothing."""
+        self.wait()
+        if self.background:
+            self.thread = threading.Thread(target=work, name="checkpoint")
+            self.thread.start()
+        else:
+            work()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until what was begun is done, or for so long; returns whether it is."""
+        if self.thread is not None:
+            self.thread.join(seconds)
+            if self.thread.is_alive():
+                return False
+            self.thread = None
+        return True
+
+
+def write_part(folder: Path, name: str, packed: Packed) -> str:
+    """Write a process's part; returns why it cannot be written, which is left beside it for who waits; or nothing."""
+    try:
+        sealed.write(folder, name, packed.write)
+    except (OSError, UserError) as error:
+        failed = f"{name} cannot be written: {why(error)}"
+        _leave(failure_of(folder, name), failed)
+        return failed
+    return ""
+
+
+def complete(folder: Path, about: str, names: Sequence[str], patience_s: float) -> str:
+    """Wait for all parts, and make them the checkpoint; returns why it was given up, or nothing.
+
+    Args:
+        about: for ``checkpoint.json``.
+        names: of all parts.
+        patience_s: longest wait for parts.
+    """
+    try:
+        until = time.monotonic() + patience_s
+        while missing := [name for name in names if not sealed.is_written(folder, name)]:
+            for name in missing:
+                if (failure := failure_of(folder, name)).is_file():
+                    return failure.read_text()
+            if time.monotonic() > until:
+                return f"{', '.join(missing)} was not written within {patience_s:g} s"
+            time.sleep(LOOK_S)
+        sealed.write(folder, store.ABOUT, lambda path: path.write_text(about))
+        store.complete(folder, names)
+    except (OSError, UserError) as error:
+        return str(error) if isinstance(error, UserError) else f"{folder.name} cannot be written: {why(error)}"
+    return ""
+
+
+def failure_of(folder: Path, name: str) -> Path:
+    """Where it is said why a part is not written."""
+    return sealed.partial_of(folder) / f"{name}.failed"
+
+
+def _leave(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError:  # a full disk: who waits gives up in time
+        pass
+
+
+def sizes(folder: Path) -> Mapping[str, int]:
+    """Bytes of each file of a checkpoint."""
+    return {name: seal["bytes"] for name, seal in sealed.files(folder, store.FORMAT).items()}

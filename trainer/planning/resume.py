@@ -1,0 +1,148 @@
+"""Which checkpoint a run goes on from, and whether it can with this config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import store
+from trainer.config.redact import hide, values
+from trainer.config.run_config import RunConfig
+from trainer.errors import UserError
+from trainer.planning.key_checks import leaves
+from trainer.planning.plan import Plan
+
+AUTO, FRESH = "auto", "fresh"
+CHECKPOINTS = "checkpoints"
+HARMLESS = (
+    "name", "verbosity", "debug", "plan", "profile", "tracking", "checkpoint", "resume", "launch", "predict", "device",
+    "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root",
+    "execution.keep_memory", "execution.threads", "execution.profile_after", "execution.profile_steps",
+)  # fmt: skip
+"""Keys, and groups of them, that may differ: what is computed does not depend on them, or the plan tells."""
+ALIKE = ("single", "collective")
+"""Strategies that can take over each other's checkpoints: every worker holds the same state."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where a run goes on from.
+
+    Attributes:
+        folder: of the checkpoint.
+        about: what its checkpoint.json tells.
+        here: it lies in the run's own folder, which then is not cleared.
+        changed: what differs in the config and does no harm, each a line.
+    """
+
+    folder: Path
+    about: Mapping[str, Any]
+    here: bool
+    changed: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """Updates that are done."""
+        return int(self.about["step"])
+
+
+def find(config: RunConfig, run_dir: Path, say: Callable[[str], None]) -> Path | None:
+    """The checkpoint that ``resume.path`` means; None: the run begins.
+
+    Raises:
+        UserError: there is none, or a run that could go on would be written over.
+    """
+    path, own = config.resume.path, run_dir / CHECKPOINTS
+    if config.mode != "train":
+        return None
+    if path is None:
+        _check_nothing_lost(run_dir)
+        return None
+    if path == FRESH:
+        return None
+    if path == AUTO:
+        if (folder := store.newest_whole(own, say)) is None:
+            say(f"resume=auto: there is no checkpoint in {own}; the run begins")
+        return folder
+    return _named(Path(path).expanduser().absolute(), say)
+
+
+def _named(path: Path, say: Callable[[str], None]) -> Path:
+    """A checkpoint, or the newest of a run's folder.
+
+    Raises:
+        UserError: it is none.
+    """
+    if (path / store.ABOUT).is_file():
+        return store.check(path)
+    for checkpoints in (path, path / CHECKPOINTS):
+        if (folder := store.newest_whole(checkpoints, say)) is not None:
+            return folder
+    raise UserError(f"resume={path}", "there is no whole checkpoint", "resume=FOLDER of a run or of a checkpoint")
+
+
+def _check_nothing_lost(run_dir: Path) -> None:
+    """Nobody writes over a run that could go on without saying so.
+
+    Raises:
+        UserError: it would be.
+    """
+    from trainer.terminal.bar import read_status
+
+    state = read_status(run_dir).get("state")
+    if state in (None, "done") or not store.found(run_dir / CHECKPOINTS):
+        return
+    step = store.found(run_dir / CHECKPOINTS)[0].name
+    why = f"holds a run that did not come to its end; its newest checkpoint is {step}"
+    raise UserError(f"hydra.run.dir={run_dir}", why, "resume=auto to go on (or resume=fresh to write over it)")
+
+
+def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
+    """The checkpoint for this run.
+
+    Raises:
+        UserError: the run cannot go on from it as it is configured.
+    """
+    about = store.about(folder)
+    here = folder.parent == Path(plan.run_dir) / CHECKPOINTS
+    _check_strategy(plan, about, folder)
+    if about["global_batch_size"] != plan.global_batch_size:
+        why = f"an update has {plan.global_batch_size} samples, and had {about['global_batch_size']} in {folder}"
+        raise UserError(f"{plan.workers} workers", why, f"data.global_batch_size={about['global_batch_size']}")
+    current = config.plain()
+    changes = list(differences(about["config"], hide(current, values(current)), plan.strategy != about["strategy"]))
+    serious = [line for key, line in changes if not _is_harmless(key)]
+    if serious and not config.resume.allow_changes:
+        why = f"the config differs from that of {folder} in what matters: {'; '.join(serious)}"
+        raise UserError("resume", why, "the values of before, or resume.allow_changes=true")
+    if plan.total_steps < about["step"]:
+        raise UserError(f"{plan.total_steps} updates", f"{folder} is after update {about['step']}", f"epochs={about['epoch'] + 1}")  # fmt: skip
+    return Resume(folder, about, here, tuple(line for _, line in changes))
+
+
+def _check_strategy(plan: Plan, about: Mapping[str, Any], folder: Path) -> None:
+    """This strategy can take over what the one before has left.
+
+    Raises:
+        UserError: it cannot.
+    """
+    before, now = str(about["strategy"]), plan.strategy
+    if before != now and not (before in ALIKE and now in ALIKE):
+        raise UserError(f"strategy={now}", f"{folder} is of strategy={before}", f"strategy={before}")
+    if now not in ALIKE and about["workers"] != plan.workers:
+        why = f"{folder} has {about['workers']} workers, each with a state of its own"
+        raise UserError(f"{plan.workers} workers", why, f"launch.workers={about['workers']}")
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
+    """Each key whose value differs, and how; of another strategy its own keys are passed over."""
+    old, new = dict(leaves(before, "")), dict(leaves(now, ""))
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key) and not (other_strategy and key.startswith("strategy.")):
+            yield key, f"{key} was {old.get(key)}, is {new.get(key)}"
+
+
+def _is_harmless(key: str) -> bool:
+    return any(key == harmless or key.startswith(f"{harmless}.") for harmless in HARMLESS)

@@ -1,0 +1,191 @@
+"""When a worker saves its part of a checkpoint, and how: all workers after the same update, written in the background."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import sealed, store
+from trainer.checkpoint.tree import Packed, read
+from trainer.checkpoint.writer import Writer, complete, write_part
+from trainer.config.schema import CheckpointConfig
+from trainer.errors import Preempted
+from trainer.strategies.contract import Seat
+from trainer.worker.loop import Training
+from trainer.worker.state import go_on, state_of
+
+LEAVE = "leave"
+"""Note of the launcher: save, and end."""
+SLOW_S = 1.0
+"""How long the training waits for the write before; then there is no checkpoint this time."""
+TELL_EVERY_S = 60.0
+"""At least so much time is between two lines about checkpoints."""
+
+
+class Checkpoints:
+    """A worker's checkpoints.
+
+    After an update that its own count tells (``every_steps``), a worker saves without asking. What only a clock or a
+    signal tells, the first worker decides. It writes the number of an update on the board in which all workers will wait
+    for each other, so that all have read it when that update is done.
+
+    Args:
+        folder: ``checkpoints`` in the run's folder.
+        told: the config.
+        seat: this worker's.
+        shared: all workers hold the same parameters.
+        updates, epochs: of an epoch, and of the run.
+        about: what checkpoint.json tells of the run besides its position.
+        patience_s: longest wait for parts of other workers.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        told: CheckpointConfig,
+        seat: Seat,
+        shared: bool,
+        updates: int,
+        epochs: int,
+        about: Mapping[str, Any],
+        patience_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder, self.told, self.seat, self.shared, self.about = folder, told, seat, shared, about
+        self.updates, self.epochs = updates, epochs
+        self.patience_s, self.clock = patience_s, clock
+        self.first = seat.rank == 0
+        self.board = seat.store.under("checkpoint")
+        self.asked = 0
+        self.target: int | None = None
+        self.saved = -1
+        self.saved_at = clock()
+        self.writer = Writer(told.background)
+        self.told_at = -TELL_EVERY_S
+        self.leaving = False
+
+    # --- when ------------------------------------------------------------------------------------------------------
+
+    def after_update(self, run: Training) -> None:
+        """Save if it is time."""
+        self._ask(run)
+        if run.step == self.target or (self._is_due(run) and not self._epoch_is_due(run)):
+            self._take(run, run.epoch)
+        if run.step == self.target:
+            self._answer()
+
+    def after_epoch(self, run: Training) -> None:
+        """Save if it is time, unless that was done after the epoch's last update."""
+        if run.step != self.saved and (self._ends(run.epoch) or self._is_due(run)):
+            self._take(run, run.epoch + 1)
+
+    def _is_due(self, run: Training) -> bool:
+        every = self.told.every_steps
+        return every is not None and run.step % every == 0
+
+    def _epoch_is_due(self, run: Training) -> bool:
+        """This was the epoch's last update, and after its validation there is a checkpoint."""
+        return run.update == self.updates and self._ends(run.epoch)
+
+    def _ends(self, epoch: int) -> bool:
+        every = self.told.every_epochs
+        return every is not None and ((epoch + 1) % every == 0 or epoch + 1 == self.epochs)
+
+    def _ask(self, run: Training) -> None:
+        """The first worker says when all are to save, others look whether it has."""
+        if self.target is not None:
+            return
+        key = f"after/{self.asked}"
+        if self.first:
+            leaving = bool(self.seat.store.check([LEAVE]))
+            if leaving or self._late():
+                self.target = run.step if self.seat.size == 1 else run.strategy.next_meeting(run.step)
+                self.board.set(key, f"{self.target} {int(leaving)}")
+                self.leaving = leaving
+        elif self.board.check([key]):
+            target, leaves = self.board.get(key).split()
+            self.target, self.leaving = int(target), bool(int(leaves))
+
+    def _late(self) -> bool:
+        every = self.told.every_minutes
+        return every is not None and self.clock() - self.saved_at >= 60 * every
+
+    def _answer(self) -> None:
+        """What was asked for is done.
+
+        Raises:
+            Preempted: the run is to end now.
+        """
+        self.asked, self.target = self.asked + 1, None
+        if self.leaving:
+            self.writer.wait()
+            raise Preempted
+
+    # --- how -------------------------------------------------------------------------------------------------------
+
+    def _take(self, run: Training, epoch: int) -> None:
+        """Copy this worker's part, and write it."""
+        began = self.clock()
+        needed = self.leaving or not self.first or epoch == self.epochs
+        if not self.writer.wait(None if needed else SLOW_S):
+            print(f"no checkpoint at update {run.step}: the one before is still being written", flush=True)
+            return
+        folder = store.folder_of(self.folder, run.step)
+        packed = Packed(state_of(run, folder, epoch, self.shared, self.first))
+        about = json.dumps({**self.about, **position(run, epoch)}, indent=1) if self.first else ""
+        self.saved, self.saved_at = run.step, self.clock()
+        waited = self.saved_at - began
+        self.writer.begin(lambda: self._write(folder, packed, about, waited))
+
+    def _write(self, folder: Path, packed: Packed, about: str, waited: float) -> None:
+        """In the background."""
+        began, name = self.clock(), store.part_of(self.seat.rank)
+        failed = write_part(folder, name, packed)
+        if not self.first:
+            if failed:
+                print(failed, flush=True)
+            return
+        parts = [store.part_of(worker) for worker in range(self.seat.size)]
+        failed = failed or complete(folder, about, parts, self.patience_s)
+        if failed:
+            sealed.begin(folder)
+            print(f"no checkpoint at {folder.name}: {failed}; the one before stays, and it is tried again", flush=True)
+            return
+        store.retire(self.folder, folder, self.told.keep_last, self.told.keep_best)
+        if began >= self.told_at + TELL_EVERY_S:
+            self.told_at = began
+            size, took = packed.size / 1e6, self.clock() - began
+            print(f"checkpoint {folder.name}: {size:.1f} MB, written in {took:.2f} s; the training waited {waited:.3f} s", flush=True)  # fmt: skip
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self.writer.wait()
+
+
+def position(run: Training, epoch: int) -> dict[str, Any]:
+    """Where the run is, and what marks the best model then."""
+    watched, (validated, metrics) = run.report.watched, run.validated
+    return {
+        "step": run.step,
+        "epoch": epoch,
+        "update": run.update,
+        "samples": run.report.samples,
+        "points": run.report.points,
+        "watched": {
+            "metric": watched.metric,
+            "value": metrics.get(watched.metric.partition("/")[2]) if validated == run.step else None,
+            "falls": watched.falls,
+        },
+    }
+
+
+def resume(run: Training, folder: Path, seat: Seat) -> None:
+    """Make a worker what it was at a checkpoint."""
+    first = read(folder / store.part_of(0))
+    own = folder / store.part_of(seat.rank)
+    go_on(run, folder, read(own) if seat.rank and own.is_file() else first, first)
+    if seat.rank == 0:
+        print(f"goes on from {folder} after update {run.step}", flush=True)
