@@ -183,8 +183,8 @@ class Waiting:
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
 
-    def updates(self, epoch: int) -> Iterator[Any]:
-        for number, update in enumerate(self.feed.updates(epoch)):
+    def updates(self, epoch: int, first: int = 0) -> Iterator[Any]:
+        for number, update in enumerate(self.feed.updates(epoch, first)):
             yield update
             self.feed.waited = 0.0 if number == 0 else 0.6
 

@@ -77,7 +77,7 @@ class FakeFeed:
     def __init__(self, groups: list[list[int]]) -> None:
         self.groups = groups
 
-    def updates(self, epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
+    def updates(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Iterator[Batch]]]:
         for group in self.groups:
             yield sum(group), (self.batch(n, n / sum(group), i == len(group) - 1) for i, n in enumerate(group))
 
@@ -248,7 +248,7 @@ def test_merged_batches_are_counted_as_batches() -> None:
 def test_placeholder_batch_takes_part_and_counts_nothing() -> None:
     run = training([[2], [0]])
 
-    def updates(epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
+    def updates(epoch: int, first: int = 0) -> Iterator[tuple[int, Iterator[Batch]]]:
         yield 2, iter([FakeFeed.batch(run.feed, 2)])
         placeholder = FakeFeed.batch(run.feed, 1, 0.0)
         placeholder.samples = 0

@@ -125,14 +125,14 @@ def files(folder: Path, version: int) -> Mapping[str, dict[str, Any]]:
         raise refused(path, "the file is missing: this is no snapshot, or one that was not completed")
     try:
         marker = json.loads(path.read_text())
-        found, checksum = marker["format_version"], marker.pop("checksum")
+        found, checksum = marker.get("format_version"), marker.pop("checksum")
     except (ValueError, TypeError, KeyError, AttributeError):
         raise refused(path, "it is damaged") from None
     if found != version:
         raise refused(path, f"format version {found}; this trainer reads version {version}")
     if checksum != _digest(json.dumps(marker, sort_keys=True).encode()):
         raise refused(path, "it is damaged")
-    return dict(marker["files"])
+    return dict(marker.get("files", {}))
 
 
 def check_own(folder: Path) -> None:
@@ -203,8 +203,8 @@ def _marker(found: Mapping[str, Any], version: int) -> str:
 def _check_size(path: Path, seal: Mapping[str, Any]) -> None:
     if not path.is_file():
         raise refused(path, "the file is missing")
-    if path.stat().st_size != seal["bytes"]:
-        raise refused(path, f"{path.stat().st_size} bytes, but {seal['bytes']} were written")
+    if (size := path.stat().st_size) != (written := seal.get("bytes")):
+        raise refused(path, f"{size} bytes, but {written} were written")
 
 
 def _digest(data: bytes) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,46 @@ FORMAT = 1
 ABOUT, LATEST = "checkpoint.json", "latest"
 NAME = re.compile(r"step-(\d{9,})")
 UNFINISHED = re.compile(r"step-\d{9,}\.partial")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The metric that marks the best model: its value after this very update, if it was measured then; whether less is better."""
+
+    metric: str
+    value: float | None
+    falls: bool
+
+    @property
+    def worth(self) -> float:
+        """More is better."""
+        value = float("-inf") if self.value is None else self.value
+        return -value if self.falls else value
+
+
+@dataclass(frozen=True)
+class About:
+    """What ``checkpoint.json`` tells.
+
+    Attributes:
+        step: updates done; epoch, update: in which the run goes on, and updates done in it; samples: trained on so far.
+        points: bytes of metrics.jsonl at that time.
+        config: of the run, without secrets; strategy, workers, global_batch_size, total_steps: of its plan.
+        versions: of the packages that wrote it.
+    """
+
+    step: int
+    epoch: int
+    update: int
+    samples: int
+    points: int
+    watched: Watched
+    config: dict[str, Any]
+    strategy: str
+    workers: int
+    global_batch_size: int
+    total_steps: int
+    versions: dict[str, str]
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
@@ -64,7 +105,7 @@ def check(folder: Path, verify: bool = True) -> Path:
     return sealed.whole(folder, FORMAT, verify)
 
 
-def about(folder: Path) -> dict[str, Any]:
+def about(folder: Path) -> About:
     """What ``checkpoint.json`` tells.
 
     Raises:
@@ -72,8 +113,10 @@ def about(folder: Path) -> dict[str, Any]:
     """
     path = folder / ABOUT
     try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+        told = json.loads(path.read_text())
+        watched = Watched(**told.pop("watched"))
+        return About(watched=watched, **told)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise UserError(str(path), f"it cannot be read ({error})") from error
 
 
@@ -122,14 +165,9 @@ def _remove(folder: Path) -> None:
 
 def _best(folders: Sequence[Path], count: int) -> list[Path]:
     """Those of the best validations."""
-    told: list[tuple[Path, Mapping[str, Any]]] = [(path, about(path)["watched"]) for path in folders] if count else []
-    measured = [(path, watched) for path, watched in told if watched["value"] is not None]
-    return [path for path, _ in sorted(measured, key=_worth, reverse=True)[:count]]
-
-
-def _worth(one: tuple[Path, Mapping[str, Any]]) -> float:
-    value = float(one[1]["value"])
-    return -value if one[1]["falls"] else value
+    told = {path: about(path).watched for path in folders} if count else {}
+    measured = [path for path, watched in told.items() if watched.value is not None]
+    return sorted(measured, key=lambda path: told[path].worth, reverse=True)[:count]
 
 
 def _entries(folder: Path) -> list[Path]:

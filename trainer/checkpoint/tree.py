@@ -79,7 +79,7 @@ def read(path: Path) -> Any:
     """
     try:
         with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
-            tree = json.loads((file.metadata() or {})["tree"])
+            tree = json.loads((file.metadata() or {}).get("tree", ""))
             return _unpacked(tree, file.get_tensor)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise UserError(str(path), f"it cannot be read as a state ({type(error).__name__}: {error})") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.checkpoint import sealed, store
@@ -89,8 +89,3 @@ def _leave(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError:  # a full disk: who waits gives up in time
         pass
-
-
-def sizes(folder: Path) -> Mapping[str, int]:
-    """Bytes of each file of a checkpoint."""
-    return {name: seal["bytes"] for name, seal in sealed.files(folder, store.FORMAT).items()}

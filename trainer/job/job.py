@@ -123,7 +123,7 @@ def _make_room(mine: Path, ready: Ready) -> None:
     if ready.resume is not None and ready.resume.here:
         store.forget_unfinished(Path(plan.run_dir) / "checkpoints")
         if not plan.node_rank:
-            go_back(mine, ready.resume.about["points"])
+            go_back(mine, ready.resume.about.points)
     elif clear(mine, None if plan.node_rank else plan.nnodes):
         plan_table.console().print(f"written over: the run that was in {mine}", soft_wrap=True)
 

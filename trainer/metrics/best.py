@@ -133,10 +133,10 @@ class EarlyStop:
         """For :meth:`load`."""
         return {"best": self.best.state(), "waited": self.waited}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, best: tuple[float | None, int], waited: int) -> None:
         """Go on from there."""
-        self.best.load(state["best"])
-        self.waited = state["waited"]
+        self.best.load(best)
+        self.waited = waited
 
     def why(self, step: int, metrics: Mapping[str, float]) -> str:
         """Take a validation; the reason to stop, or nothing."""

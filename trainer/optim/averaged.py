@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -99,11 +99,11 @@ class AveragedWeights:
         return {"step": self.step, "average": self.average}
 
     @torch.no_grad()
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, step: int, average: Sequence[torch.Tensor]) -> None:
         """Go on from there."""
-        self.step = state["step"]
-        for average, saved in zip(self.average, state["average"], strict=True):
-            average.copy_(saved)
+        self.step = step
+        for mine, saved in zip(self.average, average, strict=True):
+            mine.copy_(saved)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

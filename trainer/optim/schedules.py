@@ -193,7 +193,7 @@ class Plateau(Constant):
         """What validations have brought it to."""
         return {"scale": self.scale, "bad": self.bad, "resting": self.resting, "best": self.best.state()}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, scale: float, bad: int, resting: int, best: tuple[float | None, int]) -> None:
         """Go on from there."""
-        self.scale, self.bad, self.resting = state["scale"], state["bad"], state["resting"]
-        self.best.load(state["best"])
+        self.scale, self.bad, self.resting = scale, bad, resting
+        self.best.load(best)

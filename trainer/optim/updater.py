@@ -91,17 +91,24 @@ class Updater:
             "plateau": None if self.plateau is None else self.plateau.state(),
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(
+        self,
+        steps: int,
+        optimizer: dict[str, Any],
+        made_with: list[dict[str, Any]],
+        scaler: dict[str, Any] | None,
+        plateau: Mapping[str, Any] | None,
+    ) -> None:
         """Go on from what ``state`` gave. Settings of the optimizer (lr, betas, ...) that it was made with otherwise than the
         one before stay as they are."""
-        self.steps = state["steps"]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, mine, before in zip(self.optimizer.param_groups, self.made_with, state["made_with"], strict=True):
+        self.steps = steps
+        self.optimizer.load_state_dict(optimizer)
+        for group, mine, before in zip(self.optimizer.param_groups, self.made_with, made_with, strict=True):
             group.update({name: value for name, value in mine.items() if before.get(name) != value})
-        if self.scaler is not None and state["scaler"] is not None:
-            self.scaler.load_state_dict(state["scaler"])
-        if self.plateau is not None and state["plateau"] is not None:
-            self.plateau.load(state["plateau"])
+        if self.scaler is not None and scaler is not None:
+            self.scaler.load_state_dict(scaler)
+        if self.plateau is not None and plateau is not None:
+            self.plateau.load(**plateau)
 
     def _settings(self) -> list[dict[str, Any]]:
         """Of each parameter group."""

@@ -38,14 +38,14 @@ class Resume:
     """
 
     folder: Path
-    about: Mapping[str, Any]
+    about: store.About
     here: bool
     changed: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
         """Updates that are done."""
-        return int(self.about["step"])
+        return self.about.step
 
 
 def find(config: RunConfig, run_dir: Path, say: Callable[[str], None]) -> Path | None:
@@ -108,32 +108,32 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     about = store.about(folder)
     here = folder.parent == Path(plan.run_dir) / CHECKPOINTS
     _check_strategy(plan, about, folder)
-    if about["global_batch_size"] != plan.global_batch_size:
-        why = f"an update has {plan.global_batch_size} samples, and had {about['global_batch_size']} in {folder}"
-        raise UserError(f"{plan.workers} workers", why, f"data.global_batch_size={about['global_batch_size']}")
+    if about.global_batch_size != plan.global_batch_size:
+        why = f"an update has {plan.global_batch_size} samples, and had {about.global_batch_size} in {folder}"
+        raise UserError(f"{plan.workers} workers", why, f"data.global_batch_size={about.global_batch_size}")
     current = config.plain()
-    changes = list(differences(about["config"], hide(current, values(current)), plan.strategy != about["strategy"]))
+    changes = list(differences(about.config, hide(current, values(current)), plan.strategy != about.strategy))
     serious = [line for key, line in changes if not _is_harmless(key)]
     if serious and not config.resume.allow_changes:
         why = f"the config differs from that of {folder} in what matters: {'; '.join(serious)}"
         raise UserError("resume", why, "the values of before, or resume.allow_changes=true")
-    if plan.total_steps < about["step"]:
-        raise UserError(f"{plan.total_steps} updates", f"{folder} is after update {about['step']}", f"epochs={about['epoch'] + 1}")  # fmt: skip
+    if plan.total_steps < about.step:
+        raise UserError(f"{plan.total_steps} updates", f"{folder} is after update {about.step}", f"epochs={about.epoch + 1}")  # fmt: skip
     return Resume(folder, about, here, tuple(line for _, line in changes))
 
 
-def _check_strategy(plan: Plan, about: Mapping[str, Any], folder: Path) -> None:
+def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
     """This strategy can take over what the one before has left.
 
     Raises:
         UserError: it cannot.
     """
-    before, now = str(about["strategy"]), plan.strategy
+    before, now = about.strategy, plan.strategy
     if before != now and not (before in ALIKE and now in ALIKE):
         raise UserError(f"strategy={now}", f"{folder} is of strategy={before}", f"strategy={before}")
-    if now not in ALIKE and about["workers"] != plan.workers:
-        why = f"{folder} has {about['workers']} workers, each with a state of its own"
-        raise UserError(f"{plan.workers} workers", why, f"launch.workers={about['workers']}")
+    if now not in ALIKE and about.workers != plan.workers:
+        why = f"{folder} has {about.workers} workers, each with a state of its own"
+        raise UserError(f"{plan.workers} workers", why, f"launch.workers={about.workers}")
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,8 @@ from trainer.metrics.best import AVERAGED, NOBODY, RAW, Best, falls
 from trainer.run_folder.json_files import leave
 
 STATUS_EVERY_S = 0.5
+KEPT = ("metrics", "best", "samples", "step", "epoch", "elsewhere", "data_waited", "_validated")
+"""What a report that goes on has from the one before."""
 ALL_DONE = "all updates done"
 """How a run ends that neither an early stop nor a callback ends."""
 
@@ -230,28 +232,16 @@ class Report:
 
     def state(self) -> dict[str, Any]:
         """What was reported so far, for ``load``."""
-        return {
-            "metrics": self.metrics,
-            "best": self.best,
-            "watched": self.watched.state(),
-            "samples": self.samples,
-            "step": self.step,
-            "epoch": self.epoch,
-            "validated": self._validated,
-            "seconds": time.perf_counter() - self.started,
-            "elsewhere": self.elsewhere,
-            "data_waited": self.data_waited,
-        }
+        kept = {name: getattr(self, name) for name in KEPT}
+        return {"kept": kept, "watched": self.watched.state(), "seconds": time.perf_counter() - self.started}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, kept: Mapping[str, Any], watched: tuple[float | None, int], seconds: float) -> None:
         """Go on from there."""
-        self.metrics, self.best = dict(state["metrics"]), dict(state["best"])
-        self.watched.load(state["watched"])
-        self.samples, self.step, self.epoch = state["samples"], state["step"], state["epoch"]
-        self._validated, self.elsewhere = state["validated"], state["elsewhere"]
-        self.data_waited = state["data_waited"]
+        for name in KEPT:
+            setattr(self, name, kept[name])
+        self.watched.load(watched)
         now = time.perf_counter()
-        self.started = now - state["seconds"]
+        self.started = now - seconds
         self._window = self._window_before = Window(now, self.step, self.data_waited, self.samples)
 
     def outcome(self) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class Collective(Strategy):
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
         if self.memory is not None and "memory" in share.own:
-            self.memory.load(share.own["memory"])
+            self.memory.load(**share.own["memory"])
 
     def gauges(self) -> dict[str, float]:
         return {"comm/compression": self.memory.compression} if self.memory is not None else {}

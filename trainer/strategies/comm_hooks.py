@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.schema import CollectiveStrategy
 
+Layout = dict[int, list[tuple[int, int]]]
+"""For each bucket, (number, elements) of its parameters."""
 Exchanged = torch.futures.Future[torch.Tensor]
 
 
@@ -39,7 +41,7 @@ class PowerSgd:
         self.numbers = {id(p): number for number, p in enumerate(parameters)}
         # A column of zeros (of a parameter that a step does not use) is divided by its norm.
         self.torch = PowerSGDState(None, rank, start_step, orthogonalization_epsilon=1e-8)
-        self.layout: dict[int, list[tuple[int, int]]] = {}
+        self.layout: Layout = {}
         self.apart: dict[int, torch.Tensor] = {}
 
     @property
@@ -52,12 +54,11 @@ class PowerSgd:
         kept = {k: v for k, v in vars(self.torch).items() if k not in ("process_group", "rng")}
         return {"layout": self.layout, "apart": self.apart, "torch": kept, "rng": self.torch.rng.get_state()}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, layout: Layout, apart: dict[int, torch.Tensor], torch: Mapping[str, Any], rng: Any) -> None:
         """Go on from there."""
-        self.layout = {index: [tuple(member) for member in layout] for index, layout in state["layout"].items()}
-        self.apart = dict(state["apart"])
-        vars(self.torch).update(state["torch"])
-        self.torch.rng.set_state(state["rng"])
+        self.layout, self.apart = dict(layout), dict(apart)
+        vars(self.torch).update(torch)
+        self.torch.rng.set_state(rng)
 
     def lay_out(self, index: int, layout: list[tuple[int, int]]) -> None:
         """Make the memory of a bucket fit what is in it now: (number, elements) of its parameters."""

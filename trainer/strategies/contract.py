@@ -288,7 +288,7 @@ class Strategy(ABC):
 
     def load(self, folder: Path, share: Share) -> None:
         """On all workers at once, after ``setup`` and once the model has its values: go on from what ``save`` returned."""
-        self.updater.load(share.common["updater"])
+        self.updater.load(**share.common["updater"])
 
     def persist(self, folder: Path) -> None:
         """At the end of training, on all workers: leave in the folder what servers hold."""

@@ -50,11 +50,11 @@ class LocalSgd(Strategy):
         return -(-following // self.options.k_steps) * self.options.k_steps
 
     def save(self, folder: Path) -> Share:
-        return Share({"updater": self.updater.state()}, {"updates": self.updates, "samples": self.samples})
+        return Share({"updater": self.updater.state()}, {"since": (self.updates, self.samples)})
 
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
-        self.updates, self.samples = share.own["updates"], share.own["samples"]
+        self.updates, self.samples = share.own["since"]
 
     @torch.no_grad()
     def _average(self) -> None:

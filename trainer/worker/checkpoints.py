@@ -15,7 +15,7 @@ from trainer.config.schema import CheckpointConfig
 from trainer.errors import Preempted
 from trainer.strategies.contract import Seat
 from trainer.worker.loop import Training
-from trainer.worker.state import go_on, state_of
+from trainer.worker.state import Part, go_on, part_of
 
 LEAVE = "leave"
 """Note of the launcher: save, and end."""
@@ -134,7 +134,7 @@ class Checkpoints:
             print(f"no checkpoint at update {run.step}: the one before is still being written", flush=True)
             return
         folder = store.folder_of(self.folder, run.step)
-        packed = Packed(state_of(run, folder, epoch, self.shared, self.first))
+        packed = Packed(vars(part_of(run, folder, epoch, self.first or not self.shared)))
         about = json.dumps({**self.about, **position(run, epoch)}, indent=1) if self.first else ""
         self.saved, self.saved_at = run.step, self.clock()
         waited = self.saved_at - began
@@ -184,8 +184,8 @@ def position(run: Training, epoch: int) -> dict[str, Any]:
 
 def resume(run: Training, folder: Path, seat: Seat) -> None:
     """Make a worker what it was at a checkpoint."""
-    first = read(folder / store.part_of(0))
+    first = Part(**read(folder / store.part_of(0)))
     own = folder / store.part_of(seat.rank)
-    go_on(run, folder, read(own) if seat.rank and own.is_file() else first, first)
+    go_on(run, folder, Part(**read(own)) if seat.rank and own.is_file() else first, first)
     if seat.rank == 0:
         print(f"goes on from {folder} after update {run.step}", flush=True)

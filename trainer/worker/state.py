@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,108 +12,125 @@ import numpy as np
 import torch
 
 from trainer.strategies.contract import Share
-from trainer.worker.loop import Line, Training
+from trainer.worker.loop import Training
+
+PROGRESS = ("update", "step", "samples", "validated", "examined")
+"""How far the training is, besides the epoch."""
+LINE = ("batches", "printed", "due", "lr", "number", "before")
+"""Of the line of the log that is being averaged, besides its sums."""
 
 
-def state_of(run: Training, folder: Path, epoch: int, shared: bool, first: bool) -> dict[str, Any]:
-    """A worker's part of a checkpoint. What several parts of it hold is the tensors themselves: pack it at once.
+@dataclass
+class Part:
+    """A worker's part of a checkpoint.
+
+    Attributes:
+        epoch: in which the run goes on; progress: how far it is.
+        model: parameters by name; ema: their average; strategy: its common share. None: the first worker's part has them.
+        buffers, averaged_buffers, own: the worker's own buffers, their average, the strategy's own share.
+        line, seen: the line of the log that is being averaged, and the batches behind it.
+        randomness: states of the generators. report, early_stop, callbacks: what they remember.
+    """
+
+    epoch: int
+    progress: Mapping[str, Any]
+    model: Mapping[str, torch.Tensor] | None
+    ema: Mapping[str, Any] | None
+    strategy: Mapping[str, Any] | None
+    buffers: Mapping[str, torch.Tensor]
+    averaged_buffers: Sequence[torch.Tensor]
+    own: Mapping[str, Any]
+    line: Mapping[str, Any]
+    seen: Sequence[Any]
+    randomness: Mapping[str, Any]
+    report: Mapping[str, Any]
+    early_stop: Mapping[str, Any] | None
+    callbacks: Mapping[str, Any]
+
+
+def part_of(run: Training, folder: Path, epoch: int, whole: bool) -> Part:
+    """A worker's part. Its tensors are those of the training: copy them at once.
 
     Args:
         folder: of the checkpoint to come.
         epoch: in which the run goes on, after ``run.update`` updates of it.
-        shared: all workers hold the same parameters.
-        first: this worker writes for all.
+        whole: with what all workers have alike.
     """
-    share = run.strategy.save(folder)
-    model = {name: p.detach() for name, p in run.model.named_parameters()}
-    common = {"model": model, "strategy": share.common, "ema": None if run.ema is None else run.ema.state()}
-    return {
-        "common": common if first or not shared else None,
-        "own": {
-            "buffers": dict(run.model.named_buffers()),
-            "averaged_buffers": None if run.ema is None else run.ema.average[run.ema.buffers :],
-            "strategy": share.own,
-            "line": {**asdict_line(run.line), "seen": run.line.meter.state()},
-            "randomness": randomness(run),
-        },
-        "run": {
-            "epoch": epoch,
-            "update": run.update,
-            "step": run.step,
-            "samples": run.samples,
-            "validated": run.validated,
-            "examined": run.examined,
-            "report": run.report.state(),
-            "early_stop": None if run.early_stop is None else run.early_stop.state(),
-            "callbacks": run.callbacks.state() if run.callbacks else {},
-        },
-    }
+    share, ema = run.strategy.save(folder), run.ema
+    return Part(
+        epoch=epoch,
+        progress={name: getattr(run, name) for name in PROGRESS},
+        model={name: p.detach() for name, p in run.model.named_parameters()} if whole else None,
+        ema=ema.state() if whole and ema is not None else None,
+        strategy=share.common if whole else None,
+        buffers=dict(run.model.named_buffers()),
+        averaged_buffers=[] if ema is None else ema.average[ema.buffers :],
+        own=share.own,
+        line={name: getattr(run.line, name) for name in LINE},
+        seen=run.line.meter.state(),
+        randomness=randomness(device_of(run)),
+        report=run.report.state(),
+        early_stop=None if run.early_stop is None else run.early_stop.state(),
+        callbacks=run.callbacks.state() if run.callbacks else {},
+    )
 
 
-def go_on(run: Training, folder: Path, own: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+def go_on(run: Training, folder: Path, part: Part, first: Part) -> None:
     """Make a worker what it was.
 
     Args:
         folder: of the checkpoint.
-        own: the worker's part; first: that of the first worker, which has what is common to all.
+        part: the worker's; first: that of the first worker, which has what is common to all.
     """
-    told, common, mine = own["run"], own["common"] or first["common"], own["own"]
-    run.epoch, run.update, run.step, run.samples = told["epoch"], told["update"], told["step"], told["samples"]
-    run.validated = told["validated"]
-    run.examined = dict(told["examined"])
-    _put(dict(run.model.named_parameters()), common["model"], "the model")
-    _put(dict(run.model.named_buffers()), mine["buffers"], "the model")
-    run.strategy.load(folder, Share(common["strategy"], mine["strategy"]))
-    if run.ema is not None:
-        run.ema.load(common["ema"])
-        run.ema.load(
-            {"step": run.ema.step, "average": [*run.ema.average[: run.ema.buffers], *mine["averaged_buffers"]]}
-        )
-    if run.early_stop is not None and told["early_stop"] is not None:
-        run.early_stop.load(told["early_stop"])
+    run.epoch = part.epoch
+    for name in PROGRESS:
+        setattr(run, name, part.progress[name])
+    whole = first if part.model is None else part
+    assert whole.model is not None and whole.strategy is not None
+    _put(dict(run.model.named_parameters()), whole.model)
+    _put(dict(run.model.named_buffers()), part.buffers)
+    run.strategy.load(folder, Share(whole.strategy, part.own))
+    if run.ema is not None and whole.ema is not None:
+        run.ema.load(**whole.ema)
+        run.ema.load(run.ema.step, [*run.ema.average[: run.ema.buffers], *part.averaged_buffers])
+    if run.early_stop is not None and part.early_stop is not None:
+        run.early_stop.load(**part.early_stop)
     if run.callbacks:
-        run.callbacks.load(told["callbacks"])
-    run.report.load(told["report"])
+        run.callbacks.load(part.callbacks)
+    run.report.load(**part.report)
     run.feed.waited = run.report.data_waited
-    _put_line(run.line, mine["line"], next(iter(run.model.parameters())).device)
-    put_randomness(mine["randomness"], run)
+    for name in LINE:
+        setattr(run.line, name, part.line[name])
+    run.line.meter.load(_moved(part.seen, device_of(run)))
+    put_randomness(device_of(run), **part.randomness)
 
 
-def asdict_line(line: Line) -> dict[str, Any]:
-    """The numbers of a line."""
-    return {name: getattr(line, name) for name in ("batches", "printed", "due", "lr", "number", "before")}
+def device_of(run: Training) -> torch.device:
+    """Where the model is."""
+    return next((p.device for p in run.model.parameters()), torch.device("cpu"))
 
 
-def _put_line(line: Line, state: Mapping[str, Any], device: torch.device) -> None:
-    for name, value in state.items():
-        if name != "seen":
-            setattr(line, name, value)
-    line.meter.load(_moved(state["seen"], device))
-
-
-def randomness(run: Training) -> dict[str, Any]:
+def randomness(device: torch.device) -> dict[str, Any]:
     """The states of this process's generators."""
-    device = next(iter(run.model.parameters())).device
     return {
-        "torch": torch.get_rng_state(),
+        "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "numpy": np.random.get_state(),
         "python": random.getstate(),
     }
 
 
-def put_randomness(state: Mapping[str, Any], run: Training) -> None:
+def put_randomness(device: torch.device, cpu: torch.Tensor, cuda: torch.Tensor | None, numpy: Any, python: Any) -> None:
     """Go on drawing from there."""
-    device = next(iter(run.model.parameters())).device
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"], device)
-    np.random.set_state(state["numpy"])
-    random.setstate(state["python"])
+    torch.set_rng_state(cpu)
+    if device.type == "cuda" and cuda is not None:
+        torch.cuda.set_rng_state(cuda, device)
+    np.random.set_state(numpy)
+    random.setstate(python)
 
 
 @torch.no_grad()
-def _put(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], what: str) -> None:
+def _put(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in live.items():
         tensor.copy_(saved[name])
 
@@ -121,4 +139,4 @@ def _moved(node: Any, device: torch.device) -> Any:
     """The same with its tensors on a device."""
     if isinstance(node, torch.Tensor):
         return node.to(device)
-    return [_moved(one, device) for one in node] if isinstance(node, Sequence) and not isinstance(node, str) else node
+    return [_moved(one, device) for one in node] if isinstance(node, (list, tuple)) else node
