@@ -40,8 +40,8 @@ from torchvision import datasets
 from torchvision import transforms as v1
 
 from trainer.config import schema
+from trainer.data.auto_num_workers import Growth, Host
 from trainer.data.feed import Feed
-from trainer.data.growth import Growth, Host
 from trainer.data.images.source import MEAN, STD
 from trainer.data.placement import Placement
 from trainer.data.prefetch import ready_each

@@ -14,13 +14,13 @@ from trainer.errors import Interrupted
 from trainer.job import plan_table
 from trainer.job.ready import Ready
 from trainer.job.result import Result
-from trainer.tracking import model
+from trainer.tracking import logged_model
 from trainer.tracking.describe import public, user
 
 
-def job(value: float | None, *overrides: str, status: str = "done", watched: str = "val/acc1") -> sweep_table.Job:
+def job(value: float | None, *overrides: str, status: str = "done", watched: str = "val/acc1") -> sweep_table.Row:
     best = {} if value is None else {watched: value}
-    return sweep_table.Job(
+    return sweep_table.Row(
         ("+recipe=x", *overrides), Result(status, "there", "its-run", metrics=best, best=best, seconds=2.0), watched
     )
 
@@ -80,11 +80,11 @@ def test_the_best_model_is_logged_where_there_is_one(
     told = [(1, {"train/loss": 1.0}), (2, {"val/acc1": 0.9}), (3, {"train/loss": 1.0}), (3, {"val/acc1": 0.5})]
     lines = [json.dumps({"time": 0, "step": step, "epoch": 0, "metrics": metrics}) for step, metrics in told]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    choice = model.chosen(tmp_path, which, "net")
+    choice = logged_model.chosen(tmp_path, which, "net")
     assert choice is not None
     assert (choice.which, choice.step, choice.points[0]["metrics"]["val/acc1"]) == found and len(choice.points) == 1
     (tmp_path / "model.json").unlink()
-    assert model.chosen(tmp_path, which, "net") is None
+    assert logged_model.chosen(tmp_path, which, "net") is None
 
 
 def test_names_hold_no_secret_and_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:

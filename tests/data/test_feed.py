@@ -19,11 +19,11 @@ from tests.pace import wait_for
 from tests.strategies.tiny import Augmented
 from trainer.data.arrays.tensors import ArrayDataset
 from trainer.data.feed import Feed
+from trainer.data.leased_blocks import MapWork, StreamWork
 from trainer.data.placement import Placement
 from trainer.data.reader import BlockReader, Reading
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
-from trainer.data.work import MapWork, StreamWork
 from trainer.strategies.contract import Lease
 
 CPU = torch.device("cpu")

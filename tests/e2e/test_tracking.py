@@ -20,7 +20,7 @@ from tests.mlflow_server import Server
 from tests.pace import wait_for
 from tests.pictures import config, image_folder
 from tests.runs import ROOT, SMALL, environment, mlflow_runs, points, read, start, trainer
-from trainer.tracking.follower import Follower
+from trainer.tracking.mlflow_run import Follower
 
 
 def test_mlflow_holds_every_point_parameter_tag_and_artifact(tmp_path: Path) -> None:
@@ -557,12 +557,12 @@ def test_sending_everything_again_changes_nothing(told: tuple[Path, Server, Any]
 
 
 def test_a_model_that_cannot_be_packed_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    from trainer.tracking import model
+    from trainer.tracking import logged_model
 
     for name in ("model.json", "example.npz", "model.safetensors", "metrics.jsonl"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "result.json").write_text('{"best_step": 0, "steps": 3}')
-    monkeypatch.setattr(model, "pack", lambda run_dir, choice: 1 / 0)
+    monkeypatch.setattr(logged_model, "pack_model", lambda run_dir, choice: 1 / 0)
     ended: list[str] = []
     client = SimpleNamespace(set_tag=lambda *a: None, set_terminated=lambda run_id, status: ended.append(status))
     run = {"uri": "", "experiment": "e", "params": {}, "models": {"best": "net"}}

@@ -120,7 +120,7 @@ def test_a_model_of_timm_is_kept_without_its_pretrained_weights(
 ) -> None:
     from importlib.metadata import version
 
-    from trainer.tracking.model import _requirements
+    from trainer.tracking.logged_model import _requirements
 
     fetched: list[Any] = []
     monkeypatch.setattr("timm.models._builder.load_pretrained", lambda *args, **kwargs: fetched.append(args))

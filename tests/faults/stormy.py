@@ -11,7 +11,7 @@ from typing import Any
 from tests.strategies.pserver.harness import Resetting, StormySocket, Weather
 from trainer.strategies import builtin
 from trainer.strategies.pserver.protocol.messages import ENDPOINT
-from trainer.strategies.pserver.worker import asynchronous, client, geo
+from trainer.strategies.pserver.worker import async_and_ssp, client, geo
 from trainer.strategies.pserver.worker import connections as connections_module
 from trainer.strategies.pserver.worker.connections import Sockets, connect
 
@@ -51,13 +51,13 @@ def _resets(relays: list[Resetting], draw: random.Random) -> None:
         draw.choice(relays).reset()
 
 
-class AsyncWorker(asynchronous.PserverAsync):
+class AsyncWorker(async_and_ssp.PserverAsync):
     """As pserver_async."""
 
     connections = through_a_relay
 
 
-class SspWorker(asynchronous.PserverSsp):
+class SspWorker(async_and_ssp.PserverSsp):
     """As pserver_ssp."""
 
     connections = through_a_relay

@@ -27,7 +27,7 @@ from trainer.job.ready import get_ready
 from trainer.launch.in_process import _Tee
 from trainer.run_folder import json_files, report
 from trainer.terminal import bar
-from trainer.tracking import follower
+from trainer.tracking import mlflow_run
 
 CAUSE = "worker 1 broke: the first cause"
 
@@ -260,6 +260,6 @@ def refused_by(port: int, timeout: float) -> Exception:
 def test_of_a_server_that_is_gone_it_is_said_which_one_and_why() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        assert follower._said(refused_by(port, 0.2)) == f"127.0.0.1:{port}: read timed out"
-    assert follower._said(refused_by(port, 5)) == f"127.0.0.1:{port}: connection refused"
-    assert follower._said(ValueError("another\nmistake")) == "another"
+        assert mlflow_run._said(refused_by(port, 0.2)) == f"127.0.0.1:{port}: read timed out"
+    assert mlflow_run._said(refused_by(port, 5)) == f"127.0.0.1:{port}: connection refused"
+    assert mlflow_run._said(ValueError("another\nmistake")) == "another"

@@ -16,7 +16,8 @@ from trainer.data.source import Facts
 from trainer.metrics import best as watched
 from trainer.metrics.best import Best, EarlyStop, best_metric
 from trainer.metrics.binary import Binary
-from trainer.metrics.classification import Classification, Task
+from trainer.metrics.classification import Classification
+from trainer.metrics.contract import Task
 from trainer.run_folder.report import Report
 
 

@@ -15,10 +15,20 @@ import numpy as np
 
 from trainer.strategies.pserver.protocol.intervals import Intervals
 from trainer.strategies.pserver.protocol.messages import RESTS, WAKES, Kind, Malformed, Message, Verb
-from trainer.strategies.pserver.server import checks, leases, liveness, machine, members, pulls, pushes, rules, turns
+from trainer.strategies.pserver.server import (
+    checks,
+    epoch_blocks,
+    lease_requests,
+    liveness,
+    machine,
+    members,
+    pulls,
+    pushes,
+    rules,
+    turns,
+)
 from trainer.strategies.pserver.server import totals as totals_module
-from trainer.strategies.pserver.server import work as work_module
-from trainer.strategies.pserver.worker import asynchronous, client, work, worker
+from trainer.strategies.pserver.worker import async_and_ssp, client, held_blocks, worker
 
 Defect = Callable[[], Any]
 MUTATIONS: dict[str, Defect] = {}
@@ -57,8 +67,8 @@ def _both(one: Defect, other: Defect) -> Iterator[None]:
 # --- the defects that were found from outside ----------------------------------------------------------------------
 
 
-@replaces(leases.Progress, "covered")
-def progress_is_the_greatest_end(_: Any, self: leases.Progress, rows: np.ndarray) -> bool:
+@replaces(epoch_blocks.Progress, "covered")
+def progress_is_the_greatest_end(_: Any, self: epoch_blocks.Progress, rows: np.ndarray) -> bool:
     def end(block: int) -> int:
         return max((stop for _, stop in self.applied.get(block, ())), default=0)
 
@@ -67,9 +77,9 @@ def progress_is_the_greatest_end(_: Any, self: leases.Progress, rows: np.ndarray
     )
 
 
-@replaces(leases.Progress, "covered")
+@replaces(epoch_blocks.Progress, "covered")
 def pending_work_travels_with_a_block_that_is_taken_over(
-    original: Any, self: leases.Progress, rows: np.ndarray
+    original: Any, self: epoch_blocks.Progress, rows: np.ndarray
 ) -> bool:
     try:
         return bool(original(self, rows))
@@ -78,7 +88,7 @@ def pending_work_travels_with_a_block_that_is_taken_over(
 
 
 @replaces(worker.PserverWorker, "push_pending", of="pending_work_travels_with_a_block_that_is_taken_over")
-@replaces(asynchronous.Stale, "push_pending", of="pending_work_travels_with_a_block_that_is_taken_over")
+@replaces(async_and_ssp.Stale, "push_pending", of="pending_work_travels_with_a_block_that_is_taken_over")
 def _nothing_is_pushed(_: Any, self: worker.PserverWorker) -> None:
     pass
 
@@ -139,8 +149,8 @@ def who_rests_holds_up_the_others(original: Any, self: rules.Ssp, message: Messa
         original(self, message)
 
 
-@replaces(asynchronous.PserverSsp, "wake")
-def who_wakes_has_other_clocks_at_other_servers(_: Any, self: asynchronous.PserverSsp, anew: bool) -> None:
+@replaces(async_and_ssp.PserverSsp, "wake")
+def who_wakes_has_other_clocks_at_other_servers(_: Any, self: async_and_ssp.PserverSsp, anew: bool) -> None:
     self.done = max(answer.clock for answer in self._say(WAKES, 0 if anew else self.done))
 
 
@@ -173,27 +183,31 @@ def a_life_that_is_fenced_goes_on(_: Any, self: members.Members, rank: int, inca
     return ""
 
 
-@replaces(work.LeasedWork, "acknowledged")
-def a_block_is_done_with_the_first_push_after_its_end(_: Any, self: work.LeasedWork, covered: work.Covered) -> None:
+@replaces(held_blocks.HeldBlocks, "acknowledged")
+def a_block_is_done_with_the_first_push_after_its_end(
+    _: Any, self: held_blocks.HeldBlocks, covered: held_blocks.Covered
+) -> None:
     self._under_way.subtract(covered.blocks)
     for block in covered.blocks & self._at_their_end:
         self.finished(block)
 
 
-@replaces(work.LeasedWork, "_take_over")
-def a_take_over_ends_no_push_at_bounds(original: Any, self: work.LeasedWork, *arguments: Any) -> int:
+@replaces(held_blocks.HeldBlocks, "_take_over")
+def a_take_over_ends_no_push_at_bounds(original: Any, self: held_blocks.HeldBlocks, *arguments: Any) -> int:
     start = original(self, *arguments)
     self._cuts.clear()
     return int(start)
 
 
-@replaces(leases.Leases, "lose")
-def blocks_of_the_lost_are_forgotten(_: Any, self: leases.Leases, rank: int) -> None:
+@replaces(epoch_blocks.Leases, "lose")
+def blocks_of_the_lost_are_forgotten(_: Any, self: epoch_blocks.Leases, rank: int) -> None:
     pass
 
 
-@replaces(work_module.Work, "lease")
-def a_copy_of_a_lease_gets_another_block(original: Any, self: work_module.Work, message: Message) -> Message:
+@replaces(lease_requests.LeaseRequests, "lease")
+def a_copy_of_a_lease_gets_another_block(
+    original: Any, self: lease_requests.LeaseRequests, message: Message
+) -> Message:
     self.answered.clear()
     return original(self, message)  # type: ignore[no-any-return]
 
@@ -252,6 +266,6 @@ def a_step_of_sync_goes_without_the_last_worker(original: Any, self: rules.Sync,
 
 # A patch inside of a function that waits would last while others run.
 MUTATIONS |= {
-    "a_take_over_begins_where_the_first_server_is": lambda: patch.object(work, "min", lambda starts: next(iter(starts)), create=True),
+    "a_take_over_begins_where_the_first_server_is": lambda: patch.object(held_blocks, "min", lambda starts: next(iter(starts)), create=True),
     "a_clock_that_jumps_uses_up_the_patience": lambda: patch.object(client, "AWAY_S", 1e9),
 }  # fmt: skip

@@ -19,12 +19,12 @@ from trainer.optim.groups import Rate
 from trainer.optim.updater import Updater
 from trainer.strategies.contract import Lease, Seat
 from trainer.strategies.pserver.protocol.messages import Message, Record, Verb, text
-from trainer.strategies.pserver.worker import asynchronous, geo, sync
+from trainer.strategies.pserver.worker import async_and_ssp, geo, sync
 from trainer.strategies.pserver.worker.remote_model import Looked
 from trainer.strategies.pserver.worker.worker import PserverWorker
 
 KINDS: dict[str, type[PserverWorker]] = {
-    "async": asynchronous.PserverAsync, "ssp": asynchronous.PserverSsp, "geo": geo.PserverGeo, "sync": sync.PserverSync,
+    "async": async_and_ssp.PserverAsync, "ssp": async_and_ssp.PserverSsp, "geo": geo.PserverGeo, "sync": sync.PserverSync,
 }  # fmt: skip
 SHARED = 0
 """The row that every batch touches; each has one of its own as well."""

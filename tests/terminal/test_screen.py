@@ -20,7 +20,7 @@ import pytest
 
 from trainer.cli import last_lines
 from trainer.cli.sweep import show_sweep
-from trainer.cli.sweep_table import METRICS, Job
+from trainer.cli.sweep_table import METRICS, Row
 from trainer.config.run_config import RunConfig
 from trainer.job import plan_table
 from trainer.job.result import Result
@@ -85,9 +85,9 @@ def test_at_80_columns_no_path_and_no_id_is_broken(monkeypatch: pytest.MonkeyPat
 
 
 JOBS = [
-    Job(("+recipe=x", f"optimizer.lr={n}e-4"), Result("done", "", metrics={m: 1234.5 for m in METRICS}, best={"val/acc1": 0.5}, seconds=1234.5), "val/acc1")
+    Row(("+recipe=x", f"optimizer.lr={n}e-4"), Result("done", "", metrics={m: 1234.5 for m in METRICS}, best={"val/acc1": 0.5}, seconds=1234.5), "val/acc1")
     for n in (1, 2)
-] + [Job(("+recipe=x", "optimizer.lr=3e-4"), Result("not started", ""))]  # fmt: skip
+] + [Row(("+recipe=x", "optimizer.lr=3e-4"), Result("not started", ""))]  # fmt: skip
 
 
 @pytest.mark.parametrize("columns", [200, 80, 60])

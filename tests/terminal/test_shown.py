@@ -15,7 +15,7 @@ from rich.table import Table
 
 from trainer.config.redact import HERE, values
 from trainer.config.secret_parts import HIDDEN
-from trainer.data.preprocessing import Preprocessing
+from trainer.data.picture_preprocessing import Preprocessing
 from trainer.job.plan_table import console
 from trainer.launch import in_process
 from trainer.run_folder import csv_files

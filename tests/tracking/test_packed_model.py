@@ -87,10 +87,10 @@ def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[
     np.save(tmp_path / "expected.npy", expected)
     monkeypatch.syspath_prepend(str(tmp_path / "user"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    from trainer.tracking.model import Choice, pack
+    from trainer.tracking.logged_model import Choice, pack_model
 
     before = sys.path[:]
-    folder, taken = pack(run, Choice("model", run / "model.safetensors", "last", 1, ()))
+    folder, taken = pack_model(run, Choice("model", run / "model.safetensors", "last", 1, ()))
     assert sys.path == before
     folder.parent.rename(tmp_path / "packed")
     (tmp_path / "user").rename(tmp_path / "gone")

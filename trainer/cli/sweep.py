@@ -81,7 +81,7 @@ class Sweep:
     left_out: LeftOut
     swept: set[str]
     tracker: Tracker | None = None
-    ended: list[sweep_table.Job] = field(default_factory=list)
+    ended: list[sweep_table.Row] = field(default_factory=list)
 
     def show_plans(self) -> list[Result]:
         """What each point would do; nothing starts."""
@@ -166,7 +166,7 @@ class Sweep:
             say_broken(ready)
 
     def _end(self, shown: tuple[str, ...], result: Result, ready: Ready | None) -> None:
-        self.ended.append(sweep_table.Job(shown, result, ready.plan.best if ready is not None else ""))
+        self.ended.append(sweep_table.Row(shown, result, ready.plan.best if ready is not None else ""))
 
     def _close(self, status: str) -> None:
         """The table of all jobs, those included that were not started, and the end of the MLflow run."""
@@ -181,14 +181,14 @@ class Sweep:
                 self._close_tracking(self.tracker, status, every, repeat)
         closing.tell()
 
-    def _close_tracking(self, tracker: Tracker, status: str, every: list[sweep_table.Job], repeat: str) -> None:
+    def _close_tracking(self, tracker: Tracker, status: str, every: list[sweep_table.Row], repeat: str) -> None:
         from trainer.tracking.describe import NOTE
 
         told = sweep_table.note(self.points[0].plan.name, every, self.swept, repeat, self.folder)
         tracker.close(self.folder, status, hide({NOTE: told}), FLUSH_S)
 
 
-def show_sweep(jobs: Sequence[sweep_table.Job], sweep_dir: Path) -> None:
+def show_sweep(jobs: Sequence[sweep_table.Row], sweep_dir: Path) -> None:
     """A table of the jobs and their metrics, also as sweep.csv."""
     if not jobs:
         return

@@ -24,7 +24,7 @@ NOT_STARTED = "not started"
 
 
 @dataclass(frozen=True)
-class Job:
+class Row:
     """One job of a sweep.
 
     Attributes:
@@ -60,12 +60,12 @@ def left(run_dir: str, status: str, error: str) -> Result:
         return Result(status, run_dir, error=error)
 
 
-def waiting(overrides: Iterable[str]) -> Job:
+def waiting(overrides: Iterable[str]) -> Row:
     """A job to which it did not come."""
-    return Job(tuple(overrides), Result(NOT_STARTED, ""))
+    return Row(tuple(overrides), Result(NOT_STARTED, ""))
 
 
-def best_of(jobs: Sequence[Job]) -> int | None:
+def best_of(jobs: Sequence[Row]) -> int | None:
     """The number of the job whose best model is the best; None where none has one, or they go by different metrics."""
     done = [(job.best, number) for number, job in enumerate(jobs) if job.best is not None]
     watched = {job.watched for job in jobs if job.best is not None}
@@ -75,7 +75,7 @@ def best_of(jobs: Sequence[Job]) -> int | None:
     return next(number for found, number in done if found == value)
 
 
-def table(jobs: Sequence[Job]) -> tuple[list[str], list[list[str]]]:
+def table(jobs: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """The columns, and a row for each job: what differs, how it ended, last metrics, the best of the watched one."""
     metrics = [m for m in METRICS if any(m in job.result.metrics for job in jobs)]
     watched = sorted({job.watched for job in jobs if job.best is not None})
@@ -91,7 +91,7 @@ def table(jobs: Sequence[Job]) -> tuple[list[str], list[list[str]]]:
     return columns, rows
 
 
-def write(jobs: Sequence[Job], folder: Path) -> Path:
+def write(jobs: Sequence[Row], folder: Path) -> Path:
     """``sweep.csv``."""
     columns, rows = table(jobs)
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def write(jobs: Sequence[Job], folder: Path) -> Path:
     return path
 
 
-def note(name: str, jobs: Sequence[Job], swept: Collection[str], repeat: str, folder: Path) -> str:
+def note(name: str, jobs: Sequence[Row], swept: Collection[str], repeat: str, folder: Path) -> str:
     """The sweep in Markdown: what was swept, its jobs, the best of them in bold, how to repeat it."""
     columns, rows = table(jobs)
     best = best_of(jobs)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.data.growth import Growth
+from trainer.data.auto_num_workers import Growth
 from trainer.data.inputs import Inputs
+from trainer.data.leased_blocks import MapWork, StreamWork
 from trainer.data.placement import Placement
 from trainer.data.reader import HERE, Addresses, BlockReader, Reader, Reading, Scatter, ScatteredReader
 from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
 from trainer.data.source import Splits
-from trainer.data.work import MapWork, StreamWork
 
 
 @dataclass

@@ -17,7 +17,7 @@ from trainer.config.schema import DataConfig, PicturesData
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
-    from trainer.data.preprocessing import Preprocessing
+    from trainer.data.picture_preprocessing import Preprocessing
 
 Progress = Callable[[str, int, int], None]
 """Told of long preparations: what is done, how far, of how many."""

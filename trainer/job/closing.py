@@ -61,7 +61,7 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
     with closing.step("result.json"):
         leave(run_dir / "result.json", asdict(result))
     with closing.step("logs without secrets"):
-        from trainer.tracking.follower import LOGS
+        from trainer.tracking.mlflow_run import LOGS
 
         scrub(Path(ready.plan.run_dir), LOGS, ready.secrets)
     if result.status == "done" and tracker is not None:

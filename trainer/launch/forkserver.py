@@ -23,11 +23,11 @@ from trainer.host import private
 from trainer.host.addresses import free_port, listening, with_port
 from trainer.host.board import NoNote, OwnBoard, SealedBoard
 from trainer.host.parent_death import end_with
-from trainer.host.patient import PatientStore
+from trainer.host.patient_store import PatientStore
 from trainer.host.signals import termination_raises
 from trainer.launch.engine import Engine, Start
 from trainer.launch.log_on_screen import Shown
-from trainer.launch.others import Others
+from trainer.launch.other_hosts import OtherHosts
 from trainer.launch.place import Place
 from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child
@@ -91,7 +91,7 @@ def launch(
                         members,
                     )
                 shown += _shown(members, verbosity)
-                return _watched(members, here, Others(here, meeting, roles))
+                return _watched(members, here, OtherHosts(here, meeting, roles))
             except KeyboardInterrupt:
                 raise Interrupted(BY_CTRL_C) from None
             finally:
@@ -103,7 +103,7 @@ def launch(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _watched(members: Sequence[Member], here: Sequence[Any], others: Others) -> dict[str, dict[int, Any]]:
+def _watched(members: Sequence[Member], here: Sequence[Any], others: OtherHosts) -> dict[str, dict[int, Any]]:
     """The members' results, when all are done on all hosts. If they end otherwise, the other hosts are told.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from trainer.host.board import FolderBoard, OwnBoard, SealedBoard
-from trainer.host.patient import PatientStore
+from trainer.host.patient_store import PatientStore
 
 BOARD, GROUP = "board", "group"
 CONNECT_S = 300

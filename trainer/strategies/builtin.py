@@ -186,7 +186,7 @@ class Pserver(Declaration):
             why = f"strategy={self.name} cuts parameters into pieces, and {kind} needs them whole"
             refused.append(UserError(f"optimizer ({kind})", why, "optimizer=sgd (or momentum, adagrad, adam, adamw)"))
         elif self.options.load_from is not None:
-            refused += locate("trainer.strategies.pserver.server.starting:refuse")(config, self, model, optimizer)  # imports torch  # fmt: skip
+            refused += locate("trainer.strategies.pserver.server.saved_state_checks:refuse")(config, self, model, optimizer)  # imports torch  # fmt: skip
         for name, module in model.named_modules():
             if getattr(module, "sparse", False) and config.ema.decay is not None:
                 why = f"strategy={self.name} keeps the rows of {name} in servers, and no worker has all of them to average"
@@ -247,7 +247,7 @@ class PserverAsync(Stale):
 
     Options = schema.PserverAsyncStrategy
     options: schema.PserverAsyncStrategy
-    worker = "trainer.strategies.pserver.worker.asynchronous:PserverAsync"
+    worker = "trainer.strategies.pserver.worker.async_and_ssp:PserverAsync"
     mode = "async"
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
@@ -267,7 +267,7 @@ class PserverSsp(Stale):
 
     Options = schema.PserverSspStrategy
     options: schema.PserverSspStrategy
-    worker = "trainer.strategies.pserver.worker.asynchronous:PserverSsp"
+    worker = "trainer.strategies.pserver.worker.async_and_ssp:PserverSsp"
     mode = "ssp"
 
 

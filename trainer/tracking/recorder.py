@@ -19,7 +19,7 @@ from trainer.errors import UserError
 from trainer.host import interpreter
 from trainer.run_folder.json_files import leave
 from trainer.tracking.answers import tell
-from trainer.tracking.follower import LOGS, Follower
+from trainer.tracking.mlflow_run import LOGS, Follower
 
 EVERY_S = 1.0
 LAST_WORDS_S = 5.0
@@ -56,7 +56,7 @@ def _get_ready(packs: bool) -> None:
     """Import while the training runs what its end will need; from then on garbage is collected."""
     if packs:
         with contextlib.suppress(Exception):  # then it is missed where it is needed, which is told
-            from trainer.tracking import model, served  # noqa: F401
+            from trainer.tracking import logged_model, served_model  # noqa: F401
     gc.freeze()
     gc.enable()
 
@@ -76,7 +76,7 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
         follower.remember()
         followers[message["open"]] = follower
     elif "trained" in message:  # while the parent draws its pictures
-        followers[message["trained"]].pack()
+        followers[message["trained"]].pack_models()
     elif "close" in message:
         follower = followers.pop(message["close"])
         tell(follower.finish(message["status"], message["tags"], message["timeout_s"]))

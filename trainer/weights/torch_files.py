@@ -30,7 +30,7 @@ AGAIN = "torch.save(torch.load(FILE, weights_only=True), FILE), of a file that y
 
 
 @dataclass(slots=True)
-class Thing:
+class StackItem:
     """Something on the stack: how much is copied when it is, and what it is called or made of."""
 
     size: int = 1
@@ -80,17 +80,17 @@ def follow(content: bytes) -> None:
         ValueError: it calls another function than those, or copies more in total than it has bytes.
         Exception: it is damaged.
     """
-    stack: list[Thing] = []
-    stacks: list[list[Thing]] = []
-    memo: dict[int, Thing] = {}
+    stack: list[StackItem] = []
+    stacks: list[list[StackItem]] = []
+    memo: dict[int, StackItem] = {}
     copied = 0
     argument: Any
     for operation, argument, _ in pickletools.genops(content):
         name = operation.name
         if name in LITERALS:
-            stack.append(Thing())
+            stack.append(StackItem())
         elif name in ("BINUNICODE", "SHORT_BINSTRING"):
-            stack.append(Thing(len(argument)))
+            stack.append(StackItem(len(argument)))
         elif name in ("BINPUT", "LONG_BINPUT"):
             memo[argument] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
@@ -101,19 +101,19 @@ def follow(content: bytes) -> None:
         elif name in ("TUPLE", "APPENDS", "SETITEMS"):
             items, stack = stack, stacks.pop()
             if name == "TUPLE":
-                stack.append(Thing(len(items), items=tuple(items)))
+                stack.append(StackItem(len(items), items=tuple(items)))
             else:
                 stack[-1].size += len(items)
         elif name in TUPLES:
             count = TUPLES[name]
-            stack[-count:] = [Thing(count, items=tuple(stack[-count:]))]
+            stack[-count:] = [StackItem(count, items=tuple(stack[-count:]))]
         elif name in ("APPEND", "SETITEM"):
             del stack[-1 if name == "APPEND" else -2 :]
             stack[-1].size += 1
         elif name == "GLOBAL":
-            stack.append(Thing(name=argument.replace(" ", ".")))
+            stack.append(StackItem(name=argument.replace(" ", ".")))
         elif name == "BINPERSID":
-            stack[-1] = Thing()
+            stack[-1] = StackItem()
         elif name in ("REDUCE", "BUILD"):
             given = stack.pop()
             if name == "REDUCE" and stack[-1].name not in CALLED:
@@ -123,6 +123,6 @@ def follow(content: bytes) -> None:
             if copied > len(content):
                 raise ValueError("it copies more than it has")
             if name == "REDUCE":
-                stack[-1] = Thing(size)
+                stack[-1] = StackItem(size)
         elif name not in ("PROTO", "STOP"):
             raise ValueError(f"it has the operation {name}, which plain tensors do not need")

@@ -13,8 +13,9 @@ from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import EarlyStopConfig
 from trainer.data.augment.mixing import Mixing
+from trainer.data.auto_num_workers import growing_readers
 from trainer.data.feed import Feed
-from trainer.data.growth import growing_readers
+from trainer.data.leased_blocks import MapWork, StreamWork
 from trainer.data.placement import Placement
 from trainer.data.reader import BlockReader, Reading
 from trainer.data.sampler import (
@@ -26,11 +27,11 @@ from trainer.data.sampler import (
     training_sampler,
 )
 from trainer.data.source import Facts, Splits
-from trainer.data.work import MapWork, StreamWork
 from trainer.errors import RunFailed
 from trainer.metrics.best import EarlyStop, is_plateau
 from trainer.metrics.binary import Binary
-from trainer.metrics.classification import Classification, Task
+from trainer.metrics.classification import Classification
+from trainer.metrics.contract import Task
 from trainer.metrics.own import OwnMetrics
 from trainer.optim.averaged import averaged_weights
 from trainer.planning.plan import Plan

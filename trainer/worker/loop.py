@@ -15,7 +15,7 @@ from torch import nn
 from trainer.data.feed import Feed
 from trainer.errors import RunFailed
 from trainer.metrics.best import AVERAGED, RAW, EarlyStop
-from trainer.metrics.classification import Sums, Task
+from trainer.metrics.contract import Sums, Task
 from trainer.metrics.own import OwnMetrics
 from trainer.models.empty_batch import counting
 from trainer.optim.averaged import AveragedWeights

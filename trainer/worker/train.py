@@ -14,7 +14,7 @@ import torch
 from trainer.config.instantiate import call_target, for_saved_weights, locate
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
-from trainer.data.reading import deaths_named
+from trainer.data.reading_processes import deaths_named
 from trainer.data.sampler import (
     training_sampler,
 )

@@ -12,7 +12,7 @@ import pytest
 from trainer.data.criteo.blocks import CriteoBlocks
 from trainer.data.criteo.files import Block, Part, Tally, blocks_of, find, pieces
 from trainer.data.criteo.source import Criteo
-from trainer.data.work import StreamWork
+from trainer.data.leased_blocks import StreamWork
 from trainer.errors import UserError
 from trainer.strategies.contract import Lease
 

@@ -11,7 +11,7 @@ import pytest
 from tests.strategies.pserver.harness import Bare, Cluster, Sum, config
 from trainer.strategies.pserver.protocol.messages import Message, Verb
 from trainer.strategies.pserver.worker import gauges
-from trainer.strategies.pserver.worker.asynchronous import PserverAsync
+from trainer.strategies.pserver.worker.async_and_ssp import PserverAsync
 
 
 def ready(cluster: Cluster, run: dict[str, Any]) -> tuple[Bare, PserverAsync]:

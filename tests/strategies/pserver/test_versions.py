@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.strategies.pserver.harness import Cluster, config
-from trainer.strategies.pserver.worker.asynchronous import PserverAsync
+from trainer.strategies.pserver.worker.async_and_ssp import PserverAsync
 
 STRENGTH = 0.3
 

@@ -17,8 +17,8 @@ from trainer.data.images.header import BadImage, size_of
 from trainer.data.images.listing import Listing
 from trainer.data.images.representation import some
 from trainer.data.limits import Limits
+from trainer.data.picture_preprocessing import Centre, Preprocessing
 from trainer.data.prepared import cache_root
-from trainer.data.preprocessing import Centre, Preprocessing
 from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
 from trainer.errors import UserError
 from trainer.hashing import hash_of

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from trainer.config.schema import Cifar10Data
-from trainer.data.arrays.files import Pair
-from trainer.data.arrays.images import ArraySource
+from trainer.data.arrays.array_source import ArraySource
+from trainer.data.arrays.npy_files import Pair
 from trainer.data.download import File, Site, absent, fetch
 from trainer.data.drawn_flowers.draw import VERSION, class_names, draw, folder
 from trainer.data.images.listing import class_folders, folder_of_classes

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.config.schema import DigitsData
 from trainer.data.limits import Limits
-from trainer.data.preprocessing import Centre, Preprocessing
+from trainer.data.picture_preprocessing import Centre, Preprocessing
 from trainer.data.source import DataSource, Facts, Splits
 
 SAMPLES = 1797

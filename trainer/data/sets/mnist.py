@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from trainer.config.schema import MnistData
-from trainer.data.arrays.files import Pair
-from trainer.data.arrays.images import ArraySource
+from trainer.data.arrays.array_source import ArraySource
+from trainer.data.arrays.npy_files import Pair
 from trainer.data.download import File, Site, absent, fetch
 from trainer.data.limits import Limits
 from trainer.data.opening import open_regular

@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from trainer.config.schema import MnistJsonData
-from trainer.data.arrays.files import digest, mapped
+from trainer.data.arrays.npy_files import digest, mapped
 from trainer.data.limits import Limits
 from trainer.data.opening import open_regular
 from trainer.data.prepared import known, made_once, place_of

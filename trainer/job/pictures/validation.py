@@ -10,7 +10,7 @@ import numpy as np
 
 from trainer.job.pictures.curves import figure_of, save
 from trainer.job.pictures.lettering import Ruler, families, missing
-from trainer.metrics.confusion import Mistake
+from trainer.metrics.examination import Mistake
 from trainer.metrics.validation_file import WHICH, Findings, read
 from trainer.run_folder import csv_files
 from trainer.visible import printed

@@ -8,7 +8,7 @@ from trainer.errors import RunFailed
 from trainer.host.board import Board
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb
 from trainer.strategies.pserver.server.answers import failed
-from trainer.strategies.pserver.server.leases import Leases
+from trainer.strategies.pserver.server.epoch_blocks import Leases
 from trainer.strategies.pserver.server.members import Member, Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.turns import Turns

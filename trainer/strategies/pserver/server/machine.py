@@ -15,18 +15,18 @@ from trainer.host.board import Board
 from trainer.strategies.builtin import Pserver
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
 from trainer.strategies.pserver.server.answers import failed
-from trainer.strategies.pserver.server.leases import Leases
+from trainer.strategies.pserver.server.epoch_blocks import Leases
+from trainer.strategies.pserver.server.lease_requests import LeaseRequests
 from trainer.strategies.pserver.server.ledger import Ledger, nobody
 from trainer.strategies.pserver.server.liveness import Liveness
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.pulls import Pulls
 from trainer.strategies.pserver.server.pushes import Pushes
-from trainer.strategies.pserver.server.run import ServersRun
 from trainer.strategies.pserver.server.saving import Saving
+from trainer.strategies.pserver.server.server_assignment import ServersRun
 from trainer.strategies.pserver.server.totals import Totals
 from trainer.strategies.pserver.server.turns import Outlet, Turns
-from trainer.strategies.pserver.server.work import Work
 
 LOOK_S = 0.2
 """So often a server looks who is silent and which requests are overdue; it waits for messages no longer than that."""
@@ -61,7 +61,7 @@ class Server:
         self.leases = Leases(run.config.data.on_lost_worker == "take_over")
         stops = not declared.traits.survives
         self.liveness = Liveness(self.members, self.parameters, self.leases, self.turns, board, stops, most_bytes)
-        self.work = Work(self.leases, self.members, self.liveness.lose, options.timeout_s, now)
+        self.work = LeaseRequests(self.leases, self.members, self.liveness.lose, options.timeout_s, now)
         self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0)
         self.started = self.ended_turn = self.looked = now()
         self.done_once: dict[int, tuple[int, int]] = {}

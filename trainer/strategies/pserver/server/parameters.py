@@ -15,7 +15,7 @@ from trainer.strategies.pserver.server import checks
 from trainer.strategies.pserver.server.answers import NotYet
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.rules import RULES, Rule
-from trainer.strategies.pserver.server.run import ServersPlan
+from trainer.strategies.pserver.server.server_assignment import ServersPlan
 from trainer.strategies.pserver.server.shard import Shard
 
 STEPS = "steps"

@@ -9,12 +9,12 @@ import numpy as np
 
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb
 from trainer.strategies.pserver.server import checks
+from trainer.strategies.pserver.server.lease_requests import LeaseRequests
 from trainer.strategies.pserver.server.ledger import Ledger
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.rules import Push, Rule
 from trainer.strategies.pserver.server.shard import Shard
-from trainer.strategies.pserver.server.work import Work
 
 
 class Pushes:
@@ -27,7 +27,7 @@ class Pushes:
     """
 
     def __init__(
-        self, parameters: Parameters, members: Members, work: Work, waits: Callable[[Message], bool],
+        self, parameters: Parameters, members: Members, work: LeaseRequests, waits: Callable[[Message], bool],
         count: Counter[str], ledger: Ledger,
     ) -> None:  # fmt: skip
         self.ledger = ledger

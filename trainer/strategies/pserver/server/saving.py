@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.strategies.pserver.protocol import parts, snapshot
+from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
 from trainer.strategies.pserver.protocol.messages import APART, Kind, Malformed, Message, Record, Verb, text
-from trainer.strategies.pserver.protocol.parts import DONE_WITH
-from trainer.strategies.pserver.server.leases import Progress
+from trainer.strategies.pserver.protocol.snapshot_parts import DONE_WITH
+from trainer.strategies.pserver.server.epoch_blocks import Progress
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
+from trainer.strategies.pserver.server.saved_state_checks import kept_by
 from trainer.strategies.pserver.server.shard import Shard
-from trainer.strategies.pserver.server.starting import kept_by
 from trainer.strategies.pserver.server.turns import Outlet
 
 
@@ -48,7 +48,7 @@ class Saving:
             snapshot.write_part(folder, self.parameters.server, tensors, told)
         size = sum(t.nbytes for t in tensors.values())
         print(f"saved {size / 1e6:.1f} MB in {time.monotonic() - began:.2f} s", flush=True)
-        self.apart = folder if mark is not None and not parts.is_shared(folder, str(mark)) else None
+        self.apart = folder if mark is not None and not snapshot_parts.is_shared(folder, str(mark)) else None
         return Message(Verb.DONE, flags=self.flags)
 
     @property
@@ -63,13 +63,13 @@ class Saving:
             raise Malformed(f"FETCH from {first}")
         if first == DONE_WITH:
             if self.apart is not None:
-                parts.forget(self.apart, server)
+                snapshot_parts.forget(self.apart, server)
             self.apart = None
             return Message(Verb.DONE)
         if self.apart is None:
             raise Malformed("FETCH of what was not saved, or is with the worker")
         with self.outlet.room_for_files():
-            seal, some = parts.piece(self.apart, server, first)
+            seal, some = snapshot_parts.piece(self.apart, server, first)
         return Message(Verb.DONE, records=[text(seal), Record(Kind.DENSE, some)])
 
     def _counts(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from trainer.strategies.pserver.protocol.messages import ENDPOINT
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
 from trainer.strategies.pserver.server.ledger import ledger_file, nobody
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
-from trainer.strategies.pserver.server.run import ServersRun
+from trainer.strategies.pserver.server.server_assignment import ServersRun
 
 SMALLEST_LIMIT = 64 << 20
 LEDGER = "ledger.{}.tsv"

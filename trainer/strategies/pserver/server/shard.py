@@ -21,7 +21,7 @@ from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.protocol.sharding import bucket_key, buckets_of, server_of_bucket
 from trainer.strategies.pserver.protocol.snapshot import Part
 from trainer.strategies.pserver.server.admission import Admission, Count, Probability
-from trainer.strategies.pserver.server.run import ServersPlan
+from trainer.strategies.pserver.server.server_assignment import ServersPlan
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
 

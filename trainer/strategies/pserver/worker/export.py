@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.strategies.pserver.protocol import parts, snapshot
+from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
 from trainer.strategies.pserver.protocol.messages import APART, Kind, Message, Verb, text
 from trainer.strategies.pserver.worker.client import Client
+from trainer.strategies.pserver.worker.initial_values import ROWS_AT_ONCE
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
-from trainer.strategies.pserver.worker.start import ROWS_AT_ONCE
 from trainer.wording import counted
 
 SAVE_S = 3600
@@ -57,15 +57,15 @@ def save_persistables(client: Client, folder: Path) -> None:
         folder: in a folder of the run's folder.
     """
     target = snapshot.begin(folder)
-    body = text({"folder": "/".join(folder.parts[-2:]), "mark": parts.mark(target)})
+    body = text({"folder": "/".join(folder.parts[-2:]), "mark": snapshot_parts.mark(target)})
     asked = [client.ask(s, Message(Verb.SAVE, records=[body])) for s in client.servers]
     answers = client.wait(asked, patience_s=SAVE_S)
     apart = [server for server, answer in zip(client.servers, answers, strict=True) if answer.flags & APART]
     for server in apart:
-        parts.receive(target, server, partial(_fetch, client, server))
+        snapshot_parts.receive(target, server, partial(_fetch, client, server))
     snapshot.complete(target, len(client.servers))
     for server in apart:
-        client.wait([client.ask(server, Message(Verb.FETCH, clock=parts.DONE_WITH))])
+        client.wait([client.ask(server, Message(Verb.FETCH, clock=snapshot_parts.DONE_WITH))])
     print(f"persistables of {counted(len(client.servers), 'server')}: {folder}", flush=True)
 
 

@@ -17,10 +17,10 @@ from trainer.strategies.pserver.protocol.messages import Kind, Message
 from trainer.strategies.pserver.tables.kernels import kernel
 from trainer.strategies.pserver.worker.client import Request
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
+from trainer.strategies.pserver.worker.held_blocks import Covered
 from trainer.strategies.pserver.worker.push import Push
 from trainer.strategies.pserver.worker.remote_model import RemoteTable, unique
 from trainer.strategies.pserver.worker.replica import Replica
-from trainer.strategies.pserver.worker.work import Covered
 from trainer.strategies.pserver.worker.worker import PserverWorker
 
 

@@ -21,11 +21,11 @@ from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.connections import Connections, connect
 from trainer.strategies.pserver.worker.export import merged_tables, save_persistables
 from trainer.strategies.pserver.worker.gauges import Gauges
+from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
+from trainer.strategies.pserver.worker.initial_values import send_start
 from trainer.strategies.pserver.worker.pull import Pulls
 from trainer.strategies.pserver.worker.push import PushEncoder
 from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable, unique
-from trainer.strategies.pserver.worker.start import send_start
-from trainer.strategies.pserver.worker.work import LeasedWork
 
 LEASE_LOOK_S = 0.02
 
@@ -47,7 +47,7 @@ class PserverWorker(Strategy):
         names = [seat.server_name(number) for number in range(seat.servers)]
         self.client = Client(seat.rank, self.connections(), self.options.timeout_s, names=names)
         self.present = list(range(seat.size))
-        self.work = LeasedWork(self.client)
+        self.work = HeldBlocks(self.client)
         self.gauge = Gauges(self.client)
         self.remote: list[RemoteTable] = []
         self.steps = 0

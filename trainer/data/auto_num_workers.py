@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from trainer.config.schema import DataConfig
 from trainer.data.prefetch import ready_each
-from trainer.data.reading import tells_of_a_death
+from trainer.data.reading_processes import tells_of_a_death
 from trainer.host import hardware
 
 UPDATES = 50

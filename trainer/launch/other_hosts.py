@@ -23,7 +23,7 @@ LEAVE_S = 60.0
 """The last meeting of the workers is over when a host leaves: the others leave as soon as their processes have ended."""
 
 
-class Others:
+class OtherHosts:
     """The other hosts, as one host's launcher sees them.
 
     Args:

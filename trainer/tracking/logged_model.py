@@ -18,7 +18,7 @@ from typing import Any
 from trainer.tracking.own_code import PACKAGE, own_modules, place, stage, third_parties
 from trainer.worker import example
 
-SERVED = Path(__file__).with_name("served.py")
+SERVED = Path(__file__).with_name("served_model.py")
 REQUIREMENTS = ("torch", "torchvision", "safetensors", "numpy", "pillow", "mlflow")
 DIRECTORY = "trainer-model-"
 
@@ -66,7 +66,7 @@ def _validated(run_dir: Path, step: int) -> Iterator[dict[str, Any]]:
                 yield point
 
 
-def pack(run_dir: Path, choice: Choice) -> tuple[Path, list[str]]:
+def pack_model(run_dir: Path, choice: Choice) -> tuple[Path, list[str]]:
     """The model in a new folder outside the run's, in MLflow's layout, and the user's own modules that it takes along.
 
     It is called once to see that it works; with modules of the user's own, once more as it will be loaded elsewhere.
@@ -105,7 +105,7 @@ def pack(run_dir: Path, choice: Choice) -> tuple[Path, list[str]]:
 
 def _called(artifacts: dict[str, str], inputs: Any, target: str) -> tuple[Any, dict[str, Path]]:
     """What the model gives for the inputs, and the user's own modules that it took."""
-    from trainer.tracking.served import Served
+    from trainer.tracking.served_model import Served
 
     before = set(sys.modules)
     served = Served()

@@ -20,10 +20,10 @@ from tests.strategies.tiny import Augmented
 from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
 from trainer.config.schema import DataConfig
-from trainer.data import growth
+from trainer.data import auto_num_workers
 from trainer.data.arrays.tensors import ArrayDataset
+from trainer.data.auto_num_workers import Growth, Host, enough, growing_readers
 from trainer.data.feed import Feed
-from trainer.data.growth import Growth, Host, enough, growing_readers
 from trainer.data.placement import Placement
 from trainer.data.reader import Reading
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
@@ -128,14 +128,14 @@ def test_idle_cores_are_those_of_this_process_and_within_a_containers_quota(
 ) -> None:
     times = [SimpleNamespace(idle=10.0 * n, iowait=1.0) for n in range(4)]
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: times)
-    monkeypatch.setattr(growth.os, "sched_getaffinity", lambda pid: {1, 3}, raising=False)
-    monkeypatch.setattr(growth, "CGROUP", tmp_path)
+    monkeypatch.setattr(auto_num_workers.os, "sched_getaffinity", lambda pid: {1, 3}, raising=False)
+    monkeypatch.setattr(auto_num_workers, "CGROUP", tmp_path)
     assert Host().idle() == (42.0,)
     (tmp_path / "cpu.max").write_text("max 100000\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 3000000\nuser_usec 1\n")
     assert Host().idle() == (42.0,)
     (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert growth._unused_quota(now=10.0) == (1.5 * 10 - 3.0,)
+    assert auto_num_workers._unused_quota(now=10.0) == (1.5 * 10 - 3.0,)
     assert len(Host().idle()) == 2
 
 
@@ -197,8 +197,8 @@ def test_a_run_says_it_and_leaves_it_in_its_result(
     warm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(growth.hardware, "cores", lambda: 2)
-    monkeypatch.setattr(growth, "Host", lambda: Told(1.1))
+    monkeypatch.setattr(auto_num_workers.hardware, "cores", lambda: 2)
+    monkeypatch.setattr(auto_num_workers, "Host", lambda: Told(1.1))
     monkeypatch.setattr(Growth, "_decide", lambda self, waited, own=Growth._decide: own(self, self.before[1] + 0.5))
     flowers = (
         "model=lenet", "model.in_channels=3", "model.image_size=32", "data=embedded_flowers", "data.image_size=32",

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from trainer.host.board import NoNote, SealedBoard
-from trainer.host.patient import PatientStore
+from trainer.host.patient_store import PatientStore
 
 
 class Cut(dist.HashStore):

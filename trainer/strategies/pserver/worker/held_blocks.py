@@ -22,7 +22,7 @@ class Covered:
         self.records = [Record(Kind.WORK, np.array(work, dtype=np.int64))] if work else []
 
 
-class LeasedWork:
+class HeldBlocks:
     """Blocks of this worker.
 
     A block is done when its last batch is pushed and all pushes that cover any batch of it are acknowledged by all

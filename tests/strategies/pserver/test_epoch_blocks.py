@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.strategies.pserver.server.leases import Holder, Leases, Progress
+from trainer.strategies.pserver.server.epoch_blocks import Holder, Leases, Progress
 from trainer.strategies.pserver.server.members import Watermark
 
 WORKERS = 4

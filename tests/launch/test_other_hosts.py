@@ -8,19 +8,19 @@ import pytest
 
 from tests.launch.test_supervisor import Notes
 from trainer.errors import RunFailed
-from trainer.launch.others import LOOK_S, Others
+from trainer.launch.other_hosts import LOOK_S, OtherHosts
 from trainer.launch.rendezvous import Meeting
 from trainer.launch.supervisor import Role
 
 ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 
 
-def others(notes: Notes, number: int, apart: bool = True, workers: int = 2) -> Others:
+def others(notes: Notes, number: int, apart: bool = True, workers: int = 2) -> OtherHosts:
     """A launcher's view on host ``number`` of three, which looks each time it is asked to."""
     meeting = Meeting(number=number, hosts=3, addresses=ADDRESSES)
     role = Role("worker", 3 * workers, "none:none", ["cpu"] * workers, number * workers, apart)
     ticks = itertools.count()
-    return Others([notes], meeting, [role], lambda: 2 * LOOK_S * next(ticks))
+    return OtherHosts([notes], meeting, [role], lambda: 2 * LOOK_S * next(ticks))
 
 
 def test_host_that_ends_the_run_tells_all_others_why_and_they_do_not_tell_it_as_their_own() -> None:

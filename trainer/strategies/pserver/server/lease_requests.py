@@ -8,14 +8,14 @@ import numpy as np
 
 from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message, Record, Verb, text
 from trainer.strategies.pserver.server.answers import failed, not_arrived
-from trainer.strategies.pserver.server.leases import Answer, Holder, Leases, Progress
+from trainer.strategies.pserver.server.epoch_blocks import Answer, Holder, Leases, Progress
 from trainer.strategies.pserver.server.members import Members, workers
 
 NEVER_CAME = 0
 """The life of a worker that this server has not heard of."""
 
 
-class Work:
+class LeaseRequests:
     """What is handed out, and which pushes of it are applied here.
 
     Args:

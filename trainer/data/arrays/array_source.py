@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.schema import ArraysData
-from trainer.data.arrays.files import Pair, digest, keep, mapped
+from trainer.data.arrays.npy_files import Pair, digest, keep, mapped
 from trainer.data.limits import Limits
+from trainer.data.picture_preprocessing import Centre, Preprocessing
 from trainer.data.prepared import known, made_once, place_of
-from trainer.data.preprocessing import Centre, Preprocessing
 from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
 from trainer.errors import UserError
 

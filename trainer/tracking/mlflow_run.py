@@ -202,16 +202,18 @@ class Follower:
             return False
         return True
 
-    def pack(self) -> dict[str, Any]:
+    def pack_models(self) -> dict[str, Any]:
         """Pack the trained models that are not yet, each once; that one cannot be packed does not fail the run."""
-        from trainer.tracking import model
+        from trainer.tracking import logged_model
 
-        choices = {which: model.chosen(self.run_dir, which, name) for which, name in self.run.get("models", {}).items()}
+        choices = {
+            which: logged_model.chosen(self.run_dir, which, name) for which, name in self.run.get("models", {}).items()
+        }
         for which, choice in choices.items():
             if which in self.logged or which in self.packed or choice is None:
                 continue
             try:
-                self.packed[which], taken = model.pack(self.run_dir, choice)
+                self.packed[which], taken = logged_model.pack_model(self.run_dir, choice)
                 if taken:
                     tell({"told": f"the logged model takes along your {', '.join(taken)}"})
             except Exception as error:  # what a user's own model raises where it is loaded by MLflow
@@ -221,20 +223,20 @@ class Follower:
 
     def _log_models(self) -> None:
         """The trained models, sent until each is there."""
-        from trainer.tracking import model
+        from trainer.tracking import logged_model
 
-        choices = self.pack()
+        choices = self.pack_models()
         for which, folder in self.packed.items():
             if which not in self.logged and self.run_id is not None:
-                model.send(self.client, self.run_id, choices[which], folder)
+                logged_model.send(self.client, self.run_id, choices[which], folder)
                 self.logged.add(which)
 
     def _forget_models(self) -> None:
         if self.packed:
-            from trainer.tracking import model
+            from trainer.tracking import logged_model
 
             for folder in self.packed.values():
-                model.forget(folder)
+                logged_model.forget(folder)
 
 
 Point = tuple[str, int, int, str]

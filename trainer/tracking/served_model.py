@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from trainer.config.instantiate import call_target
+from trainer.data.picture_preprocessing import Preprocessing
 from trainer.data.placement import Placement
-from trainer.data.preprocessing import Preprocessing
 from trainer.weights import fit
 
 
