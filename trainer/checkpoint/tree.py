@@ -116,3 +116,12 @@ def _ordered(tensor: torch.Tensor, axes: list[int] | None = None) -> torch.Tenso
         return tensor
     back = [axes.index(axis) for axis in range(len(axes))]
     return tensor.permute(axes).contiguous().permute(back)
+
+
+def on_device(node: Any, device: torch.device | str) -> Any:
+    """The same state with its tensors on a device."""
+    if isinstance(node, torch.Tensor):
+        return node.to(device)
+    if isinstance(node, dict):
+        return {key: on_device(value, device) for key, value in node.items()}
+    return type(node)(on_device(one, device) for one in node) if isinstance(node, (list, tuple)) else node

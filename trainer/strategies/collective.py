@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.checkpoint.tree import on_device
 from trainer.config.schema import CollectiveStrategy
 from trainer.errors import RunFailed
 from trainer.strategies.comm_hooks import register
@@ -87,13 +88,18 @@ class Collective(Strategy):
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
         self.updater.observe(step, metrics)
 
+    def rehearses(self) -> bool:
+        """DDP makes other buckets after the first backward, in the order of the gradients. A ring of three or more workers adds
+        up each part of a bucket from another worker on, and PowerSGD's factors are of buckets."""
+        return self.seat.size > 2 or self.memory is not None
+
     def save(self, folder: Path) -> Share:
         return Share({"updater": self.updater.state()}, {} if self.memory is None else {"memory": self.memory.state()})
 
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
         if self.memory is not None and "memory" in share.own:
-            self.memory.load(**share.own["memory"])
+            self.memory.load(**on_device(share.own["memory"], self.seat.device))
 
     def gauges(self) -> dict[str, float]:
         return {"comm/compression": self.memory.compression} if self.memory is not None else {}

@@ -51,13 +51,16 @@ class PowerSgd:
 
     def state(self) -> dict[str, Any]:
         """Errors, factors and counts so far."""
-        kept = {k: v for k, v in vars(self.torch).items() if k not in ("process_group", "rng")}
-        return {"layout": self.layout, "apart": self.apart, "torch": kept, "rng": self.torch.rng.get_state()}
+        kept = {
+            name: getattr(self.torch, name) for name in self.torch.__slots__ if name not in ("process_group", "rng")
+        }
+        return {"layout": self.layout, "apart": self.apart, "memory": kept, "rng": self.torch.rng.get_state()}
 
-    def load(self, layout: Layout, apart: dict[int, torch.Tensor], torch: Mapping[str, Any], rng: Any) -> None:
+    def load(self, layout: Layout, apart: dict[int, torch.Tensor], memory: Mapping[str, Any], rng: Any) -> None:
         """Go on from there."""
         self.layout, self.apart = dict(layout), dict(apart)
-        vars(self.torch).update(torch)
+        for name, value in memory.items():
+            setattr(self.torch, name, value)
         self.torch.rng.set_state(rng)
 
     def lay_out(self, index: int, layout: list[tuple[int, int]]) -> None:

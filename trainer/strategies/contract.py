@@ -336,6 +336,14 @@ class GoesByValidations(Protocol):
 
 
 @runtime_checkable
+class Rehearses(Protocol):
+    """Lays out its exchange by the first backward, so that sums of later ones are rounded otherwise than that one's."""
+
+    def rehearses(self) -> bool:
+        """Whether a backward has to be made, and forgotten, before the run goes on from a checkpoint."""
+
+
+@runtime_checkable
 class HasGauges(Protocol):
     """Has values of its own for the log; only the first worker is asked."""
 

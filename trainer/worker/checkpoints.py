@@ -13,7 +13,8 @@ from trainer.checkpoint.tree import Packed, read
 from trainer.checkpoint.writer import Writer, complete, write_part
 from trainer.config.schema import CheckpointConfig
 from trainer.errors import Preempted
-from trainer.strategies.contract import Seat
+from trainer.models.empty_batch import counting
+from trainer.strategies.contract import Rehearses, Seat
 from trainer.worker.loop import Training
 from trainer.worker.state import Part, go_on, part_of
 
@@ -182,8 +183,22 @@ def position(run: Training, epoch: int) -> dict[str, Any]:
     }
 
 
+def rehearse(run: Training) -> None:
+    """Make the first forward and backward of the run once, and forget what they did."""
+    for _, batches in run.feed.updates(0):
+        batch = next(batches)
+        with run.strategy.accumulate(True), counting(run.model, batch.samples):
+            with run.arithmetic():
+                loss, _ = run.task.forward(run.forward.train(), batch.inputs, batch.labels)
+            run.strategy.backward(loss)
+        run.forward.zero_grad(set_to_none=True)
+        return
+
+
 def resume(run: Training, folder: Path, seat: Seat) -> None:
     """Make a worker what it was at a checkpoint."""
+    if isinstance(run.strategy, Rehearses) and run.strategy.rehearses():
+        rehearse(run)
     first = Part(**read(folder / store.part_of(0)))
     own = folder / store.part_of(seat.rank)
     go_on(run, folder, Part(**read(own)) if seat.rank and own.is_file() else first, first)

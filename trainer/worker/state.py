@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.checkpoint.tree import on_device
 from trainer.strategies.contract import Share
 from trainer.worker.loop import Training
 
@@ -101,7 +102,7 @@ def go_on(run: Training, folder: Path, part: Part, first: Part) -> None:
     run.feed.waited = run.report.data_waited
     for name in LINE:
         setattr(run.line, name, part.line[name])
-    run.line.meter.load(_moved(part.seen, device_of(run)))
+    run.line.meter.load(on_device(part.seen, device_of(run)))
     put_randomness(device_of(run), **part.randomness)
 
 
@@ -133,10 +134,3 @@ def put_randomness(device: torch.device, cpu: torch.Tensor, cuda: torch.Tensor |
 def _put(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in live.items():
         tensor.copy_(saved[name])
-
-
-def _moved(node: Any, device: torch.device) -> Any:
-    """The same with its tensors on a device."""
-    if isinstance(node, torch.Tensor):
-        return node.to(device)
-    return [_moved(one, device) for one in node] if isinstance(node, (list, tuple)) else node

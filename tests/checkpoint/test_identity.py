@@ -1,0 +1,120 @@
+"""A run that goes on from a checkpoint ends as one that was never interrupted: parameters, losses, lines, bit by bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import trainer
+from tests import runs
+
+DIGITS = (
+    "+recipe=digits_lenet",
+    "data.batch_size=16",
+    "limit_train_batches=7",
+    "limit_val_batches=3",
+    "execution.log_every=2",
+)
+DROPPING = ("model._target_=tests.checkpoint.dropping.Dropping",)
+ALONE = {
+    "plain": (*DIGITS, "scheduler=cosine", "scheduler.warmup_epochs=1"),
+    "dropout, average, early stop": (*DIGITS, *DROPPING, "ema.decay=0.9", "early_stop.metric=val/loss"),
+    "merged, plateau, adam": (
+        *DIGITS, "strategy.gradient_merge.k_steps=2", "optimizer=adam", "scheduler=plateau", "scheduler.patience=0", "scheduler.metric=val/loss",
+        "scheduler.gamma=0.5",
+    ),
+    "balanced classes, bf16": (*DIGITS, *DROPPING, "sampler=class_balanced", "precision=bf16", "optimizer=adamw", "execution.val_every_steps=2"),
+    "repeated augmentation, fp16": (*DIGITS, "sampler=repeated_augmentation", "precision=fp16", "optimizer.momentum=0.9"),
+    "reading process": (*DIGITS, *DROPPING, "data.num_workers=1", "data.prefetch=2", "optimizer=rmsprop"),
+}  # fmt: skip
+"""Runs of one worker."""
+TOGETHER = {
+    "collective": ("launch.nproc=2", "ema.decay=0.9", *DROPPING),
+    "collective, merged": (
+        "launch.nproc=3",
+        "strategy=collective",
+        "strategy.gradient_merge.k_steps=2",
+        "optimizer=adam",
+        "data.read=scatter",
+    ),
+    "collective, buffers averaged": ("launch.nproc=4", "strategy=collective", *DROPPING, "strategy.buffers=average"),
+    "powersgd": (
+        "launch.nproc=2",
+        "strategy=collective",
+        "strategy.comm_hook=powersgd",
+        "strategy.powersgd.start_step=3",
+    ),
+    "local_sgd": ("launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=3", "ema.decay=0.9", *DROPPING),
+}
+"""Runs of several workers."""
+EVERYTHING = (
+    "epochs=3", "tracking=none", "execution.threads=1", "checkpoint.every_steps=1", "checkpoint.every_epochs=null",
+    "checkpoint.keep_last=100", "checkpoint.background=false", "verbosity=quiet",
+)  # fmt: skip
+
+
+def lines(run: Path) -> list[tuple[int, int, dict[str, float]]]:
+    """What metrics.jsonl tells, without times."""
+    told = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    kept = [
+        (p["step"], p["epoch"], {k: v for k, v in p["metrics"].items() if not k.startswith(("perf/", "system/"))})
+        for p in told
+    ]
+    return [line for line in kept if line[2]]
+
+
+def back_at(whole: Path, step: int, folder: Path) -> None:
+    """The folder as a run leaves it that was killed some time after that checkpoint."""
+    shutil.copytree(whole, folder)
+    for checkpoint in (folder / "checkpoints").glob("step-*"):
+        if int(checkpoint.name.partition("-")[2]) > step:
+            shutil.rmtree(checkpoint)
+    status = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps({**status, "state": "running"}))
+    for left in ("model.safetensors", "model_ema.safetensors", "result.json"):
+        (folder / left).unlink(missing_ok=True)
+
+
+def check_equal(one: Path, other: Path) -> None:
+    assert lines(one) == lines(other)
+    for name in ("model.safetensors", "model_ema.safetensors", "checkpoints/best.safetensors"):
+        assert (one / name).exists() == (other / name).exists(), name
+        if (one / name).exists():
+            ours, theirs = load_file(one / name), load_file(other / name)
+            assert {k for k in ours if not torch.equal(ours[k], theirs[k])} == set(), name
+
+
+def positions(whole: Path) -> list[int]:
+    """After the first update, in the second epoch, after its last update, and one before the end."""
+    steps = sorted(int(path.name.partition("-")[2]) for path in (whole / "checkpoints").glob("step-*"))
+    an_epoch = len(steps) // 3
+    assert len(steps) == 3 * an_epoch
+    return [1, an_epoch + 2, 2 * an_epoch, 3 * an_epoch - 1]
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_one_worker_ends_as_if_nothing_had_happened(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer.run([*ALONE[case], *EVERYTHING, "hydra.run.dir=whole"])
+    for step in positions(Path("whole")):
+        back_at(Path("whole"), step, Path(f"from{step}"))
+        trainer.run([*ALONE[case], *EVERYTHING, f"hydra.run.dir=from{step}", "resume=auto"])
+        check_equal(Path("whole"), Path(f"from{step}"))
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_several_workers_end_as_if_nothing_had_happened(case: str, tmp_path: Path) -> None:
+    command = (*DIGITS, *TOGETHER[case], *EVERYTHING)
+    whole = tmp_path / "whole"
+    ended = runs.trainer(*command, "hydra.run.dir=whole", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    for step in positions(whole)[1:3]:
+        back_at(whole, step, tmp_path / f"from{step}")
+        ended = runs.trainer(*command, f"hydra.run.dir=from{step}", "resume=auto", cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        check_equal(whole, tmp_path / f"from{step}")
