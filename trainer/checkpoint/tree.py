@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,26 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from trainer.errors import UserError
+from trainer.errors import UserError, why
 
 PLAIN = (str, int, float, bool, type(None))
+DEEPEST = 100
+"""Levels of a state that are written and read."""
+LARGEST = 10**4000
+"""Python reads no longer numbers."""
+KINDS = frozenset((
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.bool,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8,
+))  # fmt: skip
+"""What safetensors can hold of torch."""
 
 
 class Packed:
     """A state, copied: what happens to its tensors afterwards changes nothing here.
 
     Args:
-        state: dicts (with keys that are texts or numbers), lists and tuples of plain values, tensors and numpy arrays.
+        state: dicts (with keys that are texts, numbers or tuples of them), lists and tuples of plain values, tensors and
+            numpy arrays.
 
     Raises:
         TypeError: something else is in it; it says where.
@@ -29,7 +40,7 @@ class Packed:
 
     def __init__(self, state: Any) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self.text = json.dumps(self._plain(state, ""))
+        self.text = json.dumps(self._plain(state, "", 0))
 
     @property
     def size(self) -> int:
@@ -37,68 +48,166 @@ class Packed:
         return sum(t.nbytes for t in self.tensors.values()) + len(self.text)
 
     def write(self, path: Path) -> None:
-        """Write it as a file."""
-        save_file(self.tensors, path, metadata={"format": "pt", "tree": self.text})
+        """Write it as a file.
 
-    def _plain(self, node: Any, path: str) -> Any:
+        Raises:
+            OSError: it cannot be written.
+        """
+        try:
+            save_file(self.tensors, path, metadata={"format": "pt", "tree": self.text})
+        except SafetensorError as error:  # also of a full disk
+            raise OSError(why(error)) from error
+
+    def _plain(self, node: Any, path: str, depth: int) -> Any:
         """What JSON can hold of it; of all that is no plain value, ``[kind, ...]``."""
         if isinstance(node, torch.Tensor):
             return ["tensor", self._keep(node, path), *_order(node)]
         if isinstance(node, np.ndarray):
-            return ["array", self._keep(torch.from_numpy(node), path)]
+            return ["array", self._keep(_tensor_of(node, path), path)]
         if isinstance(node, np.generic):
-            return self._plain(node.item(), path)
+            return self._plain(node.item(), path, depth)
         if isinstance(node, bytes):
             return ["bytes", node.hex()]
-        if isinstance(node, Mapping):
-            return [
-                "dict",
-                [[self._plain(k, f"{path}[{k!r}]"), self._plain(v, f"{path}.{k}")] for k, v in node.items()],
-            ]
-        if isinstance(node, (list, tuple)):
-            kind = "tuple" if isinstance(node, tuple) else "list"
-            return [kind, [self._plain(v, f"{path}.{n}") for n, v in enumerate(node)]]
+        if isinstance(node, int) and abs(node) >= LARGEST:
+            raise _not_held(path, "a number of thousands of digits")
         if isinstance(node, PLAIN):
             return node
-        raise TypeError(f"{path.lstrip('.') or 'the state'} is a {type(node).__module__}.{type(node).__qualname__}, which a checkpoint cannot hold")  # fmt: skip
+        if depth >= DEEPEST:
+            raise _not_held(path, f"nested more than {DEEPEST} deep")
+        if isinstance(node, Mapping):
+            return ["dict", [[_key(k, path), self._plain(v, f"{path}.{k}", depth + 1)] for k, v in node.items()]]
+        if isinstance(node, (list, tuple)):
+            kind = "tuple" if isinstance(node, tuple) else "list"
+            return [kind, [self._plain(v, f"{path}.{n}", depth + 1) for n, v in enumerate(node)]]
+        raise _not_held(path, f"a {type(node).__module__}.{type(node).__qualname__}")
 
     def _keep(self, tensor: torch.Tensor, path: str) -> str:
-        name = path.lstrip(".") or "tensor"
-        while name in self.tensors:
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+            kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+            raise _not_held(path, f"a tensor without plain values ({kind}, {tensor.dtype})")
+        if tensor.dtype not in KINDS:
+            raise _not_held(path, f"a tensor of {tensor.dtype}")
+        name = _place(path).encode("ascii", "backslashreplace").decode()
+        while name in self.tensors or name == "__metadata__":
             name += "'"
-        copied = tensor.detach().to("cpu", copy=True)
+        copied = tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True)
         self.tensors[name] = copied if copied.is_contiguous() else copied.contiguous()
         return name
 
 
-def read(path: Path) -> Any:
+def _key(key: Any, path: str) -> Any:
+    """A key of a dict as JSON holds it."""
+    if isinstance(key, np.generic):
+        return _key(key.item(), path)
+    if isinstance(key, tuple):
+        return ["tuple", [_key(part, path) for part in key]]
+    if isinstance(key, bytes):
+        return ["bytes", key.hex()]
+    if not isinstance(key, PLAIN):
+        raise _not_held(path, f"a dict with a key of the type {type(key).__qualname__}")
+    return key
+
+
+def _tensor_of(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
+    try:
+        return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))).reshape(array.shape))
+    except TypeError:
+        raise _not_held(path, f"an array of {array.dtype}") from None
+
+
+def _place(path: str) -> str:
+    """Where in the state: ``model.conv1.weight``."""
+    return path.removeprefix(".") or "state"
+
+
+def _not_held(path: str, what: str) -> TypeError:
+    return TypeError(f"{_place(path)} is {what}, which a checkpoint cannot hold")
+
+
+def read(path: Path, keys: Collection[str] | None = None) -> Any:
     """The state that was written there.
+
+    Args:
+        keys: of a dict, these alone are read; None: all.
 
     Raises:
         UserError: it is no such file.
     """
+    with _refusing(path), safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        tree = json.loads((file.metadata() or {}).get("tree", ""))
+        if keys is not None:
+            tree = ["dict", [pair for pair in _parts(tree, "dict") if _parts(pair)[0] in keys]]
+        return _Unpacking(file.get_tensor).node(tree, 0)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file from outside is one sentence."""
     try:
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
-            tree = json.loads((file.metadata() or {}).get("tree", ""))
-            return _unpacked(tree, file.get_tensor)
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise UserError(str(path), f"it cannot be read as a state ({type(error).__name__}: {error})") from error
+        yield
+    except RecursionError as error:
+        raise UserError(str(path), "it cannot be read as a state (nested too deep)") from error
+    except (OSError, SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(str(path), f"it cannot be read as a state ({type(error).__name__}: {why(error)})") from error
 
 
-def _unpacked(node: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
-    if not isinstance(node, list):
-        return node
-    kind, content = node[0], node[1]
-    if kind == "tensor":
-        return _ordered(tensor(content), *node[2:])
-    if kind == "array":
-        return tensor(content).numpy()
-    if kind == "bytes":
-        return bytes.fromhex(content)
-    if kind == "dict":
-        return {_unpacked(k, tensor): _unpacked(v, tensor) for k, v in content}
-    values = [_unpacked(v, tensor) for v in content]
-    return tuple(values) if kind == "tuple" else values
+def _parts(node: Any, kind: str = "") -> list[Any]:
+    """What follows the kind, which is to be a list; without a kind, the node itself.
+
+    Raises:
+        ValueError: it is not so.
+    """
+    if kind and not (isinstance(node, list) and len(node) == 2 and node[0] == kind):
+        raise ValueError(f"there is no {kind}")
+    found = node[1] if kind else node
+    if not isinstance(found, list) or (not found and not kind):
+        raise ValueError("a list is missing")
+    return found
+
+
+class _Unpacking:
+    """Builds a state from its tree. A tensor is read once: a small file does not become a large state.
+
+    Args:
+        tensor: reads one by its name.
+    """
+
+    def __init__(self, tensor: Callable[[str], torch.Tensor]) -> None:
+        self.tensor = tensor
+        self.seen: set[str] = set()
+
+    def node(self, node: Any, depth: int) -> Any:
+        """What a node of the tree stands for.
+
+        Raises:
+            ValueError: it stands for nothing; others come from what it leads to.
+        """
+        if isinstance(node, PLAIN):
+            return node
+        if depth > DEEPEST:
+            raise ValueError(f"nested more than {DEEPEST} deep")
+        kind, content, *more = node
+        if kind == "tensor" and len(more) <= 1:
+            return _ordered(self.once(content), *more)
+        if more:
+            raise ValueError(f"{len(more)} parts too many")
+        if kind == "array":
+            return self.once(content).numpy()
+        if kind == "bytes":
+            return bytes.fromhex(content)
+        if kind == "dict":
+            return {self.node(k, depth + 1): self.node(v, depth + 1) for k, v in _parts(node, "dict")}
+        if kind not in ("list", "tuple"):
+            raise ValueError("a kind that is not known")
+        values = [self.node(v, depth + 1) for v in _parts(node, kind)]
+        return tuple(values) if kind == "tuple" else values
+
+    def once(self, name: str) -> torch.Tensor:
+        """The tensor of that name."""
+        if name in self.seen:
+            raise ValueError("a tensor is named twice")
+        self.seen.add(name)
+        return self.tensor(name)
 
 
 def _order(tensor: torch.Tensor) -> list[list[int]]:
@@ -114,6 +223,8 @@ def _ordered(tensor: torch.Tensor, axes: list[int] | None = None) -> torch.Tenso
     """The same with its axes in that order in memory."""
     if axes is None:
         return tensor
+    if sorted(axes) != list(range(tensor.dim())):
+        raise ValueError("an order of axes that the tensor does not have")
     back = [axes.index(axis) for axis in range(len(axes))]
     return tensor.permute(axes).contiguous().permute(back)
 
