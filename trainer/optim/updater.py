@@ -85,6 +85,7 @@ class Updater:
         """Everything that the next updates depend on besides parameters and gradients."""
         return {
             "steps": self.steps,
+            "kind": type(self.optimizer).__name__,
             "optimizer": self.optimizer.state_dict(),
             "made_with": self.made_with,
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
@@ -94,17 +95,23 @@ class Updater:
     def load(
         self,
         steps: int,
+        kind: str,
         optimizer: dict[str, Any],
         made_with: list[dict[str, Any]],
         scaler: dict[str, Any] | None,
         plateau: Mapping[str, Any] | None,
     ) -> None:
         """Go on from what ``state`` gave. Settings of the optimizer (lr, betas, ...) that it was made with otherwise than the
-        one before stay as they are."""
+        one before stay as they are. Another optimizer, or one with other groups of parameters, begins without a memory."""
         self.steps = steps
-        self.optimizer.load_state_dict(optimizer)
-        for group, mine, before in zip(self.optimizer.param_groups, self.made_with, made_with, strict=True):
-            group.update({name: value for name, value in mine.items() if before.get(name) != value})
+        if kind == type(self.optimizer).__name__ and len(made_with) == len(self.made_with):
+            self.optimizer.load_state_dict(optimizer)
+            for group, mine, before in zip(self.optimizer.param_groups, self.made_with, made_with, strict=True):
+                group.update({name: value for name, value in mine.items() if before.get(name) != value})
+        else:
+            print(
+                f"the optimizer ({type(self.optimizer).__name__}) begins without what {kind} has remembered", flush=True
+            )
         if self.scaler is not None and scaler is not None:
             self.scaler.load_state_dict(scaler)
         if self.plateau is not None and plateau is not None:

@@ -18,7 +18,7 @@ AUTO, FRESH = "auto", "fresh"
 CHECKPOINTS = "checkpoints"
 HARMLESS = (
     "name", "verbosity", "debug", "plan", "profile", "tracking", "checkpoint", "resume", "launch", "predict", "device",
-    "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root",
+    "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root", "sampler.pad",
     "execution.keep_memory", "execution.threads", "execution.profile_after", "execution.profile_steps",
 )  # fmt: skip
 """Keys, and groups of them, that may differ: what is computed does not depend on them, or the plan tells."""
@@ -114,6 +114,8 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     current = config.plain()
     changes = list(differences(about.config, hide(current, values(current)), plan.strategy != about.strategy))
     serious = [line for key, line in changes if not _is_harmless(key)]
+    if not serious and about.total_steps != plan.total_steps:
+        serious = [f"the run had {about.total_steps} updates, and has {plan.total_steps}"]
     if serious and not config.resume.allow_changes:
         why = f"the config differs from that of {folder} in what matters: {'; '.join(serious)}"
         raise UserError("resume", why, "the values of before, or resume.allow_changes=true")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from trainer.checkpoint import sealed, store
 from trainer.checkpoint.tree import Packed, read
@@ -16,7 +19,7 @@ from trainer.errors import Preempted
 from trainer.models.empty_batch import counting
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.worker.loop import Training
-from trainer.worker.state import Part, go_on, part_of
+from trainer.worker.state import Part, go_on, part_of, randomness
 
 LEAVE = "leave"
 """Note of the launcher: save, and end."""
@@ -183,6 +186,21 @@ def position(run: Training, epoch: int) -> dict[str, Any]:
     }
 
 
+def _own(folder: Path, first: Part, seat: Seat, before: int) -> Part:
+    """This worker's part. Of another number of workers before, the batches of the line that is being averaged are shared out,
+    and a worker more than there were has the first one's buffers and draws anew.
+
+    Args:
+        before: how many workers there were.
+    """
+    mine = range(seat.rank, before, seat.size)
+    parts = [first if worker == 0 else Part(**read(folder / store.part_of(worker))) for worker in mine]
+    if not parts:
+        device = torch.device(seat.device)
+        return replace(first, model=None, seen=[], randomness=randomness(device))
+    return replace(parts[0], seen=[batch for part in parts for batch in part.seen])
+
+
 def rehearse(run: Training) -> None:
     """Make the first forward and backward of the run once, and forget what they did."""
     for _, batches in run.feed.updates(0):
@@ -200,7 +218,6 @@ def resume(run: Training, folder: Path, seat: Seat) -> None:
     if isinstance(run.strategy, Rehearses) and run.strategy.rehearses():
         rehearse(run)
     first = Part(**read(folder / store.part_of(0)))
-    own = folder / store.part_of(seat.rank)
-    go_on(run, folder, Part(**read(own)) if seat.rank and own.is_file() else first, first)
+    go_on(run, folder, _own(folder, first, seat, store.about(folder).workers), first)
     if seat.rank == 0:
         print(f"goes on from {folder} after update {run.step}", flush=True)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from trainer.checkpoint.tree import on_device
+from trainer.errors import RunFailed
 from trainer.strategies.contract import Share
 from trainer.worker.loop import Training
 
@@ -133,4 +134,7 @@ def put_randomness(device: torch.device, cpu: torch.Tensor, cuda: torch.Tensor |
 @torch.no_grad()
 def _put(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in live.items():
+        if name not in saved or saved[name].shape != tensor.shape:
+            there = "has no" if name not in saved else f"has {tuple(saved[name].shape)} for"
+            raise RunFailed(f"the checkpoint is of another model: it {there} {name} {tuple(tensor.shape)}")
         tensor.copy_(saved[name])
