@@ -1,0 +1,100 @@
+"""Which checkpoint a run goes on from, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trainer
+from trainer.errors import UserError
+
+BASE = (
+    "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "verbosity=quiet", "limit_train_batches=4",
+    "limit_val_batches=1", "epochs=2", "checkpoint.background=false", "checkpoint.every_steps=2",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run that seems to have been killed after its last checkpoint."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("resume")
+        patch.chdir(folder)
+        trainer.run([*BASE, "hydra.run.dir=run"])
+        status = folder / "run" / "status.json"
+        status.write_text(json.dumps({**json.loads(status.read_text()), "state": "running"}))
+        yield folder
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(UserError) as refused:
+        trainer.run([*BASE, *overrides])
+    return str(refused.value)
+
+
+@pytest.fixture
+def here(interrupted: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(interrupted)
+    return interrupted / "run"
+
+
+def files(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ((), "holds a run that did not come to its end; its newest checkpoint is step-000000008. Type instead: resume=auto to go on (or resume=fresh to write over it)"),
+        (("resume=auto", "optimizer.lr=0.5"), "optimizer.lr was 0.05, is 0.5. Type instead: the values of before, or resume.allow_changes=true"),
+        (("resume=auto", "data.batch_size=8"), "an update has 8 samples, and had 32"),
+        (("resume=auto", "epochs=1"), "epochs was 2, is 1"),
+        (("resume=auto", "epochs=1", "resume.allow_changes=true"), "step-000000008 is after update 8. Type instead: epochs=3"),
+        (("resume=auto", "strategy=local_sgd", "launch.nproc=2", "data.global_batch_size=32"), "is of strategy=single. Type instead: strategy=single"),
+        (("resume=nowhere",), "there is no whole checkpoint. Type instead: resume=FOLDER of a run or of a checkpoint"),
+        (("resume=run/checkpoints/step-000000099",), "there is no whole checkpoint"),
+        (("resume=/",), "there is no whole checkpoint"),
+    ],
+)  # fmt: skip
+def test_what_cannot_go_on_is_refused_and_nothing_is_touched(here: Path, overrides: tuple[str, ...], said: str) -> None:
+    before = files(here)
+    assert said in refusal("hydra.run.dir=run", *overrides)
+    assert files(here) == before
+
+
+def test_what_makes_no_difference_may_change(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer.run(
+        [*BASE, "hydra.run.dir=run", "resume=auto", "plan=true", "tracking.run_name=again", "data.num_workers=1"]
+    )
+    assert "lacks" not in capsys.readouterr().out
+
+
+def test_a_plan_lists_why_a_run_cannot_go_on(here: Path) -> None:
+    result = trainer.run([*BASE, "hydra.run.dir=run", "resume=auto", "plan=true", "optimizer.lr=0.5"])
+    assert "optimizer.lr was 0.05, is 0.5" in result.error
+
+
+def test_without_a_checkpoint_auto_begins_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    result = trainer.run([*BASE, "hydra.run.dir=new", "resume=auto", "epochs=1"])
+    assert result.steps == 4
+    assert "resume=auto: there is no checkpoint in" in " ".join(capsys.readouterr().out.split())
+
+
+def test_fresh_writes_over_it(here: Path, tmp_path: Path) -> None:
+    shutil.copytree(here, tmp_path / "run")
+    result = trainer.run(
+        [*BASE, f"hydra.run.dir={tmp_path / 'run'}", "resume=fresh", "checkpoint=none", "checkpoint.every_steps=null"]
+    )
+    assert result.steps == 8
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def test_a_run_that_is_done_may_be_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert trainer.run([*BASE, "hydra.run.dir=run"]).status == "done"
