@@ -7,6 +7,7 @@ marker that holds all seals is written, and ``.partial`` takes the folder's name
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ MARKER = "COMPLETE"
 
 def begin(folder: Path) -> Path:
     """Before anybody writes: forget files of a folder that was never completed. Returns the folder."""
-    shutil.rmtree(partial_of(folder), ignore_errors=True)
+    remove(partial_of(folder))
     return folder
 
 
@@ -38,7 +39,9 @@ def write(folder: Path, name: str, write_to: Callable[[Path], Any]) -> None:
     """
     check_own(folder)
     partial = partial_of(folder)
-    partial.mkdir(parents=True, exist_ok=True)
+    if partial.is_symlink():
+        raise UserError(str(partial), "it is a link, which is not followed", f"rm {partial}")
+    make_folder(partial)
     path = partial / name
     seal_of(path).unlink(missing_ok=True)  # the old seal must not vouch for the new file, nor the other way round
     durable(path, write_to)
@@ -83,12 +86,12 @@ def complete(folder: Path, names: Sequence[str], version: int) -> None:
         if path.name not in (*names, MARKER):
             path.unlink()
     sync(partial)
-    if folder.exists():
-        shutil.rmtree(previous, ignore_errors=True)
+    if os.path.lexists(folder):
+        remove(previous)
         os.rename(folder, previous)
     os.rename(partial, folder)
     sync(folder.parent)
-    shutil.rmtree(previous, ignore_errors=True)
+    remove(previous)
 
 
 def whole(folder: Path, version: int, verify: bool = True) -> Path:
@@ -132,7 +135,12 @@ def files(folder: Path, version: int) -> Mapping[str, dict[str, Any]]:
         raise refused(path, f"format version {found}; this trainer reads version {version}")
     if checksum != _digest(json.dumps(marker, sort_keys=True).encode()):
         raise refused(path, "it is damaged")
-    return dict(marker.get("files", {}))
+    names = marker.get("files")
+    if not isinstance(names, dict) or not all(
+        name == Path(name).name and isinstance(names[name], dict) for name in names
+    ):
+        raise refused(path, "it does not tell the names of files")
+    return names
 
 
 def check_own(folder: Path) -> None:
@@ -170,6 +178,23 @@ def fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         checksum = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     return {"bytes": path.stat().st_size, "blake2b": checksum}
+
+
+def make_folder(folder: Path) -> None:
+    """A folder and those that it is in, on the disk itself; they may be there."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync(path.parent)
+
+
+def remove(path: Path) -> None:
+    """A folder with all in it, a file, or a link itself; what cannot be removed stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def durable_text(path: Path, text: str) -> None:

@@ -7,20 +7,23 @@ checkpoints/latest            the name of the newest
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import sealed
-from trainer.errors import UserError
+from trainer.errors import UserError, why
 
 FORMAT = 1
 ABOUT, LATEST = "checkpoint.json", "latest"
 NAME = re.compile(r"step-(\d{9,})")
-UNFINISHED = re.compile(r"step-\d{9,}\.partial")
+ASIDE = re.compile(r"(step-\d{9,})\.(partial|previous)")
+FILE = re.compile(r"(worker|server)-\d+\.safetensors|(checkpoint|index)\.json|COMPLETE")
+"""What a checkpoint has."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,9 @@ class Watched:
     @property
     def worth(self) -> float:
         """More is better."""
-        value = float("-inf") if self.value is None else self.value
-        return -value if self.falls else value
+        if self.value is None or math.isnan(self.value):
+            return float("-inf")
+        return -self.value if self.falls else self.value
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,14 @@ def part_of(worker: int) -> str:
 
 
 def found(checkpoints: Path) -> list[Path]:
-    """The folders of checkpoints, the newest first; whether they are whole is another question."""
-    steps = {path: int(match[1]) for path in _entries(checkpoints) if (match := NAME.fullmatch(path.name))}
-    return sorted((path for path in steps if path.is_dir()), key=lambda path: -steps[path])
+    """The folders of checkpoints, the newest first; whether they are whole is another question.
+
+    One that has stepped aside for another of the same update, and for which the other has not come, counts (:func:`check`).
+    """
+    folders = [path.name for path in _entries(checkpoints) if path.is_dir()]
+    names = {name.removesuffix(".previous") for name in folders}
+    steps = {checkpoints / name: int(match[1]) for name in names if (match := NAME.fullmatch(name))}
+    return sorted(steps, key=lambda path: -steps[path])
 
 
 def newest_whole(checkpoints: Path, say: Callable[[str], None] = lambda line: None) -> Path | None:
@@ -102,7 +111,14 @@ def check(folder: Path, verify: bool = True) -> Path:
     Raises:
         UserError: it is not; it names the file.
     """
-    return sealed.whole(folder, FORMAT, verify)
+    try:
+        whole = sealed.whole(folder, FORMAT, verify)
+    except OSError as error:
+        raise UserError(str(error.filename or folder), f"it cannot be read ({why(error)})") from error
+    step, named = about(whole).step, NAME.fullmatch(folder.name)
+    if named and int(named[1]) != step:
+        raise UserError(str(folder), f"it holds the checkpoint of update {step}", f"the name {folder_of(folder.parent, step).name}")  # fmt: skip
+    return whole
 
 
 def about(folder: Path) -> About:
@@ -114,10 +130,18 @@ def about(folder: Path) -> About:
     path = folder / ABOUT
     try:
         told = json.loads(path.read_text())
-        watched = Watched(**told.pop("watched"))
-        return About(watched=watched, **told)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise UserError(str(path), f"it cannot be read ({error})") from error
+        found = About(**{**told, "watched": Watched(**told.get("watched", {}))})
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(str(path), f"it cannot be read ({why(error)})") from error
+    numbers = (found.step, found.epoch, found.update, found.samples, found.points, found.workers, found.global_batch_size, found.total_steps)  # fmt: skip
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise UserError(str(path), "it tells a number that is none")
+    value = found.watched.value
+    if not isinstance(value, (int, float, type(None))) or not isinstance(found.strategy, str):
+        raise UserError(str(path), "it tells a value of another kind")
+    if not isinstance(found.config, dict) or not isinstance(found.versions, dict):
+        raise UserError(str(path), "it does not tell the config")
+    return found
 
 
 def complete(folder: Path, names: Sequence[str]) -> None:
@@ -127,18 +151,22 @@ def complete(folder: Path, names: Sequence[str]) -> None:
         UserError: a file is missing or damaged.
     """
     sealed.complete(folder, [ABOUT, *names], FORMAT)
-    sealed.durable_text(folder.parent / LATEST, folder.name + "\n")
+    try:
+        sealed.durable_text(folder.parent / LATEST, folder.name + "\n")
+    except OSError:  # a resumed run looks at the folders themselves; the file is for people, and then better not there
+        sealed.remove(folder.parent / LATEST)
 
 
 def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
     """Remove older checkpoints, each at once, and what was never completed; returns those that are gone.
 
     Args:
-        newest: is whole; it stays, and so do the ``last`` newest and the ``best`` of those with a watched value.
+        newest: is whole; it stays, and so do the ``last`` newest whole ones and the ``best`` of those with a watched value.
     """
-    whole = [path for path in found(checkpoints) if (path / sealed.MARKER).is_file()]
+    older = [path for path in found(checkpoints) if (path / sealed.MARKER).is_file()]
+    whole = [path for path in older if path == newest or _is_whole(path)]
     kept = {newest, *whole[:last], *_best(whole, best)}
-    gone = [path for path in whole if path not in kept]
+    gone = [path for path in older if path not in kept and path.name < newest.name]
     for path in gone:
         _remove(path)
     _forget_unfinished(checkpoints, newest)
@@ -153,14 +181,32 @@ def forget_unfinished(checkpoints: Path) -> None:
 def _forget_unfinished(checkpoints: Path, newest: Path | None) -> None:
     """Of checkpoints before the newest; None: of all."""
     for path in _entries(checkpoints):
-        if UNFINISHED.fullmatch(path.name) and (newest is None or path.name < newest.name):
-            shutil.rmtree(path, ignore_errors=True)
+        if (newest is None or path.name < newest.name) and _is_left(path):
+            sealed.remove(path)
+
+
+def _is_left(path: Path) -> bool:
+    """Whether a folder is what was not completed, or what was not removed to its end."""
+    if aside := ASIDE.fullmatch(path.name):
+        return aside[2] == "partial" or (path.with_name(aside[1]) / sealed.MARKER).is_file()
+    if not NAME.fullmatch(path.name) or not path.is_dir() or (path / sealed.MARKER).exists():
+        return False
+    return all(FILE.fullmatch(entry.name) for entry in path.iterdir())
 
 
 def _remove(folder: Path) -> None:
-    """The marker goes first: a folder of which a part is gone is no checkpoint."""
-    (folder / sealed.MARKER).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    """At once: what is there of it afterwards has the name of one that was not completed."""
+    sealed.begin(folder)
+    os.rename(folder, sealed.partial_of(folder))
+    sealed.begin(folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    """By the sizes of its files."""
+    try:
+        return check(folder, verify=False) == folder
+    except UserError:
+        return False
 
 
 def _best(folders: Sequence[Path], count: int) -> list[Path]:

@@ -1,0 +1,60 @@
+"""Checkpoints of a run that does nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from trainer.checkpoint import sealed, store, tree
+from trainer.checkpoint.writer import write_part
+from trainer.config.schema import CheckpointConfig
+from trainer.worker.checkpoints import Checkpoints
+
+
+def about(step: int, value: float | None = None) -> str:
+    """checkpoint.json."""
+    told = store.About(
+        step=step, epoch=0, update=step, samples=step, points=0, watched=store.Watched("val/acc1", value, False), config={"seed": 1},
+        strategy="collective", workers=1, global_batch_size=1, total_steps=99, versions={},
+    )  # fmt: skip
+    return json.dumps(asdict(told))
+
+
+def state(step: int, life: int, worker: int = 0) -> dict[str, Any]:
+    """A worker's part."""
+    return {"step": step, "life": life, "worker": worker, "w": torch.full((5,), float(step))}
+
+
+def saver(checkpoints: Path, workers: int = 1, keep_last: int = 1, keep_best: int = 0) -> Checkpoints:
+    """The first worker's."""
+    under = SimpleNamespace(under=lambda name: None)
+    seat: Any = SimpleNamespace(rank=0, size=workers, store=under)
+    told = CheckpointConfig(keep_last=keep_last, keep_best=keep_best, background=False)
+    return Checkpoints(checkpoints, told, seat, True, 9, 9, {}, 0.0)
+
+
+def save(
+    checkpoints: Path, step: int, life: int = 1, workers: int = 1, keep_last: int = 1, keep_best: int = 0, value: float | None = None
+) -> None:  # fmt: skip
+    """As all workers of a run save after an update."""
+    folder = store.folder_of(checkpoints, step)
+    for worker in range(1, workers):
+        write_part(folder, store.part_of(worker), tree.Packed(state(step, life, worker)))
+    first = saver(checkpoints, workers, keep_last, keep_best)
+    first._write(folder, tree.Packed(state(step, life)), about(step, value), 0.0)
+
+
+def read(folder: Path) -> tuple[int, int]:
+    """The update and the life that a checkpoint is of, if all its parts are of that."""
+    names = [name for name in sealed.files(folder, store.FORMAT) if name != store.ABOUT]
+    parts = [tree.read(folder / name) for name in names]
+    assert (
+        len({(part["step"], part["life"]) for part in parts}) == 1 and parts[0]["w"].tolist() == [parts[0]["step"]] * 5
+    )
+    assert store.about(folder).step == parts[0]["step"]
+    return parts[0]["step"], parts[0]["life"]
