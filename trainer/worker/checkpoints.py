@@ -15,7 +15,7 @@ from trainer.checkpoint import sealed, store
 from trainer.checkpoint.tree import Packed, read
 from trainer.checkpoint.writer import Writer, complete, write_part
 from trainer.config.schema import CheckpointConfig
-from trainer.errors import Preempted
+from trainer.errors import Preempted, RunFailed, why
 from trainer.models.empty_batch import counting
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.worker.loop import Training
@@ -138,7 +138,10 @@ class Checkpoints:
             print(f"no checkpoint at update {run.step}: the one before is still being written", flush=True)
             return
         folder = store.folder_of(self.folder, run.step)
-        packed = Packed(vars(part_of(run, folder, epoch, self.first or not self.shared)))
+        try:
+            packed = Packed(vars(part_of(run, folder, epoch, self.first or not self.shared)))
+        except TypeError as error:  # what a callback of the user's remembers
+            raise RunFailed(f"no checkpoint can be saved: {error}") from error
         about = json.dumps({**self.about, **position(run, epoch)}, indent=1) if self.first else ""
         self.saved, self.saved_at = run.step, self.clock()
         waited = self.saved_at - began
@@ -158,7 +161,10 @@ class Checkpoints:
             sealed.begin(folder)
             print(f"no checkpoint at {folder.name}: {failed}; the one before stays, and it is tried again", flush=True)
             return
-        store.retire(self.folder, folder, self.told.keep_last, self.told.keep_best)
+        try:
+            store.retire(self.folder, folder, self.told.keep_last, self.told.keep_best)
+        except OSError as error:
+            print(f"older checkpoints cannot be removed: {why(error)}", flush=True)
         if began >= self.told_at + TELL_EVERY_S:
             self.told_at = began
             size, took = packed.size / 1e6, self.clock() - began

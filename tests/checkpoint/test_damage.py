@@ -1,0 +1,308 @@
+"""Whatever happens to the files of a checkpoint is found, and the one before is taken and named; whatever stops a write is said,
+leaves the older checkpoint whole, and the next one is written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.checkpoint import disk, saving
+from trainer.checkpoint import sealed, store
+from trainer.errors import UserError
+
+FILES = ("COMPLETE", "checkpoint.json", "worker-0.safetensors", "worker-1.safetensors")
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    """With those of updates 10 and 20, of two workers."""
+    folder = tmp_path / "run" / "checkpoints"
+    for step in (10, 20):
+        saving.save(folder, step, workers=2, keep_last=2)
+    return folder
+
+
+def flipped(path: Path) -> Iterator[Callable[[], None]]:
+    """Each bit of each seventh byte, one after the other."""
+    content = path.read_bytes()
+    for place in range(0, len(content), 7):
+        broken = bytearray(content)
+        broken[place] ^= 1 << place % 8
+        yield lambda broken=broken: path.write_bytes(broken)  # type: ignore[misc]
+
+
+def cut(path: Path) -> Iterator[Callable[[], None]]:
+    """To nothing, to a half, by one byte; or one byte longer."""
+    content = path.read_bytes()
+    for shown in (b"", content[: len(content) // 2], content[:-1], content + b"}"):
+        yield lambda shown=shown: path.write_bytes(shown)  # type: ignore[misc]
+
+
+def gone(path: Path) -> Iterator[Callable[[], None]]:
+    """Removed; a folder, or a link that leads nowhere or to itself, in its place."""
+    yield path.unlink
+    yield lambda: (path.unlink(), path.mkdir())  # type: ignore[func-returns-value]
+    for leads in ("nowhere", path.name):
+        yield lambda leads=leads: (path.unlink(), path.symlink_to(leads))  # type: ignore[misc]
+
+
+def swapped(path: Path) -> Iterator[Callable[[], None]]:
+    """With that of the other checkpoint, or of the other worker."""
+    older = store.folder_of(path.parent.parent, 10) / path.name
+    yield lambda: shutil.copy(older, path)
+    if path.name == "worker-0.safetensors":
+        yield lambda: shutil.copy(path.with_name("worker-1.safetensors"), path)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", [flipped, cut, gone, swapped])
+def test_a_damaged_file_is_found_and_named_and_the_checkpoint_before_is_taken(
+    how: Callable[[Path], Iterator[Callable[[], None]]], name: str, checkpoints: Path
+) -> None:
+    newest = store.folder_of(checkpoints, 20)
+    path = newest / name
+    content, done = path.read_bytes(), 0
+    for damage in how(path):
+        damage()
+        if path.is_file() and path.read_bytes() == content:
+            continue
+        said: list[str] = []
+        found = store.newest_whole(checkpoints, said.append)
+        assert found is not None and saving.read(found) == (10, 1)
+        assert len(said) == 1 and said[0].startswith(f"passed over: {newest}/"), said
+        assert name in said[0] or name == "COMPLETE", said
+        done += 1
+        if path.is_dir():
+            path.rmdir()
+        elif path.is_symlink():
+            path.unlink()
+        path.write_bytes(content)
+    assert done
+    assert store.newest_whole(checkpoints) == newest
+
+
+def test_a_whole_checkpoint_under_the_name_of_another_is_passed_over(checkpoints: Path) -> None:
+    shutil.copytree(store.folder_of(checkpoints, 10), store.folder_of(checkpoints, 30))
+    said: list[str] = []
+    assert store.newest_whole(checkpoints, said.append) == store.folder_of(checkpoints, 20)
+    assert said == [f"passed over: {store.folder_of(checkpoints, 30)}: it holds the checkpoint of update 10"]
+
+
+def test_a_damaged_checkpoint_does_not_count_among_those_that_are_kept(checkpoints: Path) -> None:
+    (store.folder_of(checkpoints, 20) / "worker-0.safetensors").write_bytes(b"")
+    saving.save(checkpoints, 30, workers=2, keep_last=2)
+    whole = [folder for folder in store.found(checkpoints) if store._is_whole(folder)]
+    assert whole == [store.folder_of(checkpoints, 30), store.folder_of(checkpoints, 10)]
+
+
+def test_the_best_stay_and_a_damaged_one_or_nan_is_not_the_best(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    for step, value in ((10, 0.5), (20, 0.9), (30, float("nan")), (40, None), (50, 0.7)):
+        saving.save(folder, step, keep_last=1, keep_best=1, value=value)
+    assert [path.name[-2:] for path in store.found(folder)] == ["50", "20"]
+    (store.folder_of(folder, 20) / store.ABOUT).write_text("{")
+    saving.save(folder, 60, keep_last=1, keep_best=1)
+    assert [path.name[-2:] for path in store.found(folder)] == ["60", "50"]
+
+
+def marker(told: Any) -> str:
+    body = {"format_version": store.FORMAT, "files": told}
+    return json.dumps({**body, "checksum": sealed._digest(json.dumps(body, sort_keys=True).encode())})
+
+
+@pytest.mark.parametrize(
+    "told", [None, 1, [], [["checkpoint.json", {}]], {"checkpoint.json": 1}, {"../latest": {"bytes": 15}}, {"/etc/hostname": {}}]
+)  # fmt: skip
+def test_a_crafted_marker_is_refused_with_a_sentence(checkpoints: Path, told: Any) -> None:
+    (store.folder_of(checkpoints, 20) / "COMPLETE").write_text(marker(told))
+    with pytest.raises(UserError, match="COMPLETE"):
+        store.check(store.folder_of(checkpoints, 20))
+
+
+JSON = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)), lambda inner: st.lists(inner, max_size=2), max_leaves=3)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.sampled_from([*json.loads(saving.about(1)), "more"]), JSON)
+def test_a_crafted_checkpoint_json_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "crafted"
+    folder.mkdir(exist_ok=True)
+    (folder / store.ABOUT).write_text(json.dumps({**json.loads(saving.about(1)), key: value}))
+    try:
+        found = store.about(folder)
+    except UserError:
+        return
+    assert isinstance(found.step, int) and isinstance(found.config, dict) and found.watched.worth is not None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "1", "null", '"text"', "{}", "[" * 100_000, '{"watched": 3}'])
+def test_a_checkpoint_json_of_another_kind_is_refused_with_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / store.ABOUT).write_text(text)
+    with pytest.raises(UserError, match=r"checkpoint\.json: it "):
+        store.about(tmp_path)
+
+
+@contextmanager
+def failing(at: int) -> Iterator[list[str]]:
+    """Inside, that change of the disk finds it full; the list has it then. Removing still works, as on a full disk."""
+    done: list[str] = []
+    count = 0
+
+    def change(name: str, real: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == at:
+                done.append(name)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in disk.CHANGES:
+            patch.setattr(os, name, change(name, getattr(os, name)))
+        patch.setattr("trainer.checkpoint.tree.save_file", change("write", saving.tree.save_file))
+        patch.setattr(Path, "write_text", change("write_text", Path.write_text))
+        yield done
+
+
+def test_a_disk_that_is_full_at_any_moment_is_said_and_the_next_checkpoint_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    failed = []
+    for at in range(1, 200):
+        run = tmp_path / str(at)
+        saving.save(run, 10)
+        with failing(at) as done:
+            saving.save(run, 20)
+        said = capsys.readouterr().out
+        if not done:
+            break
+        failed += done
+        newest = store.newest_whole(run)
+        assert newest is not None and saving.read(newest) in ((10, 1), (20, 1))
+        if saving.read(newest) == (10, 1):
+            assert "no checkpoint at step-000000020: " in said and "No space left on device" in said, (at, done, said)
+            assert "the one before stays, and it is tried again" in said
+            assert [path.name for path in run.iterdir() if path.name.startswith("step")] == ["step-000000010"]
+        latest = run / "latest"
+        assert not latest.exists() or store.check(run / latest.read_text().strip())
+        saving.save(run, 30)
+        assert sorted(path.name for path in run.iterdir()) == ["latest", "step-000000030"]
+    assert {"write", "write_text", "fsync", "replace", "rename", "unlink", "mkdir"} <= set(failed) and len(failed) > 20
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_small_file_system_that_is_full_and_then_has_room_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import ctypes
+
+    mount = ctypes.CDLL(None, use_errno=True)
+    if mount.mount(b"none", os.fsencode(tmp_path), b"tmpfs", 0, b"size=48k"):
+        pytest.skip("this container may not mount")
+    try:
+        run = tmp_path / "run"
+        saving.save(run, 10)
+        with pytest.raises(OSError, match="No space left"):
+            (tmp_path / "filler").write_bytes(bytes(1 << 20))
+        capsys.readouterr()
+        saving.save(run, 20)
+        assert (
+            "no checkpoint at step-000000020" in (said := capsys.readouterr().out) and "o space left on device" in said
+        )
+        assert saving.read(store.newest_whole(run) or run) == (10, 1)
+        (tmp_path / "filler").unlink()
+        saving.save(run, 30)
+        assert saving.read(store.newest_whole(run) or run) == (30, 1)
+    finally:
+        mount.umount2(os.fsencode(tmp_path), 2)
+
+
+OBSTACLES: dict[str, Callable[[Path], Any]] = {
+    "latest is a link": lambda run: ((run / "latest").unlink(), (run / "latest").symlink_to("../precious/file")),
+    "latest is a loop": lambda run: ((run / "latest").unlink(), (run / "latest").symlink_to("latest")),
+    "latest is a folder": lambda run: ((run / "latest").unlink(), (run / "latest").mkdir()),
+    "a file where parts are written": lambda run: (run / "step-000000020.partial").write_text(""),
+    "a loop where parts are written": lambda run: (run / "step-000000020.partial").symlink_to("step-000000020.partial"),
+    "a link where parts are written": lambda run: (run / "step-000000020.partial").symlink_to("../precious"),
+    "a link in its place": lambda run: (run / "step-000000020").symlink_to("step-000000010"),
+    "a loop in its place": lambda run: (run / "step-000000020").symlink_to("step-000000020"),
+    "a link to a folder in its place": lambda run: (run / "step-000000020").symlink_to("../precious"),
+    "a file in its place": lambda run: (run / "step-000000020").write_text("mine"),
+    "a folder in its place": lambda run: shutil.copytree(run.parent / "precious", run / "step-000000020"),
+    "a link where the older steps aside": lambda run: (run / "step-000000020.previous").symlink_to("../precious"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_nothing_in_the_way_loses_a_checkpoint_or_is_followed(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, precious = tmp_path / "run", tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("mine")
+    saving.save(run, 10)
+    OBSTACLES[name](run)
+    capsys.readouterr()
+    saving.save(run, 20)
+    newest = store.newest_whole(run)
+    assert newest is not None
+    if saving.read(newest) == (10, 1):
+        assert "no checkpoint at step-000000020: " in capsys.readouterr().out
+    saving.save(run, 30)
+    assert saving.read(store.newest_whole(run) or run) == (30, 1)
+    assert [path.name for path in precious.iterdir()] == ["file"] and (precious / "file").read_text() == "mine"
+
+
+def test_a_folder_that_is_a_loop_or_a_file_has_no_checkpoints_and_gets_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_text("mine")
+    for name in ("loop", "file"):
+        assert store.newest_whole(tmp_path / name) is None
+        saving.save(tmp_path / name, 10)
+        assert "no checkpoint at step-000000010: " in capsys.readouterr().out
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_files_of_another_user_and_a_folder_that_is_read_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+        Path(folder).chmod(0o755)
+        of_another_user(Path(folder) / "checkpoints", capsys)
+
+
+def of_another_user(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (10, 20):
+        saving.save(checkpoints, step, workers=2, keep_last=2)
+    (store.folder_of(checkpoints, 20) / "worker-0.safetensors").chmod(0o600)
+    for name in FILES:
+        (store.folder_of(checkpoints, 10) / name).chmod(0o644)
+    said: list[str] = []
+    os.seteuid(65534)
+    try:
+        newest = store.newest_whole(checkpoints, said.append)
+        saving.save(checkpoints, 30)
+    finally:
+        os.seteuid(0)
+    assert newest == store.folder_of(checkpoints, 10)
+    assert "worker-0.safetensors: it cannot be read (Permission denied)" in said[0]
+    assert "no checkpoint at step-000000030: " in (shown := capsys.readouterr().out) and "Permission denied" in shown
+    assert sorted(path.name[-2:] for path in store.found(checkpoints)) == ["10", "20"]
