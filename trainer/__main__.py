@@ -20,7 +20,7 @@ from trainer.visible import one_line
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line; returns the exit code (0 done, 1 failed, 2 wrong input, 130 interrupted)."""
+    """Run a command line; returns the exit code (0 done, 1 failed, 2 wrong input, 75 pre-empted, 130 interrupted)."""
     with streams.guarded():
         redact.HERE.learn(redact.of_environment(os.environ), redact.of_command_line(argv or sys.argv[1:]))
         if argv is None:
@@ -46,8 +46,10 @@ def _answer(argv: list[str]) -> int:
     except (UserError, RunFailed, Interrupted) as error:
         if {"debug=true", "verbosity=debug"}.intersection(argv):
             traceback.print_exc()
-        word = {2: "error", 1: "failed", 130: "interrupted"}[error.exit_code]
+        word = {2: "error", 1: "failed", 75: "preempted", 130: "interrupted"}[error.exit_code]
         print(f"{word}: {one_line(str(error)) if error.exit_code == UserError.exit_code else error}", file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):  # what to type next, after all else
+            print(note, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
         print(f"interrupted: {error or BY_CTRL_C}", file=sys.stderr)

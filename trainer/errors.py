@@ -100,6 +100,12 @@ PREEMPTED = "preempted"
 """How a run ends that has saved a checkpoint because it was asked to leave the machine."""
 
 
+class RunPreempted(Interrupted):
+    """The run has saved a checkpoint and ended, because it was asked to leave the machine. Exit code 75: try again later."""
+
+    exit_code = 75
+
+
 class Preempted(Exception):
     """A worker has saved a checkpoint and ends, because the run was asked to leave the machine."""
 

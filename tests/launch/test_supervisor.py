@@ -97,7 +97,7 @@ def test_processes_that_all_others_have_declared_lost_are_not_waited_for_for_eve
     assert found["worker"] == {0: 1} and found["lost"] == {1: "worker 1 was lost (silent for 30 s) and is ended"}
 
 
-def test_all_end_by_a_word_and_then_by_force(tmp_path: Path) -> None:
+def test_all_end_by_force(tmp_path: Path) -> None:
     handle = Scripted(tmp_path / "0")
     end([handle], 0.0)
-    assert handle.heard == ["SIGTERM", "SIGKILL", "dismiss"]
+    assert handle.heard == ["SIGKILL", "dismiss"]

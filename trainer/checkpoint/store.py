@@ -88,15 +88,16 @@ def found(checkpoints: Path) -> list[Path]:
     return sorted(steps, key=lambda path: -steps[path])
 
 
-def newest_whole(checkpoints: Path, say: Callable[[str], None] = lambda line: None) -> Path | None:
+def newest_whole(checkpoints: Path, say: Callable[[str], None] = lambda line: None, verify: bool = True) -> Path | None:
     """The newest checkpoint of which every byte is as it was written; None: there is none.
 
     Args:
         say: is told of those that are newer and damaged.
+        verify: as of :func:`check`.
     """
     for folder in found(checkpoints):
         try:
-            return check(folder)
+            return check(folder, verify)
         except UserError as error:
             say(f"passed over: {error.what}: {error.why}")
     return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import compose
 from trainer.cli.compose import plain, typed_keys
-from trainer.cli.last_lines import say_broken, say_result
+from trainer.cli.last_lines import how_to_resume, say_broken, say_result
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.config.run_config import RunConfig
 from trainer.errors import Interrupted, RunFailed, UserError
@@ -82,8 +82,10 @@ def run_one(
         _leave_hydra_files(config, run_dir)
         try:
             result = execute(ready, start, [*flags, *overrides], trackers[0])
-        except (Interrupted, RunFailed):
+        except (Interrupted, RunFailed) as error:
             say_broken(ready)
+            if resumes := how_to_resume(ready, [*flags, *overrides]):
+                error.add_note(resumes)  # it is shown after the error, as the last line
             raise
     say_result(result, ready, [*flags, *overrides])
     return result

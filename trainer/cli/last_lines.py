@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
 
+from trainer.checkpoint import store
 from trainer.config.redact import command
 from trainer.job.ready import Ready
 from trainer.job.result import Result
@@ -46,6 +48,21 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     out.command("repeat", ["python", "-m", "trainer", *(command([o]) for o in overrides)], INDENT)
 
 
+def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
+    """The command that resumes a run that was interrupted or has failed; empty where there is no whole checkpoint."""
+    folder = Path(ready.plan.run_dir)
+    if ready.plan.mode != "train" or store.newest_whole(folder / "checkpoints", verify=False) is None:
+        return ""
+    from trainer.tracking.naming import key_of
+
+    typed = [o for o in overrides if key_of(o) not in ("resume", "resume.path", "hydra.run.dir")]
+    there = [o for o in overrides if key_of(o) == "hydra.run.dir" and "${" not in o] or [
+        hydra_word("hydra.run.dir", short(folder))
+    ]
+    words = [command([o]) for o in (*typed, *there[-1:], "resume=auto")]
+    return f"{'resume':<{INDENT}}python -m trainer {' '.join(words)}"
+
+
 def say_broken(ready: Ready) -> None:
     """Of a run that was interrupted or has failed: where its folder is, and its best weights so far."""
     out, folder = Screen(), Path(ready.plan.run_dir)
@@ -83,6 +100,11 @@ def _look(uri: str, result: Result) -> str:
     ours = uri == f"sqlite:///{Path.cwd() / 'mlflow.db'}"
     start = "mlflow ui" if ours or "://" not in uri else f"mlflow ui --backend-store-uri {uri}"
     return f"{start}   then http://127.0.0.1:5000/{page}  (run {result.run_id})"
+
+
+def hydra_word(key: str, text: str) -> str:
+    """An override whose value Hydra takes as it is."""
+    return f"{key}={text}" if re.fullmatch(r"[\w/.:@-]+", text) else f"{key}='{text}'"
 
 
 def short(path: Path) -> str:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from trainer.cli import compose, sweep_table
 from trainer.cli.commands import planned, recorded_at, tracking, try_tracking
 from trainer.cli.compose import plain, typed_keys
-from trainer.cli.last_lines import say_broken, short
+from trainer.cli.last_lines import how_to_resume, say_broken, short
 from trainer.cli.points import LeftOut, check_points, expand
 from trainer.config.redact import command, hide, text
-from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
+from trainer.errors import BY_CTRL_C, PREEMPTED, Interrupted, RunFailed, RunPreempted, UserError
 from trainer.host.links import check_sweep_folder
 from trainer.job.closing import Closing
 from trainer.job.job import execute
@@ -67,7 +67,7 @@ class Sweep:
         jobs: the overrides of each job, points: each of them checked. Both are empty where the sweeper chooses as it goes.
         left_out: what a point has no use for.
         swept: the keys of which it takes several values.
-        ended: its jobs so far.
+        ended: its jobs so far; cut: what ended it before the last one.
     """
 
     app: Hydra
@@ -82,6 +82,7 @@ class Sweep:
     swept: set[str]
     tracker: Tracker | None = None
     ended: list[sweep_table.Row] = field(default_factory=list)
+    cut: Interrupted | None = None
 
     def show_plans(self) -> list[Result]:
         """What each point would do; nothing starts."""
@@ -119,7 +120,10 @@ class Sweep:
     def _run_jobs(self) -> None:
         there = f"hydra.sweep.dir='{self.folder}'"  # its default holds the time, which Hydra would look up again
         with compose.ours_to_write(), compose.leaving_out(self.app, self.later, self.left_out):
-            self.app.multirun(self.config_name, self._job, [*self.overrides, there, "hydra.mode=MULTIRUN"])
+            try:
+                self.app.multirun(self.config_name, self._job, [*self.overrides, there, "hydra.mode=MULTIRUN"])
+            except KeyboardInterrupt:
+                raise self.cut or Interrupted(BY_CTRL_C) from None
 
     def _job(self, config: DictConfig) -> None:
         """Run one job as Hydra has composed it. One that fails is noted; one that is interrupted ends the sweep."""
@@ -135,11 +139,17 @@ class Sweep:
             result = execute(ready, start_here, [*self.flags, *mine], self.tracker, self.folder)
         except (Interrupted, KeyboardInterrupt) as error:
             self._break(ready)
-            self._end(shown, sweep_table.left(where, "killed", str(error)), ready)
-            raise KeyboardInterrupt(str(error) or BY_CTRL_C) from None
+            self.cut = error if isinstance(error, Interrupted) else Interrupted(str(error) or BY_CTRL_C)
+            if ready is not None and (resumes := how_to_resume(ready, [*self.flags, *mine])):
+                self.cut.add_note(resumes)
+            status = PREEMPTED if isinstance(error, RunPreempted) else "killed"
+            self._end(shown, sweep_table.left(where, status, str(error)), ready)
+            raise KeyboardInterrupt from None  # Hydra takes it for no failure of the job
         except (RunFailed, UserError) as error:
             self._break(ready)
             print(f"job failed: {error}", flush=True)
+            if ready is not None and (resumes := how_to_resume(ready, [*self.flags, *mine])):
+                print(resumes, flush=True)
             result = sweep_table.left(where, "failed", str(error))
         self._end(shown, result, ready)
 

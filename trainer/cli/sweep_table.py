@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.errors import PREEMPTED
 from trainer.job.result import Result
 from trainer.metrics.best import falls
 from trainer.run_folder import csv_files
@@ -104,7 +105,11 @@ def note(name: str, jobs: Sequence[Row], swept: Collection[str], repeat: str, fo
     """The sweep in Markdown: what was swept, its jobs, the best of them in bold, how to repeat it."""
     columns, rows = table(jobs)
     best = best_of(jobs)
-    ended = [status for status in ("done", "failed", "killed", NOT_STARTED) if any(row[2] == status for row in rows)]
+    ended = [
+        status
+        for status in ("done", "failed", "killed", PREEMPTED, NOT_STARTED)
+        if any(row[2] == status for row in rows)
+    ]
     counts = ", ".join(f"{sum(row[2] == status for row in rows)} {status}" for status in ended)
     lines = [f"## {name}: sweep of {counted(len(jobs), 'job')}", "", f"Swept: {', '.join(f'`{key}`' for key in sorted(swept))}. {counts}."]  # fmt: skip
     if best is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset
 from trainer.data.shared_batches import Parcel, SharedBatches
 from trainer.errors import RunFailed, UserError, why
 from trainer.host.parent_death import end_with
+from trainer.host.requests import NUMBERS
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ def _died(how: str) -> RunFailed:
 def reading_process(number: int) -> None:
     """At a reading process's start: it ends with the process that started it."""
     end_with(os.getppid())
+    for number in NUMBERS:  # of a scheduler, to the whole process group: the worker goes on until it has saved
+        signal.signal(number, signal.SIG_IGN)
 
 
 def as_it_is(batch: Any) -> Any:

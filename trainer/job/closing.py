@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config.redact import hide, scrub
-from trainer.errors import first_line
+from trainer.errors import PREEMPTED, first_line
 from trainer.planning.plan import Plan
 from trainer.wording import counted
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from trainer.tracking.client import Tracker
 
 KILLED_FLUSH_S = 4.0
+CUT_SHORT = ("killed", PREEMPTED)
+"""How a run ends to which the machine gives little time."""
 
 
 class Closing:
@@ -67,7 +69,7 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
     if result.status == "done" and tracker is not None:
         with closing.step("the trained model for MLflow"):
             tracker.trained(run_dir)
-    if result.status != "killed":
+    if result.status not in CUT_SHORT:
         _draw(closing, run_dir, ready)
     if tracker is not None:
         with closing.step("the end of the MLflow run"):
@@ -113,9 +115,11 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
     from trainer.job.plan_table import console
     from trainer.tracking.describe import NOTE, note
 
-    ended = {"done": "FINISHED", "failed": "FAILED", "killed": "KILLED"}[result.status]
-    patience = KILLED_FLUSH_S if result.status == "killed" else ready.checked.config.tracking.flush_timeout_s
+    ended = {"done": "FINISHED", "failed": "FAILED"}.get(result.status, "KILLED")
+    patience = KILLED_FLUSH_S if result.status in CUT_SHORT else ready.checked.config.tracking.flush_timeout_s
     tags = {"trainer.error": result.error[:4000]} if result.error else {}
+    if result.status == PREEMPTED:
+        tags["trainer.state"] = PREEMPTED.upper()
     if result.ended.startswith(("early stop", "stopped by a callback")):
         tags["trainer.ended"] = result.ended
     if result.chosen.get("num_workers") not in (None, ready.plan.chosen.num_workers):

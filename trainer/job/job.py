@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.checkpoint import store
 from trainer.config.redact import hide, text, values
 from trainer.config.run_config import RunConfig
-from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
+from trainer.errors import BY_CTRL_C, PREEMPTED, Interrupted, RunFailed, RunPreempted, UserError
 from trainer.host.signals import termination_raises, undisturbed
 from trainer.job.closing import finish
 from trainer.job.ready import Ready, this_machine
@@ -67,10 +67,12 @@ def execute(
                 tracked = True
             with bar(run_dir, plan.total_steps, config.verbosity):
                 outcome = start(ready.assignment)
-        result.chosen = {**asdict(plan.chosen), **outcome.pop("chosen", {})}
-        result.why = {**plan.why, **outcome.pop("why", {})}
-        result = replace(result, status="done", **outcome)
+        result = _with(outcome, result, plan)
+        if result.status == PREEMPTED:
+            raise RunPreempted(f"a checkpoint was saved after update {result.steps}")
         return result
+    except RunPreempted:
+        raise
     except (Interrupted, KeyboardInterrupt) as error:
         result.status, result.error = "killed", str(error) or BY_CTRL_C
         raise Interrupted(result.error) from None
@@ -88,6 +90,14 @@ def execute(
         with undisturbed():
             result.seconds = round(time.monotonic() - began, 3)
             finish(result, mine, ready, overrides, tracker if tracked else None)
+
+
+def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
+    """The result of a run whose workers have all ended well."""
+    chosen = {**asdict(plan.chosen), **outcome.pop("chosen", {})}
+    why = {**plan.why, **outcome.pop("why", {})}
+    ended = replace(result, chosen=chosen, why=why, **outcome)
+    return replace(ended, status=PREEMPTED if ended.ended == PREEMPTED else "done")
 
 
 def own_folder(plan: Plan) -> Path:

@@ -11,7 +11,7 @@ class Result:
     """How a run ended; also ``result.json``.
 
     Attributes:
-        status: ``done``, ``failed``, ``killed`` or ``planned``.
+        status: ``done``, ``failed``, ``killed``, ``preempted`` or ``planned``.
         run_dir: its folder; run_id, experiment_id: of MLflow, or None.
         metrics, best: last and best values by name; best_step: the update after which checkpoints/best.safetensors is.
         ended: why it ended: ``all updates done``, or an early stop or a callback's request and its reason.

@@ -13,6 +13,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from trainer.host.addresses import free_port, listening, with_port
 from trainer.host.board import NoNote, OwnBoard, SealedBoard
 from trainer.host.parent_death import end_with
 from trainer.host.patient_store import PatientStore
+from trainer.host.requests import LEAVE, NUMBERS, Grace, requests, say_leaving
 from trainer.host.signals import termination_raises
 from trainer.launch.engine import Engine, Start
 from trainer.launch.log_on_screen import Shown
@@ -49,6 +51,7 @@ def launch(
     meeting: Meeting,
     engine: Engine | None = None,
     verbosity: str = "normal",
+    grace: Grace | None = None,
 ) -> dict[str, dict[int, Any]]:
     """Run all processes to their end.
 
@@ -59,6 +62,7 @@ def launch(
         meeting: where the processes meet.
         engine: starts each process; None: a forkserver does.
         verbosity: whose output is also shown on the screen: ``quiet`` nobody's, ``normal`` worker 0's, ``debug`` everybody's.
+        grace: SIGTERM and SIGUSR1 ask the workers to save and end; None: they end all at once.
 
     Returns:
         For each role and rank here, what its entry returned.
@@ -66,7 +70,7 @@ def launch(
     Raises:
         RunFailed: a process died that the others cannot do without; the message names it, its own error and its log.
             All others are ended.
-        Interrupted: SIGINT or SIGTERM came; all processes are ended.
+        Interrupted: SIGINT or SIGTERM came, and nothing was to be saved or it took too long; all processes are ended.
     """
     _place_sockets()
     scratch = private.scratch("trainer-")
@@ -80,18 +84,10 @@ def launch(
             try:
                 place = _place(meeting, scratch, here)
                 for role in roles:
-                    _start(
-                        role,
-                        payload,
-                        log_dir,
-                        scratch,
-                        meeting,
-                        place,
-                        lambda start: engine.begin(start, here[0]),
-                        members,
-                    )
+                    _start(role, payload, log_dir, scratch, meeting, place, lambda start: engine.begin(start, here[0]), members)  # fmt: skip
                 shown += _shown(members, verbosity)
-                return _watched(members, here, OtherHosts(here, meeting, roles))
+                with _asked_to_leave(grace, here):
+                    return _watched(members, here, OtherHosts(here, meeting, roles))
             except KeyboardInterrupt:
                 raise Interrupted(BY_CTRL_C) from None
             finally:
@@ -101,6 +97,19 @@ def launch(
                 here.clear()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> AbstractContextManager[Any]:
+    """The first SIGTERM or SIGUSR1 is passed on to the workers."""
+    if grace is None:
+        return nullcontext()
+
+    def tell(name: str) -> None:
+        say_leaving(name, grace.seconds)
+        for board in here[:1]:
+            board.clone().set(LEAVE, "")
+
+    return requests(grace.begun, grace.seconds, tell)
 
 
 def _watched(members: Sequence[Member], here: Sequence[Any], others: OtherHosts) -> dict[str, dict[int, Any]]:
@@ -241,7 +250,8 @@ def enter(start: Start) -> Any:
     # of this process, would not notice its death.
     multiprocessing.set_start_method("fork", force=True)
     streams.confide(start.payload)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in NUMBERS:  # which the forkserver ignores
+        signal.signal(number, signal.SIG_DFL)
     board, store = start.place.open()
     role = start.role
     seat = Seat(

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from trainer.config.run_config import RunConfig
+from trainer.host.requests import NUMBERS
 
 VARIABLE = "TRAINER_PRELOAD"
 """Names for the forkserver, which takes them out of its environment."""
@@ -62,6 +63,8 @@ def _import(path: list[str], names: list[str], folder: str) -> None:
 
     Torch keeps to one thread meanwhile: a pool of OpenMP's would be broken in every process forked from here.
     """
+    for number in NUMBERS:  # of a scheduler, to the whole process group: the launcher decides what follows
+        signal.signal(number, signal.SIG_IGN)
     sys.path[:], tempfile.tempdir = path, folder
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which ends this process
     gc.disable()

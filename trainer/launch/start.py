@@ -13,12 +13,15 @@ from trainer.config.schema import LaunchConfig
 from trainer.errors import RunFailed
 from trainer.host import addresses
 from trainer.host.files import replace_file
+from trainer.host.requests import Grace
 from trainer.planning.assignment import Assignment
 from trainer.planning.key_checks import leaves
 from trainer.planning.launcher import launcher_of
 from trainer.planning.plan import Plan
 from trainer.planning.processes import hosts_of
+from trainer.planning.resume import keeps
 from trainer.planning.run_secret import run_secret
+from trainer.terminal.bar import read_status
 
 if TYPE_CHECKING:
     from trainer.launch.engine import Engine
@@ -64,7 +67,12 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     )
     entries = [plan.strategy_worker, *plan.entries.values()]
     preload = [*modules_of(config, entries), *assignment.imported]
-    results = launch(roles, assignment, Path(plan.run_dir), meeting, engine or Forked(preload), config.verbosity)
+    run_dir = Path(plan.run_dir)
+    grace = Grace(config.checkpoint.grace_s, lambda: read_status(run_dir).get("state") == "running")
+    results = launch(
+        roles, assignment, run_dir, meeting, engine or Forked(preload), config.verbosity,
+        grace if keeps(config, plan) else None,
+    )  # fmt: skip
     _leave_statistics(Path(plan.run_dir), results.get("server", {}))
     if not results["worker"]:
         raise RunFailed("; ".join(results.get("lost", {}).values()) or "no worker of this host is left")

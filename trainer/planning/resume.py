@@ -48,6 +48,13 @@ class Resume:
         return self.about.step
 
 
+def keeps(config: RunConfig, plan: Plan) -> bool:
+    """Whether the run leaves checkpoints."""
+    told = config.checkpoint
+    asked = bool(told.every_steps or told.every_minutes or told.every_epochs)
+    return asked and config.mode == "train" and not plan.traits.tables_at_servers
+
+
 def find(config: RunConfig, run_dir: Path, say: Callable[[str], None]) -> Path | None:
     """The checkpoint that ``resume.path`` means; None: the run begins.
 

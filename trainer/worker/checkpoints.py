@@ -16,13 +16,12 @@ from trainer.checkpoint.tree import Packed, read
 from trainer.checkpoint.writer import Writer, complete, write_part
 from trainer.config.schema import CheckpointConfig
 from trainer.errors import Preempted, RunFailed, why
+from trainer.host.requests import LEAVE, Request
 from trainer.models.empty_batch import counting
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.worker.loop import Training
 from trainer.worker.state import Part, go_on, part_of, randomness
 
-LEAVE = "leave"
-"""Note of the launcher: save, and end."""
 SLOW_S = 1.0
 """How long the training waits for the write before; then there is no checkpoint this time."""
 TELL_EVERY_S = 60.0
@@ -44,6 +43,10 @@ class Checkpoints:
         updates, epochs: of an epoch, and of the run.
         about: what checkpoint.json tells of the run besides its position.
         patience_s: longest wait for parts of other workers.
+
+    Attributes:
+        updates_done: this process has done an update: the run can be asked to save and end.
+        request: that it was asked by a signal; None: it takes none.
     """
 
     def __init__(
@@ -70,11 +73,15 @@ class Checkpoints:
         self.writer = Writer(told.background)
         self.told_at = -TELL_EVERY_S
         self.leaving = False
+        self.updates_done = False
+        self.passed_on = False
+        self.request: Request | None = None
 
     # --- when ------------------------------------------------------------------------------------------------------
 
     def after_update(self, run: Training) -> None:
         """Save if it is time."""
+        self.updates_done = True
         self._ask(run)
         if run.step == self.target or (self._is_due(run) and not self._epoch_is_due(run)):
             self._take(run, run.epoch)
@@ -103,8 +110,11 @@ class Checkpoints:
         if self.target is not None:
             return
         key = f"after/{self.asked}"
+        if self.request and not self.first and not self.passed_on:
+            self.seat.store.set(LEAVE, "")
+            self.passed_on = True
         if self.first:
-            leaving = bool(self.seat.store.check([LEAVE]))
+            leaving = bool(self.request) or bool(self.seat.store.check([LEAVE]))
             if leaving or self._late():
                 self.target = run.step if self.seat.size == 1 else run.strategy.next_meeting(run.step)
                 self.board.set(key, f"{self.target} {int(leaving)}")

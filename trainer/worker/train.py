@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,12 @@ from trainer.data.sampler import (
     training_sampler,
 )
 from trainer.errors import PREEMPTED, Preempted
+from trainer.host.requests import requests, say_leaving
 from trainer.metrics import validation_file
 from trainer.metrics.best import best_metric
 from trainer.planning.assignment import Assignment
 from trainer.planning.plan import Plan
+from trainer.planning.resume import keeps
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
 from trainer.worker import example
@@ -67,7 +71,7 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
 def checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[None]:
     """What the run can go on from is kept, where the config asks for it."""
     told, plan = assignment.config.checkpoint, assignment.plan
-    if plan.traits.tables_at_servers or not (told.every_steps or told.every_minutes or told.every_epochs):
+    if not keeps(assignment.config, plan):
         yield
         return
     shown = assignment.config.plain()
@@ -83,10 +87,14 @@ def checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[N
         Path(plan.run_dir) / "checkpoints", told, seat, plan.traits.same_everywhere, plan.steps_per_epoch, plan.epochs,
         about, PARTS_S,
     )  # fmt: skip
-    try:
-        yield
-    finally:
-        kept.close()
+    launched = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # and whoever has launched it limits the time
+    say = partial(say_leaving, grace_s=told.grace_s)
+    how = (None, lambda name: None) if launched else (told.grace_s, say)
+    with requests(lambda: kept.updates_done, *how) as kept.request:
+        try:
+            yield
+        finally:
+            kept.close()
 
 
 def keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:

@@ -1,0 +1,184 @@
+"""A run that is asked to leave its machine saves a checkpoint, says how it goes on, and does so."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.pace import wait_for
+from tests.runs import alive, environment, family, mlflow_runs, points, read, start, trainer
+from tests.zygote import Started
+
+BASE = [
+    "+recipe=digits_lenet", "limit_train_batches=12", "epochs=3", "execution.log_every=1", "execution.threads=1",
+    "execution.deterministic=true", "checkpoint.every_epochs=null",
+]  # fmt: skip
+GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:15,until:go}]"
+
+
+@contextlib.contextmanager
+def at_the_gate(folder: Path, *overrides: str) -> Iterator[tuple[Started, Path]]:
+    """A run whose workers wait in their 15th update, in the second epoch."""
+    process = start(*BASE, GATE, "hydra.run.dir=run", *overrides, cwd=folder)
+    everybody: list[psutil.Process] = []
+    try:
+        wait_for(lambda: waits(folder / "run", process, folder), 90, "the workers wait")
+        everybody = family(process.pid)
+        yield process, folder / "run"
+        wait_for(lambda: not alive(everybody), 15, f"{alive(everybody)} end")
+    finally:
+        process.kill()
+        for other in alive(everybody):
+            other.kill()
+
+
+def waits(run: Path, process: Started, folder: Path) -> bool:
+    assert process.poll() is None, (folder / "screen.txt").read_text()
+    return (run / "metrics.jsonl").exists() and len(points(run, "train/loss")) >= 15
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [(p["step"], p["metrics"]["train/loss"]) for p in lines if "train/loss" in p["metrics"]]
+
+
+def ended(process: Started, folder: Path) -> list[str]:
+    """What the screen has when the run has ended."""
+    process.wait(60)
+    return (folder / "screen.txt").read_text().splitlines()
+
+
+def resumed(folder: Path, line: str) -> Path:
+    """The run that a ``resume`` line resumes, done; the gate is open."""
+    name, *words = line.split()
+    assert name == "resume" and words[:3] == ["python", "-m", "trainer"] and words[-1] == "resume=auto"
+    (folder / "run" / "go").touch()
+    done = trainer(*(word.strip("'") for word in words[3:]), cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
+    """Updates and losses of the run by one worker that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = trainer(*BASE, "tracking=none", "hydra.run.dir=run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return losses(folder / "run")
+
+
+@pytest.mark.parametrize("launch", ["in_process", "forkserver"])
+def test_preempted_run_saves_says_so_and_goes_on_as_if_nothing_had_been(
+    tmp_path: Path, launch: str, undisturbed: list[tuple[int, float]]
+) -> None:
+    number = signal.SIGTERM if launch == "in_process" else signal.SIGUSR1
+    with at_the_gate(tmp_path, f"launch={launch}", "resume=fresh") as (process, run):
+        wait_for(lambda: read(run / "tracking.json").get("run_id"), 90, "the MLflow run is opened")
+        process.send_signal(number)
+        wait_for(lambda: f"got {number.name}" in (tmp_path / "screen.txt").read_text(), 20, "it says so")
+        (run / "go").touch()
+        screen = ended(process, tmp_path)
+    assert process.returncode == 75, screen
+    assert read(run / "status.json")["state"] == "preempted"
+    result = read(run / "result.json")
+    assert (result["status"], result["steps"], result["error"]) == ("preempted", 15, "")
+    assert (run / "checkpoints" / "latest").read_text() == "step-000000015\n"
+    [tracked] = mlflow_runs(tmp_path)
+    assert tracked.info.status == "KILLED" and tracked.data.tags["trainer.state"] == "PREEMPTED"
+    assert "preempted: a checkpoint was saved after update 15" in screen
+    [line] = [
+        line for line in screen if line.startswith("resume ")
+    ]  # after it, the tests' recorder may warn of its own
+    assert "resume=fresh" not in line and line.count("hydra.run.dir=") == 1
+    assert losses(resumed(tmp_path, line.replace("resume=auto", "tracking=none resume=auto"))) == undisturbed
+
+
+def test_scheduler_that_signals_the_whole_process_group_lets_the_run_save(tmp_path: Path) -> None:
+    with at_the_gate(tmp_path, "launch.nproc=2", "tracking=none", "data.num_workers=1") as (process, run):
+        everybody = family(process.pid)
+        assert len(everybody) >= 6, "the launcher, its forkserver, two workers, two readers"
+        for other in everybody:
+            other.send_signal(signal.SIGTERM)
+        (run / "go").touch()
+        screen = ended(process, tmp_path)
+    assert process.returncode == 75, screen
+    assert read(run / "result.json")["status"] == "preempted"
+    assert (run / "checkpoints" / "step-000000016" / "worker-1.safetensors").is_file(), screen
+
+
+def test_worker_alone_that_gets_the_signal_passes_it_on(tmp_path: Path) -> None:
+    with at_the_gate(tmp_path, "launch.nproc=2", "tracking=none") as (process, run):
+        worker = next(p for p in family(process.pid) if writes(p, run / "workerlog.1"))
+        worker.send_signal(signal.SIGTERM)
+        (run / "go").touch()
+        screen = ended(process, tmp_path)
+    assert process.returncode == 75, screen
+    assert screen[-1].startswith("resume ")
+
+
+def writes(process: psutil.Process, log: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process.pid}/fd/1").readlink() == log
+    return False
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_grace_time_ends_a_run_that_does_not_come_to_its_checkpoint(tmp_path: Path, nproc: int) -> None:
+    with at_the_gate(tmp_path, f"launch.nproc={nproc}", "tracking=none", "checkpoint.every_steps=10", "checkpoint.grace_s=0.2") as (process, run):  # fmt: skip
+        process.send_signal(signal.SIGTERM)
+        screen = ended(process, tmp_path)
+    assert process.returncode == 130, screen
+    assert screen[-2] == "interrupted: got SIGTERM" and read(run / "status.json")["state"] == "killed"
+    assert screen[-1].startswith("resume ") and screen[-1].endswith(" resume=auto")
+
+
+@pytest.mark.parametrize("overrides", [["checkpoint=none"], []], ids=["no checkpoints", "Ctrl-C"])
+def test_as_ever_without_checkpoints_and_by_ctrl_c(tmp_path: Path, overrides: list[str]) -> None:
+    with at_the_gate(tmp_path, "tracking=none", *overrides) as (process, run):
+        process.send_signal(signal.SIGTERM if overrides else signal.SIGINT)
+        screen = ended(process, tmp_path)
+    assert process.returncode == 130 and screen[-1].startswith("interrupted: got SIG"), screen
+    assert not (run / "checkpoints" / "latest").exists()
+
+
+def test_preempted_job_ends_its_sweep(tmp_path: Path) -> None:
+    process = start("-m", *BASE, GATE, "tracking=none", "hydra.sweep.dir=sweep", "optimizer.lr=0.1,0.2", cwd=tmp_path)
+    try:
+        wait_for(lambda: waits(tmp_path / "sweep" / "0", process, tmp_path), 90, "the first job waits")
+        process.send_signal(signal.SIGTERM)
+        (tmp_path / "sweep" / "0" / "go").touch()
+        screen = ended(process, tmp_path)
+    finally:
+        process.kill()
+    assert process.returncode == 75, screen
+    assert not (tmp_path / "sweep" / "1").exists()
+    assert [line.split(",")[2] for line in (tmp_path / "sweep" / "sweep.csv").read_text().splitlines()] == ["status", "preempted", "not started"]  # fmt: skip
+    assert screen[-1].endswith(" optimizer.lr=0.1 hydra.run.dir=sweep/0 resume=auto")
+
+
+def torchrun(argv: Sequence[str], folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer"]
+    with (folder / "screen.txt").open("w") as screen:
+        return subprocess.Popen([*command, *argv], cwd=folder, env=environment(), stdout=screen, stderr=screen, text=True)  # fmt: skip
+
+
+def test_torchruns_ranks_save_when_its_agent_is_ended(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = torchrun([*BASE, GATE, "tracking=none", "hydra.run.dir=run"], tmp_path)
+    try:
+        wait_for(lambda: (run / "metrics.jsonl").exists() and len(points(run, "train/loss")) >= 15, 90, "the ranks wait")  # fmt: skip
+        process.terminate()
+        (run / "go").touch()
+        process.wait(60)
+    finally:
+        process.kill()
+    assert read(run / "result.json")["status"] == "preempted", (tmp_path / "screen.txt").read_text()
+    assert len(list((run / "checkpoints").glob("step-*/worker-*.safetensors"))) >= 1
