@@ -32,3 +32,10 @@ class Refuses(Launcher):
 def no_launcher(**config: Any) -> str:
     """Takes what a launcher takes."""
     return "none"
+
+
+class Silent(Launcher):
+    """Starts nothing, and returns nothing."""
+
+    def start(self, assignment: Any) -> Any:
+        return None

@@ -14,9 +14,10 @@ from tests.pace import wait_for
 from tests.runs import alive, family, points, read, start_afresh, trainer
 from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
-from trainer.errors import UserError
+from trainer.errors import RunFailed, UserError
 from trainer.job.ready import get_ready
 from trainer.launch.builtin import Forkserver, InProcess, Local
+from trainer.launch.start import start_here
 from trainer.planning.launcher import launcher_of
 
 DIGITS = ("+recipe=digits_lenet", "tracking=none", "device=cpu", "execution.threads=1", "max_steps=12", "execution.log_every=1", "precision=fp64", "hydra.run.dir=run")  # fmt: skip
@@ -118,3 +119,13 @@ def test_other_users_see_nothing_of_the_config_in_the_arguments(tmp_path: Path) 
         run.wait(600)
     assert "task_process" in seen and "t0psecret" not in seen
     assert run.returncode == 130
+
+
+def test_launcher_that_returns_no_outcome_is_told_what_to_return() -> None:
+    with hydra_app() as app:
+        silent = compose(app, [*DIGITS, "launch._target_=tests.launch.launchers.Silent"])
+        ready = get_ready(commands.plain(silent), [], "somewhere")
+    with pytest.raises(
+        RunFailed, match=r"launchers\.Silent: start returned something of type NoneType\. Return the dict"
+    ):
+        start_here(ready.assignment)

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 def start_here(assignment: Assignment) -> dict[str, Any]:
     """The plan's processes of this host, by the launcher that the config names; returns its first worker's outcome."""
-    return launcher_of(assignment.config).start(assignment)
+    launcher = launcher_of(assignment.config)
+    outcome = launcher.start(assignment)
+    if not isinstance(outcome, Mapping):
+        name = f"{type(launcher).__module__}.{type(launcher).__qualname__}"
+        raise RunFailed(f"{name}: start returned something of type {type(outcome).__name__}. Return the dict that the first worker of this host returned")  # fmt: skip
+    return dict(outcome)
 
 
 def start_processes(assignment: Assignment, engine: Engine | None = None) -> dict[str, Any]:

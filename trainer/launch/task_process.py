@@ -15,16 +15,21 @@ from trainer.launch.forkserver import enter
 from trainer.launch.place import Place
 from trainer.launch.process import Failure, returned, to_log
 from trainer.launch.supervisor import Role
-from trainer.launch.tasks import place_of
+from trainer.launch.tasks import BEGUN, place_of
 from trainer.planning.assignment import Assignment
 
 
 def main(file: Path) -> int:
     """Do what the file tells, and leave on the run's board what came of it; returns the exit code."""
-    start = start_of(**json.loads(private.read(file)))
+    try:
+        start = start_of(**json.loads(private.read(file)))
+    except FileNotFoundError:
+        print("the run ended before this process began", file=sys.stderr)
+        return 1
     file.unlink()
     to_log(str(start.log), str(start.scratch))
     board = start.place.open()[0].under(place_of(start.role.name, start.rank))
+    board.set(BEGUN, "")
     try:
         board.set("value", json.dumps(returned(enter, (start,))))
     except Exception as error:

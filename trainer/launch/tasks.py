@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,17 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.config.run_config import RunConfig
-from trainer.errors import UserError
+from trainer.errors import RunFailed, UserError, failed, why
 from trainer.host import private
 from trainer.host.board import OwnBoard
 from trainer.launch.process import Failure
 from trainer.planning.assignment import Assignment
 from trainer.planning.launcher import Launcher
+from trainer.visible import shortened
 
 if TYPE_CHECKING:
     from trainer.launch.engine import Start
 
 POLL_S = 0.05
+BEGUN = "begun"
+"""The note of a process that runs the task's command."""
 
 
 @dataclass(frozen=True)
@@ -71,27 +75,50 @@ class TaskLauncher(Launcher):
     def start(self, assignment: Assignment) -> dict[str, Any]:
         from trainer.launch.start import start_processes
 
-        return start_processes(assignment, Commands(self.launch))
+        name = f"{type(self).__module__}.{type(self).__qualname__}"
+        return start_processes(assignment, Commands(self.launch, name, assignment.config.launch.timeout_s))
 
 
 class TaskHandle:
     """A started command, as the supervisor sees it.
 
     Args:
-        board: of the run, where the process leaves what it returns.
+        board: of the run, where the process leaves that it has begun, and what it returns.
+        timeout_s: longest wait until the process has begun.
+        clock: seconds that only go forward.
     """
 
-    def __init__(self, task: Task, running: Running, board: OwnBoard) -> None:
-        self.log, self.running = task.log, running
+    def __init__(
+        self,
+        task: Task,
+        running: Running,
+        board: OwnBoard,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.task, self.log, self.running = task, task.log, running
         self.board = board.under(place_of(task.role, task.rank))
-        self.returned = False
+        self.timeout_s, self.clock = timeout_s, clock
+        self.began, self.started_ns = clock(), time.monotonic_ns()
+        self.arrived = self.returned = False
         self.value: Any = None
         self.failure: Failure | None = None
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs."""
-        return self.running.poll()
+        """None while it runs.
+
+        Raises:
+            RunFailed: the user's ``poll`` breaks, or returns something else.
+        """
+        what = f"what launch returned for {self.task.role} {self.task.rank}"
+        try:
+            code = self.running.poll()
+        except Exception as error:
+            raise failed(what, "poll", self.running.poll, error) from error
+        if code is not None and not isinstance(code, int):
+            raise RunFailed(f"{what}: poll() returned something of type {type(code).__name__}, not an exit code, or None while the process runs")  # fmt: skip
+        return code
 
     @property
     def well(self) -> bool:
@@ -99,11 +126,22 @@ class TaskHandle:
         return self.exitcode == 0 and self.returned
 
     def look(self) -> None:
-        """Take what it has left."""
+        """Take what it has left; a process that has not begun in time has failed."""
+        if not self.arrived:
+            self.arrived = self.board.check([BEGUN])
+            if not self.arrived and self.failure is None and self.clock() - self.began > self.timeout_s:
+                self.failure = Failure(self.started_ns, self._silent(), told=True, ends_run=True)
         if not self.returned and self.board.check(["value"]):
             self.value, self.returned = json.loads(self.board.get("value")), True
         if self.failure is None and self.board.check(["failure"]):
             self.failure = Failure(**json.loads(self.board.get("failure")))
+
+    def _silent(self) -> str:
+        """Why a process that has not begun counts as failed, with the program that runs in its place, where it is known."""
+        arguments = getattr(self.running, "args", None)
+        words = [arguments] if isinstance(arguments, str) else [str(word) for word in arguments or ()]
+        program = f" (it runs: {shortened(' '.join(words))})" if words else ""
+        return f"has not begun within {self.timeout_s:g} s (launch.timeout_s). Its launcher must run task.command with the variables of task.environment{program}"  # fmt: skip
 
     def signs(self) -> list[Any]:
         """Nothing tells: the supervisor looks again soon."""
@@ -115,14 +153,18 @@ class TaskHandle:
 
     def signal(self, number: signal.Signals) -> None:
         """End it, if it is still there."""
-        if self.exitcode is None:
-            self.running.kill()
+        try:
+            if self.exitcode is None:
+                self.running.kill()
+        except Exception as error:  # the others are still to be ended
+            print(f"{self.task.role} {self.task.rank} cannot be ended: {why(error)}", flush=True)
 
     def join(self, seconds: float) -> None:
         """Wait until it has ended, for so long."""
         until = time.monotonic() + seconds
-        while self.exitcode is None and time.monotonic() < until:
-            time.sleep(POLL_S)
+        with contextlib.suppress(RunFailed):  # of the user's poll, which has been told of
+            while self.exitcode is None and time.monotonic() < until:
+                time.sleep(POLL_S)
 
 
 def place_of(role: str, rank: int) -> str:
@@ -135,10 +177,12 @@ class Commands:
 
     Args:
         launch: of the launcher.
+        name: of the launcher's class.
+        timeout_s: longest wait until a process has begun.
     """
 
-    def __init__(self, launch: Callable[[Task], Running]) -> None:
-        self.launch = launch
+    def __init__(self, launch: Callable[[Task], Running], name: str, timeout_s: float) -> None:
+        self.launch, self.name, self.timeout_s = launch, name, timeout_s
 
     def prepare(self, scratch: Path) -> None:
         """As :class:`trainer.launch.engine.Engine`'s: nothing."""
@@ -151,7 +195,30 @@ class Commands:
         line = (sys.executable, "-m", "trainer.launch.task_process", str(file))
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **start.environment}
         task = Task(name, start.rank, start.role.devices[start.index], line, environment, start.log)
-        return TaskHandle(task, self.launch(task), board)
+        try:
+            return TaskHandle(task, self._launched(task), board, self.timeout_s)
+        except BaseException:
+            file.unlink(missing_ok=True)  # a process that nobody watches ends where it looks for this
+            raise
+
+    def _launched(self, task: Task) -> Running:
+        """What the user's ``launch`` returns.
+
+        Raises:
+            RunFailed: ``launch`` breaks, or returns something that cannot be watched.
+        """
+        who = f"{task.role} {task.rank}"
+        try:
+            running = self.launch(task)
+        except OSError as error:
+            raise RunFailed(f"{self.name} cannot start {who}: {error}") from error
+        except Exception as error:
+            raise failed(self.name, f"launch of {who}", self.launch, error) from error
+        if lacking := [name for name in ("poll", "kill") if not callable(getattr(running, name, None))]:
+            named = f"something of type {type(running).__name__}, which has no {' and no '.join(lacking)}"
+            kind = "None" if running is None else named
+            raise RunFailed(f"{self.name}: launch returned {kind} for {who}. Return something with poll() and kill(), such as a subprocess.Popen")  # fmt: skip
+        return running
 
 
 def told(start: Start) -> dict[str, Any]:
