@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.checkpoint import store
 from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
@@ -56,14 +57,19 @@ def in_its_mode(config: RunConfig) -> RunConfig:
 
 
 def weights_file(path: Path) -> Path:
-    """The file that ``weights=`` means.
+    """The file that ``weights=`` means, or the folder of a checkpoint.
 
     Raises:
-        UserError: there is none, or its name does not say what it is.
+        UserError: there is none, its name does not say what it is, or the checkpoint is damaged.
     """
+    if store.NAME.fullmatch(path.name) and not path.is_file():
+        return store.check(Path(os.path.abspath(path)))
     if path.is_dir():
         if not (path / "model.safetensors").is_file():
-            raise UserError(f"weights={path}", "this folder has no model.safetensors; a run leaves it when it is done", "weights=FILE")  # fmt: skip
+            for folder in (path / "checkpoints", path):
+                if (newest := store.newest_whole(folder)) is not None:
+                    return Path(os.path.abspath(newest))
+            raise UserError(f"weights={path}", "this folder has no model.safetensors, which a run leaves when it is done, and no whole checkpoint", "weights=FILE")  # fmt: skip
         path = path / "model.safetensors"
     if not path.is_file():
         raise UserError(f"weights={path}", "there is no such file or folder", "weights=outputs/RECIPE/TIME")

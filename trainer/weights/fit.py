@@ -26,7 +26,8 @@ def check(path: Path, model: nn.Module, called: str) -> None:
     found = tensor_files.unwrapped(tensor_files.outlines(path, f"weights={path}"), wanted)
     there = {name: outline.shape for name, outline in found.items()}
     missing = [one[0] for one in _same_tensors(model) if not any(name in there for name in one)]
-    unknown = [name for name in there if name not in wanted]
+    passing = {name for name, _ in model.named_buffers()}  # a checkpoint has those too that no state_dict has
+    unknown = [name for name in there if name not in wanted and name not in passing]
     other = [f"{n} is {there[n]} there and {wanted[n]} here" for n in there if n in wanted and there[n] != wanted[n]]
     faults = [
         *([f"it lacks {some(missing)}"] if missing else []),

@@ -1,4 +1,4 @@
-"""Files of tensors by name: safetensors, or what torch.save made of a state_dict, alone or within a checkpoint."""
+"""Files of tensors by name: safetensors, what torch.save made of a state_dict, alone or nested; or a checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from trainer.errors import UserError, first_line
 from trainer.visible import shortened
-from trainer.weights import torch_files
+from trainer.weights import checkpoints, torch_files
 
 NESTED = ("state_dict", "model")
 """Where checkpoints of others keep the state_dict."""
@@ -31,6 +31,8 @@ def read(path: Path, what: str) -> dict[str, torch.Tensor]:
     Raises:
         UserError: it cannot be read as what its name says.
     """
+    if path.is_dir():
+        return _plain(checkpoints.read(path), what)
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 

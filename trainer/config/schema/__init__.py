@@ -91,7 +91,9 @@ class Config:
 
     name: str = key("custom", "the recipe's name: MLflow experiment and folder under outputs/")
     mode: str = key("train", "what to do", choices=("train", "eval", "predict"))
-    weights: Optional[str] = key(None, "what mode=eval and predict load: .safetensors, .pt, or the folder of a run")
+    weights: Optional[str] = key(
+        None, "what mode=eval and predict load: .safetensors, .pt, the folder of a run, or of a checkpoint"
+    )
     epochs: int = key(10, "passes over the training data", "epochs", ge=1)
     max_steps: Optional[int] = key(None, "the run ends after this number of updates, or after epochs", "updates", ge=1)
     limit_train_batches: Optional[int] = key(None, "greatest number of batches per epoch", "batches", ge=1)
