@@ -3,8 +3,8 @@
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Tests side by side; "make test JOBS=0" runs one after another.
-JOBS ?= 3
+# Tests side by side: each waits for processes for a good part of its time. "make test JOBS=0" runs one after another.
+JOBS ?= 4
 INSTALL := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python
 
 .PHONY: audit demo test test-long install install-dev install-site lint types floors wheel docker dockerfile docs site clean
@@ -15,10 +15,10 @@ demo: install
 	@echo "to run the full main job:     $(BIN)/python -m trainer +recipe=resnet50_flowers"
 
 test: install-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(JOBS)
 
 test-long: install-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m long --timeout 7200
+	$(BIN)/python -m pytest -n $(JOBS) -m long --timeout 7200
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
 
-from tests import composing
+from tests import composing, scheduling
 
 # How long an example takes depends on the machine and on what else it does.
 hypothesis.settings.register_profile(
@@ -49,24 +50,15 @@ def warm() -> None:
     first.join()
 
 
-BY_LAUNCH = {
-    "test_conformance.py": ("strategy", "workers"),
-    "test_tables.py": ("workers", "servers", "part"),
-    "test_optimization.py": ("size",),
-}
-"""Files whose module's fixture launches once for each of these parameters."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share what a fixture of their module has made run in one process: `--dist loadgroup` keeps them together."""
-    for item in items:
-        if not isinstance(item, pytest.Function):
-            continue
-        fixtures = item._fixtureinfo.name2fixturedefs
-        if any(found[-1].scope == "module" for name, found in fixtures.items() if name != "one_thread"):
-            parameters = item.callspec.params if hasattr(item, "callspec") else {}
-            apart = [str(parameters[name]) for name in BY_LAUNCH.get(item.path.name, ()) if name in parameters]
-            item.add_marker(pytest.mark.xdist_group("-".join([str(item.path), *apart])))
+    """The longest first, see ``tests/scheduling.py``."""
+    items.sort(key=lambda item: scheduling.place(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> scheduling.ByLaunch:
+    """Tests that share a launch run in one process."""
+    return scheduling.ByLaunch(config, log)
 
 
 # A CI that runs in the background of a shell ignores SIGINT, and so would every process that the tests start.

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.pace import patient
-from tests.strategies.launching import Case, hand_over, launched, start
+from tests.strategies.launching import Case, hand_over, start
 from trainer.errors import RunFailed
 
 STRATEGIES = ["collective", "local_sgd", "toy_server", "pserver_sync", "pserver_async", "pserver_geo", "pserver_ssp"]
 NEVER_WAIT = ["pserver_async", "pserver_geo"]
 """Strategies whose workers do not meet in an update."""
+SIDE_BY_SIDE = 4
+"""Launches at a time of those that end by themselves: they wait for most of their time, and their starts take cores."""
 MEETINGS = ("all_reduce_sum", "step", "synchronize")
 
 
@@ -65,18 +69,50 @@ def test_worker_that_never_arrives_is_named_within_the_timeout(
         assert answer["waited"] < timeout_s + patient(4)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_stalled_worker_ends_the_run_with_its_name(warm: None, timeout_s: float, tmp_path: Path, strategy: str) -> None:
-    began = time.monotonic()
-    with pytest.raises(RunFailed, match=rf"worker 0: worker 1 did not arrive at .* within {timeout_s:g} s"):
-        launched(strategy, 2, {"stalled": Case("stalled", overrides(timeout_s))}, tmp_path)
-    assert time.monotonic() - began < timeout_s + patient(27)
+LEASED = ["pserver_async", "pserver_ssp", "pserver_geo"]
+"""Strategies that stand still in a leased block of work, too."""
 
 
-@pytest.mark.parametrize("strategy", ["pserver_async", "pserver_ssp", "pserver_geo"])
-def test_worker_that_stands_still_in_a_leased_block_ends_the_run_with_its_name(
-    warm: None, timeout_s: float, tmp_path: Path, strategy: str
-) -> None:
+@dataclass(frozen=True)
+class Ended:
+    """How a launch ended: its error, and the seconds from its start."""
+
+    error: str
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def ended(warm: None, timeout_s: float, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Ended]]:
+    """Launches of which worker 1 stands still; some wait side by side."""
+
+    def run(handed: list[dict[str, Any]], folder: Path) -> Ended:
+        began = time.monotonic()
+        with pytest.raises(RunFailed) as caught:
+            start(handed, folder)
+        return Ended(str(caught.value), time.monotonic() - began)
+
     leased = (*overrides(timeout_s)[:-1], "data.work=leased")
-    with pytest.raises(RunFailed, match=rf"worker 0: worker 1 did not arrive at .* within {timeout_s:g} s"):
-        launched(strategy, 2, {"stalled": Case("stalled_in_a_block", leased)}, tmp_path)
+    cases = {
+        **{s: (s, Case("stalled", overrides(timeout_s))) for s in STRATEGIES},
+        **{f"{s} leased": (s, Case("stalled_in_a_block", leased)) for s in LEASED},
+    }
+    handed = {name: hand_over(strategy, 2, {"stalled": case}) for name, (strategy, case) in cases.items()}
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        return {name: pool.submit(run, of, tmp_path_factory.mktemp("stalled")) for name, of in handed.items()}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_stalled_worker_ends_the_run_with_its_name(
+    ended: dict[str, Future[Ended]], timeout_s: float, strategy: str
+) -> None:
+    how = ended[strategy].result()
+    assert re.search(rf"worker 0: worker 1 did not arrive at .* within {timeout_s:g} s", how.error)
+    assert how.seconds < timeout_s + patient(27)
+
+
+@pytest.mark.parametrize("strategy", LEASED)
+def test_worker_that_stands_still_in_a_leased_block_ends_the_run_with_its_name(
+    ended: dict[str, Future[Ended]], timeout_s: float, strategy: str
+) -> None:
+    how = ended[f"{strategy} leased"].result()
+    assert re.search(rf"worker 0: worker 1 did not arrive at .* within {timeout_s:g} s", how.error)

@@ -1,0 +1,61 @@
+"""Which tests run in one process of `make test`, and which begin first.
+
+Tests of a file run in one process: what its fixtures have launched is launched once. xdist's own ``--dist loadgroup`` has
+no effect from pytest 9.2 on (pytest-dev/pytest-xdist#1386), and says nothing. The longest begin first, so that all
+processes end together.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from xdist.scheduler import LoadScopeScheduling
+
+EACH = r"(::.*)"
+APART = {
+    "strategies/test_conformance.py": r"\[(?:\w+-)?(\d)",
+    "strategies/test_tables.py": r"\[(\d-\d-\w+)-",
+    "strategies/pserver/test_delivery.py": EACH,
+    "simulation/test_simulation.py": EACH,
+    "e2e/test_run.py": EACH,
+    "launch/test_tasks.py": EACH,
+    "faults/test_ledgers.py": EACH,
+}
+"""Long files of several launches: tests share one if this finds the same text in their names."""
+LONGEST = (
+    "strategies/test_conformance.py", "strategies/test_tables.py", "strategies/test_missing.py", "e2e/test_tracking.py",
+    "cli/test_bad_input.py", "e2e/test_servers.py", "e2e/test_weights.py", "strategies/test_optimization.py",
+    "strategies/pserver/test_hostile.py", "strategies/test_ddp.py", "launch/test_server_hosts.py", "e2e/test_run.py",
+    "strategies/pserver/test_delivery.py", "simulation/test_simulation.py", "faults/test_ledgers.py", "e2e/test_canaries.py",
+    "faults/test_lost.py", "launch/test_rendezvous.py", "e2e/test_click_predictions.py", "planning/test_plan.py",
+    "e2e/test_own_code.py", "e2e/test_images.py", "launch/test_tasks.py",
+)  # fmt: skip
+
+
+def group(nodeid: str) -> str:
+    """Tests of the same group run in one process."""
+    file = _file(nodeid)
+    found = re.search(APART[file], nodeid) if file in APART else None
+    return f"{file} {found[1]}" if found else file
+
+
+def place(nodeid: str) -> int:
+    """A test of a lower place begins earlier."""
+    file = _file(nodeid)
+    return LONGEST.index(file) if file in LONGEST else len(LONGEST)
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0].removeprefix("tests/")
+
+
+class ByLaunch(LoadScopeScheduling):
+    """Hands out groups as a whole, the longest first."""
+
+    def __init__(self, config: Any, log: Any) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False  # the groups stay in the order of the tests, see ``place``
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
