@@ -2,6 +2,7 @@
 
     python benchmarks/pserver.py [--repetitions 5] [--only async]      throughput, bytes on the wire, CPU time
     python benchmarks/pserver.py --servers 1,2,4                       more servers; memory per row; snapshots
+    python benchmarks/pserver.py --replay                              steps a second that servers sustain
     python benchmarks/pserver.py --straggler | --parity | --dense      one slow worker; AUC of all modes; LeNet and ResNet-18
 
 Wide & Deep (1,000,001 x 10, 400 x 3) in fp32 on click rows that lie in memory, SGD, every process with one thread. The
@@ -218,22 +219,29 @@ def _cpu_s() -> float:
 
 
 def run_case(case: Case, figures: Figures, profile: str = "") -> None:
-    """One repetition of a case in its own processes; what came of it is added to its figures."""
+    """One repetition of a case; what came of it is added to its figures."""
+    if case.strategy == "rpc":
+        results = processes(case, ("rpc_server:work", "rpc_server:serve"))
+    else:
+        results = processes(case, ("pserver:measure", "pserver:serve"), profile)
+    _add(case, figures, [r["stamps"] for r in results["worker"].values()], list(results.get("server", {}).values()))
+
+
+def processes(case: Case, entries: tuple[str, str], profile: str = "") -> dict[str, dict[int, Any]]:
+    """Run a case in processes of its own, workers and servers with these entries; returns what they have returned."""
     with tempfile.TemporaryDirectory() as folder, open("/dev/null", "w") as nowhere:
         if case.strategy == "rpc":
             payload: dict[str, Any] = {
                 "meet": f"tcp://127.0.0.1:{_free_port()}", "workers": case.workers, "batch": case.batch,
                 "steps": case.steps, "rows": ROWS, "columns": COLUMNS, "lr": LR,
             }  # fmt: skip
-            entries = "rpc_server:work", "rpc_server:serve"
         else:
-            payload, entries = _payload(case, folder) | {"profile": profile}, ("pserver:measure", "pserver:serve")
+            payload = _payload(case, folder) | {"profile": profile}
         roles = [Role("worker", case.workers, entries[0], [CPU] * case.workers)]
         if case.servers:
             roles.append(Role("server", case.servers, entries[1], [CPU] * case.servers))
         with contextlib.redirect_stdout(nowhere):
-            results = launch(roles, payload, Path(folder), Meeting(), Forked(["pserver"]))
-    _add(case, figures, [r["stamps"] for r in results["worker"].values()], list(results.get("server", {}).values()))
+            return launch(roles, payload, Path(folder), Meeting(), Forked(["pserver"]))
 
 
 def _payload(case: Case, folder: str) -> dict[str, Any]:
@@ -423,6 +431,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases by name, separated by commas: local,async")
     parser.add_argument("--batch", type=int, choices=tuple(POOL), help="one batch size alone")
     parser.add_argument("--servers", default="", help="numbers of servers, separated by commas")
+    parser.add_argument("--replay", action="store_true", help="8 workers that compute nothing on 1, 2 and 4 servers")
     parser.add_argument("--straggler", action="store_true")
     parser.add_argument("--parity", action="store_true")
     parser.add_argument("--dense", action="store_true")
@@ -438,6 +447,11 @@ def main() -> None:
             pserver_modes.parity(arguments.seeds)
         if arguments.dense:
             pserver_modes.dense()
+        return
+    if arguments.replay:
+        import pserver_replay
+
+        pserver_replay.table(arguments.repetitions)
         return
     if arguments.servers:
         more_servers([int(n) for n in arguments.servers.split(",")], arguments.repetitions)

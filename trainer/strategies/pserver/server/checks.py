@@ -119,10 +119,10 @@ def ids(shard: Shard, number: int, found: np.ndarray) -> np.ndarray:
     table = shard.tables.get(number)
     if table is None or found.dtype != np.int64 or found.ndim != 1:
         raise Malformed(f"ids of table {number}")
-    if len(found) and (least := int(found.min())) < 0:
-        raise Malformed(f"table {table.name} has no row {least}: ids are not negative")
     if not (found[1:] > found[:-1]).all():
         raise Malformed(f"ids of table {table.name} are not ascending")
+    if len(found) and found[0] < 0:
+        raise Malformed(f"table {table.name} has no row {found[0]}: ids are not negative")
     if len(found) and table.num_rows is not None and found[-1] >= table.num_rows:
         raise Malformed(f"table {table.name} has rows 0..{table.num_rows - 1}, not {found[-1]}")
     if shard.servers > 1 and not shard.mine(number, found).all():

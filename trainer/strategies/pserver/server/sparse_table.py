@@ -76,7 +76,7 @@ class SparseTable:
             absent = absent[:0]
         if create:
             self._touch(slots[slots >= 0] if len(absent) else slots, clock)
-        values = self._gather(np.maximum(slots, 0))[:, : self.dim].contiguous()
+        values = self._gather(np.maximum(slots, 0) if len(absent) else slots)[:, : self.dim].contiguous()
         if len(absent):
             values[torch.from_numpy(absent)] = self._draw(ids[absent])
         return values
@@ -98,7 +98,7 @@ class SparseTable:
             rows[:, self.dim :].contiguous(),
         )  # kernels are faster on these
         self.kernel.apply(values, state, gradients, lr, step)
-        self._rows.index_copy_(0, slots, torch.cat((values, state), dim=1))
+        self._rows.index_copy_(0, slots, torch.cat((values, state), dim=1) if state.shape[1] else values)
 
     def assign(self, ids: np.ndarray, values: torch.Tensor, clock: int = 0) -> None:
         """Make rows of these values (U, D) and fresh optimizer state, over what is there and past the admission."""

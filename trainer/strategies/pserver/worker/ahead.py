@@ -15,6 +15,11 @@ Ids = dict[int, tuple[torch.Tensor, np.ndarray, torch.Tensor]]
 """Of a batch that comes: by table, its ids, once each (U,), and their positions."""
 
 
+def wanted(coming: Ids) -> dict[int, np.ndarray]:
+    """By table, the ids that a batch needs."""
+    return {n: once for n, (_, once, _) in coming.items()}
+
+
 class Ahead:
     """What is known of the next batch.
 
@@ -22,13 +27,11 @@ class Ahead:
         tables: the model's.
 
     Attributes:
-        coming: ids of the batch after this one, until they are asked for; None: nothing is known of it.
         fetched: ids that have been asked for, and the pull.
     """
 
     def __init__(self, tables: Sequence[RemoteTable]) -> None:
         self.tables = tables
-        self.coming: Ids | None = None
         self.fetched: tuple[Ids, Fetched] | None = None
         self._inputs: Any = None
         self._expected: Any = None
@@ -38,21 +41,25 @@ class Ahead:
     def computing(self, inputs: Any) -> None:
         """A batch of these inputs is computed now. If it is the one that was to come, nothing is known of the next."""
         if inputs is self._expected:
-            self.coming = self._expected = None
+            self._expected = None
         self._inputs = inputs
 
     def expect(self, inputs: Any) -> None:
         """The batch after it has these."""
-        self._expected, self.coming = inputs, {}
+        self._expected = inputs
+
+    def coming(self) -> Ids | None:
+        """Ids of the batch after this one, found when they are asked for, and only once; None: nothing is known of it."""
+        inputs, self._expected = self._expected, None
+        if inputs is None:
+            return None
+        found: Ids = {}
         for table in self.tables:
             path = self._paths.get(table.number)
             if path is not None:
                 ids = inputs[path] if path else inputs
-                self.coming[table.number] = (ids, *unique(ids))
-
-    def wanted(self) -> dict[int, np.ndarray]:
-        """By table, the ids that the next batch needs."""
-        return {n: once for n, (_, once, _) in (self.coming or {}).items()}
+                found[table.number] = (ids, *unique(ids))
+        return found
 
     def learn_path(self, table: RemoteTable, ids: torch.Tensor) -> None:
         """Which part of a batch holds a table's ids, so that the next batch's can be fetched ahead."""

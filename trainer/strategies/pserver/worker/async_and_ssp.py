@@ -12,6 +12,7 @@ from trainer.config.schema import PserverAsyncStrategy, StaleStrategy
 from trainer.strategies.contract import Lease
 from trainer.strategies.pserver.protocol.messages import RESTS, RESUMES, WAKES, Kind, Message, Record, Verb
 from trainer.strategies.pserver.tables.kernels import summed
+from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.client import Request
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
 from trainer.strategies.pserver.worker.push import Push, Rows
@@ -85,14 +86,13 @@ class Stale(PserverWorker):
         Args:
             ends: the update ends before that batch; all batches of one see the same dense parameters.
         """
-        coming, self.ahead.coming = self.ahead.coming, None
+        coming = self.ahead.coming()
         if coming is None:
             return
-        wanted = {n: once for n, (_, once, _) in coming.items()}
         before = int(self.early)  # this batch's own update comes after the pull, and before its parameters are used
         dense = ends and self.due(before)
-        if dense or wanted:
-            self.ahead.fetched = coming, self.pulls.fetch(wanted, dense, self.clock)
+        if dense or coming:
+            self.ahead.fetched = coming, self.pulls.fetch(wanted(coming), dense, self.clock)
         if dense:
             self.since_pull = -before
 

@@ -15,6 +15,7 @@ from trainer.strategies.contract import MakeUpdater
 from trainer.strategies.pserver.protocol.codec import decode
 from trainer.strategies.pserver.protocol.messages import Kind, Message
 from trainer.strategies.pserver.tables.kernels import kernel
+from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.client import Request
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
 from trainer.strategies.pserver.worker.held_blocks import Covered
@@ -89,11 +90,10 @@ class PserverGeo(PserverWorker):
             self.take_in()
             ids, self.ahead.fetched = self.ahead.fetched[0], None
             self.ahead.keep(ids, {n: self.replicas[n].look_up(once) for n, (_, once, _) in ids.items()})
-        if self.ahead.coming:
-            missing = {n: self.replicas[n].missing(once) for n, once in self.ahead.wanted().items()}
+        if coming := self.ahead.coming():
+            missing = {n: self.replicas[n].missing(once) for n, once in wanted(coming).items()}
             self.missing = {n: ids for n, ids in missing.items() if len(ids)}
-            self.ahead.fetched = self.ahead.coming, self.pulls.fetch(self.missing, dense=False, clock=0)
-        self.ahead.coming = None
+            self.ahead.fetched = coming, self.pulls.fetch(self.missing, dense=False, clock=0)
 
     def take_in(self) -> None:
         """Insert the rows that were asked for. Before news of others are folded in: these may be newer than the rows."""

@@ -60,10 +60,11 @@ class DenseMap:
 
     def gradients(self, server: int, factor: float = 1.0) -> torch.Tensor:
         """(n,) a copy of a server's part of the gradients times a factor; zeros where there are none."""
-        vector = self._gathered(server, lambda p: p.grad)
-        return vector if factor == 1.0 else vector.mul_(factor)
+        return self._gathered(server, lambda p: p.grad, factor)
 
-    def _gathered(self, server: int, what: Callable[[nn.Parameter], torch.Tensor | None]) -> torch.Tensor:
+    def _gathered(
+        self, server: int, what: Callable[[nn.Parameter], torch.Tensor | None], factor: float = 1.0
+    ) -> torch.Tensor:
         dtype = next(iter(self.parameters.values())).dtype if self.parameters else torch.float32
         vector = torch.empty(self.size(server), dtype=dtype)
         offset = 0
@@ -75,6 +76,8 @@ class DenseMap:
                 part.zero_()
             else:
                 part.copy_(values.reshape(-1)[piece.start : piece.stop])
+                if factor != 1.0:
+                    part.mul_(factor)  # each part while it is in the processor's cache
             offset += length
         return vector
 

@@ -10,6 +10,7 @@ import numpy as np
 from trainer.config.schema import PserverSyncStrategy
 from trainer.strategies.contract import Agreed
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb
+from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.push import Push
 from trainer.strategies.pserver.worker.worker import PserverWorker
 
@@ -60,9 +61,9 @@ class PserverSync(PserverWorker):
         self.drop_gradients()
         self.steps += 1
         self.stale = True
-        if self.ahead.coming is not None:
-            pull = self.pulls.fetch(self.ahead.wanted(), dense=True, clock=self.clock)
-            self.ahead.fetched, self.ahead.coming = (self.ahead.coming, pull), None
+        coming = self.ahead.coming()  # its ids are sorted while the servers take the push
+        if coming is not None:
+            self.ahead.fetched = coming, self.pulls.fetch(wanted(coming), dense=True, clock=self.clock)
 
     def agree(self, action: Callable[[int, int], Agreed]) -> Agreed:
         if self.options.on_lost_worker == "continue":
