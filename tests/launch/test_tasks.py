@@ -45,7 +45,10 @@ def test_option_names_its_launcher(option: str, kind: type) -> None:
         ),
         (("launch=in_process", "strategy=pserver_async", "launch.servers=1"), "is one process, and the run has"),
         (("launch._target_=tests.launch.launchers.Refuses", "launch.nproc=3"), "launch.nproc=3: is too few"),
-        (("launch._target_=tests.launch.launchers.no_launcher",), "gave a str, not a trainer Launcher"),
+        (
+            ("launch._target_=tests.launch.launchers.no_launcher",),
+            "gave a str, not a trainer.planning.launcher.Launcher",
+        ),
         (("launch._target_=tests.launch.launchers.Absent",), "launch._target_=tests.launch.launchers.Absent"),
     ],
 )

@@ -15,6 +15,7 @@ from trainer.errors import UserError, first_line
 
 EXTRAS = ("timm",)
 """Packages that come with an extra of their name."""
+OWN_INIT = "has an __init__ of its own that does not keep the keys. Leave __init__ alone: the keys are in self.config"
 FETCHED: dict[str, dict[str, Any]] = {
     "timm": {"pretrained": False, "checkpoint_path": ""},
     "torchvision": {"weights": None},
@@ -31,16 +32,21 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
     Raises:
         UserError: there is no such target, or it does not take these arguments, or refuses them.
     """
-    target = locate(node["_target_"], f"{key}._target_")
+    target, what = locate(node["_target_"], f"{key}._target_"), f"{key}._target_={node['_target_']}"
     arguments = {k: v for k, v in node.items() if k not in ("_target_", *schema.NOT_ARGUMENTS.get(key, ()))}
     if not callable(target):
-        raise UserError(f"{key}._target_={node['_target_']}", f"is a {type(target).__name__}, not a class or function")
+        raise UserError(what, f"is a {type(target).__name__}, not a class or function")
+    ours = kind is not None and kind.__module__.startswith("trainer.")
+    if kind is not None and isinstance(target, type):
+        _check_class(target, what, key, kind)
     try:
         made = target(*args, **{**arguments, **kwargs})
     except UserError:
         raise
     except Exception as error:
         if (found := re.search(r"unexpected keyword argument '(\w+)'", str(error))) and found[1] in arguments:
+            if ours:
+                raise UserError(what, OWN_INIT) from error
             name = f"{key}.{found[1]}"
             raise UserError(name, f"{node['_target_']} takes no such argument (~{name} takes away what a recipe brings)") from error  # fmt: skip
         said, wrong = first_line(error), blamed(lambda some: target(*args, **{**some, **kwargs}), arguments)
@@ -49,8 +55,29 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
         given = ", ".join(f"{k}={v}" for k, v in arguments.items())
         raise UserError(f"{key} ({node['_target_']})", f"called with {given or 'nothing'} it says: {said}") from error
     if kind is not None and not isinstance(made, kind):
-        raise UserError(f"{key}._target_={node['_target_']}", f"gave a {type(made).__name__}, not a {kind.__module__.partition('.')[0]} {kind.__name__}")  # fmt: skip
+        raise UserError(what, f"gave a {type(made).__name__}, not a {named(kind)}")  # fmt: skip
+    if ours and not hasattr(made, "config"):
+        raise UserError(what, OWN_INIT)
     return made
+
+
+def _check_class(target: type, what: str, key: str, kind: type) -> None:
+    """A class is of the kind that is wanted, and has all of its methods.
+
+    Raises:
+        UserError: it is not, or lacks some.
+    """
+    if not issubclass(target, kind):
+        if target.__new__ is object.__new__:
+            raise UserError(what, f"is no {named(kind)}, which {key} needs")
+        return
+    if missing := sorted(getattr(target, "__abstractmethods__", ())):
+        raise UserError(what, f"lacks the {'method' if len(missing) == 1 else 'methods'} {', '.join(missing)}")
+
+
+def named(kind: type) -> str:
+    """A class, as users import it."""
+    return "torch.nn.Module" if kind.__module__.startswith("torch.") else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def blamed(call: Callable[[dict[str, Any]], Any], arguments: Mapping[str, Any]) -> str | None:

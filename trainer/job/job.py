@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from trainer.checkpoint import store
 from trainer.config.redact import hide, text, values
 from trainer.config.run_config import RunConfig
+from trainer.data.source import Facts, Progress
 from trainer.errors import BY_CTRL_C, PREEMPTED, Interrupted, RunFailed, RunPreempted, UserError
 from trainer.host.signals import termination_raises, undisturbed
 from trainer.job.closing import finish
 from trainer.job.ready import Ready, this_machine
 from trainer.job.result import Result
+from trainer.planning.answers import checked_facts
 from trainer.planning.assignment import Assignment
+from trainer.planning.checked import Checked
 from trainer.planning.modes import CLASSES
 from trainer.planning.plan import Plan, make_plan
 from trainer.run_folder.again import go_back
@@ -115,13 +118,23 @@ def prepared(ready: Ready) -> Ready:
     if checked.files:  # the data set itself is not looked at
         return ready
     with preparing(checked.config.verbosity) as show:
-        facts = checked.source.prepare(checked.facts, show)
+        facts = prepared_facts(checked, show)
     before_start("prepare", checked.config.model)
     if facts == checked.facts:
         return ready
     checked = replace(checked, facts=facts)
     plan = make_plan(checked, ready.model, this_machine(), ready.plan.run_dir)
     return replace(ready, checked=checked, plan=replace(plan, left_out=ready.plan.left_out))
+
+
+def prepared_facts(checked: Checked, show: Progress) -> Facts:
+    """What the data source's ``prepare`` returns.
+
+    Raises:
+        UserError: that is something else than facts.
+    """
+    what = f"data._target_={checked.config.data._target_}"
+    return checked_facts(checked.source.prepare(checked.facts, show), what, "prepare")
 
 
 def _make_room(mine: Path, ready: Ready) -> None:

@@ -11,6 +11,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.metrics import best
+from trainer.planning.answers import refusals
 from trainer.planning.checked import Checked
 from trainer.wording import counted
 
@@ -35,7 +36,8 @@ def check_data(checked: Checked) -> None:
     if config.data.num_classes != facts.classes:
         raise UserError(f"data.num_classes={config.data.num_classes}", f"{facts.source} has {counted(facts.classes, 'class')}", f"data.num_classes={facts.classes}")  # fmt: skip
     inputs = facts.shape if isinstance(facts.shape, dict) else ()
-    for refusal in checked.declaration.refuse_inputs(inputs, facts.source):
+    what, declaration = f"strategy._target_={config.strategy._target_}", checked.declaration
+    for refusal in refusals(what, "refuse_inputs", lambda: declaration.refuse_inputs(inputs, facts.source)):
         raise refusal
     if facts.streams and not checked.declaration.traits.leases:
         raise UserError("data.cache=false", f"strategy={checked.declaration.name} reads samples by number, from the cache", "data.cache=true")  # fmt: skip

@@ -97,6 +97,8 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
     """Every ``_target_`` exists and takes the keys beside it, as far as its source tells without importing it."""
     for group in schema.GROUPS:
         target = config[group].get("_target_")
+        if target is None and group in schema.CONSTRUCTED:
+            raise UserError(f"{group}._target_", "has no value: it names the class or function to call", f"_target_: my_package.module.Name in the YAML file of this {group}")  # fmt: skip
         if target is None or target == AUTO:
             continue
         check_target(str(target), f"{group}._target_")

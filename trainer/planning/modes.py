@@ -16,6 +16,7 @@ from trainer.data.images.listing import EXTENSIONS, images_in, is_image
 from trainer.data.images.representation import some
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError, why
+from trainer.planning.answers import asked, checked_facts
 from trainer.strategies.builtin import EVALUATORS
 
 if TYPE_CHECKING:
@@ -92,8 +93,9 @@ def facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> F
     Raises:
         UserError: the data are not there, and no run tells.
     """
+    what = f"data._target_={config.data._target_}"
     try:
-        facts = source.facts(global_batch_size)
+        facts = checked_facts(asked(what, "facts", lambda: source.facts(global_batch_size)), what, "facts")
     except UserError:
         if (known := _of_the_run(config)) is None:
             raise

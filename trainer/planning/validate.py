@@ -15,6 +15,7 @@ from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.cache import check_code
 from trainer.host.writable import check_name
+from trainer.planning.answers import check_declaration, refusals
 from trainer.planning.batches import batch_sizes, check_batch_fits, check_padding, nearest
 from trainer.planning.checked import Checked, Lacks
 from trainer.planning.data_checks import check_data, check_enough, check_optimization, check_orders, with_classes
@@ -94,7 +95,9 @@ def declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:
     """The strategy, as far as it is known before any process starts."""
     check_group(config.plain(), "strategy")
     declaration: Declaration = call_target(config.node("strategy"), "strategy", kind=Declaration)
-    for refusal in declaration.refuse(config, workers):
+    what = f"strategy._target_={config.strategy._target_}"
+    check_declaration(declaration, what)
+    for refusal in refusals(what, "refuse", lambda: declaration.refuse(config, workers)):
         with lacks:
             raise refusal
     return declaration
@@ -104,7 +107,8 @@ def check_launcher(config: RunConfig, workers: int, declaration: Declaration, la
     """The launcher can start so many processes."""
     roles = declaration.roles(workers, config.launch)
     others = sum(size for role, size in roles.items() if role != "worker")
-    for refusal in launcher_of(config).refuse(config, workers, others):
+    launcher, what = launcher_of(config), f"launch._target_={config.launch._target_}"
+    for refusal in refusals(what, "refuse", lambda: launcher.refuse(config, workers, others)):
         with lacks:
             raise refusal
 

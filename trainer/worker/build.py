@@ -40,6 +40,7 @@ from trainer.strategies.contract import GoesByValidations, LeasesWork, LooksAhea
 from trainer.worker.callbacks import made
 from trainer.worker.loop import Rhythm, Training
 from trainer.worker.model import Updaters, arithmetic, build_model, save, seed_all
+from trainer.worker.own_strategy import check_set_up
 
 UNLIMITED = 1 << 62
 
@@ -52,6 +53,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     if config.compile:
         model.compile()
     forward = strategy.setup(model, Updaters(config, plan))
+    check_set_up(strategy, forward)
     splits = call_target(config.node("data"), "data").open(plan.facts)
     order = make_order(config, plan.facts, splits)
     seed_all(config.seed + 1 + seat.rank)

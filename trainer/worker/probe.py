@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from trainer.config import keys, schema
 from trainer.config.instantiate import blamed, call_target, locate
@@ -22,10 +23,12 @@ from trainer.models.residual import NoResidualBlocks, last_norms
 from trainer.models.rows import tables
 from trainer.optim.groups import Groups, check_patterns, grouped, optimizer_of, rates
 from trainer.optim.sparse import rule_of
+from trainer.planning.answers import refusals
 from trainer.planning.auto import ModelFacts
 from trainer.strategies.contract import Declaration
 from trainer.wording import counted
 from trainer.worker.callbacks import HOOKS
+from trainer.worker.own_strategy import check_worker
 
 IMAGE_DIMENSIONS = 3
 Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
@@ -49,12 +52,13 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
 
             try_out(nodes, config.node("data")["image_size"])
         model = build(config)
+        check_sizes(config, model)
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"model._target_={config.model['_target_']}", "has no parameters to train")
         check_residual_blocks(config, model)
         optimizer = build_optimizer(config.optimizer, model)
-        for refusal in declaration.refuse_model(config, model, optimizer) if declaration else ():
-            raise refusal
+        if declaration is not None:
+            check_strategy(config, declaration, model, optimizer)
         if any(tables(model)):
             rule_of(config.optimizer, optimizer)
         loss = call_target(config.loss, "loss", kind=nn.Module)
@@ -70,6 +74,18 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
         work=0 if facts is None else parameters * _positions(facts.shape),
         lower=lower,
     )
+
+
+def check_strategy(config: RunConfig, declaration: Declaration, model: nn.Module, optimizer: Any) -> None:
+    """The strategy has a worker, and can train this model with this optimizer.
+
+    Raises:
+        UserError: it has none, or cannot.
+    """
+    what = f"strategy._target_={config.strategy._target_}"
+    check_worker(declaration, what)
+    for refusal in refusals(what, "refuse_model", lambda: declaration.refuse_model(config, model, optimizer)):
+        raise refusal
 
 
 def _positions(shape: Shape) -> int:
@@ -167,6 +183,17 @@ def _try_out(node: Mapping[str, Any], groups: Groups, optimizer: torch.optim.Opt
         wrong = blamed(lambda some: update(optimizer_of({**some, "_target_": node["_target_"]}, groups)), arguments)
         what = f"optimizer.{wrong}={arguments[wrong]}" if wrong else f"optimizer ({node['_target_']})"
         raise UserError(what, f"an update with it fails: {first_line(error)}") from error
+
+
+def check_sizes(config: RunConfig, model: nn.Module) -> None:
+    """All parameters have their sizes.
+
+    Raises:
+        UserError: a lazy layer has not seen a batch yet.
+    """
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise UserError(_named(config), f"has lazy layers whose sizes are not known yet ({lazy[0]}). Call the layers once at the end of __init__, with a batch of zeros")  # fmt: skip
 
 
 def check_residual_blocks(config: RunConfig, model: nn.Module) -> None:

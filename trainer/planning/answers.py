@@ -1,0 +1,111 @@
+"""What a user's strategy, data source or launcher answers is what was asked for; else one sentence names the class."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainer.config.target_source import check_target
+from trainer.data.source import Facts
+from trainer.errors import RunFailed, UserError, first_line
+from trainer.strategies.contract import Declaration, Traits
+
+
+def asked(what: str, method: str, call: Callable[[], Any]) -> Any:
+    """What a method of the user's returns.
+
+    Args:
+        what: the key and the class that it names, e.g. ``data._target_=my_package.data.Squares``.
+
+    Raises:
+        UserError: the method breaks; with file and line.
+    """
+    try:
+        return call()
+    except (UserError, RunFailed, OSError):  # these say by themselves what is wrong
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(what, f"its {method} breaks in {frame.filename}:{frame.lineno}: {type(error).__name__}: {first_line(error)}") from error  # fmt: skip
+
+
+def refusals(what: str, method: str, call: Callable[[], Any]) -> Sequence[UserError]:
+    """The reasons that a method such as ``refuse`` returns.
+
+    Raises:
+        UserError: the method breaks, or returns something else.
+    """
+    found = asked(what, method, call)
+    if not isinstance(found, (list, tuple)):
+        raise UserError(what, f"its {method} returned {kind(found)}. Return a list of UserErrors, empty where nothing is refused")  # fmt: skip
+    if strange := [one for one in found if not isinstance(one, UserError)]:
+        raise UserError(what, f"its {method} returned a list with {kind(strange[0])}. Return a list of trainer.errors.UserError(what, why, instead)")  # fmt: skip
+    return found
+
+
+def check_declaration(declaration: Declaration, what: str) -> None:
+    """The strategy's traits and the places of its processes are what they should be, as far as source files tell.
+
+    Raises:
+        UserError: they are not.
+    """
+    traits = asked(what, "traits", lambda: declaration.traits)
+    if not isinstance(traits, Traits):
+        raise UserError(what, f"its traits are {kind(traits)}. Write traits = Traits(exact=..., lockstep=...)")
+    worker, entries = getattr(declaration, "worker", None), declaration.entries
+    check_place(worker, what, "worker", "module:class", "the Strategy that runs in each worker")
+    if not isinstance(entries, Mapping):
+        raise UserError(what, f"its entries are {kind(entries)}. Write entries = {{ROLE: 'module:function'}}")
+    for role, place in entries.items():
+        check_place(
+            place, what, f"entries[{role!r}]", "module:function", f"where each process of the role {role} enters"
+        )
+
+
+def check_place(place: Any, what: str, name: str, form: str, purpose: str) -> None:
+    """A text such as ``my_package.averaging:Averager`` names something that is there.
+
+    Raises:
+        UserError: it does not.
+    """
+    if place is None:
+        raise UserError(what, f"has no {name}. Write {name} = '{form}', {purpose}")
+    if not isinstance(place, str):
+        here = f"{place.__module__}:{place.__qualname__}" if isinstance(place, type) else form
+        raise UserError(what, f"its {name} is {kind(place)}, not a text", f"{name} = '{here}'")
+    module, colon, found = place.partition(":")
+    if not colon or not found:
+        before, _, last = place.rpartition(".")
+        raise UserError(what, f"its {name}='{place}' is not '{form}'", f"{name} = '{before}:{last}'" if before else "")
+    try:
+        check_target(place, name)
+    except UserError as error:
+        raise UserError(what, f"its {name}='{place}': {error.why}", error.instead and f"{name} = '{module}:{error.instead.rpartition('.')[2]}'") from error  # fmt: skip
+
+
+def checked_facts(facts: Any, what: str, method: str) -> Facts:
+    """What a data source's ``facts`` or ``prepare`` returned.
+
+    Raises:
+        UserError: they are no facts, or hold something else than they should.
+    """
+    if not isinstance(facts, Facts):
+        raise UserError(what, f"its {method} returned {kind(facts)}. Return a trainer.data.source.Facts" + (" (the facts that it was given, where nothing has changed)" if method == "prepare" else ""))  # fmt: skip
+    for name, least in (("train_samples", 0), ("val_samples", 0), ("classes", 1)):
+        value = getattr(facts, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UserError(what, f"its {method} returned Facts with {name}={value!r}. It must be a whole number of at least {least}")  # fmt: skip
+    shapes = facts.shape.values() if isinstance(facts.shape, dict) else [facts.shape]
+    if not all(isinstance(shape, tuple) and all(isinstance(n, int) and n > 0 for n in shape) for shape in shapes):
+        raise UserError(what, f"its {method} returned Facts with shape={facts.shape!r}. It must be a tuple of whole numbers, such as (3, 224, 224), or a dict of these by input")  # fmt: skip
+    return facts
+
+
+def kind(value: Any) -> str:
+    """What something is, in a sentence."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    return f"something of type {type(value).__name__}"

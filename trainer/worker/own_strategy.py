@@ -1,0 +1,59 @@
+"""A user's strategy has, where its declaration says so, a worker that the loop can use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from trainer.config.instantiate import locate
+from trainer.errors import RunFailed, UserError
+from trainer.planning.answers import kind
+from trainer.strategies.contract import Declaration, Strategy
+
+
+def check_worker(declaration: Declaration, what: str) -> None:
+    """``worker`` names a :class:`Strategy` with all methods, and ``entries`` name functions.
+
+    Args:
+        what: the key and the class that it names.
+
+    Raises:
+        UserError: they do not.
+    """
+    place = declaration.worker
+    found = imported(place, what, "worker")
+    if not isinstance(found, type) or not issubclass(found, Strategy):
+        what_it_is = "a Declaration" if isinstance(found, type) and issubclass(found, Declaration) else kind(found)
+        raise UserError(what, f"its worker='{place}' is {what_it_is}, not a subclass of trainer.strategies.contract.Strategy")  # fmt: skip
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise UserError(what, f"its worker='{place}' lacks the {'method' if len(missing) == 1 else 'methods'} {', '.join(missing)}")  # fmt: skip
+    for role, entry in declaration.entries.items():
+        function = imported(entry, what, f"entries[{role!r}]")
+        if not callable(function):
+            raise UserError(what, f"its entries[{role!r}]='{entry}' is {kind(function)}, not a function")
+
+
+def imported(place: str, what: str, name: str) -> Any:
+    """What stands at a place such as ``my_package.averaging:Averager``.
+
+    Raises:
+        UserError: nothing does, or its module cannot be imported.
+    """
+    try:
+        return locate(place, name)
+    except UserError as error:
+        raise UserError(what, f"its {name}='{place}': {error.why}") from error
+
+
+def check_set_up(strategy: Strategy, forward: object) -> None:
+    """``setup`` did what it should.
+
+    Raises:
+        RunFailed: it returned no model, or made no optimizer.
+    """
+    name = f"{type(strategy).__module__}.{type(strategy).__qualname__}"
+    if not isinstance(forward, nn.Module):
+        raise RunFailed(f"{name}: setup returned {kind(forward)}. Return the module to call in training, as a rule the model that it was given")  # fmt: skip
+    if not hasattr(strategy, "updater"):
+        raise RunFailed(f"{name}: setup made no optimizer. Write self.updater = make_updater(model) in it")
