@@ -46,7 +46,8 @@ def save(
     for worker in range(1, workers):
         write_part(folder, store.part_of(worker), tree.Packed(state(step, life, worker)))
     first = saver(checkpoints, workers, keep_last, keep_best)
-    first._write(folder, tree.Packed(state(step, life)), about(step, value), 0.0)
+    parts = [store.part_of(worker) for worker in range(workers)]
+    first._write(folder, tree.Packed(state(step, life)), about(step, value), parts, 0.0)
 
 
 def read(folder: Path) -> tuple[int, int]:

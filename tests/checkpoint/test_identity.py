@@ -62,7 +62,11 @@ def lines(run: Path) -> list[tuple[int, int, dict[str, float]]]:
     """What metrics.jsonl tells, without times."""
     told = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     kept = [
-        (p["step"], p["epoch"], {k: v for k, v in p["metrics"].items() if not k.startswith(("perf/", "system/"))})
+        (
+            p["step"],
+            p["epoch"],
+            {k: v for k, v in p["metrics"].items() if not k.startswith(("perf/", "system/", "server"))},
+        )
         for p in told
     ]
     return [line for line in kept if line[2]]

@@ -192,7 +192,7 @@ def a_block_is_done_with_the_first_push_after_its_end(
         self.finished(block)
 
 
-@replaces(held_blocks.HeldBlocks, "_take_over")
+@replaces(held_blocks.HeldBlocks, "_begin")
 def a_take_over_ends_no_push_at_bounds(original: Any, self: held_blocks.HeldBlocks, *arguments: Any) -> int:
     start = original(self, *arguments)
     self._cuts.clear()

@@ -50,6 +50,8 @@ class Plan:
 class Run:
     """What the launcher hands to a server."""
 
+    resume = ""
+
     def __init__(self, scenario: Scenario) -> None:
         self.config = _config(scenario.take_over)
         self.plan = Plan(scenario.workers, scenario.servers)

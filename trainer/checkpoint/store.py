@@ -24,6 +24,7 @@ NAME = re.compile(r"step-(\d{9,})")
 ASIDE = re.compile(r"(step-\d{9,})\.(partial|previous)")
 FILE = re.compile(r"(worker|server)-\d+\.safetensors|(checkpoint|index)\.json|COMPLETE")
 """What a checkpoint has."""
+PART = re.compile(r"worker-(\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class About:
     Attributes:
         step: updates done; epoch, update: in which the run goes on, and updates done in it; samples: trained on so far.
         points: bytes of metrics.jsonl at that time.
-        config: of the run, without secrets; strategy, workers, global_batch_size, total_steps: of its plan.
+        config: of the run, without secrets; strategy, workers, servers, global_batch_size, total_steps: of its plan.
         versions: of the packages that wrote it.
     """
 
@@ -65,6 +66,7 @@ class About:
     global_batch_size: int
     total_steps: int
     versions: dict[str, str]
+    servers: int = 0
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
@@ -75,6 +77,12 @@ def folder_of(checkpoints: Path, step: int) -> Path:
 def part_of(worker: int) -> str:
     """The file of a worker."""
     return f"worker-{worker}.safetensors"
+
+
+def parts(folder: Path) -> list[str]:
+    """The files of workers in a checkpoint, in the order of the workers; of lost ones there are none."""
+    numbers = sorted(int(match[1]) for path in folder.iterdir() if (match := PART.fullmatch(path.name)))
+    return [part_of(number) for number in numbers]
 
 
 def found(checkpoints: Path) -> list[Path]:

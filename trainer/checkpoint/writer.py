@@ -50,7 +50,7 @@ def write_part(folder: Path, name: str, packed: Packed) -> str:
         sealed.write(folder, name, packed.write)
     except (OSError, UserError) as error:
         failed = f"{name} cannot be written: {why(error)}"
-        _leave(failure_of(folder, name), failed)
+        leave_failure(folder, name, failed)
         return failed
     return ""
 
@@ -84,10 +84,11 @@ def failure_of(folder: Path, name: str) -> Path:
     return sealed.partial_of(folder) / f"{name}.failed"
 
 
-def _leave(path: Path, text: str) -> None:
-    if path.parent.is_symlink():
+def leave_failure(folder: Path, name: str, why_not: str) -> None:
+    """For who waits: that part will not come."""
+    if sealed.partial_of(folder).is_symlink():
         return
     try:
-        path.write_text(text)
+        failure_of(folder, name).write_text(why_not)
     except OSError:  # a full disk: who waits gives up in time
         pass

@@ -24,6 +24,8 @@ HARMLESS = (
 """Keys, and groups of them, that may differ: what is computed does not depend on them, or the plan tells."""
 ALIKE = ("single", "collective")
 """Strategies that can take over each other's checkpoints: every worker holds the same state."""
+SYNC = "pserver_sync"
+"""Goes on with any number of workers and servers: servers share their parts anew, and workers have nothing of their own."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def keeps(config: RunConfig, plan: Plan) -> bool:
     """Whether the run leaves checkpoints."""
     told = config.checkpoint
     asked = bool(told.every_steps or told.every_minutes or told.every_epochs)
-    return asked and config.mode == "train" and not plan.traits.tables_at_servers
+    return asked and config.mode == "train"
 
 
 def find(config: RunConfig, run_dir: Path, say: Callable[[str], None]) -> Path | None:
@@ -126,7 +128,7 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     if serious and not config.resume.allow_changes:
         why = f"the config differs from that of {folder} in what matters: {'; '.join(serious)}"
         raise UserError("resume", why, "the values of before, or resume.allow_changes=true")
-    if plan.total_steps < about.step:
+    if plan.traits.lockstep and plan.total_steps < about.step:
         raise UserError(f"{plan.total_steps} updates", f"{folder} is after update {about.step}", f"epochs={about.epoch + 1}")  # fmt: skip
     return Resume(folder, about, here, tuple(line for _, line in changes))
 
@@ -140,9 +142,14 @@ def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
     before, now = about.strategy, plan.strategy
     if before != now and not (before in ALIKE and now in ALIKE):
         raise UserError(f"strategy={now}", f"{folder} is of strategy={before}", f"strategy={before}")
-    if now not in ALIKE and about.workers != plan.workers:
+    if now in ALIKE or now == SYNC:
+        return
+    if about.workers != plan.workers:
         why = f"{folder} has {about.workers} workers, each with a state of its own"
         raise UserError(f"{plan.workers} workers", why, f"launch.workers={about.workers}")
+    if about.servers != (servers := plan.roles.get("server", 0)):
+        why = f"{folder} has {about.servers} servers, each with its own count of the work that is done"
+        raise UserError(f"launch.servers={servers}", why, f"launch.servers={about.servers}")
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,10 +188,14 @@ class Share:
     Attributes:
         common: the same on all workers where the strategy is ``same_everywhere``, and then kept once.
         own: of this worker alone.
+        files: of other processes in the checkpoint.
+        workers: that take part in it; None: all.
     """
 
     common: Mapping[str, Any] = field(default_factory=dict)
     own: Mapping[str, Any] = field(default_factory=dict)
+    files: Sequence[str] = ()
+    workers: Sequence[int] | None = None
 
 
 class MakeUpdater(Protocol):
@@ -278,6 +282,14 @@ class Strategy(ABC):
         """Of lockstep strategies: the first update after ``step`` ones in which every worker waits for all others."""
         return step + 1
 
+    halts: ClassVar[bool] = False
+    """``halt`` and ``save`` wait for the other workers: none may leave a checkpoint out by itself."""
+
+    def halt(self, step: int) -> int:
+        """On all workers at once, between two updates and before ``save``: nobody goes on before all are here. Returns the
+        greatest step that any of them tells."""
+        return step
+
     def save(self, folder: Path) -> Share:
         """On all workers at once, between two updates: what it takes to go on besides the model.
 
@@ -317,6 +329,15 @@ class LeasesWork(Protocol):
 
         None: there is nothing just now; what was handed out is to be finished before the next is asked for.
         """
+
+
+@runtime_checkable
+class LooksUp(Protocol):
+    """Has workers without a common step, which are stopped together now and then."""
+
+    look: Callable[[bool], None] | None
+    """Called now and then while this worker waits for others between two updates; it may call ``halt`` and ``save``. It is
+    told whether this worker may be the one to stop the others: at a meeting of the training it may not."""
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ class Checkpoints:
     signal tells, the first worker decides. It writes the number of an update on the board in which all workers will wait
     for each other, so that all have read it when that update is done.
 
+    Workers without a common step (``lockstep=False``) have no such update: the first leaves a note, and each worker that
+    finds it, after its next update or while it waits for others, waits until all stand still.
+
     Args:
         folder: ``checkpoints`` in the run's folder.
         told: the config.
@@ -64,11 +67,10 @@ class Checkpoints:
         self.folder, self.told, self.seat, self.shared, self.about = folder, told, seat, shared, about
         self.updates, self.epochs = updates, epochs
         self.patience_s, self.clock = patience_s, clock
-        self.first = seat.rank == 0
         self.board = seat.store.under("checkpoint")
         self.asked = 0
         self.target: int | None = None
-        self.saved = -1
+        self.saved = self.saved_after = -1
         self.saved_at = clock()
         self.writer = Writer(told.background)
         self.told_at = -TELL_EVERY_S
@@ -82,6 +84,9 @@ class Checkpoints:
     def after_update(self, run: Training) -> None:
         """Save if it is time."""
         self.updates_done = True
+        if not run.lockstep:
+            self.look(run)
+            return
         self._ask(run)
         if run.step == self.target or (self._is_due(run) and not self._epoch_is_due(run)):
             self._take(run, run.epoch)
@@ -90,8 +95,44 @@ class Checkpoints:
 
     def after_epoch(self, run: Training) -> None:
         """Save if it is time, unless that was done after the epoch's last update."""
-        if run.step != self.saved and (self._ends(run.epoch) or self._is_due(run)):
+        if not run.lockstep:
+            if self._ends(run.epoch):
+                self._take(run, run.epoch + 1)
+                self._note_is_read()
+        elif run.step != self.saved and (self._ends(run.epoch) or self._is_due(run)):
             self._take(run, run.epoch + 1)
+
+    def look(self, run: Training, decides: bool = True) -> None:
+        """Of workers without a common step, between two updates: the first says when all are to save, others look whether
+        it has.
+
+        Args:
+            decides: the first may say so now.
+        """
+        self._pass_on(run)
+        if decides and is_first(run) and (leaving := self._decides(run)) is not None:
+            self.board.set(f"stop/{self.asked}", str(int(leaving)))
+        if self.board.check([f"stop/{self.asked}"]):
+            self._take(run, run.epoch)
+            self._note_is_read()
+
+    def _decides(self, run: Training) -> bool | None:
+        """Whether all are to leave, once they have saved; None: it is not time to save."""
+        if self._is_asked_to_leave():
+            return True
+        every = self.told.every_steps
+        due = self._late() or (every is not None and run.step // every > max(0, self.saved_after) // every)
+        return False if due and self.writer.wait(0.0) else None
+
+    def _note_is_read(self) -> None:
+        """All stood still: the note, if there was one, was there before, and it is answered.
+
+        Raises:
+            Preempted: the run is to end now.
+        """
+        if self.board.check([f"stop/{self.asked}"]):
+            self.leaving = bool(int(self.board.get(f"stop/{self.asked}")))
+            self._answer()
 
     def _is_due(self, run: Training) -> bool:
         every = self.told.every_steps
@@ -110,11 +151,9 @@ class Checkpoints:
         if self.target is not None:
             return
         key = f"after/{self.asked}"
-        if self.request and not self.first and not self.passed_on:
-            self.seat.store.set(LEAVE, "")
-            self.passed_on = True
-        if self.first:
-            leaving = bool(self.request) or bool(self.seat.store.check([LEAVE]))
+        self._pass_on(run)
+        if is_first(run):
+            leaving = self._is_asked_to_leave()
             if leaving or self._late():
                 self.target = run.step if self.seat.size == 1 else run.strategy.next_meeting(run.step)
                 self.board.set(key, f"{self.target} {int(leaving)}")
@@ -122,6 +161,15 @@ class Checkpoints:
         elif self.board.check([key]):
             target, leaves = self.board.get(key).split()
             self.target, self.leaving = int(target), bool(int(leaves))
+
+    def _pass_on(self, run: Training) -> None:
+        """A worker that is not the first was asked to leave: the first is to know."""
+        if self.request and not is_first(run) and not self.passed_on:
+            self.seat.store.set(LEAVE, "")
+            self.passed_on = True
+
+    def _is_asked_to_leave(self) -> bool:
+        return bool(self.request) or bool(self.seat.store.check([LEAVE]))
 
     def _late(self) -> bool:
         every = self.told.every_minutes
@@ -143,30 +191,43 @@ class Checkpoints:
     def _take(self, run: Training, epoch: int) -> None:
         """Copy this worker's part, and write it."""
         began = self.clock()
-        needed = self.leaving or not self.first or epoch == self.epochs
+        needed = self.leaving or not is_first(run) or epoch == self.epochs or run.strategy.halts
         if not self.writer.wait(None if needed else SLOW_S):
             print(f"no checkpoint at update {run.step}: the one before is still being written", flush=True)
             return
-        folder = store.folder_of(self.folder, run.step)
+        number = run.strategy.halt(run.step if run.lockstep else max(run.step, self.saved + 1))
+        folder = store.folder_of(self.folder, number)
+        share = run.strategy.save(folder)
+        first = is_first(run)
         try:
-            packed = Packed(vars(part_of(run, folder, epoch, self.first or not self.shared)))
+            packed = Packed(vars(part_of(run, share, epoch, first or not self.shared)))
         except TypeError as error:  # what a callback of the user's remembers
             raise RunFailed(f"no checkpoint can be saved: {error}") from error
-        about = json.dumps({**self.about, **position(run, epoch)}, indent=1) if self.first else ""
-        self.saved, self.saved_at = run.step, self.clock()
+        about = ""
+        if first:
+            if run.run_dir is not None:
+                run.report.take_over(run.run_dir)
+            about = json.dumps({**self.about, **position(run, epoch), "step": number}, indent=1)
+        self.saved, self.saved_after, self.saved_at = number, run.step, self.clock()
         waited = self.saved_at - began
-        self.writer.begin(lambda: self._write(folder, packed, about, waited))
+        workers = range(self.seat.size) if share.workers is None else share.workers
+        names = [*(store.part_of(worker) for worker in workers), *share.files]
+        self.writer.begin(lambda: self._write(folder, packed, about, names, waited))
 
-    def _write(self, folder: Path, packed: Packed, about: str, waited: float) -> None:
-        """In the background."""
+    def _write(self, folder: Path, packed: Packed, about: str, names: Sequence[str], waited: float) -> None:
+        """In the background.
+
+        Args:
+            about: for checkpoint.json; empty: another worker completes the checkpoint.
+            names: of the checkpoint's files.
+        """
         began, name = self.clock(), store.part_of(self.seat.rank)
         failed = write_part(folder, name, packed)
-        if not self.first:
+        if not about:
             if failed:
                 print(failed, flush=True)
             return
-        parts = [store.part_of(worker) for worker in range(self.seat.size)]
-        failed = failed or complete(folder, about, parts, self.patience_s)
+        failed = failed or complete(folder, about, names, self.patience_s)
         if failed:
             sealed.begin(folder)
             print(f"no checkpoint at {folder.name}: {failed}; the one before stays, and it is tried again", flush=True)
@@ -209,12 +270,18 @@ def _own(folder: Path, first: Part, seat: Seat, before: int) -> Part:
     Args:
         before: how many workers there were.
     """
-    mine = range(seat.rank, before, seat.size)
-    parts = [first if worker == 0 else Part(**read(folder / store.part_of(worker))) for worker in mine]
+    names = store.parts(folder)
+    mine = [name for worker in range(seat.rank, before, seat.size) if (name := store.part_of(worker)) in names]
+    parts = [first if name == names[0] else Part(**read(folder / name)) for name in mine]
     if not parts:
         device = torch.device(seat.device)
         return replace(first, model=None, seen=[], randomness=randomness(device))
     return replace(parts[0], seen=[batch for part in parts for batch in part.seen])
+
+
+def is_first(run: Training) -> bool:
+    """Of the workers that take part now."""
+    return run.strategy.members()[0] == 0
 
 
 def rehearse(run: Training) -> None:
@@ -233,7 +300,9 @@ def resume(run: Training, folder: Path, seat: Seat) -> None:
     """Make a worker what it was at a checkpoint."""
     if isinstance(run.strategy, Rehearses) and run.strategy.rehearses():
         rehearse(run)
-    first = Part(**read(folder / store.part_of(0)))
+    first = Part(**read(folder / store.parts(folder)[0]))
     go_on(run, folder, _own(folder, first, seat, store.about(folder).workers), first)
+    if isinstance(run.checkpoints, Checkpoints):
+        run.checkpoints.saved, run.checkpoints.saved_after = store.about(folder).step, run.step
     if seat.rank == 0:
         print(f"goes on from {folder} after update {run.step}", flush=True)

@@ -50,15 +50,15 @@ class Part:
     callbacks: Mapping[str, Any]
 
 
-def part_of(run: Training, folder: Path, epoch: int, whole: bool) -> Part:
+def part_of(run: Training, share: Share, epoch: int, whole: bool) -> Part:
     """A worker's part. Its tensors are those of the training: copy them at once.
 
     Args:
-        folder: of the checkpoint to come.
+        share: the strategy's.
         epoch: in which the run goes on, after ``run.update`` updates of it.
         whole: with what all workers have alike.
     """
-    share, ema = run.strategy.save(folder), run.ema
+    ema = run.ema
     return Part(
         epoch=epoch,
         progress={name: getattr(run, name) for name in PROGRESS},

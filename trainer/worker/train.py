@@ -28,7 +28,7 @@ from trainer.planning.assignment import Assignment
 from trainer.planning.plan import Plan
 from trainer.planning.resume import keeps
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
+from trainer.strategies.contract import HasGauges, LooksUp, Seat, Strategy, whole
 from trainer.worker import example
 from trainer.worker.build import build
 from trainer.worker.checkpoints import Checkpoints, resume
@@ -79,6 +79,7 @@ def checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[N
         "config": hide(shown, values(shown)),
         "strategy": plan.strategy,
         "workers": plan.workers,
+        "servers": plan.roles.get("server", 0),
         "global_batch_size": plan.global_batch_size,
         "total_steps": plan.total_steps,
         "versions": {"torch": torch.__version__},
@@ -87,6 +88,8 @@ def checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[N
         Path(plan.run_dir) / "checkpoints", told, seat, plan.traits.same_everywhere, plan.steps_per_epoch, plan.epochs,
         about, PARTS_S,
     )  # fmt: skip
+    if not run.lockstep and isinstance(run.strategy, LooksUp):
+        run.strategy.look = lambda decides: kept.look(run, decides)
     launched = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # and whoever has launched it limits the time
     say = partial(say_leaving, grace_s=told.grace_s)
     how = (None, lambda name: None) if launched else (told.grace_s, say)

@@ -29,6 +29,8 @@ WANTS_DENSE, CREATES, HOLDS = 1, 2, 4
 """Flags of a pull."""
 RESTS, WAKES, RESUMES = 1, 2, 4
 """Flags of a push."""
+STOPS = 1
+"""Flag of MEET: all workers stand still."""
 APART = 1
 """Flag of the answer to SAVE."""
 ENDPOINT = "pserver/endpoint/{}"

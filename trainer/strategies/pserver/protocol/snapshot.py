@@ -143,6 +143,12 @@ def read(folder: Path, verify: bool = True) -> Snapshot:
     return Snapshot(folder, index["servers"], index["tables"], index["dense"], index["meta"], parts)
 
 
+def parts_of(folder: Path) -> list[Part]:
+    """The servers' parts in a folder that was checked by who handed it over: a checkpoint, which holds others' files, too."""
+    servers = len(list(folder.glob(part_name("*"))))
+    return [Part(server, folder / part_name(server)) for server in range(servers)]
+
+
 def _index(folder: Path, metas: list[dict[str, Any]]) -> dict[str, Any]:
     """What all parts hold together."""
     tables: dict[str, dict[str, Any]] = {}
@@ -159,6 +165,6 @@ def _index(folder: Path, metas: list[dict[str, Any]]) -> dict[str, Any]:
     return {"format_version": FORMAT, "servers": len(metas), "tables": tables, "dense": dense, "meta": meta}
 
 
-def part_name(server: int) -> str:
+def part_name(server: int | str) -> str:
     """The file of a server."""
     return f"server-{server}.safetensors"

@@ -62,6 +62,25 @@ class Changes:
         news: np.ndarray = slots[by_others]
         return news
 
+    def state(self, slots: np.ndarray) -> dict[str, np.ndarray]:
+        """Of these slots (N,), in their order: versions and writers (N,), and who holds them (workers, N)."""
+        return {
+            "version": self._version[slots], "writer": self._writer[slots],
+            "version_of_others": self._version_of_others[slots], "held": self._held[:, slots],
+        }  # fmt: skip
+
+    def load(
+        self,
+        slots: np.ndarray,
+        version: np.ndarray,
+        writer: np.ndarray,
+        version_of_others: np.ndarray,
+        held: np.ndarray,
+    ) -> None:
+        """Go on from a :meth:`state` of as many workers."""
+        self._version[slots], self._writer[slots], self._version_of_others[slots] = version, writer, version_of_others
+        self._held[:, slots] = held
+
     def _known(self, worker: int) -> int:
         """The worker; a negative one would silently be counted from the end."""
         if not 0 <= worker < self.workers:

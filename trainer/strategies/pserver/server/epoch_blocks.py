@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +20,14 @@ class Holder:
     life: int
 
 
+NOBODY = -1
+"""Instead of a worker: a block that anybody may have."""
+
+
 @dataclass
 class Epoch:
-    """One epoch's blocks: not handed out yet, out (block -> its holder), finished, left behind by lost workers."""
+    """One epoch's blocks: not handed out yet, out (block -> its holder), finished, left behind by lost workers, and those
+    that were out when the run was saved that it goes on from (block -> whose they were)."""
 
     number: int
     blocks: int
@@ -30,6 +36,7 @@ class Epoch:
     finished: set[int] = field(default_factory=set)
     orphans: list[tuple[int, Holder]] = field(default_factory=list)
     dropped: set[int] = field(default_factory=set)
+    kept: dict[int, int] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:
@@ -39,11 +46,13 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Answer:
-    """``block``: the lease, with the holder that left it behind (None: nobody); ``over``: no block and none will come."""
+    """``block``: the lease, with the holder that left it behind (None: nobody); ``over``: no block and none will come;
+    ``again``: the block was out when the run was saved, and a part of it may be done."""
 
     block: int = -1
     before: Holder | None = None
     over: bool = False
+    again: bool = False
 
 
 class Leases:
@@ -70,6 +79,10 @@ class Leases:
             if now.out.get(block) == holder:
                 del now.out[block]
                 now.finished.add(block)
+        if (own := min((b for b, r in now.kept.items() if r in (holder.rank, NOBODY)), default=None)) is not None:
+            del now.kept[own]
+            now.out[own] = holder
+            return Answer(own, again=True)
         if now.orphans:
             block, before = now.orphans.pop(0)
             now.out[block] = holder
@@ -88,6 +101,8 @@ class Leases:
     def lose(self, rank: int) -> None:
         """A worker's life is over: its blocks go to others, or are dropped."""
         now = self.epoch
+        for block in [b for b, whose in now.kept.items() if whose == rank]:
+            self._let_go(block)
         for block in sorted(b for b, holder in now.out.items() if holder.rank == rank):
             holder = now.out.pop(block)
             if self.take_over:
@@ -95,6 +110,32 @@ class Leases:
             else:
                 now.dropped.add(block)
                 self.dropped += 1
+
+    def _let_go(self, block: int) -> None:
+        """A block that was kept for a worker which is lost."""
+        if self.take_over:
+            self.epoch.kept[block] = NOBODY
+            return
+        del self.epoch.kept[block]
+        self.epoch.dropped.add(block)
+        self.dropped += 1
+
+    def state(self) -> dict[str, Any]:
+        """Plain numbers, for ``load``."""
+        now = self.epoch
+        whose = {b: holder.rank for b, holder in now.out.items()} | {b: NOBODY for b, _ in now.orphans} | now.kept
+        return {
+            "epoch": now.number, "blocks": now.blocks, "next": now.next, "finished": list(Intervals((b, b + 1) for b in now.finished)),
+            "dropped": sorted(now.dropped), "kept": sorted(whose.items()),
+        }  # fmt: skip
+
+    def load(
+        self, epoch: int, blocks: int, next: int, finished: Iterable[tuple[int, int]], dropped: Iterable[int],
+        kept: Iterable[tuple[int, int]],
+    ) -> None:  # fmt: skip
+        """Go on from there: what was out is handed out again, first to whom it was."""
+        done = {block for start, stop in finished for block in range(start, stop)}
+        self.epoch = Epoch(epoch, blocks, next, finished=done, dropped=set(dropped), kept=dict(kept))
 
 
 class Progress:
@@ -131,6 +172,15 @@ class Progress:
                 self.epoch, self.applied = epoch, {}
             if epoch == self.epoch:
                 self.applied.setdefault(block, Intervals()).add(start, stop)
+
+    def state(self) -> dict[str, Any]:
+        """Plain numbers, for ``load``."""
+        return {"epoch": self.epoch, "applied": {str(b): list(parts) for b, parts in self.applied.items()}}
+
+    def load(self, epoch: int, applied: Mapping[str, Iterable[tuple[int, int]]]) -> None:
+        """Go on from there."""
+        self.epoch = epoch
+        self.applied = {int(block): Intervals((start, stop) for start, stop in p) for block, p in applied.items()}
 
     def of(self, epoch: int, block: int) -> Intervals:
         """Batches of a block that are applied."""

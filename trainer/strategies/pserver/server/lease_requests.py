@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message, Record, Verb, text
 from trainer.strategies.pserver.server.answers import failed, not_arrived
-from trainer.strategies.pserver.server.epoch_blocks import Answer, Holder, Leases, Progress
+from trainer.strategies.pserver.server.epoch_blocks import NOBODY, Answer, Holder, Leases, Progress
 from trainer.strategies.pserver.server.members import Members, workers
 
 NEVER_CAME = 0
@@ -51,23 +52,33 @@ class LeaseRequests:
                 return failed(not_arrived(holders, "the end of a block of work", self.patience_s))
             answer = Answer()
         fence = [answer.before.rank, answer.before.life] if answer.before else []
-        reply = Message(Verb.DONE, records=[text({"block": answer.block, "fence": fence, "over": answer.over})])
+        told = {"block": answer.block, "fence": fence, "over": answer.over, "again": answer.again}
+        reply = Message(Verb.DONE, records=[text(told)])
         self.answered[rank] = incarnation, number, reply
         return reply
 
     def fence(self, message: Message) -> Message:
-        """FENCE: a worker takes over a block. Nothing more is taken from the life before; the answer tells which batches
-        of the block are applied here."""
+        """FENCE: a worker takes over a block. Nothing more is taken from the life before, unless it is one of a run before;
+        the answer tells which batches of the block are applied here."""
         told = message.mapping()
         rank, life, epoch, block = (int(told[k]) for k in ("rank", "life", "epoch", "block"))
+        if rank != NOBODY:
+            self._end_life(rank, life)
+        applied = [[epoch, block, start, stop] for start, stop in self.progress.of(epoch, block)]
+        return Message(Verb.DONE, records=[Record(Kind.WORK, np.array(applied, dtype=np.int64).reshape(-1, 4))])
+
+    def _end_life(self, rank: int, life: int) -> None:
         if not 0 <= rank < len(self.members.all):
             raise Malformed(f"there is no worker {rank}")
         member = self.members.all[rank]
         self.members.fence(rank, life)
         if member.present and member.life in (life, NEVER_CAME):
             self.lose(rank, "another worker has taken over its work")
-        applied = [[epoch, block, start, stop] for start, stop in self.progress.of(epoch, block)]
-        return Message(Verb.DONE, records=[Record(Kind.WORK, np.array(applied, dtype=np.int64).reshape(-1, 4))])
+
+    def go_on(self, progress: Mapping[str, Any], leases: Mapping[str, Any]) -> None:
+        """What servers have saved of it, where the run goes on."""
+        self.progress.load(**progress)
+        self.leases.load(**leases)
 
     def applied(self, work: np.ndarray) -> None:
         """Batches (N, 4) of blocks have been pushed."""

@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 from pathlib import Path
 
 import numpy as np
 
 from trainer.strategies.pserver.server.rules import Push
 
-Ledger = Callable[[Push, np.ndarray], None]
-"""Told of each push that was taken, and of its leased work (N, 4)."""
 HEADER = "worker\tpush\tepoch\tblock\tfirst\tafter_last\n"
 
 
-def nobody(push: Push, work: np.ndarray) -> None:
-    """No ledger is kept."""
+class Ledger:
+    """Told of each push that was taken, and of its leased work (N, 4); this one keeps nothing."""
+
+    def __call__(self, push: Push, work: np.ndarray) -> None:
+        """A push was taken."""
+
+    @property
+    def bytes(self) -> int:
+        """Its length so far."""
+        return 0
 
 
-def ledger_file(path: Path) -> Ledger:
-    """A ledger that appends to a file: a line for each piece of leased work, or for the push where no work is leased.
+class LedgerFile(Ledger):
+    """Appends to a file: a line for each piece of leased work, or for the push where no work is leased.
 
     Every line is written at once, so that the file tells the truth also if the server is killed.
+
+    Args:
+        stays: bytes of the file that a run before has left; what it did afterwards is done again.
     """
-    file = path.open("w", buffering=1, encoding="utf-8")
-    file.write(HEADER)
 
-    def keep(push: Push, work: np.ndarray) -> None:
+    def __init__(self, path: Path, stays: int = 0) -> None:
+        goes_on = 0 < stays <= (path.stat().st_size if path.is_file() else 0)
+        if goes_on:
+            os.truncate(path, stays)
+        self._file = path.open("a" if goes_on else "w", buffering=1, encoding="utf-8")
+        if not goes_on:
+            self._file.write(HEADER)
+
+    def __call__(self, push: Push, work: np.ndarray) -> None:
         pieces = work.tolist() or [["", "", "", ""]]
-        file.write("".join("\t".join(str(v) for v in (push.rank, push.sequence, *piece)) + "\n" for piece in pieces))
+        lines = ("\t".join(str(v) for v in (push.rank, push.sequence, *piece)) + "\n" for piece in pieces)
+        self._file.write("".join(lines))
 
-    return keep
+    @property
+    def bytes(self) -> int:
+        return self._file.tell()

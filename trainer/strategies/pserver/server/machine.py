@@ -13,11 +13,12 @@ from typing import Any
 from trainer.errors import RunFailed
 from trainer.host.board import Board
 from trainer.strategies.builtin import Pserver
+from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
 from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases
 from trainer.strategies.pserver.server.lease_requests import LeaseRequests
-from trainer.strategies.pserver.server.ledger import Ledger, nobody
+from trainer.strategies.pserver.server.ledger import Ledger
 from trainer.strategies.pserver.server.liveness import Liveness
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
@@ -25,7 +26,7 @@ from trainer.strategies.pserver.server.pulls import Pulls
 from trainer.strategies.pserver.server.pushes import Pushes
 from trainer.strategies.pserver.server.saving import Saving
 from trainer.strategies.pserver.server.server_assignment import ServersRun
-from trainer.strategies.pserver.server.totals import Totals
+from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.server.turns import Outlet, Turns
 
 LOOK_S = 0.2
@@ -51,30 +52,32 @@ class Server:
 
     def __init__(
         self, number: int, run: ServersRun, declared: Pserver, outlet: Outlet, board: Board, now: Callable[[], float],
-        most_bytes: int, ledger: Ledger = nobody,
+        most_bytes: int, ledger: Ledger | None = None,
     ) -> None:  # fmt: skip
-        plan, options = run.plan, declared.options
+        plan, options, ledger = run.plan, declared.options, ledger or Ledger()
         self.number, self.outlet, self.now = number, outlet, now
         self.members = Members(plan.workers, options.lost_after_s, now)
-        self.parameters = Parameters(run.config, declared, plan, number, self.members)
+        self.parameters = Parameters(run.config, declared, plan, number, self.members, run.resume)
         self.turns = Turns(outlet, self.answer, number, options.timeout_s, now)
         self.leases = Leases(run.config.data.on_lost_worker == "take_over")
         stops = not declared.traits.survives
         self.liveness = Liveness(self.members, self.parameters, self.leases, self.turns, board, stops, most_bytes)
         self.work = LeaseRequests(self.leases, self.members, self.liveness.lose, options.timeout_s, now)
+        if run.resume and number < len(saved := snapshot.parts_of(Path(run.resume))):
+            self.work.go_on(*(saved[number].meta.get(name, {}) for name in ("progress", "leases")))
         self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0)
         self.started = self.ended_turn = self.looked = now()
         self.done_once: dict[int, tuple[int, int]] = {}
         pulls = Pulls(self.parameters, self.count)
         pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count, ledger)
-        self.saving = Saving(self.parameters, self.members, self.work.progress, outlet, Path(plan.run_dir))
+        self.saving = Saving(self.parameters, self.members, self.work, outlet, ledger, Path(plan.run_dir))
         self.verbs: dict[Verb, Callable[[Message], Message]] = {
             Verb.HELLO: self.liveness.hello,
             Verb.START: self.parameters.start,
             Verb.PULL: pulls.pull,
             Verb.PUSH: pushes.push,
             Verb.COMMIT: pushes.commit,
-            Verb.MEET: Totals(self.members).meet,
+            Verb.MEET: Meetings(self.members).meet,
             Verb.LEASE: self.work.lease,
             Verb.FENCE: self.work.fence,
             Verb.SAVE: self.saving.save,

@@ -18,6 +18,8 @@ from trainer.strategies.pserver.server.rules import RULES, Rule
 from trainer.strategies.pserver.server.server_assignment import ServersPlan
 from trainer.strategies.pserver.server.shard import Shard
 
+RULE = "rule|"
+"""Begins the names of what a server's rule remembers of workers."""
 STEPS = "steps"
 """``evict_by``: ages are counted in workers' steps, which a later run counts from 0 again."""
 
@@ -29,10 +31,13 @@ class Parameters:
         config, plan: the run's; declared: its strategy.
         server: which one this is.
         members: the workers.
+        resume: folder of the checkpoint that the run goes on from; empty: it begins.
     """
 
-    def __init__(self, config: RunConfig, declared: Pserver, plan: ServersPlan, server: int, members: Members) -> None:
-        self.config, self.plan, self.server, self.members = config, plan, server, members
+    def __init__(
+        self, config: RunConfig, declared: Pserver, plan: ServersPlan, server: int, members: Members, resume: str = ""
+    ) -> None:
+        self.config, self.plan, self.server, self.members, self.resume = config, plan, server, members, resume
         self.strategy, self.mode = declared.options, declared.mode
         self.most_merged = getattr(declared.options, "max_merge_var_num", 1)
         self.shard: Shard | None = None
@@ -73,7 +78,7 @@ class Parameters:
         last = bool(told["last"])
         if self.shard is None:
             self._begin(Layout.parsed(told), message)
-        elif not self.strategy.load_from:
+        elif not (self.resume or self.strategy.load_from):
             for number, (ids, values) in checks.rows(self.shard, message).items():
                 self.shard.tables[number].assign(ids, values)
         self.ready = last
@@ -87,11 +92,14 @@ class Parameters:
         if array.shape != (layout.dense,):
             raise Malformed(f"{array.shape} dense values for {layout.dense}")
         shard = self._shard(layout)
-        if folder := self.strategy.load_from:
+        rule = RULES[self.mode](shard, self.members, self.strategy)
+        if self.resume:
+            self._go_on(shard, rule, Path(self.resume))
+        elif folder := self.strategy.load_from:
             self._load(shard, Path(folder))
         else:
             shard.vector.copy_(decode(array, message.first(Kind.SCALES), shard.dtype))
-        self.shard, self.rule = shard, RULES[self.mode](shard, self.members, self.strategy)
+        self.shard, self.rule = shard, rule
 
     def _shard(self, layout: Layout) -> Shard:
         workers = len(self.members.all)
@@ -105,6 +113,16 @@ class Parameters:
         shard.load([(part, part.meta) for part in parts])
         self.age = max(int(part.meta["age"]) for part in parts)
         self.age_before = self.age if self.strategy.evict_by == STEPS else 0
+
+    def _go_on(self, shard: Shard, rule: Rule, folder: Path) -> None:
+        """Be what the servers were at a checkpoint; of as many servers each takes its own numbers."""
+        parts = snapshot.parts_of(folder)
+        parts.sort(key=lambda part: part.server == self.server)
+        shard.load([(part, part.meta) for part in parts])
+        self.age, self.age_before = (max(int(part.meta[name]) for part in parts) for name in ("age", "age_before"))
+        if len(parts) == self.plan.roles.get("server"):
+            own = parts[-1]
+            rule.load({name.removeprefix(RULE): own[name] for name in own if name.startswith(RULE)})
 
     # --- ages and rates --------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,6 +115,13 @@ class Rule:
     def commit(self, clock: int, norm: float) -> None:
         """The norm of the whole gradient is known (two-phase clipping)."""
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """What it remembers of workers, all of which stand still."""
+        return {}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from a :meth:`state` of the same server and of as many workers."""
+
 
 class Sync(Rule):
     """One global step: the sum of all workers' gradients, weighted by samples, is applied once; then everybody pulls."""
@@ -224,6 +232,33 @@ class Async(Rule):
     def pulled(self, rank: int, dense: torch.Tensor | None, rows: Rows) -> None:
         if self.compensation:
             self.backups[rank].append((self.shard.version, dense, rows))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for rank, pulled in self.backups.items():
+            for place, (version, dense, rows) in enumerate(pulled):
+                key = f"{rank}|{place}|{version}"
+                found[f"{key}|0"] = torch.empty(0) if dense is None else dense.clone()
+                for number, (ids, values) in rows.items():
+                    found |= {
+                        f"{key}|{number}|ids": torch.from_numpy(ids).clone(),
+                        f"{key}|{number}|values": values.clone(),
+                    }
+        return found
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        pulled: dict[tuple[int, int, int], tuple[torch.Tensor | None, Rows]] = {}
+        for name, tensor in state.items():
+            if name.endswith("|0"):
+                rank, place, version, _ = (int(n) for n in name.split("|"))
+                pulled[rank, place, version] = (tensor if len(tensor) else None), {}
+        for name, tensor in state.items():
+            if name.endswith("|ids"):
+                *key, number = (int(n) for n in name.removesuffix("|ids").split("|"))
+                values = state[name.removesuffix("ids") + "values"]
+                pulled[key[0], key[1], key[2]][1][number] = tensor.numpy(), values
+        for (rank, _, version), (dense, rows) in sorted(pulled.items(), key=lambda one: one[0]):
+            self.backups[rank].append((version, dense, rows))
 
     @torch.no_grad()
     def _compensate(self, push: Push) -> None:
@@ -338,6 +373,14 @@ class Geo(Rule):
     def forget(self, rank: int) -> None:
         for table in self.shard.tables.values():
             table.forget(rank)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {f"{number}|{k}": v for number, table in self.shard.tables.items() for k, v in table.copies().items()}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        for number, table in self.shard.tables.items():
+            own = {n.removeprefix(f"{number}|"): v for n, v in state.items() if n.startswith(f"{number}|")}
+            table.load_copies(own)
 
 
 RULES: dict[str, type[Rule]] = {"sync": Sync, "async": Async, "ssp": Ssp, "geo": Geo}

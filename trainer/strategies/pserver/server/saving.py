@@ -1,4 +1,4 @@
-"""SAVE: a server's part of the persistables."""
+"""SAVE: a server's part of the persistables, or of a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
 from trainer.strategies.pserver.protocol.messages import APART, Kind, Malformed, Message, Record, Verb, text
 from trainer.strategies.pserver.protocol.snapshot_parts import DONE_WITH
-from trainer.strategies.pserver.server.epoch_blocks import Progress
+from trainer.strategies.pserver.server.lease_requests import LeaseRequests
+from trainer.strategies.pserver.server.ledger import Ledger
 from trainer.strategies.pserver.server.members import Members
-from trainer.strategies.pserver.server.parameters import Parameters
+from trainer.strategies.pserver.server.parameters import RULE, Parameters
 from trainer.strategies.pserver.server.saved_state_checks import kept_by
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.strategies.pserver.server.turns import Outlet
@@ -23,25 +24,31 @@ class Saving:
 
     Args:
         outlet: makes room for files.
+        ledger: what is applied, which a run that goes on cuts back.
         run_dir: the run's folder; nothing is written anywhere else.
     """
 
     def __init__(
-        self, parameters: Parameters, members: Members, progress: Progress, outlet: Outlet, run_dir: Path
-    ) -> None:
-        self.parameters, self.members, self.progress, self.outlet = parameters, members, progress, outlet
+        self, parameters: Parameters, members: Members, work: LeaseRequests, outlet: Outlet, ledger: Ledger,
+        run_dir: Path,
+    ) -> None:  # fmt: skip
+        self.parameters, self.members, self.work, self.outlet = parameters, members, work, outlet
+        self.ledger = ledger
         self.run_dir = run_dir.resolve()
         self.apart: Path | None = None
         """Where the part is, if the worker that saves does not see it."""
 
     def save(self, message: Message) -> Message:
-        """SAVE: write this server's part of the persistables. The answer tells whether the worker shares the folder."""
+        """SAVE: write this server's part of the persistables, or with ``checkpoint`` all that it takes to go on with the same
+        workers. The answer tells whether the worker shares the folder."""
         asked = message.mapping()
         folder, mark = self.run_dir / asked["folder"], asked.get("mark")
         if not folder.resolve().is_relative_to(self.run_dir):
             raise Malformed(f"SAVE to {folder}, which is not in the run's folder")
-        shard, _ = self.parameters.opened()
+        shard, rule = self.parameters.opened()
         tensors, numbers = shard.state()
+        if asked.get("checkpoint"):
+            tensors |= {f"{RULE}{name}": tensor for name, tensor in rule.state().items()}
         began = time.monotonic()
         told = {**numbers, **self._counts(), **self._kind(shard)}
         with self.outlet.room_for_files():
@@ -77,10 +84,9 @@ class Saving:
         marks = {str(m.rank): [m.watermark.done, sorted(m.watermark.above)] for m in self.members.all}
         return {
             "watermarks": marks,
-            "progress": {
-                "epoch": self.progress.epoch,
-                "applied": {str(b): list(p) for b, p in self.progress.applied.items()},
-            },
+            "progress": self.work.progress.state(),
+            "leases": self.work.leases.state(),
+            "ledger": self.ledger.bytes,
             "age": self.parameters.age,
             "age_before": self.parameters.age_before,
             "evict_by": self.parameters.strategy.evict_by,

@@ -17,9 +17,10 @@ from trainer.host.board import NoNote
 from trainer.host.files import replace_file
 from trainer.strategies.builtin import Pserver
 from trainer.strategies.contract import Seat
+from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import ENDPOINT
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
-from trainer.strategies.pserver.server.ledger import ledger_file, nobody
+from trainer.strategies.pserver.server.ledger import LedgerFile
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
 from trainer.strategies.pserver.server.server_assignment import ServersRun
 
@@ -58,8 +59,15 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     handshake_s = declared.options.handshake_s
     socket = ServerSocket(seat.secret, seat.rank, run.plan.workers, seat.host, limit, folder, handshake_s)
     assert seat.store is not None
-    kept = ledger_file(Path(run.plan.run_dir) / LEDGER.format(seat.rank)) if declared.options.ledger else nobody
+    kept = opened_ledger(seat.rank, run) if declared.options.ledger else None
     return Server(seat.rank, run, declared, socket, seat.store, time.monotonic, limit, kept), socket
+
+
+def opened_ledger(server: int, run: ServersRun) -> LedgerFile:
+    """A server's ledger; where a run goes on, that of the run before up to the checkpoint."""
+    parts = snapshot.parts_of(Path(run.resume)) if run.resume else []
+    stays = int(parts[server].meta.get("ledger", 0)) if server < len(parts) else 0
+    return LedgerFile(Path(run.plan.run_dir) / LEDGER.format(server), stays)
 
 
 def run_to_end(server: Server, socket: ServerSocket) -> None:

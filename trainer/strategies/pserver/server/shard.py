@@ -266,6 +266,6 @@ def _pieces(parts: Sequence[Tensors]) -> dict[str, dict[str, list[Piece]]]:
     for tensors in parts:
         for name in tensors:
             kind, *rest = name.split("|")
-            if kind != "table":
+            if kind.partition(".")[0] == DENSE:
                 found.setdefault(kind, {}).setdefault(rest[0], []).append((int(rest[1]), tensors[name]))
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -183,6 +183,16 @@ class SparseTable:
         self._rows.index_copy_(0, torch.from_numpy(slots), state["rows"][torch.from_numpy(keep)])
         self._touched[slots] = state["touched"].numpy()[keep]
         self._waiting.load(state, mine)
+
+    def copies(self) -> dict[str, torch.Tensor]:
+        """Which workers hold which rows and who wrote them last, in the order of :meth:`state`'s ids."""
+        slots = self._index.find(np.sort(self._index.ids()))
+        return {name: torch.from_numpy(part) for name, part in self._changes.state(slots).items()}
+
+    def load_copies(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from :meth:`copies` of a table whose rows were these."""
+        slots = self._index.find(np.sort(self._index.ids()))
+        self._changes.load(slots, **{name: part.numpy() for name, part in state.items()})
 
     def memory(self) -> dict[str, float]:
         """``rows``, ids ``waiting`` for admission, ``bytes`` of all arrays, and ``bytes_per_row``."""

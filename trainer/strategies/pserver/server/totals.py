@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message, Record, Verb
+from trainer.strategies.pserver.protocol.messages import STOPS, Kind, Malformed, Message, Record, Verb
 from trainer.strategies.pserver.server.answers import NotYet, failed
 from trainer.strategies.pserver.server.members import Members
 
@@ -23,6 +23,18 @@ class Total:
     present: list[int] = field(default_factory=list)
 
 
+class Meetings:
+    """Where workers meet in the course of the training, and where they meet when all stop. Who waits at the one can go to
+    the other meanwhile."""
+
+    def __init__(self, members: Members) -> None:
+        self.usual, self.stops = Totals(members), Totals(members)
+
+    def meet(self, message: Message) -> Message:
+        """MEET: a worker brings its values; ``clock`` is the number of the sum. Answered when all have come."""
+        return (self.stops if message.flags & STOPS else self.usual).meet(message)
+
+
 class Totals:
     """Sums over the present workers, numbered from 1; an arrival may come twice."""
 
@@ -31,7 +43,7 @@ class Totals:
         self.open: dict[int, Total] = {}
 
     def meet(self, message: Message) -> Message:
-        """MEET: a worker brings its values; ``clock`` is the number of the sum. Answered when all have come."""
+        """A worker brings its values."""
         values = message.need(Kind.NUMBERS)
         if values.dtype != np.float64 or values.ndim != 1:
             raise Malformed("values of a meeting are float64")

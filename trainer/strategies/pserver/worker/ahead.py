@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.errors import RunFailed
 from trainer.strategies.pserver.worker.pull import Fetched
 from trainer.strategies.pserver.worker.remote_model import RemoteTable, unique
 
@@ -28,11 +29,13 @@ class Ahead:
 
     Attributes:
         fetched: ids that have been asked for, and the pull.
+        received: of a checkpoint, ids (U,) and rows (U, D) of the batch that comes, by table.
     """
 
     def __init__(self, tables: Sequence[RemoteTable]) -> None:
         self.tables = tables
         self.fetched: tuple[Ids, Fetched] | None = None
+        self.received: tuple[dict[int, np.ndarray], dict[int, torch.Tensor]] | None = None
         self._inputs: Any = None
         self._expected: Any = None
         self._paths: dict[int, str | None] = {}
@@ -51,8 +54,9 @@ class Ahead:
     def coming(self) -> Ids | None:
         """Ids of the batch after this one, found when they are asked for, and only once; None: nothing is known of it."""
         inputs, self._expected = self._expected, None
-        if inputs is None:
-            return None
+        return None if inputs is None else self._ids_of(inputs)
+
+    def _ids_of(self, inputs: Any) -> Ids:
         found: Ids = {}
         for table in self.tables:
             path = self._paths.get(table.number)
@@ -70,6 +74,34 @@ class Ahead:
         if path is None:
             print(f"table {table.name}: its ids are computed inside the model, so its rows cannot be fetched ahead", flush=True)  # fmt: skip
         self._paths[table.number] = path
+
+    def recall(self) -> bool:
+        """Take what was received for the batch that is computed now before the run was saved; returns whether anything was.
+
+        Raises:
+            RunFailed: it is another batch.
+        """
+        if self.received is None:
+            return False
+        (asked, rows), self.received = self.received, None
+        ids = {n: own for n, own in self._ids_of(self._inputs).items() if n in asked}
+        if ids.keys() != asked.keys() or any(not np.array_equal(own[1], asked[n]) for n, own in ids.items()):
+            raise RunFailed("the data are others than when the checkpoint was made: its next batch has other ids")
+        self.keep(ids, rows)
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """What is known of the next batch, once it was received, for ``load``."""
+        received = None
+        if self.fetched is not None:
+            ids, fetched = self.fetched
+            received = {n: once for n, (_, once, _) in ids.items()}, fetched.rows
+        return {"paths": self._paths, "received": received if received is not None else self.received}
+
+    def load(self, paths: Mapping[int, str | None], received: Any) -> None:
+        """Go on from there."""
+        self._paths = dict(paths)
+        self.received = None if received is None else (dict(received[0]), dict(received[1]))
 
     def keep(self, ids: Ids, rows: Mapping[int, torch.Tensor]) -> None:
         """Rows that were fetched ahead, for the forward that comes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -166,6 +166,16 @@ class Stale(PserverWorker):
     def push_pending(self) -> None:
         self.send()
 
+    def state(self) -> dict[str, Any]:
+        return {"since_pull": self.since_pull, "versions": self.pulls.versions}
+
+    def go_on(self, since_pull: int, versions: Sequence[int]) -> None:  # type: ignore[override]
+        self.since_pull, self.pulls.versions = since_pull, list(versions)
+        self.begun = True  # others may be past their last update of the epoch
+
+    def begin_anew(self) -> None:
+        self.begun = True
+
     def finish_pushes(self) -> None:
         self.send()
         self.client.wait(self.pushes)
@@ -213,6 +223,7 @@ class PserverSsp(Stale):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.done = 0
+        self.rests = self.rested = False
 
     @property
     def clock(self) -> int:
@@ -227,12 +238,25 @@ class PserverSsp(Stale):
         super().send()
         self.done += stepped
 
+    def stand(self) -> None:
+        self.rested = self.rests
+        if not self.rests:
+            self.rest()
+
+    def set_out(self) -> None:
+        if self.rested:  # others begin at 0 again, and this worker as the slowest of them when it wakes
+            self.done = 1
+        else:
+            self.wake(anew=True)
+
     def rest(self) -> None:
+        self.rests = True
         self._say(RESTS, 0)
 
     def wake(self, anew: bool) -> None:
         """With as many steps done as the slowest of the others. Servers may see another as the slowest; then all of
         them get the greatest number, or one would wait for this worker's steps that it has left out."""
+        self.rests = False
         clocks = {answer.clock for answer in self._say(WAKES, 0 if anew else self.done)}
         self.done = max(clocks)
         if len(clocks) > 1:

@@ -25,6 +25,8 @@ AGAIN_MOST = 8.0
 MARGIN_S = 5.0
 """A server answers in time, if only to say who is missing; so much later it counts as gone."""
 BYE_S = 3.0
+MEANWHILE_S = 0.1
+"""Between two looks at what else there is to do while something is waited for."""
 AWAY_S = 1.0
 """A wait that ends so much later than it was asked to: the process was stopped, and no server is to blame."""
 
@@ -73,7 +75,7 @@ class Client:
         self.most_bytes = 0
         self.sequence = 0
         self.number = 0
-        self.meetings = 0
+        self.meetings = self.stops = 0
         self.under_way: dict[int, Request] = {}
         self.waited = 0.0
         try:
@@ -146,17 +148,24 @@ class Client:
         if request.then is not None:
             request.then(message)
 
-    def wait(self, requests: Iterable[Request], patience_s: float | None = None) -> list[Message]:
+    def wait(
+        self, requests: Iterable[Request], patience_s: float | None = None, meanwhile: Callable[[], None] | None = None
+    ) -> list[Message]:
         """The answers of all of them.
+
+        Args:
+            meanwhile: called now and then; what it takes is no part of the patience.
 
         Raises:
             RunFailed: a server says why it cannot be, or does not answer in time.
         """
         requests = list(requests)
-        self.until(lambda: all(r.answer is not None for r in requests), patience_s)
+        self.until(lambda: all(r.answer is not None for r in requests), patience_s, meanwhile)
         return [r.answer for r in requests if r.answer is not None]
 
-    def until(self, done: Callable[[], bool], patience_s: float | None = None) -> None:
+    def until(
+        self, done: Callable[[], bool], patience_s: float | None = None, meanwhile: Callable[[], None] | None = None
+    ) -> None:
         """Take answers until that is so.
 
         Raises:
@@ -166,9 +175,9 @@ class Client:
         if done():
             return
         with record_function(WAITS):
-            self._take_until(done, self.timeout_s + MARGIN_S if patience_s is None else patience_s)
+            self._take_until(done, self.timeout_s + MARGIN_S if patience_s is None else patience_s, meanwhile)
 
-    def _take_until(self, done: Callable[[], bool], patience_s: float) -> None:
+    def _take_until(self, done: Callable[[], bool], patience_s: float, meanwhile: Callable[[], None] | None) -> None:
         began = self.connections.now()
         deadline = began + patience_s
         while not done():
@@ -180,11 +189,16 @@ class Client:
                 )
                 raise RunFailed(f"{what} of worker {self.rank} within {patience_s:g} s (strategy.timeout_s)")
             seconds = max(0.0, min([r.again for r in self.under_way.values()] + [deadline]) - now)
+            seconds = seconds if meanwhile is None else min(seconds, MEANWHILE_S)
             self.connections.wait(seconds)
             if (away := self.connections.now() - now - seconds) > AWAY_S:
                 deadline += away
             self.take()
             self._send_again()
+            if meanwhile is not None:
+                before = self.connections.now()
+                meanwhile()
+                deadline += self.connections.now() - before
         self.waited += self.connections.now() - began
 
     def _send_again(self) -> None:

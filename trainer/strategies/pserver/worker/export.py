@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer.checkpoint.writer import leave_failure
+from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
 from trainer.strategies.pserver.protocol.messages import APART, Kind, Message, Verb, text
-from trainer.strategies.pserver.worker.client import Client
+from trainer.strategies.pserver.worker.client import Client, Fenced
 from trainer.strategies.pserver.worker.initial_values import ROWS_AT_ONCE
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
 from trainer.wording import counted
@@ -56,17 +58,44 @@ def save_persistables(client: Client, folder: Path) -> None:
     Args:
         folder: in a folder of the run's folder.
     """
-    target = snapshot.begin(folder)
-    body = text({"folder": "/".join(folder.parts[-2:]), "mark": snapshot_parts.mark(target)})
+    apart = save_parts(client, snapshot.begin(folder), checkpoint=False)
+    snapshot.complete(folder, len(client.servers))
+    done_with(client, apart)
+    print(f"persistables of {counted(len(client.servers), 'server')}: {folder}", flush=True)
+
+
+def save_checkpoint(client: Client, folder: Path) -> None:
+    """Every server writes its part of the checkpoint to come, and here its index is written.
+
+    Args:
+        folder: in a folder of the run's folder.
+    """
+    try:
+        apart = save_parts(client, folder, checkpoint=True)
+        snapshot.write_index(folder, len(client.servers))
+        done_with(client, apart)
+    except Fenced:
+        raise
+    except (RunFailed, OSError) as error:  # a full disk: there is no checkpoint this time
+        leave_failure(folder, snapshot.INDEX, f"the servers' parts cannot be written: {error}")
+
+
+def save_parts(client: Client, folder: Path, checkpoint: bool) -> list[int]:
+    """Every server writes its part. Returns the servers of which it had to be fetched."""
+    told = {"folder": "/".join(folder.parts[-2:]), "mark": snapshot_parts.mark(folder), "checkpoint": checkpoint}
+    body = text(told)
     asked = [client.ask(s, Message(Verb.SAVE, records=[body])) for s in client.servers]
     answers = client.wait(asked, patience_s=SAVE_S)
     apart = [server for server, answer in zip(client.servers, answers, strict=True) if answer.flags & APART]
     for server in apart:
-        snapshot_parts.receive(target, server, partial(_fetch, client, server))
-    snapshot.complete(target, len(client.servers))
-    for server in apart:
+        snapshot_parts.receive(folder, server, partial(_fetch, client, server))
+    return apart
+
+
+def done_with(client: Client, servers: Sequence[int]) -> None:
+    """Their parts are where they belong."""
+    for server in servers:
         client.wait([client.ask(server, Message(Verb.FETCH, clock=snapshot_parts.DONE_WITH))])
-    print(f"persistables of {counted(len(client.servers), 'server')}: {folder}", flush=True)
 
 
 def _fetch(client: Client, server: int, first: int) -> tuple[Mapping[str, Any], np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,6 +220,24 @@ class PserverGeo(PserverWorker):
         self.begin_exchange()
         self.finish_exchange(settle=True)
         self._agree_on(list(self.model.buffers()))
+
+    def drain(self) -> None:
+        self.finish_exchange()
+
+    def state(self) -> dict[str, Any]:
+        replicas = {number: replica.state() for number, replica in self.replicas.items()}
+        return {"base": self.base, "cursors": self.cursors, "since": self.since, "replicas": replicas}
+
+    def go_on(  # type: ignore[override]
+        self, base: Sequence[torch.Tensor], cursors: Sequence[int], since: int, replicas: Mapping[int, Any]
+    ) -> None:
+        self.ahead.received = None  # the replicas have it
+        self.base, self.cursors, self.since = list(base), list(cursors), since
+        for number, replica in self.replicas.items():
+            replica.load(**replicas[number])
+
+    def begin_anew(self) -> None:
+        self.take_all()  # what the other worker has computed and not pushed, it pushes itself
 
     @property
     def lr(self) -> float:

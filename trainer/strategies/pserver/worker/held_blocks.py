@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,9 @@ from trainer.strategies.contract import Lease
 from trainer.strategies.pserver.protocol.intervals import Intervals
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.worker.client import Client
+
+NOBODY = -1
+"""Instead of a worker whose life is to be ended: a block of a run before."""
 
 
 class Covered:
@@ -87,18 +90,40 @@ class HeldBlocks:
     def lease(self, epoch: int, told: Mapping[str, Any]) -> Lease:
         """The block that was handed out, from the first batch on that a server lacks."""
         block = int(told["block"])
-        start = self._take_over(epoch, block, *told["fence"]) if told["fence"] else 0
-        return Lease(block, start, lambda: self.finished(block))
+        start = 0
+        if told["fence"]:
+            rank, life = told["fence"]
+            start = self._begin(epoch, block, rank, life)
+            print(f"takes over block {block} of worker {rank} from its batch {start} on", flush=True)
+        elif told.get("again"):
+            start = self._computed_of(epoch, block, self._begin(epoch, block, NOBODY, 0))
+        return Lease(block, start, lambda: None if self._pending(block) else self.finished(block))
 
-    def _take_over(self, epoch: int, block: int, rank: int, life: int) -> int:
-        """End the life that had the block, at all servers. A push must be new to a server or known to it as a whole: it
-        ends wherever what a server has applied begins or ends."""
+    def is_torn(self, epoch: int, lease: Lease) -> bool:
+        """Whether only some servers have some of its batches: no push may hold them together with others."""
+        return any(bound > lease.start for bound in self._cuts.get((epoch, lease.block), ()))
+
+    def _computed_of(self, epoch: int, block: int, start: int) -> int:
+        """Where this worker goes on in a block of which servers have the batches before ``start``."""
+        return max([start, *(stop for e, b, first, stop in self._computed if (e, b, first) == (epoch, block, start))])
+
+    def state(self) -> dict[str, Any]:
+        """What is computed and not pushed, for ``load``."""
+        return {"computed": self._computed, "at_their_end": sorted(self._at_their_end)}
+
+    def load(self, computed: Iterable[Iterable[int]], at_their_end: Iterable[int]) -> None:
+        """Go on from there."""
+        self._computed = [list(work) for work in computed]
+        self._at_their_end = set(at_their_end)
+
+    def _begin(self, epoch: int, block: int, rank: int, life: int) -> int:
+        """End the life that had the block, at all servers, and go on where the first of them ends. A push must be new to
+        a server or known to it as a whole: it ends wherever what a server has applied begins or ends."""
         body = {"rank": rank, "life": life, "epoch": epoch, "block": block}
         asks = [self.client.ask(s, Message(Verb.FENCE, records=[text(body)])) for s in self.client.servers]
         answers = [answer.need(Kind.WORK).tolist() for answer in self.client.wait(asks)]
         applied = [Intervals((start, stop) for _, _, start, stop in rows) for rows in answers]
         start = min(intervals.first_gap() for intervals in applied)
-        print(f"takes over block {block} of worker {rank} from its batch {start} on", flush=True)
         self._cuts = {known: cuts for known, cuts in self._cuts.items() if known[0] == epoch}
         self._cuts[epoch, block] = {bound for intervals in applied for part in intervals for bound in part}
         return start

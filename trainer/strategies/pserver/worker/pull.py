@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,11 +22,13 @@ class Fetched:
         requests: to all servers that it concerns.
         asked: by table the ids (U,), and for each server the places of its ids in these.
         dense: the dense parameters are asked for.
+        rows: by table, once they were received.
     """
 
     requests: list[Request]
     asked: dict[int, tuple[np.ndarray, list[np.ndarray]]]
     dense: bool
+    rows: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class Pulls:
@@ -78,6 +80,7 @@ class Pulls:
             self._collect(rows, fetched, request.server, request.answer)
         for number, (ids, _) in fetched.asked.items():
             rows.setdefault(number, torch.empty((len(ids), self.tables[number - 1].dim), dtype=self.dtype))
+        fetched.rows = rows
         return rows
 
     def _write(self, server: int, answer: Message) -> None:

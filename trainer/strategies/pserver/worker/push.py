@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +58,15 @@ class PushEncoder:
             Message(Verb.PUSH, clock=push.clock, records=self._records(push, server, places))
             for server in range(self.servers)
         ]
+
+    def state(self) -> list[dict[int, torch.Tensor]]:
+        """By server, what rounding has left out."""
+        return [feedback.errors for feedback in self.feedback]
+
+    def load(self, state: Sequence[Mapping[int, torch.Tensor]]) -> None:
+        """Go on from there."""
+        for feedback, errors in zip(self.feedback, state, strict=True):
+            feedback.errors = dict(errors)
 
     def _records(self, push: Push, server: int, places: dict[int, list[np.ndarray]]) -> list[Record]:
         numbers = [push.bases[server], push.samples, push.age, push.merged]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,21 @@ class Replica:
         self.dirty: list[np.ndarray] = []
         self.steps = 0
         self.found: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=REMEMBERED)
+
+    def state(self) -> dict[str, Any]:
+        """Ids (N,) in the order of their slots, their rows (N, 2D + S), which of them are dirty (N,), and the steps."""
+        high = self.index.high
+        dirty = np.zeros(high, dtype=np.bool_)
+        for part in self.dirty:
+            dirty[part] = True
+        return {"ids": self.ids[:high], "rows": self.rows[:high], "dirty": dirty, "steps": self.steps}
+
+    def load(self, ids: np.ndarray, rows: torch.Tensor, dirty: np.ndarray, steps: int) -> None:
+        """Go on from a :meth:`state`; nothing was here before."""
+        self.insert(ids, rows[:, : self.dim])
+        slots = self.slots(ids)
+        self.rows.index_copy_(0, torch.from_numpy(slots), rows)
+        self.dirty, self.steps = [slots[dirty]], steps
 
     def slots(self, ids: np.ndarray) -> np.ndarray:
         """(U,) of unique ids that are all here. One array of ids is asked for two or three times; slots do not move."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trainer.config.schema import PserverSyncStrategy
-from trainer.strategies.contract import Agreed
+from trainer.strategies.contract import Agreed, Share
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb
 from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.push import Push
@@ -64,6 +65,12 @@ class PserverSync(PserverWorker):
         coming = self.ahead.coming()  # its ids are sorted while the servers take the push
         if coming is not None:
             self.ahead.fetched = coming, self.pulls.fetch(wanted(coming), dense=True, clock=self.clock)
+
+    def load(self, folder: Path, share: Share) -> None:
+        super().load(folder, share)
+        self.ahead.received = None  # the servers have the same, and for any number of workers
+        self.base = self.pulls.versions[0] - self.steps
+        self.stale = True
 
     def agree(self, action: Callable[[int, int], Agreed]) -> Agreed:
         if self.options.on_lost_worker == "continue":

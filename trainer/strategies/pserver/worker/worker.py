@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ from torch import nn
 
 from trainer.config.schema import PserverStrategy
 from trainer.models.rows import dense_of, tables
-from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Seat, Strategy
-from trainer.strategies.pserver.protocol.messages import CREATES, Kind, Message, Record, Verb, text
+from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Seat, Share, Strategy
+from trainer.strategies.pserver.protocol import snapshot
+from trainer.strategies.pserver.protocol.messages import CREATES, STOPS, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.worker.agreement import agree_on
 from trainer.strategies.pserver.worker.ahead import Ahead
 from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.connections import Connections, connect
-from trainer.strategies.pserver.worker.export import merged_tables, save_persistables
+from trainer.strategies.pserver.worker.export import merged_tables, save_checkpoint, save_persistables
 from trainer.strategies.pserver.worker.gauges import Gauges
 from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
 from trainer.strategies.pserver.worker.initial_values import send_start
@@ -28,6 +31,25 @@ from trainer.strategies.pserver.worker.push import PushEncoder
 from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable, unique
 
 LEASE_LOOK_S = 0.02
+
+
+@dataclass(frozen=True)
+class Own:
+    """A worker's own share in a checkpoint.
+
+    Attributes:
+        rank, servers: whose it is, and how many servers there are.
+        steps: done by the worker, done before it, and the time of the last event.
+        work: computed and not pushed. feedback: of what was pushed. ahead: the next batch's rows. mode: what the mode adds.
+    """
+
+    rank: int
+    servers: int
+    steps: tuple[int, int, int]
+    work: Mapping[str, Any]
+    feedback: Sequence[Mapping[int, torch.Tensor]]
+    ahead: Mapping[str, Any]
+    mode: Mapping[str, Any]
 
 
 class PserverWorker(Strategy):
@@ -39,6 +61,8 @@ class PserverWorker(Strategy):
     Options = PserverStrategy
     options: PserverStrategy
 
+    halts = True
+    look: Callable[[bool], None] | None = None
     holds_rows = False
     """This worker keeps copies of rows and is told which of them others change."""
 
@@ -130,7 +154,7 @@ class PserverWorker(Strategy):
     def take_fetched(self) -> bool:
         """Wait for what was fetched ahead, if anything was; returns whether."""
         if self.ahead.fetched is None:
-            return False
+            return self.ahead.recall()
         (ids, fetched), self.ahead.fetched = self.ahead.fetched, None
         self.ahead.keep(ids, self.pulls.receive(fetched))
         return True
@@ -197,6 +221,8 @@ class PserverWorker(Strategy):
                 self.rest()
                 while (answer := self.work.ask(epoch, blocks)) is None:
                     self.client.connections.sleep(LEASE_LOOK_S)
+                    if self.look is not None:
+                        self.look(True)
                 if not answer["over"]:
                     self.wake(anew=False)
             if answer["over"]:
@@ -204,7 +230,11 @@ class PserverWorker(Strategy):
             if answer["fence"]:  # what is computed already must not travel with the block that is taken over
                 yield None
                 self.push_pending()
-            yield self.work.lease(epoch, answer)
+            lease = self.work.lease(epoch, answer)
+            if answer.get("again") and self.work.is_torn(epoch, lease):
+                yield None
+                self.push_pending()
+            yield lease
 
     def rest(self) -> None:
         """No steps are taken until ``wake``; who waits for the slowest does not wait for this worker."""
@@ -217,11 +247,16 @@ class PserverWorker(Strategy):
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         self.client.meetings += 1
         mine = values.detach().to("cpu", torch.float64).reshape(-1).numpy()
-        numbers = Record(Kind.NUMBERS, np.ascontiguousarray(mine))
-        asked = self.client.ask(0, Message(Verb.MEET, clock=self.client.meetings, records=[numbers]))
-        [answer] = self.client.wait([asked])
+        look = None if self.look is None else partial(self.look, False)
+        sums = self._met(Message(Verb.MEET, clock=self.client.meetings), np.ascontiguousarray(mine), look)
+        return torch.from_numpy(sums).to(values.device).view(values.shape)
+
+    def _met(self, message: Message, mine: np.ndarray, look: Callable[[], None] | None = None) -> np.ndarray:
+        """(N,) the sum of what all present workers bring."""
+        message.records = [Record(Kind.NUMBERS, mine)]
+        [answer] = self.client.wait([self.client.ask(0, message)], meanwhile=look)
         self.present = answer.need(Kind.IDS).tolist()
-        return torch.from_numpy(answer.need(Kind.NUMBERS).copy()).to(values.device).view(values.shape)
+        return answer.need(Kind.NUMBERS).copy()
 
     def meet(self) -> None:
         """Wait for all present workers."""
@@ -256,6 +291,75 @@ class PserverWorker(Strategy):
         """Tell all servers, and wait until they have done it."""
         body = text(told)
         self.client.wait([self.client.ask(s, Message(verb, records=[body])) for s in self.client.servers])
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------
+
+    def halt(self, step: int) -> int:
+        self.drain()
+        self.stand()
+        self.client.wait([r for r in self.client.under_way.values() if r.message.verb in (Verb.PULL, Verb.PUSH)])
+        self.take_in()
+        steps = np.zeros(self.seat.size)
+        steps[self.seat.rank] = step
+        return int(self._stopped(steps).max())
+
+    def _stopped(self, mine: np.ndarray) -> np.ndarray:
+        """(N,) the sum of what all present workers bring while all stand still."""
+        self.client.stops += 1
+        return self._met(Message(Verb.MEET, clock=self.client.stops, flags=STOPS), mine)
+
+    def drain(self) -> None:
+        """What is under way to servers has come there."""
+        self.finish_pushes()
+
+    def stand(self) -> None:
+        """No steps are taken until ``set_out``; who waits for the slowest does not wait for this worker."""
+
+    def set_out(self) -> None:
+        """After ``stand``, all together."""
+
+    def take_in(self) -> None:
+        """What was fetched ahead is received."""
+        if self.ahead.fetched is not None:
+            self.pulls.receive(self.ahead.fetched[1])
+
+    def save(self, folder: Path) -> Share:
+        while True:
+            index, count = self.members()
+            if index == 0:
+                save_checkpoint(self.client, folder)
+            self._stopped(np.zeros(1))
+            if len(self.present) == count:
+                break
+        self.set_out()
+        files = [*(snapshot.part_name(server) for server in self.client.servers), snapshot.INDEX]
+        own = Own(
+            self.seat.rank, self.seat.servers, (self.steps, self.steps_before, self.event_time), self.work.state(),
+            self.encoder.state(), self.ahead.state(), self.state(),
+        )  # fmt: skip
+        return Share({"updater": self.updater.state()}, vars(own), files, tuple(self.present))
+
+    def load(self, folder: Path, share: Share) -> None:
+        super().load(folder, share)
+        own = Own(**share.own)
+        self.steps, self.steps_before, self.event_time = own.steps
+        if (own.rank, own.servers) == (self.seat.rank, self.seat.servers):
+            self.work.load(**own.work)
+            self.encoder.load(own.feedback)
+            self.ahead.load(**own.ahead)
+            self.go_on(**own.mode)
+        else:
+            self.begin_anew()
+
+    def state(self) -> dict[str, Any]:
+        """What a worker of this mode has of its own, for ``go_on``."""
+        return {}
+
+    def go_on(self) -> None:
+        """Go on from there."""
+
+    def begin_anew(self) -> None:
+        """The state was another worker's, or of other servers: of it this worker has its place in the data alone."""
 
     # --- the log, and the end --------------------------------------------------------------------------------------
 
