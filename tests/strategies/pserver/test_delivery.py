@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.runs import ROOT, environment, zygote
 from tests.strategies.pserver.harness import (
     Bare,
     Cluster,
@@ -28,7 +28,9 @@ from tests.strategies.pserver.harness import (
     in_threads,
     push_all,
 )
+from tests.zygote import Started
 from trainer.strategies.pserver.protocol.messages import ENDPOINT, Message, Verb
+from trainer.strategies.pserver.server.members import Watermark
 from trainer.strategies.pserver.worker.client import Client
 
 PUSHES = 12
@@ -152,6 +154,7 @@ def test_sum_is_exact_when_worker_processes_are_killed_and_started_again(
     monkeypatch: pytest.MonkeyPatch, seed: int, mode: str
 ) -> None:
     pushes, generator = 3000, random.Random(seed)
+    zygote()  # not by two threads at once
     with impatient(monkeypatch), Cluster(config(mode, 2, 2)) as cluster:
         first = Bare(cluster, 0)
         first.begin()
@@ -170,24 +173,30 @@ def _lives(cluster: Cluster, rank: int, mode: str, seed: int, pushes: int, share
     }  # fmt: skip
     killed = 0
     for end in (pushes // 3, pushes // 2 + int(share * pushes / 3), None):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.strategies.pserver.bare_worker", json.dumps(told)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            until = time.monotonic() + 500
-            mark = cluster.servers[rank % 2].members.all[rank].watermark
-            while end is not None and mark.done < end and time.monotonic() < until and process.poll() is None:
-                time.sleep(0.001)
-            if end is not None:
-                os.kill(process.pid, signal.SIGKILL)
-            out, _ = process.communicate(timeout=500)
-        finally:
-            process.kill()
+        with tempfile.TemporaryFile("w+") as out:
+            worker = "tests.strategies.pserver.bare_worker"
+            process = zygote().start(
+                [json.dumps(told)], ROOT, environment(), out.fileno(), sys.__stderr__.fileno(), worker
+            )
+            _end(process, cluster.servers[rank % 2].members.all[rank].watermark, end)
+            out.seek(0)
+            said = out.read().split()
         killed += process.returncode == -signal.SIGKILL
-    assert out.split() == ["hello", "done"]
+    assert said == ["hello", "done"]
     return killed
+
+
+def _end(process: Started, mark: Watermark, end: int | None) -> None:
+    """Kill the process when so many pushes are done, or wait for its end."""
+    until = time.monotonic() + 500
+    try:
+        while end is not None and mark.done < end and time.monotonic() < until and process.poll() is None:
+            time.sleep(0.001)
+        if end is not None:
+            process.kill()
+        process.wait(500)
+    finally:
+        process.kill()
 
 
 def test_request_lost_many_times_in_a_row_is_still_sent_again_soon() -> None:
