@@ -59,3 +59,12 @@ def read(folder: Path) -> tuple[int, int]:
     )
     assert store.about(folder).step == parts[0]["step"]
     return parts[0]["step"], parts[0]["life"]
+
+
+def save_model(folder: Path, target: str, model: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]) -> None:
+    """A checkpoint of one worker with that model."""
+    told = json.loads(about(1)) | {"config": {"model": {"_target_": target}}}
+    part = {"model": model, "buffers": buffers, "ema": None, "own": {}}
+    sealed.write(folder, store.part_of(0), tree.Packed(part).write)
+    sealed.write(folder, store.ABOUT, lambda path: path.write_text(json.dumps(told)))
+    store.complete(folder, [store.part_of(0)])

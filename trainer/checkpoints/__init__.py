@@ -1,0 +1,1 @@
+"""The command ``python -m trainer.checkpoints``: looks at the checkpoints of a run, and exports their models."""

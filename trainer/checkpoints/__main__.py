@@ -1,0 +1,106 @@
+"""``python -m trainer.checkpoints list|show|verify|diff|export PATH``. Lists, shows and verifies without torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from trainer.config import redact
+from trainer.errors import UserError, why
+from trainer.host import interpreter
+from trainer.terminal import streams
+from trainer.visible import one_line
+
+ABOUT = "Look at the checkpoints of a run, compare them, and export their models."
+MODULE = "python -m trainer.checkpoints"
+FORMATS = ("safetensors", "pt", "pt2", "onnx")
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong arguments are an error as any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError("the command line", message, f"{MODULE} --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands."""
+    made = Parser(prog=MODULE, description=ABOUT, allow_abbrev=False)
+    commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    for name, told in (
+        ("list", "the checkpoints of a run's folder: step, epoch, metric, size, age, and what is damaged"),
+        ("show", "what a checkpoint holds: position, strategy, versions, files, config"),
+        ("verify", "read every file and compare its checksum; exit code 1 where one is damaged"),
+    ):
+        command = commands.add_parser(name, help=told, description=told, allow_abbrev=False)
+        command.add_argument("path", metavar="PATH", type=Path, help="the folder of a run or of a checkpoint")
+    told = "where two checkpoints differ: config, position, and each tensor of the models"
+    command = commands.add_parser("diff", help=told, description=told, allow_abbrev=False)
+    command.add_argument("path", metavar="A", type=Path, help="the folder of a checkpoint, or of a run")
+    command.add_argument("other", metavar="B", type=Path, help="another")
+    told = "the model as safetensors weights, a plain state_dict (.pt), a torch.export program (.pt2) or ONNX (.onnx)"
+    command = commands.add_parser("export", help=told, description=told, allow_abbrev=False)
+    command.add_argument("path", metavar="PATH", type=Path, help="the folder of a checkpoint, or of a run")
+    command.add_argument("out", metavar="OUT", type=Path, help="the file to write; its ending tells the format")
+    command.add_argument("--format", choices=FORMATS, help="instead of the ending")
+    command.add_argument("--ema", action="store_true", help="the averaged weights")
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command line; returns the exit code (0 done, 1 damaged or failed, 2 wrong input)."""
+    with streams.guarded():
+        redact.HERE.learn(redact.of_environment(os.environ))
+        try:
+            return dispatch(parser().parse_args(argv))
+        except UserError as error:
+            print(f"error: {one_line(str(error))}", file=sys.stderr)
+            return error.exit_code
+        except KeyboardInterrupt:
+            return 130
+        except BrokenPipeError:  # the reader of our output has gone, as in `list | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except OSError as error:
+            print(f"failed: {error.filename or 'a file'}: {why(error)}", file=sys.stderr)
+            return 1
+
+
+def dispatch(told: argparse.Namespace) -> int:
+    """Do what is asked for."""
+    from trainer.checkpoints import look
+
+    if told.command == "list":
+        return look.listed(told.path)
+    if told.command == "verify":
+        return look.verified(told.path)
+    if told.command == "show":
+        return look.shown(look.one(told.path))
+    if told.command == "diff":
+        from trainer.checkpoints.compare import compared
+
+        return compared(look.one(told.path), look.one(told.other))
+    from trainer.checkpoints.export import exported
+
+    kind = told.format or told.out.suffix.removeprefix(".")
+    if kind not in FORMATS:
+        raise UserError(str(told.out), f"its ending is none of {', '.join('.' + name for name in FORMATS)}", "--format safetensors")  # fmt: skip
+    exported(look.one(told.path), told.out, kind, told.ema)
+    return 0
+
+
+def command() -> NoReturn:
+    """A process of its own."""
+    interpreter.begin()
+    try:
+        code = main()
+    except SystemExit as end:  # argparse, after --help
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    interpreter.leave(code)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,49 @@
+"""Where two checkpoints differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from trainer.checkpoint import store
+from trainer.checkpoints.look import position
+from trainer.planning.resume import differences
+from trainer.terminal.screen import Screen
+from trainer.weights import checkpoints
+
+
+def compared(one: Path, other: Path) -> int:
+    """Print it."""
+    before, after, screen = store.about(one), store.about(other), Screen()
+    screen.print(f"A  {one}\nB  {other}")
+    old, new = position(before), position(after)
+    rows = [(name, f"{old.get(name)} -> {new.get(name)}") for name in {**old, **new} if old.get(name) != new.get(name)]
+    screen.facts("Position", rows or [("the same", "")])
+    screen.facts("Config", list(differences(before.config, after.config, False)) or [("the same", "")])
+    screen.facts("Model", list(models(one, other)) or [("the same", "bit by bit")])
+    return 0
+
+
+def models(one: Path, other: Path) -> Iterator[tuple[str, str]]:
+    """Each tensor that differs, and by how much at most."""
+    old, new = checkpoints.read(one), checkpoints.read(other)
+    for name in {**old, **new}:
+        if name not in old or name not in new:
+            yield name, f"is in {'A' if name in old else 'B'} alone"
+        elif old[name].shape != new[name].shape:
+            yield name, f"{tuple(old[name].shape)} -> {tuple(new[name].shape)}"
+        elif not same(old[name], new[name]):
+            yield name, f"{distance(old[name], new[name]):.4g} at most"
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether all values are; nan is nan."""
+    return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num()) and torch.equal(one.isnan(), other.isnan())  # fmt: skip
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The greatest difference of two elements."""
+    kind = torch.complex128 if one.is_complex() else torch.float64
+    return float((one.to(kind) - other.to(kind)).abs().max()) if one.numel() else 0.0

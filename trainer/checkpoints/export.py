@@ -1,0 +1,136 @@
+"""The model of a checkpoint as a file for others."""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.checkpoint import store
+from trainer.config.instantiate import call_target, for_saved_weights
+from trainer.data.picture_preprocessing import Preprocessing
+from trainer.data.placement import Placement
+from trainer.data.source import Facts
+from trainer.errors import UserError, first_line
+from trainer.host.files import replacing
+from trainer.terminal.screen import Screen
+from trainer.weights import checkpoints
+from trainer.worker import example
+from trainer.worker.model import save
+
+ONNX = ("onnx", "onnxscript")
+CLOSE = 1e-4
+"""How far ONNX's own arithmetic may be from torch's, of the greatest output."""
+
+
+def exported(folder: Path, out: Path, kind: str, averaged: bool) -> None:
+    """Write the model of a checkpoint.
+
+    Raises:
+        UserError: it cannot be written so.
+    """
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise UserError(str(out), "is a folder" if out.is_dir() else f"there is no folder {out.parent}", "a file")
+    if kind == "onnx" and not all(find_spec(name) for name in ONNX):
+        raise UserError("--format onnx", f"needs the packages {' and '.join(ONNX)}, which are not installed", "pip install 'trainer[onnx]'")  # fmt: skip
+    model, told = built(folder, averaged), ""
+    if kind == "safetensors":
+        save(model, out)
+    elif kind == "pt":
+        with replacing(out) as part:
+            torch.save(model.state_dict(), part)
+    else:
+        told = _program(model, folder, out, kind)
+    Screen().print(f"{out}: {'averaged weights' if averaged else 'model'} of {folder.name}{told}")
+
+
+def built(folder: Path, averaged: bool) -> nn.Module:
+    """The model with the checkpoint's values, in their own types.
+
+    Raises:
+        UserError: they do not go together.
+    """
+    about = store.about(folder)
+    model: nn.Module = call_target(for_saved_weights(about.config.get("model", {})), "model")
+    values = checkpoints.read(folder, averaged)
+    own = model.state_dict(keep_vars=True)
+    found = {id(own[name]): value for name, value in values.items() if name in own}
+    whole = {name: found[id(tensor)] for name, tensor in own.items() if id(tensor) in found}
+    if missing := [name for name in own if name not in whole]:
+        raise UserError(str(folder), f"its model has no {missing[0]}", "the model that made it")
+    try:
+        model.load_state_dict(whole, assign=True)
+    except RuntimeError as error:
+        raise UserError(str(folder), f"its values do not go into the model: {first_line(error)}") from error
+    return model.eval()
+
+
+def _program(model: nn.Module, folder: Path, out: Path, kind: str) -> str:
+    """A program that gives what the model gives; returns what is told of it."""
+    inputs = example_inputs(folder.parent.parent, next(model.parameters()).dtype)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            wanted = model(inputs)
+            batch = torch.export.Dim("batch")
+            shapes: Any = {name: {0: batch} for name in inputs} if isinstance(inputs, dict) else {0: batch}
+            program = torch.export.export(model, (inputs,), dynamic_shapes=(shapes,))
+            content = io.BytesIO()
+            if kind == "onnx":
+                made: Any = torch.onnx.export(program, dynamo=True)
+                made.save(content)
+            else:
+                torch.export.save(program, content)
+                content.seek(0)
+                found = torch.export.load(content).module()(inputs)
+                if not torch.equal(found, wanted):
+                    difference = float((found - wanted).abs().max())
+                    if not difference <= CLOSE * float(wanted.abs().max()):
+                        raise UserError(str(folder), f"the program differs from the model by {difference:.3g}", "--format safetensors")  # fmt: skip
+    except UserError:
+        raise
+    except Exception as error:  # whatever torch.export makes of a model of the user's
+        raise UserError(str(folder), f"torch.export cannot make a program of its model: {first_line(error)[:200]}", "--format safetensors") from error  # fmt: skip
+    with replacing(out) as part:
+        part.write_bytes(content.getvalue())
+    return ", any batch size" + ("; its outputs are those of the model" if kind == "pt2" else "")
+
+
+def example_inputs(run: Path, dtype: torch.dtype) -> Any:
+    """Two samples as the model takes them: the run's own where it has left them, or noise of their shapes.
+
+    Raises:
+        UserError: the run's folder does not tell their shapes.
+    """
+    try:
+        spec = json.loads((run / example.SPEC).read_text())
+        with np.load(run / example.SAMPLE) as kept:
+            arrays = {name: torch.from_numpy(np.concatenate([kept[name][:1]] * 2)) for name in kept.files}
+        mean, std = (None if spec.get(key) is None else tuple(spec.get(key)) for key in ("mean", "std"))
+        place = Placement(Preprocessing(_unused, mean, std), torch.device("cpu"), dtype, channels_last=False)
+        return place(arrays[example.ALONE] if set(arrays) == {example.ALONE} else arrays, torch.zeros(0))[0]
+    except (OSError, ValueError, KeyError, AttributeError):
+        pass
+    try:
+        facts = Facts.of(json.loads((run / "plan.json").read_text()).get("facts"))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(str(run), "it has neither example.npz nor a plan.json that tells the shape of a sample", "--format safetensors") from error  # fmt: skip
+    shape = facts.val_shape or facts.shape
+    draw = torch.Generator().manual_seed(0)
+    if not isinstance(shape, dict):
+        return torch.randn((2, *shape), generator=draw, dtype=dtype)
+    return {
+        name: torch.zeros((2, *size), dtype=torch.int64) if name in facts.integers else torch.randn((2, *size), generator=draw, dtype=dtype)
+        for name, size in shape.items()
+    }  # fmt: skip
+
+
+def _unused(content: bytes) -> Any:
+    raise NotImplementedError("inputs come as arrays")
