@@ -42,7 +42,14 @@ def read(folder: Path, averaged: bool = False) -> Tensors:
         UserError: they cannot be read, or no average was kept.
     """
     about = store.about(folder)
-    paths = [folder / store.part_of(worker) for worker in range(about.workers)]
+    paths = [
+        path for worker in range(about.workers) if (path := folder / store.part_of(worker)).is_file()
+    ]  # others were lost
+    if (folder / "server-0.safetensors").is_file():
+        why = "parameters and tables are in the parts of its parameter servers, which are not merged yet"
+        raise UserError(str(folder), why, "the run's model.safetensors, or checkpoints/best.safetensors")
+    if not paths:
+        raise UserError(str(folder), "it has no part of a worker", "another checkpoint")
     parts = [_part(path) for path in paths]
     if averaged:
         return _averaged(folder, parts)
