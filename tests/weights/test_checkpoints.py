@@ -14,6 +14,7 @@ from tests.pictures import image_folder
 from trainer.checkpoint import store
 from trainer.errors import UserError
 from trainer.planning.modes import weights_file
+from trainer.weights import checkpoints
 
 RECIPE = ["+recipe=digits_lenet", "tracking=none", "limit_train_batches=8"]
 RUNS = {
@@ -73,3 +74,10 @@ def test_what_is_no_workers_part_is_refused_with_a_sentence(tmp_path: Path) -> N
     saving.save(tmp_path, 10)
     with pytest.raises(UserError, match=r"worker-0\.safetensors: it is no worker's part of a checkpoint"):
         package.run([*RECIPE, "mode=eval", f"weights={store.folder_of(tmp_path, 10)}"])
+
+
+def test_a_checkpoint_of_parameter_servers_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    saving.save(tmp_path, 10)
+    (store.folder_of(tmp_path, 10) / "server-0.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"in the parts of its parameter servers, .*Type instead: the run's model\.safetensors"):  # fmt: skip
+        checkpoints.read(store.folder_of(tmp_path, 10))
