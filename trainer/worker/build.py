@@ -53,7 +53,8 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     if config.compile:
         model.compile()
     forward = strategy.setup(model, Updaters(config, plan))
-    check_set_up(strategy, forward)
+    if config.mode == "train":  # evaluators have no optimizer
+        check_set_up(strategy, forward)
     splits = call_target(config.node("data"), "data").open(plan.facts)
     order = make_order(config, plan.facts, splits)
     seed_all(config.seed + 1 + seat.rank)
