@@ -126,7 +126,6 @@ DIGITS, CTR = "+recipe=digits_lenet", "+recipe=wide_and_deep"
         (f"{DIGITS} epochs=1e3", "epochs=1000", True),
         (f"{DIGITS} epochs=two", "epochs=12", True),
         (f"{DIGITS} scheduler.warmup_epochs=x", "scheduler.warmup_epochs=1.0", True),
-        (f"{DIGITS} resume=true", "", False),
         (f"-m {DIGITS} optimizer.lr=0.1,x", "optimizer.lr=0.05", True),
     ],
 )  # fmt: skip

@@ -168,7 +168,7 @@ def _unknown(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     return unknown_key(vocabulary, found[1].partition("@")[0])
 
 
-RESUMING = ("resume", "resume_from", "resume_from_checkpoint", "restore", "checkpoint", "ckpt_path")
+RESUMING = ("resume_from", "resume_from_checkpoint", "restore", "ckpt_path")
 """Names under which others continue a training."""
 Sentence = Callable[[Vocabulary, re.Match[str]], UserError]
 SENTENCES: tuple[tuple[str, Sentence], ...] = (
@@ -196,7 +196,7 @@ def unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError:
     what = f"{path} (in {file}.yaml)" if file else typed
     option = vocabulary.chosen.get(group) if name and group in vocabulary.groups else None
     if path.rpartition(".")[2] in RESUMING:
-        return UserError(what, "a training cannot be resumed yet; what a run has left is evaluated with mode=eval weights=RUN_FOLDER, and servers (strategy=pserver_...) begin with its persistables by strategy.load_from=FOLDER")  # fmt: skip
+        return UserError(what, "a run goes on from its newest checkpoint with resume=auto, and from another one with resume=FOLDER", "hydra.run.dir=FOLDER resume=auto")  # fmt: skip
     given = vocabulary.given(path)
     if option is None:
         known = vocabulary.hydra_keys() if group == "hydra" else vocabulary.keys()

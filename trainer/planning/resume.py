@@ -22,6 +22,7 @@ HARMLESS = (
     "execution.keep_memory", "execution.threads", "execution.profile_after", "execution.profile_steps",
 )  # fmt: skip
 """Keys, and groups of them, that may differ: what is computed does not depend on them, or the plan tells."""
+YES_OR_NO = ("true", "false", "yes", "no", "1", "0")
 ALIKE = ("single", "collective")
 """Strategies that can take over each other's checkpoints: every worker holds the same state."""
 SYNC = "pserver_sync"
@@ -71,6 +72,10 @@ def find(config: RunConfig, run_dir: Path, say: Callable[[str], None]) -> Path |
         return None
     if path == FRESH:
         return None
+    if path.lower() in YES_OR_NO:
+        raise UserError(
+            f"resume={path.lower()}", "says where from: auto, a folder, an MLflow run id, or fresh", "resume=auto"
+        )
     if path == AUTO:
         if (folder := store.newest_whole(own, say)) is None:
             say(f"resume=auto: there is no checkpoint in {own}; the run begins")

@@ -37,6 +37,7 @@ from trainer.worker.loop import Training, fit
 from trainer.worker.model import save
 from trainer.worker.profiler import Profiled
 from trainer.worker.settings import settings
+from trainer.worker.shared_folder import is_shared
 
 PARTS_S = 600.0
 """Longest wait of the first worker until all others have written their parts of a checkpoint."""
@@ -74,6 +75,12 @@ def checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[N
     if not keeps(assignment.config, plan):
         yield
         return
+    folder = Path(plan.run_dir) / "checkpoints"
+    if not is_shared(folder, seat, PARTS_S):
+        if seat.rank == 0:
+            print(f"ATTENTION: there are no checkpoints, because not all hosts see {folder}", flush=True)
+        yield
+        return
     shown = assignment.config.plain()
     about = {
         "config": hide(shown, values(shown)),
@@ -85,7 +92,7 @@ def checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[N
         "versions": {"torch": torch.__version__},
     }
     run.checkpoints = kept = Checkpoints(
-        Path(plan.run_dir) / "checkpoints", told, seat, plan.traits.same_everywhere, plan.steps_per_epoch, plan.epochs,
+        folder, told, seat, plan.traits.same_everywhere, plan.steps_per_epoch, plan.epochs,
         about, PARTS_S,
     )  # fmt: skip
     if not run.lockstep and isinstance(run.strategy, LooksUp):
