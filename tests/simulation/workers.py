@@ -271,11 +271,11 @@ class SimulatedWorker(Process):
             feed._split = self._split  # type: ignore[method-assign]
         return feed.updates(epoch)
 
-    def _split(self, epoch: int) -> Iterator[Batch]:
-        """The batches of this worker, where they are split beforehand."""
+    def _split(self, epoch: int, update: int) -> Iterator[Batch]:
+        """The batches of this worker from an update on, where they are split beforehand."""
         merge, each = self.scenario.merge, self.scenario.each
         first = epoch * self.scenario.batches + self.rank * each
-        for number in range(each):
+        for number in range(update * merge, each):
             yield Batch(_inputs(first + number), _label(), 1, 1 / merge, (number + 1) % merge == 0, merge)
 
     def _backward(self, strategy: PserverWorker, batch: Batch) -> None:
