@@ -68,7 +68,7 @@ def _answer(argv: list[str]) -> int:
 
 
 def command() -> NoReturn:
-    """``python -m trainer`` and ``trainer``: a process of its own."""
+    """The console script ``trainer`` and ``python -m trainer``: run the command line in a process of its own."""
     interpreter.begin()
     try:
         code = main()
@@ -78,7 +78,7 @@ def command() -> NoReturn:
 
 
 def dispatch(argv: list[str]) -> int:
-    """Do what the flags ask for."""
+    """Do what the parsed flags ask for: help, config, plan, sweep or run."""
     if any(a in ("-h", "--help") for a in argv):
         from trainer.cli.help import show_help
 
@@ -109,7 +109,7 @@ def dispatch(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Hydra's flags and the overrides.
+    """Split a command line into Hydra's flags and the overrides.
 
     Raises:
         UserError: an unknown flag, or one that does not go together with another.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def run(overrides: Sequence[str]) -> Result:
-    """See ``trainer.run``."""
+    """Run a command line from Python; see ``trainer.run``."""
     if any(o in ("-m", "--multirun") for o in overrides):
         raise UserError("-m", "a sweep is for the command line", "python -m trainer -m ...")
     with streams.guarded(), compose.hydra_app() as app:
@@ -92,19 +92,20 @@ def run_one(
 
 
 def exit_code(result: Result) -> int:
-    """Of a command that ended with this: 0; 1 for a job of a sweep that failed; 2 for a plan that would be refused."""
+    """The exit code of a command that ended with this result: 0; 1 for a failed job of a sweep; 2 for a plan that
+    would be refused."""
     if result.status == "planned":
         return UserError.exit_code if result.error else 0
     return 0 if result.status == "done" else RunFailed.exit_code
 
 
 def planned(ready: Ready) -> Result:
-    """Of a plan; ``error``: why the run would be refused."""
+    """The result of a command that only shows a plan; ``error``: why the run would be refused."""
     return Result("planned", ready.plan.run_dir, error="\n".join(ready.plan.lacks))
 
 
 def try_tracking(ready: Ready) -> str:
-    """Call the tracking store once, before anything starts; returns why it does not answer, though it may come back.
+    """Call the tracking store once before anything starts; returns why it does not answer, or nothing.
 
     Raises:
         UserError: it will never take a run.
@@ -116,7 +117,7 @@ def try_tracking(ready: Ready) -> str:
 
 
 def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
-    """``--cfg``, ``--info``, ``--shell-completion``: Hydra's own."""
+    """Let Hydra answer ``--cfg``, ``--info`` and ``--shell-completion``."""
     with compose.sentences(app, args.overrides, config_name):
         if args.cfg:
             app.show_cfg(config_name, args.overrides, args.cfg, args.package, args.resolve)
@@ -128,13 +129,13 @@ def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
 
 
 def recorded_at(config: RunConfig) -> str:
-    """Where this host's process is to record the run; empty where there is nothing to record."""
+    """The tracking address for this host's recorder process; empty where this host has nothing to record."""
     return "" if config.plan or config.launch.node_rank else tracking_uri(config.tracking)
 
 
 @contextlib.contextmanager
 def tracking(uri: str, away: str = "") -> Iterator[Tracker | None]:
-    """The recorder process of this invocation; None without tracking.
+    """Start the recorder process of this command; None without tracking.
 
     Args:
         away: why the store did not answer when it was tried.

@@ -24,20 +24,20 @@ TEXT_WITH_COMMAS = ("launch.ips", "launch.server_hosts")
 
 
 def folder(name: str) -> Path:
-    """The folder ``conf`` or ``recipes``: inside an installed package, beside it in a checkout."""
+    """The path of ``conf`` or ``recipes``: inside an installed package, beside it in a checkout."""
     inside = PACKAGE / name
     return inside if inside.is_dir() else PACKAGE.parent / name
 
 
 def flags(args: argparse.Namespace) -> list[str]:
-    """The flags without which a command's overrides mean something else."""
+    """The command-line flags that a run's overrides need in order to mean the same when they are repeated."""
     given = (("--config-dir", args.config_dir), ("--config-name", args.config_name))
     return [word for flag, value in given if value for word in (flag, str(value))]
 
 
 @contextlib.contextmanager
 def hydra_app(config_dir: str | None = None) -> Iterator[Hydra]:
-    """Hydra with our vocabulary (conf/), our recipes and the user's own folder on its search path.
+    """Hydra's application with this project's conf/ and recipes/ and the user's own folder on its search path.
 
     Uses the classes behind ``@hydra.main`` (hydra-core is bounded below 1.4): the decorator itself prints its own
     error text and creates the run's folder before anything can be checked.
@@ -92,7 +92,8 @@ def _learn_secrets(app: Hydra) -> None:
 
 @contextlib.contextmanager
 def ours_to_write() -> Iterator[None]:
-    """Inside, the files of Hydra and of its sweepers (multirun.yaml, .hydra/) are written by :func:`write_config`."""
+    """While it lasts, the files of Hydra and its sweepers (multirun.yaml, .hydra/) are written by
+    :func:`write_config`."""
     from hydra.core import utils
     from omegaconf import OmegaConf
 
@@ -112,7 +113,7 @@ def ours_to_write() -> Iterator[None]:
 
 
 def write_config(path: Path, config: Any, resolve: bool = False) -> None:
-    """A config as YAML, without what this process knows to be secret, for its owner's eyes alone."""
+    """Write a config as YAML, without known secrets, readable by its owner alone."""
     import yaml
     from omegaconf import OmegaConf
 
@@ -124,7 +125,8 @@ def write_config(path: Path, config: Any, resolve: bool = False) -> None:
 
 
 def register() -> None:
-    """Make the schema known to Hydra: ``schema`` for the root, ``schema/<ClassName>`` for the groups' options."""
+    """Register the schema's classes with Hydra: ``schema`` for the root, ``schema/<ClassName>`` for the groups'
+    options."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
@@ -161,7 +163,7 @@ def _open(declared: type) -> Any:
 
 
 def compose(app: Hydra, overrides: list[str], config_name: str = "config", multirun: bool = False) -> DictConfig:
-    """The composed config, with its ``hydra`` node.
+    """The config that Hydra composes of these overrides, with its ``hydra`` node.
 
     Raises:
         UserError: an unknown key, option or recipe (with the nearest match), or a value of the wrong type.
@@ -201,7 +203,7 @@ def compose_sweep(app: Hydra, overrides: list[str], config_name: str) -> tuple[D
 
 
 def key_of(override: str) -> str:
-    """The key that an override is about."""
+    """The config key that an override sets, without its value."""
     return override.lstrip("+~").partition("=")[0]
 
 
@@ -252,7 +254,7 @@ def _has_commas(override: str) -> bool:
 
 @contextlib.contextmanager
 def sentences(app: Hydra, overrides: list[str], config_name: str = "config") -> Iterator[None]:
-    """Turn what Hydra, OmegaConf and YAML raise inside into a UserError that names the key and what to type.
+    """While it lasts, errors of Hydra, OmegaConf and YAML become a UserError that names the key and what to type.
 
     Hydra raises ValueError, TypeError and AttributeError too where an override is not what it expects.
     """
@@ -273,7 +275,7 @@ def sentences(app: Hydra, overrides: list[str], config_name: str = "config") -> 
 
 @contextlib.contextmanager
 def usual_values(app: Hydra, overrides: list[str], config_name: str = "config") -> Iterator[None]:
-    """Inside, who is refused a value is told the recipe's own instead."""
+    """While it lasts, a user whose value is refused is told the recipe's own value instead."""
     try:
         yield
     except WrongValue as error:
@@ -283,7 +285,7 @@ def usual_values(app: Hydra, overrides: list[str], config_name: str = "config") 
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """The config as resolved plain data, without ``hydra``.
+    """The composed config as resolved plain data, without the ``hydra`` node.
 
     Raises:
         UserError: an interpolation that leads nowhere.
@@ -303,12 +305,12 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 
 def typed_keys(overrides: Sequence[str]) -> list[str]:
-    """The keys of overrides."""
+    """The config keys that these overrides set."""
     return [o.lstrip("+~").split("=", 1)[0] for o in overrides]
 
 
 def named_folder(config: DictConfig, key: str) -> Path:
-    """The folder that one of Hydra's keys names.
+    """The folder that one of Hydra's own keys names.
 
     Raises:
         UserError: it names none.

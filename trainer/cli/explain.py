@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def explain(vocabulary: Vocabulary, error: Exception) -> UserError:
-    """The sentence for an exception that came out of composing a config."""
+    """The sentence for the user about an exception that came out of composing a config."""
     chain = list(_chain(error))
     text = "\n".join(str(e) for e in chain)
     return (
@@ -189,7 +189,7 @@ SENTENCES: tuple[tuple[str, Sentence], ...] = (
 
 
 def unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError:
-    """The sentence for a key that the config does not have: which option has it, or what is nearest."""
+    """The sentence about a key that the config does not have: which option has it, or which key is nearest."""
     group, _, name = path.partition(".")
     typed = vocabulary.typed(path)
     value = typed.partition("=")[2] or "VALUE"

@@ -28,7 +28,8 @@ in the config yet: +GROUP.KEY=VALUE.
 
 
 def options(group: str, config_dir: str | None = None) -> Iterator[tuple[str, str]]:
-    """Each option of a group (or recipe) with the first comment line of its file, the user's own included."""
+    """Each option of a config group (or each recipe) with the first comment line of its file, the user's own
+    included."""
     own = [Path(config_dir) / group] if config_dir else []
     for place in (folder("recipes" if group == "recipe" else "conf") / group, *own):
         for path in sorted(place.glob("*.yaml")):
@@ -37,7 +38,7 @@ def options(group: str, config_dir: str | None = None) -> Iterator[tuple[str, st
 
 
 def show_help(argv: Sequence[str] = ()) -> None:
-    """Print it; ``--config-dir`` among the arguments adds the user's own options."""
+    """Print ``--help``; ``--config-dir`` among the arguments adds the user's own options."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config-dir", "-cd")
     config_dir = finder.parse_known_args(list(argv))[0].config_dir

@@ -31,7 +31,7 @@ INDENT = 10
 
 
 def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
-    """The result, where it is, how to look at it, and the command that repeats it."""
+    """Print a run's last lines: its result, its folder, how to look at it, and the command that repeats it."""
     out = Screen()
     out.print(Text.assemble(("\ndone", "bold green"), f" {_done(result, ready)}"))
     if result.stand_in:
@@ -64,7 +64,7 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
 
 
 def say_broken(ready: Ready) -> None:
-    """Of a run that was interrupted or has failed: where its folder is, and its best weights so far."""
+    """Print the last lines of a run that was interrupted or has failed: its folder and its best weights so far."""
     out, folder = Screen(), Path(ready.plan.run_dir)
     if not folder.is_dir():
         return
@@ -108,7 +108,7 @@ def hydra_word(key: str, text: str) -> str:
 
 
 def short(path: Path) -> str:
-    """The path from here, where it is below."""
+    """A path as printed: relative to the working directory where it lies below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

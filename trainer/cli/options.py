@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Vocabulary:
-    """Looked up only when something was wrong, to name what is nearest.
+    """The groups, options and keys that a command line may name; looked up only to name what is nearest to a mistake.
 
     Args:
         app: Hydra with its search path.
@@ -31,7 +31,7 @@ class Vocabulary:
         self.config_name = config_name
 
     def parsed(self, typed: str) -> Override | None:
-        """One override as Hydra reads it; None when it cannot."""
+        """One override as Hydra parses it; None when Hydra cannot."""
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
 
@@ -41,14 +41,14 @@ class Vocabulary:
             return None
 
     def typed(self, path: str) -> str:
-        """The override of that key as it was typed, or the key itself."""
+        """The override of that key as the user typed it, or the key itself."""
         for override in self.overrides:
             if override.lstrip("+~").partition("=")[0].partition("@")[0] == path:
                 return override
         return path
 
     def given(self, path: str) -> Any:
-        """The value that was typed for a key; None where there is none, or several."""
+        """The value that the user typed for a key; None where there is none, or several."""
         found = [o for o in map(self.parsed, self.overrides) if o is not None and o.key_or_group == path]
         if len(found) != 1 or found[0].is_sweep_override() or found[0].is_delete():
             return None
@@ -56,7 +56,7 @@ class Vocabulary:
         return getattr(value, "text", value)
 
     def usual(self, path: str) -> Any:
-        """What a key is without the override that was typed for it; None where that cannot be said."""
+        """The value that a key has without the override that was typed for it; None where that cannot be told."""
         from hydra.types import RunMode
         from omegaconf import OmegaConf
 
@@ -69,21 +69,21 @@ class Vocabulary:
 
     @property
     def recipe(self) -> str:
-        """The recipe that was added; empty without one."""
+        """The recipe that the command line adds; empty without one."""
         return next((o.partition("=")[2] for o in self.overrides if o.startswith("+recipe=")), "")
 
     @functools.cached_property
     def groups(self) -> list[str]:
-        """All groups that a command line may choose from."""
+        """All config groups that a command line may choose from."""
         return [g for g in self.loader.list_groups("") if g not in ("schema", "hydra")]
 
     def options(self, group: str) -> list[str]:
-        """The options of a group; empty when there is no such group."""
+        """The options of a config group; empty when there is no such group."""
         return list(self.loader.get_group_options(group))
 
     @functools.cached_property
     def chosen(self) -> dict[str, str]:
-        """The option of each group, as far as the choices themselves can be read."""
+        """The option that the command line chooses in each group, as far as its choices can be parsed."""
         from hydra.types import RunMode
 
         groups = [o for o in self.overrides if o.lstrip("+~").partition("=")[0].partition("@")[0] in self.groups]
@@ -107,7 +107,7 @@ class Vocabulary:
         return sorted(set(self._keys(f"{group}/{option}")))
 
     def keys(self) -> list[str]:
-        """Every key of the config that the chosen options make, and the groups."""
+        """Every key of the config that the chosen options make, and the groups' names."""
         known = [*self._keys("schema"), *self.groups]
         for group, option in self.chosen.items():
             if group in self.groups and group != "recipe":
@@ -115,11 +115,11 @@ class Vocabulary:
         return known
 
     def hydra_keys(self) -> list[str]:
-        """Hydra's own keys."""
+        """The keys of Hydra's own config node."""
         return [f"hydra.{k}" for k in self._keys("hydra/config")]
 
     def package(self, path: str) -> str | None:
-        """Where a config file's keys go: its ``@package`` line."""
+        """Where the keys of a config file go in the whole config: its ``@package`` line."""
         loaded = self.loader.repository.load_config(path)
         return loaded.header["package"] if loaded is not None else None
 

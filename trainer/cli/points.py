@@ -19,7 +19,8 @@ LeftOut = dict[tuple[str, ...], list[str]]
 
 
 def expand(master: DictConfig) -> list[list[str]]:
-    """The override lists of all jobs, for Hydra's basic sweeper; empty for others, which choose as they go."""
+    """The overrides of each job of a sweep, by Hydra's basic sweeper; empty for other sweepers, which choose as they
+    go."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf

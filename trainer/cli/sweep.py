@@ -33,7 +33,7 @@ FLUSH_S = 10.0
 
 
 def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str] = ()) -> list[Result]:
-    """Every point of a sweep, one after the other, each in its own folder and MLflow run under one parent run.
+    """Run every point of a sweep, one after the other, each in its own folder and MLflow run under one parent run.
 
     All points are checked before the first one starts. A job that fails is recorded and the others are done.
     """
@@ -42,7 +42,7 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
 
 
 def check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str]) -> Sweep:
-    """Compose the sweep and check its folder and all its points.
+    """Compose a sweep, and check its folder and all its points; nothing is started.
 
     Raises:
         UserError: it cannot run.
@@ -58,7 +58,7 @@ def check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
 
 @dataclass
 class Sweep:
-    """A sweep that has passed every check.
+    """A sweep that has passed every check and can run.
 
     Attributes:
         overrides: as typed; flags: those that stand before them in the command that repeats it.
@@ -85,7 +85,7 @@ class Sweep:
     cut: Interrupted | None = None
 
     def show_plans(self) -> list[Result]:
-        """What each point would do; nothing starts."""
+        """Print the plan of each point; nothing starts."""
         from trainer.job.plan_table import show_plan
 
         for point in self.points:
@@ -93,7 +93,7 @@ class Sweep:
         return [planned(point) for point in self.points]
 
     def run(self) -> list[Result]:
-        """Run all jobs; however that ends, the table is shown and the MLflow run is closed."""
+        """Run all jobs; however that ends, the table is shown and the sweep's MLflow run is closed."""
         away = try_tracking(self.points[0]) if self.points else ""
         where = recorded_at(self.points[0].checked.config) if self.points else ""
         with tracking(where, away) as self.tracker:
@@ -199,7 +199,7 @@ class Sweep:
 
 
 def show_sweep(jobs: Sequence[sweep_table.Row], sweep_dir: Path) -> None:
-    """A table of the jobs and their metrics, also as sweep.csv."""
+    """Print a sweep's table of jobs and metrics, and write it as sweep.csv."""
     if not jobs:
         return
     columns, rows = sweep_table.table(jobs)

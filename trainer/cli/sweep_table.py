@@ -26,7 +26,7 @@ NOT_STARTED = "not started"
 
 @dataclass(frozen=True)
 class Row:
-    """One job of a sweep.
+    """A job's row in the sweep's table: overrides, result, watched metric.
 
     Attributes:
         overrides: as they may be shown; result: how it ended; watched: the metric by which its best model was chosen.
@@ -38,13 +38,13 @@ class Row:
 
     @property
     def best(self) -> float | None:
-        """The best value of the watched metric; None where it has none."""
+        """The best value of this job's watched metric; None where it has none."""
         value = self.result.best.get(self.watched)
         return None if value is None or math.isnan(value) else value
 
 
 def swept_keys(master: DictConfig) -> set[str]:
-    """The keys of which the sweep takes several values, of the command line or of the sweeper's own config."""
+    """The keys that a sweep gives several values, on the command line or in the sweeper's own config."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     typed = OverridesParser.create().parse_overrides(list(master.hydra.overrides.task))
@@ -53,7 +53,7 @@ def swept_keys(master: DictConfig) -> set[str]:
 
 
 def left(run_dir: str, status: str, error: str) -> Result:
-    """The result that a job has left in its folder before it broke; without one, what is known of it."""
+    """The result that a broken job has left in its folder; without one, a result made of the status and the error."""
     try:
         told = json.loads((Path(run_dir) / "result.json").read_text())
         return Result(**{field.name: told[field.name] for field in fields(Result) if field.name in told})
@@ -62,12 +62,12 @@ def left(run_dir: str, status: str, error: str) -> Result:
 
 
 def waiting(overrides: Iterable[str]) -> Row:
-    """A job to which it did not come."""
+    """The row of a job that was never started."""
     return Row(tuple(overrides), Result(NOT_STARTED, ""))
 
 
 def best_of(jobs: Sequence[Row]) -> int | None:
-    """The number of the job whose best model is the best; None where none has one, or they go by different metrics."""
+    """The number of the row whose best model is the best; None where none has one, or they watch different metrics."""
     done = [(job.best, number) for number, job in enumerate(jobs) if job.best is not None]
     watched = {job.watched for job in jobs if job.best is not None}
     if len(watched) != 1 or not done:
@@ -77,7 +77,8 @@ def best_of(jobs: Sequence[Row]) -> int | None:
 
 
 def table(jobs: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The columns, and a row for each job: what differs, how it ended, last metrics, the best of the watched one."""
+    """The sweep's columns, and a line of cells for each job: what differs, how it ended, metrics, the best watched
+    value."""
     metrics = [m for m in METRICS if any(m in job.result.metrics for job in jobs)]
     watched = sorted({job.watched for job in jobs if job.best is not None})
     columns = ["job", "overrides", "status", *metrics, *(f"best {name}" for name in watched), "seconds"]
@@ -93,7 +94,7 @@ def table(jobs: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def write(jobs: Sequence[Row], folder: Path) -> Path:
-    """``sweep.csv``."""
+    """Write the sweep's table as ``sweep.csv`` into its folder; returns the path."""
     columns, rows = table(jobs)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "sweep.csv"
@@ -102,7 +103,8 @@ def write(jobs: Sequence[Row], folder: Path) -> Path:
 
 
 def note(name: str, jobs: Sequence[Row], swept: Collection[str], repeat: str, folder: Path) -> str:
-    """The sweep in Markdown: what was swept, its jobs, the best of them in bold, how to repeat it."""
+    """The description of the sweep's MLflow run, in Markdown: what was swept, its jobs, the best in bold, how to
+    repeat it."""
     columns, rows = table(jobs)
     best = best_of(jobs)
     ended = [

@@ -24,7 +24,8 @@ FETCHED: dict[str, dict[str, Any]] = {
 
 
 def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None = None, **kwargs: Any) -> Any:
-    """Call the node's ``_target_`` with the node's other keys (and what is given here), less those that are not its own.
+    """Call a config node's ``_target_`` with the node's other keys (less those that are no arguments) and what is
+    given here.
 
     Args:
         kind: what the result must be an instance of.
@@ -81,7 +82,7 @@ def named(kind: type) -> str:
 
 
 def blamed(call: Callable[[dict[str, Any]], Any], arguments: Mapping[str, Any]) -> str | None:
-    """Of the arguments with which a call fails, the one without which it works; None: none alone, or several would do.
+    """The argument without which a failing call works; None where no single one is to blame.
 
     Not tried where weights would be fetched each time.
     """
@@ -113,7 +114,7 @@ def _default(target: Any, key: str, name: str) -> str:
 
 
 def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The model's node where its weights come from a file of ours: nothing pretrained is needed then.
+    """The model's config node for weights from a file of this project: nothing pretrained is fetched then.
 
     A target that fetches weights says which other one builds the same model without, as ``without_pretrained``; timm and
     torchvision have an argument for it.
@@ -127,7 +128,7 @@ def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def locate(target: str, key: str = "_target_") -> Any:
-    """The object behind ``package.module.name`` or ``package.module:name``.
+    """Import the object that ``package.module.name`` or ``package.module:name`` names.
 
     Raises:
         UserError: there is none; with the nearest match.
@@ -153,7 +154,7 @@ def locate(target: str, key: str = "_target_") -> Any:
 
 
 def no_module(key: str, target: str) -> UserError:
-    """The error for a package that is not installed, nor in the working directory or on PYTHONPATH."""
+    """The error for a ``_target_`` whose package is not installed, nor in the working directory or on PYTHONPATH."""
     package, _, rest = target.partition(".")
     if package in EXTRAS:
         return UserError(f"{key}={target}", f"needs {package}, which is not installed", f"pip install 'trainer[{package}]' (in a checkout: '.[{package}]')")  # fmt: skip
@@ -162,6 +163,6 @@ def no_module(key: str, target: str) -> UserError:
 
 
 def missing(key: str, target: str, owner: str, name: str, names: list[str]) -> UserError:
-    """The error for a name that its module does not have."""
+    """The error for a ``_target_`` that its module does not have."""
     nearest = difflib.get_close_matches(name, names, 1, 0.6)
     return UserError(f"{key}={target}", f"{owner} has no {name!r}", f"{key}={owner}.{nearest[0]}" if nearest else "")

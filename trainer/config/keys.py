@@ -42,7 +42,7 @@ SHORT = {bool: "true|false", str: "text", int: "int", float: "float", list: "lis
 
 @dataclass(frozen=True)
 class Key:
-    """One documented config key.
+    """One documented config key: path, type, default, help, unit and what it accepts.
 
     Attributes:
         path: from the root, e.g. ``data.batch_size``.
@@ -62,12 +62,12 @@ class Key:
 
     @property
     def choices(self) -> list[str]:
-        """The words that it takes; empty: anything of its type."""
+        """The words that this key takes; empty: anything of its type."""
         return [spelled(choice) for choice in self.rule.get("choices") or ()]
 
     @property
     def type(self) -> str:
-        """Its type as ``--help`` says it."""
+        """This key's type as ``--help`` prints it."""
         if self.rule.get("texts"):
             return "text or list" + (" or null" if self.optional else "")
         word = "|".join(self.choices) or SHORT.get(self.kind, "any")  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ class Key:
         return f"{word} or null" if self.optional else word
 
     def refuse(self, value: Any) -> str:
-        """Why it cannot be that value, as the rest of a sentence; empty when it can."""
+        """Why this key cannot have that value, as the rest of a sentence; empty when it can."""
         if value is None:
             return "" if self.optional else f"must be {self._words()}, not null"
         if self.choices:
@@ -100,7 +100,7 @@ class Key:
 
     @property
     def numbers(self) -> bool:
-        """It is a list of numbers (of anything else: ``data.transforms``)."""
+        """Whether this key is a list of numbers (and not of anything else, as ``data.transforms`` is)."""
         return self.kind is list and any(self.rule.get(name) is not None for name in LIMITS)
 
     def _wrong_items(self, values: list[Any]) -> str:
@@ -119,7 +119,7 @@ class Key:
         return ""
 
     def instead(self, value: Any, usual: Any = None) -> str:
-        """What to type instead of a refused value; empty when nothing can be proposed.
+        """What to type for this key instead of a refused value; empty when nothing can be proposed.
 
         Args:
             usual: what it is where nobody gives it, as in a recipe; None: the default.
@@ -179,7 +179,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Section:
-    """Keys that belong together: ``group`` they are of (empty: the whole run), a title, and what they are about."""
+    """A section of the config reference: keys of one ``group`` (empty: of the whole run), a title and a description."""
 
     group: str
     title: str
@@ -187,7 +187,7 @@ class Section:
 
 
 def sections() -> Iterator[Section]:
-    """The reference of all keys, each once, in the schema's order."""
+    """All sections of the config reference in the schema's order, each key once."""
     root = tuple(k for k in keys(schema.Config) if k.path not in schema.GROUPS)
     yield Section("", "the whole run", root)
     for group, classes in schema.GROUPS.items():
@@ -197,7 +197,7 @@ def sections() -> Iterator[Section]:
 
 
 def keys(declared: type, prefix: str = "", own: bool = False) -> Iterator[Key]:
-    """Every key of a schema class, nested ones with their dotted path; ``own``: without what it only inherits."""
+    """Every key of a schema class, nested ones with their dotted path; ``own``: without inherited ones."""
     yield from _keys(declared, prefix, own)
 
 
@@ -226,12 +226,12 @@ def _walk(declared: type, prefix: str, own: bool) -> Iterator[Key]:
 
 
 def find(path: str) -> Key | None:
-    """The key of that path in the first section that has it."""
+    """The key of that path, from the first section that has it."""
     return next((key for section in sections() for key in section.keys if key.path == path), None)
 
 
 def spelled(value: Any) -> str:
-    """A value as one types it: ``null``, ``true``; in one line, and cut where it is longer than anybody reads."""
+    """A config value as a user types it: ``null``, ``true``; in one line, and cut where it is too long to read."""
     if isinstance(value, (list, tuple)):
         return _cut(f"[{','.join(spelled(v) for v in value)}]")
     if value is None or isinstance(value, bool):
@@ -246,7 +246,7 @@ def _cut(written: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known word most like this one, or a synonym of it; empty when none is near."""
+    """The known word most like a mistyped one, or a synonym of it; empty when none is near."""
     known = list(known)
     if SYNONYMS.get(word) in known:
         return SYNONYMS[word]
@@ -275,7 +275,7 @@ def nearest_key(path: str, known: Iterable[str], value: Any = None) -> str:
 
 
 def takes(path: str, value: Any) -> bool:
-    """Whether the key of that path takes the value in some section, as far as the schema tells."""
+    """Whether the key of that path takes this value in any section, as far as the schema tells."""
     declared = [key for section in sections() for key in section.keys if key.path == path]
     return not declared or any(not key.refuse(_as_hydra(key, value)) for key in declared)
 

@@ -41,7 +41,7 @@ def values(node: Any) -> set[str]:
 
 
 def of_command_line(argv: Iterable[str]) -> set[str]:
-    """The secret values of what was typed, whether or not it can be read."""
+    """The secret values in the typed arguments, whether or not these can be parsed."""
     found = set()
     for word in argv:
         key, equals, value = word.lstrip("+~-").partition("=")
@@ -54,7 +54,7 @@ def of_command_line(argv: Iterable[str]) -> set[str]:
 
 
 def of_environment(variables: Mapping[str, str]) -> set[str]:
-    """The secret values among the variables of the environment."""
+    """The secret values among the environment variables."""
     return values({k: v for k, v in variables.items() if k not in NOT_SECRET_VARIABLES})
 
 
@@ -119,18 +119,18 @@ def _variables(key: str, value: str) -> Iterator[str]:
 
 
 class Known:
-    """The secret values that this process knows of, hidden in everything that it prints, writes and sends."""
+    """The secret values that this process knows of, and hides in everything that it prints, writes and sends."""
 
     def __init__(self) -> None:
         self.values: frozenset[str] = frozenset()
 
     def learn(self, *found: Iterable[str]) -> None:
-        """Know these as well."""
+        """Add secret values to those that are hidden."""
         self.values = self.values.union(*found)
 
     @contextlib.contextmanager
     def for_now(self) -> Iterator[None]:
-        """Forget at the end what was learnt inside."""
+        """While it lasts, newly learnt secrets count; at the end they are forgotten."""
         before = self.values
         try:
             yield
@@ -143,7 +143,7 @@ HERE = Known()
 
 
 def hide(node: Any, known: Iterable[str] = ()) -> Any:
-    """The same with every secret value hidden, and those that are known wherever else they stand.
+    """A config or other nested data with every secret value replaced, wherever else that value stands in it.
 
     Args:
         known: from :func:`values` of the whole config; what this process knows is hidden as well.
@@ -174,18 +174,18 @@ def _cover(node: Any, known: frozenset[str]) -> Any:
 
 
 def without(line: str, known: Iterable[str] = ()) -> str:
-    """A text without the known values, whatever else is in it: for names of files and keys."""
+    """A text without the known secret values, and otherwise unchanged: for names of files and keys."""
     pattern = _pattern(frozenset(known) | HERE.values)
     return pattern.sub(HIDDEN, line) if pattern else line
 
 
 def text(line: str, known: Iterable[str] = ()) -> str:
-    """A text without the known values, without logins of addresses, and without ``password=...`` of any kind."""
+    """A text without known secret values, logins in addresses, and ``password=...`` of any kind."""
     return starred(line, lambda hidden: HIDDEN, frozenset(known) | HERE.values)
 
 
 def starred(line: str, instead: Callable[[str], str], known: Iterable[str] | None = None) -> str:
-    """A text with something else in place of every secret part."""
+    """A text with each of its secret parts replaced."""
     pattern = _pattern(HERE.values if known is None else frozenset(known))
     if pattern:
         line = pattern.sub(lambda found: instead(found[0]), line)
@@ -208,14 +208,14 @@ def _spans(line: str) -> list[tuple[int, int]]:
 
 
 def command(overrides: Iterable[str], known: Iterable[str] = ()) -> str:
-    """Overrides as one types them into a shell, without what is secret."""
+    """Overrides as a shell takes them, with secrets replaced."""
     known, safe = frozenset(known), "hidden__here"
     hidden = (text(override, known).replace(HIDDEN, safe) for override in overrides)
     return " ".join(shlex.quote(override).replace(safe, HIDDEN) for override in hidden)
 
 
 def begun(line: str) -> int:
-    """How many characters at the end of a text may be the beginning of a known value."""
+    """How many characters at the end of a text may be the beginning of a known secret."""
     known, longest = _sorted(HERE.values)
     for start in range(max(0, len(line) - longest), len(line)):
         tail = line[start:]
@@ -246,7 +246,7 @@ def _bounded(value: str) -> str:
 
 
 def spellings(value: str) -> set[str]:
-    """How a value may stand in a text: as it is, escaped once or twice, and the parts of it that tell enough."""
+    """The forms in which a secret may stand in a text: as it is, escaped once or twice, and its telling parts."""
     if len(value) < LEAST:
         return set()
     once = {value, *_escaped(value)}

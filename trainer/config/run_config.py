@@ -14,7 +14,8 @@ Section = TypeVar("Section")
 
 @dataclass
 class RunConfig(schema.Config):
-    """A run's config. Nobody changes it: ``changed`` makes another one. Groups of ``schema.CONSTRUCTED`` stay mappings.
+    """A run's finished config, immutable: ``changed`` makes another one. Groups of ``schema.CONSTRUCTED`` stay
+    mappings.
 
     Attributes:
         model, loss, optimizer: ``_target_`` and arguments of its constructor.
@@ -43,7 +44,7 @@ class RunConfig(schema.Config):
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> RunConfig:
-        """From a mapping that ``check_keys`` has passed."""
+        """The typed config of a plain mapping that ``check_keys`` has passed."""
         hints = _hints(RunConfig)
         made: dict[str, Any] = {"extra": {}}
         for name, value in plain.items():
@@ -58,29 +59,29 @@ class RunConfig(schema.Config):
         return RunConfig(**made)
 
     def plain(self) -> dict[str, Any]:
-        """The mapping that it was made from."""
+        """The plain mapping that this config was made from."""
         return {f.name: self.node(f.name) for f in fields(self) if f.name != "extra"}
 
     def node(self, name: str) -> Any:
-        """A key's value as plain data; of a group ``_target_`` and all arguments of its constructor."""
+        """The value of a key as plain data; of a group ``_target_`` and all arguments of its constructor."""
         value: Any = getattr(self, name)
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         return {**plain, **self.extra[name]} if name in self.extra else plain
 
     def changed(self, **changes: Any) -> RunConfig:
-        """Another one, with these values; of groups and sections, with these keys in them."""
+        """A copy of this config with other values; of groups and sections, only the given keys differ."""
         plain = self.plain()
         for name, value in changes.items():
             plain[name] = {**plain[name], **value} if isinstance(value, Mapping) else value
         return RunConfig.of(plain)
 
     def replaced(self, group: str, node: Mapping[str, Any]) -> RunConfig:
-        """Another one, with another option of a group."""
+        """A copy of this config with another option of a group."""
         return RunConfig.of({**self.plain(), group: node})
 
 
 def typed(declared: type[Section], node: Mapping[str, Any]) -> Section:
-    """A section of the schema from a mapping: its keys, and the defaults of those that are not there."""
+    """An object of a schema class from a mapping of its keys; missing keys have their defaults."""
     hints = _hints(declared)  # type: ignore[arg-type]
     return declared(
         **{
@@ -92,7 +93,8 @@ def typed(declared: type[Section], node: Mapping[str, Any]) -> Section:
 
 
 def option_of(group: str, target: str) -> type:
-    """The class that declares the group's option with that ``_target_``; of a user's own, the group's first."""
+    """The schema class of the option with that ``_target_`` in a group; for a user's own target, the group's first
+    class."""
     options = schema.GROUPS[group]
     return {str(getattr(c, "_target_", None)): c for c in options}.get(target, options[0])
 

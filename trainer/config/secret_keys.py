@@ -31,12 +31,12 @@ WORDS = (
 
 
 def sounds_secret(key: str) -> bool:
-    """Whether a key (the last part of a path) is called as one whose value is nobody's business."""
+    """Whether a key (the last part of its path) has a name that suggests a secret value."""
     return means_secret(key) or WEAK_KEY.match(_words(key)) is not None
 
 
 def means_secret(key: str) -> bool:
-    """Whether a key can mean nothing else, so that even a number is hidden."""
+    """Whether a key's name can mean nothing but a secret, so that even a number is hidden."""
     return _words(key) != NAMES_A_FILE and STRONG_KEY.match(_words(key)) is not None
 
 

@@ -40,7 +40,8 @@ OPTIONS_OF_ADDRESSES = (
 
 
 def is_secret(key: str, value: Any) -> bool:
-    """Whether the value of that key is to be hidden: texts and what holds them; numbers, if they are long or the key means nothing else."""
+    """Whether the value of that key is hidden: texts and what holds them; numbers, if they are long or the key means
+    nothing else."""
     if value is None or isinstance(value, bool) or (isinstance(value, str) and from_elsewhere(value)):
         return False
     if isinstance(value, (str, Mapping, list, tuple)):
@@ -58,7 +59,8 @@ def from_elsewhere(value: str) -> bool:
 
 
 def pieces(value: str) -> Iterator[str]:
-    """A value as it was typed, and as it is meant: without quotes and brackets, one by one, less the keys of mappings."""
+    """A secret value as typed and as meant: without quotes and brackets, element by element, without the keys of
+    mappings."""
     yield value
     yield from (found[0][1:-1].replace("\\", "") for found in QUOTED_OR_ESCAPED.finditer(value) if found[0][0] != "\\")
     yield value.strip("'\"").replace("\\", "")
@@ -68,7 +70,7 @@ def pieces(value: str) -> Iterator[str]:
 
 
 class Part:
-    """From where to where a text is hidden, and the values in there."""
+    """A secret part of a text: where it begins and ends, and the secret values in it."""
 
     def __init__(self, start: int, end: int, *found: tuple[str, bool]) -> None:
         self.start, self.end, self.values = start, end, [v for v in found if v[0]]

@@ -17,7 +17,7 @@ from trainer.errors import UserError
 
 
 def check_target(target: str, key: str) -> None:
-    """Refuse a target that does not exist.
+    """Refuse a ``_target_`` that does not exist, without importing it.
 
     What cannot be decided that way (compiled modules, names made at run time) passes; ``locate`` decides it later.
 
@@ -40,7 +40,7 @@ def check_target(target: str, key: str) -> None:
 
 
 def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
-    """Refuse keys that the target's definition does not take, as far as its source tells.
+    """Refuse config keys that the ``_target_``'s definition does not take, as far as its source tells.
 
     Raises:
         UserError: with the nearest argument, or, for a key that an option brought along, how to take it away.
@@ -57,7 +57,7 @@ def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
 
 
 def parameters(target: str) -> list[str] | None:
-    """The names that a class or function can be called with, read from its source; None: cannot be told."""
+    """The argument names that a class or function takes, read from its source; None: cannot be told."""
     *module, name = target.replace(":", ".").split(".")
     file, used = _source_file(module)
     found = _definition(file, name, set()) if file is not None and used == len(module) else None

@@ -12,7 +12,7 @@ from trainer.weights.tensor_files import some
 
 
 def check(path: Path, model: nn.Module, called: str) -> None:
-    """The file has every parameter and buffer of the model in its shape, and no other.
+    """Refuse a file of weights that lacks a parameter or buffer of the model, has another shape, or holds others.
 
     Args:
         model: may be on the meta device.
@@ -40,7 +40,7 @@ def check(path: Path, model: nn.Module, called: str) -> None:
 
 
 def load(path: Path, model: nn.Module) -> None:
-    """Give the model the file's values, in its own types and where it is.
+    """Copy a file's weights into the model, in the model's own types and on its device.
 
     Raises:
         UserError: they do not fit.

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def read(path: Path, what: str) -> dict[str, torch.Tensor]:
-    """The file's tensors, on the CPU. Nothing in it is executed.
+    """The tensors of a weights file, on the CPU. Nothing in the file is executed.
 
     Args:
         what: the key and value that named the file.
@@ -88,7 +88,7 @@ def _converts(kind: torch.dtype) -> bool:
 
 
 def refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what: str) -> None:
-    """Complex numbers do not become real ones.
+    """Refuse complex tensors: they do not become real ones.
 
     Raises:
         UserError: those of these names should.
@@ -99,7 +99,7 @@ def refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what: 
 
 
 def into(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) -> None:
-    """Give the model these values, in its own types and where it is; what it has beside them stays.
+    """Copy these tensors into the model, in its own types and on its device; the model's other tensors stay.
 
     Raises:
         UserError: it cannot take them.
@@ -114,14 +114,14 @@ def into(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) -> None:
 
 
 class Outline(NamedTuple):
-    """What is known of a tensor without reading it."""
+    """Shape of a tensor in a weights file, and whether it is complex; known without reading its values."""
 
     shape: tuple[int, ...]
     is_complex: bool
 
 
 def outlines(path: Path, what: str) -> dict[str, Outline]:
-    """Every tensor in the file by name; of safetensors without reading them.
+    """The outline of every tensor in a weights file by name; of safetensors without reading the values.
 
     Raises:
         UserError: it cannot be read as what its name says.
@@ -147,12 +147,12 @@ def outlines(path: Path, what: str) -> dict[str, Outline]:
 
 
 def unwrapped(by_name: Mapping[str, T], own: Container[str]) -> dict[str, T]:
-    """The same by the model's own names, which the wrapper of a distributed training may stand before."""
+    """The tensors by the model's own names, without the prefix that a wrapper such as DDP has put before them."""
     return {name if name in own else name.removeprefix(WRAPPED): one for name, one in by_name.items()}
 
 
 def some(names: Iterable[object], between: str = ", ") -> str:
-    """The first names, and how many more there are."""
+    """The first few of many tensors' names, and how many more there are."""
     listed = [shortened(str(name)) for name in names]
     more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
     return between.join(listed[:MOST_NAMED]) + more

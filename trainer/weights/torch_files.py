@@ -31,7 +31,7 @@ AGAIN = "torch.save(torch.load(FILE, weights_only=True), FILE), of a file that y
 
 @dataclass(slots=True)
 class StackItem:
-    """Something on the stack: how much is copied when it is, and what it is called or made of."""
+    """What torch.load would have on its stack: how much it costs to copy, and its name or items."""
 
     size: int = 1
     name: str = ""
@@ -39,7 +39,7 @@ class StackItem:
 
 
 def check(path: Path, what: str) -> None:
-    """The file is one of torch.save, in today's form, and asks for no more than it has.
+    """Refuse a file that is not torch.save's own of today, or that asks torch.load for more than it has.
 
     Args:
         what: the key and value that named the file.
@@ -74,7 +74,7 @@ def _refuse_packed(path: Path, what: str) -> None:
 
 
 def follow(content: bytes) -> None:
-    """Go through the pickle as torch.load does, and make nothing.
+    """Go through a pickle's operations as torch.load does, without making any object.
 
     Raises:
         ValueError: it calls another function than those, or copies more in total than it has bytes.
