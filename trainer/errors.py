@@ -17,12 +17,12 @@ VERY_LONG = re.compile(r"\S{1000,}")
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line; its type where it says nothing."""
+    """An exception's message in one line; its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def why(error: BaseException) -> str:
-    """What went wrong, as the rest of a sentence: one line without a full stop; of the system's errors their own words."""
+    """An exception as the rest of a sentence: one line without a full stop; of the system's errors their own words."""
     told = error.strerror if isinstance(error, OSError) else None
     return (told or first_line(error)).rstrip(". ")
 
@@ -68,7 +68,7 @@ class WrongValue(UserError):
         self.instead_of = instead_of
 
     def usually(self, usual: Any) -> UserError:
-        """The same where the key is ``usual`` in what was chosen beside it."""
+        """This error with ``usual``, the key's value in what was chosen beside it, as the advice."""
         return UserError(self.what, self.why, self.instead_of(self.refused, usual))
 
 
@@ -111,7 +111,7 @@ class Preempted(Exception):
 
 
 def failed(name: str, method: str, call: Any, error: BaseException) -> RunFailed:
-    """The end of a run whose user's code broke: one sentence with file and line, then the traceback."""
+    """The error for a run whose user's code broke: one sentence with file and line, then the traceback."""
     try:
         own = inspect.getsourcefile(inspect.unwrap(call))
     except TypeError:  # made in C

@@ -30,24 +30,25 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 class Meter(Protocol):
-    """What is measured of this host."""
+    """What :class:`Growth` measures of the host; a protocol, so that tests bring their own."""
 
     def seconds(self) -> float:
-        """Of a clock."""
+        """The time on a clock that only goes forward, in seconds."""
 
     def idle(self) -> tuple[float, ...]:
         """Core-seconds so far in which cores had nothing to do, by each account of them; the least counts."""
 
 
 class Host:
-    """This host, by its own accounts."""
+    """The meter of this very host, by the system's own counters."""
 
     def seconds(self) -> float:
-        """Of a clock that only goes forward."""
+        """The time on a clock that only goes forward, in seconds."""
         return time.perf_counter()
 
     def idle(self) -> tuple[float, ...]:
-        """Of the cores that this process may use; and, where a container may use only so much of them, of what it may."""
+        """Idle core-seconds of the cores that this process may use; and, in a container with a CPU limit, unused ones
+        of that limit."""
         every = psutil.cpu_times(percpu=True)
         mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
         counted = [every[core] for core in mine if core < len(every)] or every
@@ -67,7 +68,7 @@ def _unused_quota(now: float) -> tuple[float, ...]:
 
 @dataclass
 class Growth:
-    """Decides once, from the first epoch's first updates.
+    """Decides once, after an epoch's first updates, whether more reading processes would keep the loop from waiting.
 
     The first update is not counted: in it the processes start.
 
@@ -95,7 +96,8 @@ class Growth:
         self.before: tuple[float, float, tuple[float, ...]] = (0.0, 0.0, ())
 
     def updated(self, waited: float) -> int | None:
-        """After each update, with the seconds that the loop has waited for data so far: how many are to read from now on.
+        """Called after each update with the seconds waited for data so far; returns the number of reading processes
+        from now on.
 
         None: as many as before.
         """
@@ -107,11 +109,12 @@ class Growth:
         return self._decide(waited) if self.seen == self.updates else None
 
     def epoch_over(self, waited: float) -> int | None:
-        """The same at the end of an epoch, which may have had few updates."""
+        """Called at the end of an epoch, which may have had few updates; returns what :meth:`updated` does."""
         return None if self.decided or self.seen < LEAST else self._decide(waited)
 
     def found(self) -> dict[str, dict[str, Any]]:
-        """What of the plan's choices is otherwise, and why; empty where the loop did not wait."""
+        """The plan's choices that the measurement has changed or confirmed, and why; empty where the loop did not
+        wait."""
         if not self.said:
             return {}
         chosen = {"num_workers": self.readers, "prefetch": self.prefetch(self.readers)}
@@ -139,7 +142,7 @@ class Growth:
 
 
 def enough(readers: int, waiting: float, idle: float, most: int) -> int:
-    """Processes that read fast enough for a loop which waits that share of its time for ``readers`` of them.
+    """How many processes read fast enough for a loop that waits that share of its time for ``readers`` of them.
 
     No more than there are idle cores for, a quarter of one included, and than ``most``; no fewer than there are.
     """
@@ -150,7 +153,7 @@ def enough(readers: int, waiting: float, idle: float, most: int) -> int:
 
 
 def growing_readers(data: DataConfig, readers: int, prefetch: int, workers_here: int) -> Growth | None:
-    """What says whether the processes that data.num_workers=auto has chosen to read are enough; None where it has chosen none.
+    """The :class:`Growth` of a run with data.num_workers=auto; None where the number of processes is not to change.
 
     Args:
         readers: that were chosen; prefetch: batches that each keeps ready.
@@ -164,7 +167,7 @@ def growing_readers(data: DataConfig, readers: int, prefetch: int, workers_here:
 
 
 def end_processes(loader: DataLoader[Any] | None) -> None:
-    """End a loader's reading processes."""
+    """End the reading processes of a DataLoader."""
     iterator = getattr(loader, "_iterator", None)
     if loader is not None and iterator is not None:
         try:
@@ -176,7 +179,7 @@ def end_processes(loader: DataLoader[Any] | None) -> None:
 
 
 class Rest:
-    """An epoch's batches from the ``first`` on, as a DataLoader asks for them."""
+    """The batches of an epoch from the ``first`` on, as the ``batch_sampler`` of a DataLoader."""
 
     def __init__(self, addresses: Iterable[Any]) -> None:
         self.addresses, self.first = addresses, 0

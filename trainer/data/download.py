@@ -13,7 +13,7 @@ from trainer.host.network import fetch_file, unreachable
 
 @dataclass(frozen=True)
 class File:
-    """A file of a set: its name, and what it has to be."""
+    """A file of a downloadable data set: its name, and the size and checksum that it must have."""
 
     name: str
     size: int
@@ -22,7 +22,7 @@ class File:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a set is fetched from.
+    """A web site that a data set is fetched from, and its files.
 
     Attributes:
         name: of the set; address: of the folder that holds its files, over https.
@@ -37,11 +37,11 @@ class Site:
 
     @property
     def megabytes(self) -> int:
-        """To come."""
+        """Megabytes that a download from this site takes."""
         return round(sum(file.size for file in self.files) / 1e6)
 
     def stand_in(self, reason: str, instead: str) -> str:
-        """What is said where something else is used."""
+        """The warning that other data take the place of this set."""
         return (
             f"this is NOT {self.name}, which is not there and cannot be had ({reason}). {instead} instead; "
             "data.on_missing=error refuses, data.root=FOLDER uses yours."
@@ -49,7 +49,7 @@ class Site:
 
 
 def absent(options: Flowers102Data | ArraysData, site: Site, folder: Path) -> str:
-    """Why a set that is not in the folder cannot be had; empty when it can be downloaded.
+    """Why a data set that is not in the folder cannot be had; empty when it can be downloaded.
 
     Raises:
         UserError: it cannot, and ``data.on_missing`` is ``error``.
@@ -65,7 +65,7 @@ def absent(options: Flowers102Data | ArraysData, site: Site, folder: Path) -> st
 
 
 def fetch(options: Flowers102Data | ArraysData, site: Site, unpack: Callable[[str], object]) -> str:
-    """Download it, one process at a time; returns why that failed, or nothing.
+    """Download a data set into its folder, one process at a time; returns why that failed, or nothing.
 
     Args:
         unpack: torchvision's loader, which finds the files that it would download.

@@ -42,7 +42,7 @@ class Batch:
 
 
 class Feed:
-    """The training batches of one worker, grouped into updates, and the evaluation batches.
+    """One worker's training batches, grouped into updates, and its evaluation batches, all on the device.
 
     Args:
         splits: the data sets.
@@ -175,7 +175,7 @@ class Feed:
             yield held
 
     def evaluation(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Batch]]:
-        """The evaluation batches of the worker with that number of so many that take part, and their samples' numbers."""
+        """Evaluation batches of worker ``index`` of ``count``, with their samples' numbers."""
         self.val_addresses.sampler = self.val_addresses.sampler.of(index, count)  # type: ignore[union-attr]
         for (_, numbers), (inputs, labels) in zip(self.val_addresses, self.val_reader, strict=True):
             inputs, labels = self.place(inputs, labels)
@@ -196,7 +196,7 @@ class Feed:
             yield batch
 
     def close(self) -> None:
-        """End the reading processes."""
+        """End the reading processes of training and evaluation."""
         self.train_reader.close()
         self.val_reader.close()
         if (blocks := self._block_reader()) is not None:

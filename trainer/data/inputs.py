@@ -10,7 +10,7 @@ Inputs = torch.Tensor | dict[str, torch.Tensor]
 
 
 def each(function: Callable[[torch.Tensor], torch.Tensor], inputs: Inputs) -> Inputs:
-    """The function's results for a tensor, or for each of a dict's tensors under its name."""
+    """Apply a function to an input tensor, or to each tensor of a dict of inputs, under its name."""
     if isinstance(inputs, torch.Tensor):
         return function(inputs)
     return {name: function(tensor) for name, tensor in inputs.items()}

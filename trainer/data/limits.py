@@ -9,7 +9,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """What one file may be at most. The defaults are those of the keys.
+    """The most that is read of one file from outside. The defaults are those of the config keys.
 
     Attributes:
         pixels: width x height of an image (``data.max_pixels``).
@@ -21,12 +21,12 @@ class Limits:
 
     @staticmethod
     def of(options: object) -> Limits:
-        """From a source's options, which need not have the keys."""
+        """The limits among a data source's options, which need not have the keys."""
         return Limits(getattr(options, "max_pixels", Limits.pixels), getattr(options, "max_file_mib", Limits.file_mib))
 
     @property
     def file_bytes(self) -> int:
-        """``file_mib`` in bytes."""
+        """The longest file that is read, in bytes."""
         return self.file_mib * MIB
 
 

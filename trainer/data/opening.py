@@ -26,7 +26,7 @@ def kind_of(mode: int) -> str:
 
 
 def open_regular(path: str | Path) -> IO[bytes]:
-    """The file, for reading. A FIFO or a device in its place is refused and not waited for.
+    """Open a file for reading; a FIFO or a device in its place is refused and not waited for.
 
     Raises:
         OSError: the file is not there, may not be read, or is not a regular file; ``strerror`` tells which.
@@ -42,7 +42,7 @@ def open_regular(path: str | Path) -> IO[bytes]:
 
 
 def read_regular(path: str | Path, limits: Limits = DEFAULTS, start: int = 0, length: int = -1) -> bytes:
-    """The file's bytes, or ``length`` of them from ``start`` on.
+    """A regular file's bytes, or ``length`` of them from ``start`` on.
 
     Raises:
         OSError: as ``open_regular``; or it is larger than the limit, or ends too soon.
@@ -61,7 +61,7 @@ def read_regular(path: str | Path, limits: Limits = DEFAULTS, start: int = 0, le
 
 
 def too_large(path: str | Path, what: str, limits: Limits) -> OSError:
-    """The refusal of a file beyond ``data.max_file_mib``."""
+    """The error for a file larger than ``data.max_file_mib``."""
     return OSError(errno.EFBIG, f"{what}, more than data.max_file_mib={limits.file_mib}", str(path))
 
 

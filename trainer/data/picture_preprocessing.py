@@ -1,4 +1,5 @@
-"""How a picture from elsewhere becomes an input of the model, as in validation."""
+"""How a picture from elsewhere becomes an input of the model, as in validation: for mode=predict and the logged
+model."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from trainer.data.opening import read_regular
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a picture becomes an input, as in validation.
+    """How a picture's file becomes an input of the model, as in validation.
 
     Attributes:
         transform: from a file's bytes to a tensor (C, H, W), of uint8 as a rule.
@@ -27,7 +28,7 @@ class Preprocessing:
     limits: Limits = DEFAULTS
 
     def read(self, path: Path) -> Any:
-        """The file as an input.
+        """Read a picture's file and preprocess it as in validation.
 
         Raises:
             Exception: whatever a decoder says of a file that is broken or no image.
@@ -37,7 +38,8 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Centre:
-    """A picture's centre (C, size, size) of uint8, after its shorter side has become ``resize``.
+    """A ``transform``: decode an image and cut its centre (C, size, size) of uint8, its shorter side resized to
+    ``resize``.
 
     Attributes:
         channels: 3, or 1: grey.

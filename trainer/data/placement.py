@@ -10,7 +10,7 @@ from trainer.data.source import Splits
 
 
 class Placement:
-    """Moves a batch to the device: pinned copies overlap, uint8 images become normalised floats there.
+    """Moves a batch to the device: pinned copies overlap, and uint8 images become normalised floats there.
 
     Of inputs by name, floating ones take the run's type; ids and other integers stay as they are.
     """

@@ -9,5 +9,5 @@ READY, LEAST_READY = 4, 2
 
 
 def ready_each(readers: int) -> int:
-    """Batches that each of so many reading processes keeps ready."""
+    """data.prefetch=auto: how many batches each of so many reading processes keeps ready."""
     return max(LEAST_READY, ceil(READY / readers))

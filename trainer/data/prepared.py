@@ -21,14 +21,14 @@ MARKER = "complete.json"
 
 
 def place_of(kind: str, files: Iterable[Path]) -> Path:
-    """Where what is made of these files lies; another place when one has changed."""
+    """The cache folder for what is made of these files; another folder when one of the files has changed."""
     about = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return cache_root() / kind / hashlib.blake2b(json.dumps(about).encode(), digest_size=12).hexdigest()
 
 
 @contextmanager
 def beside(target: Path) -> Iterator[Path]:
-    """A folder to make and fill, which takes the target's place at the end; with an error nothing is left of it.
+    """While it lasts, a new folder to fill, which takes the target's place at the end; with an error it is removed.
 
     Who calls holds the target's lock. What a killed process left is removed.
     """
@@ -44,7 +44,7 @@ def beside(target: Path) -> Iterator[Path]:
 
 
 def known(target: Path) -> dict[str, Any] | None:
-    """What was noted of a folder when it was made; None when it is not there.
+    """The note that was left in a prepared folder; None when the folder is not there.
 
     Raises:
         UserError: another user could put something there.
@@ -57,7 +57,7 @@ def known(target: Path) -> dict[str, Any] | None:
 
 
 def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """What is noted of the folder, which is made unless it is there. Several processes may ask at once; one makes it.
+    """The note of a prepared folder, which is made unless it is there; one of several processes makes it.
 
     Args:
         make: creates and fills a folder, and returns what is to be noted (JSON).
@@ -79,7 +79,7 @@ def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str,
 
 @contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """No other process makes that folder meanwhile; the folders above are made.
+    """While it lasts, no other process prepares that folder; its parent folders are made.
 
     Raises:
         UserError: another user could put something there, or this one can only read there.

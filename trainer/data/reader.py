@@ -24,7 +24,7 @@ Scatter = Callable[[list[tuple[Inputs, torch.Tensor]] | None], tuple[Inputs, tor
 
 
 class Addresses:
-    """A sampler's batches as (epoch, indices), from the ``first`` on; limited to so many batches of the epoch."""
+    """The batches of a sampler as (epoch, indices), from batch ``first`` on, at most ``limit`` of an epoch."""
 
     def __init__(self, sampler: TrainingSampler | EvaluationSampler | EverybodysBatches, limit: int | None) -> None:
         self.sampler = sampler
@@ -33,7 +33,7 @@ class Addresses:
 
     @property
     def of_epoch(self) -> int:
-        """Batches of a whole epoch."""
+        """Batches of a whole epoch, whatever ``first`` is."""
         return len(self.sampler) if self.limit is None else min(self.limit, len(self.sampler))
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class Addresses:
 
 @dataclass(frozen=True)
 class Reading:
-    """How samples are read.
+    """How a reader reads samples: processes, batches kept ready, pinned memory, mixing.
 
     Attributes:
         seed: of the augmentation.
@@ -68,7 +68,7 @@ HERE = Reading()
 
 
 class Reader:
-    """Batches of one data set in the sampler's order, in this process or in reading processes."""
+    """Reads the batches of one data set in a sampler's order, in this process or in reading processes."""
 
     def __init__(self, dataset: Dataset[Any], addresses: Addresses, reading: Reading) -> None:
         self.dataset = Seeded(dataset, reading.seed, reading.mixing)
@@ -97,11 +97,11 @@ class Reader:
             read += 1
 
     def begin_at(self, first: int) -> None:
-        """From which batch on the next epoch is read."""
+        """Set the batch from which the next epoch is read."""
         self.addresses.first = first
 
     def grow(self, num_workers: int, prefetch: int) -> None:
-        """From the next batch on, read by so many processes, which keep so many batches ready each."""
+        """From the next batch on, read with so many processes, each of which keeps so many batches ready."""
         self.num_workers, self.prefetch = num_workers, prefetch
         self.retired, self.loader = self.loader, None
 
@@ -128,14 +128,15 @@ class Reader:
         return batches
 
     def close(self) -> None:
-        """End the reading processes."""
+        """End this reader's processes."""
         for loader in (self.loader, self.retired):
             end_processes(loader)
         self.loader = self.retired = self.shared = None
 
 
 class ScatteredReader:
-    """The first worker reads everybody's batches and sends each its own, which are those that it would have read.
+    """data.read=scatter: the first worker reads all workers' batches and sends each worker the batches that are its
+    own.
 
     Args:
         reader: of everybody's batches, on the first worker; None on the others.
@@ -148,7 +149,7 @@ class ScatteredReader:
         self.reader, self.batches, self.workers, self.scatter = reader, batches, workers, scatter
 
     def begin_at(self, first: int) -> None:
-        """From which batch of each worker on the next epoch is read."""
+        """Set the batch of each worker from which the next epoch is read."""
         self.batches.first = first
         if self.reader is not None:
             self.reader.begin_at(first * self.workers)
@@ -159,13 +160,13 @@ class ScatteredReader:
             yield self.scatter([next(read) for _ in range(self.workers)] if read is not None else None)
 
     def close(self) -> None:
-        """End the reading processes."""
+        """End the first worker's reading processes."""
         if self.reader is not None:
             self.reader.close()
 
 
 class BlockReader:
-    """Batches of a map-style data set by any indices, one list of them after the other."""
+    """Reads batches of a map-style data set by any lists of indices, one list after the other; for leased blocks."""
 
     def __init__(self, dataset: Dataset[Any], reading: Reading) -> None:
         self.addresses: list[tuple[int, np.ndarray]] = []
@@ -177,5 +178,5 @@ class BlockReader:
         return iter(self.reader)
 
     def close(self) -> None:
-        """End the reading processes."""
+        """End this reader's processes."""
         self.reader.close()

@@ -1,4 +1,5 @@
-"""Reading processes: what they read comes as it is, and what they have to say comes in one sentence."""
+"""What reading processes do differently from torch's: they send errors as one sentence, use shared memory, and their
+death is named."""
 
 from __future__ import annotations
 
@@ -19,13 +20,15 @@ from trainer.host.requests import NUMBERS
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a reading process says instead of a batch; an exception would arrive wrapped in its traceback."""
+    """What a reading process sends instead of a batch it cannot read; an exception would arrive wrapped in its
+    traceback."""
 
     sentence: str
 
 
 class Told(Dataset[Any]):
-    """A data set in a reading process: what it raises for people comes out as a ``Refusal``.
+    """The data set of a reading process: its errors for users come out as a :class:`Refusal`, its batches through
+    shared memory.
 
     Args:
         dataset: with ``__getitems__``.
@@ -45,7 +48,7 @@ class Told(Dataset[Any]):
 
 
 def from_processes(loader: Iterable[Any], shared: SharedBatches | None = None) -> Iterator[Any]:
-    """The batches of a ``DataLoader`` of a ``Told`` with that memory.
+    """The batches of a ``DataLoader`` over a :class:`Told`; a refusal is raised here.
 
     Raises:
         RunFailed: a reading process cannot read a file, or has died.
@@ -65,13 +68,13 @@ def from_processes(loader: Iterable[Any], shared: SharedBatches | None = None) -
 
 
 def tells_of_a_death(error: RuntimeError) -> bool:
-    """Whether torch says by it that a reading process has died; it may say so in whatever the main thread is doing."""
+    """Whether torch raised this error because a reading process died; it may raise it anywhere in the main thread."""
     return str(error).startswith("DataLoader worker (pid")
 
 
 @contextmanager
 def deaths_named() -> Iterator[None]:
-    """While it lasts, the death of a reading process is one sentence, wherever torch has raised it.
+    """While it lasts, torch's error for a dead reading process becomes one sentence.
 
     Raises:
         RunFailed: a reading process has died.
@@ -89,12 +92,12 @@ def _died(how: str) -> RunFailed:
 
 
 def reading_process(number: int) -> None:
-    """At a reading process's start: it ends with the process that started it."""
+    """The ``worker_init_fn`` of reading processes: each ends with the process that started it."""
     end_with(os.getppid())
     for number in NUMBERS:  # of a scheduler, to the whole process group: the worker goes on until it has saved
         signal.signal(number, signal.SIG_IGN)
 
 
 def as_it_is(batch: Any) -> Any:
-    """Instead of a collation: a batch is read as a whole."""
+    """The ``collate_fn`` of reading processes: a batch is read as a whole, so there is nothing to collate."""
     return batch

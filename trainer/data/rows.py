@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass
 class Rows:
-    """Some lines, read.
+    """Rows of text, read: inputs, and which lines were good.
 
     Attributes:
         inputs: of the good lines, by name: (G, ...) each.
@@ -25,7 +25,8 @@ class Rows:
 
 
 class RowReader(ABC):
-    """Reads rows of text without learning from them. Made of plain data, so that ``model.json`` can say how.
+    """Reads rows of text as inputs of a model, without labels. Made of plain data, so that ``model.json`` can name
+    it.
 
     Importing its module imports neither torch nor mlflow.
     """
@@ -37,8 +38,9 @@ class RowReader(ABC):
 
     @abstractmethod
     def labelled(self, text: bytes) -> bool | None:
-        """Whether rows begin with their label, as the first of these whole lines that is a row tells; None: none is."""
+        """Whether the rows of a file begin with their label, as the first good one of these lines tells; None: none
+        is good."""
 
     @abstractmethod
     def read(self, text: bytes, labelled: bool) -> Rows:
-        """Whole lines, each ended by a newline. Labels are not looked at."""
+        """Read whole lines, each ended by a newline, as rows. Labels are not looked at."""

@@ -12,7 +12,7 @@ from trainer.config.run_config import RunConfig
 
 
 class Order:
-    """The epoch's order of the samples: each once, shuffled or as they are."""
+    """The order of the samples in an epoch: each once, shuffled or as they are."""
 
     def __init__(self, num_samples: int, seed: int = 0, shuffle: bool = True) -> None:
         self.num_samples = num_samples
@@ -31,7 +31,7 @@ class Order:
 
 
 class ClassBalanced(Order):
-    """As many samples as there are, every class equally often, as far as that goes (they differ by one at most).
+    """sampler=class_balanced: as many samples as there are, every class equally often (counts differ by one at most).
 
     A class's samples are used in turn, in a new order each time round; so a rare class's are repeated, each time with
     another augmentation, and a frequent class's take several epochs' turns.
@@ -57,7 +57,8 @@ class ClassBalanced(Order):
 
 
 class RepeatedAugmentation(Order):
-    """Each of a part of the samples several times side by side, with different augmentation (Hoffer et al., 2020).
+    """sampler=repeated_augmentation: some of the samples, each several times with different augmentation (Hoffer et
+    al., 2020).
 
     An epoch has as many addresses as there are samples, so it sees one sample in ``repeats``; as in DeiT, a sample's
     copies come next to each other, and so to different workers.
@@ -74,7 +75,7 @@ class RepeatedAugmentation(Order):
 
 
 class TrainingSampler(ABC):
-    """Batches of indices for one worker: its shares of the batches of all workers, which follow from the data alone.
+    """One worker's batches of indices: its shares of the batches of all workers. Base of the two samplers below.
 
     Args:
         num_samples: samples in the data set.
@@ -95,11 +96,11 @@ class TrainingSampler(ABC):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
+        """Choose the epoch whose order is used next."""
         self.epoch = epoch
 
     def order(self) -> np.ndarray:
-        """The epoch's order of all samples."""
+        """All samples in the epoch's order."""
         return self.whole(self.epoch)
 
     @abstractmethod
@@ -112,19 +113,20 @@ class TrainingSampler(ABC):
         sample; the next worker gets the next one, and so on in turn."""
 
     def size(self, start: int, stop: int, first: int, rank: int) -> int:
-        """A worker's samples that count in the batch with that cut."""
+        """How many samples that count a worker has in the batch with that cut."""
         return max(0, -(-(stop - start - (rank - first) % self.world_size) // self.world_size))
 
     def sizes(self) -> list[int]:
-        """Samples that count in each of this worker's batches."""
+        """For each of this worker's batches, how many samples count."""
         return [self.size(*cut, self.rank) for cut in self.cuts()]
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """The batches' indices as arrays."""
+        """This worker's batches as arrays of indices."""
         return (share for shares in self.everybodys([self.rank]) for share in shares)
 
     def everybodys(self, ranks: Sequence[int]) -> Iterator[list[np.ndarray]]:
-        """For each batch its shares of these workers: at least one sample each, which counts zero where there is none."""
+        """For each batch the shares of these workers: at least one sample each, which counts zero where there is
+        none."""
         order = self.order()
         for start, stop, first in self.cuts():
             together = order[start:stop]
@@ -142,7 +144,7 @@ class TrainingSampler(ABC):
 
 
 class DistributedBatchSampler(TrainingSampler):
-    """Batches of ``batch_size`` samples for each worker (``data.batch_size``), as many as there are.
+    """data.batch_size: batches of that many samples for each worker, as many as there are.
 
     Batch ``s`` of all ``world_size`` workers together is ``order[s * world_size * batch_size:][:world_size *
     batch_size]`` of the epoch's order, so that N workers see what one worker with an N times larger batch sees.
@@ -176,7 +178,7 @@ class DistributedBatchSampler(TrainingSampler):
         self.missing = -num_samples % world_size if pad else 0
 
     def order(self) -> np.ndarray:
-        """The epoch's order of all samples, padded where that is asked for."""
+        """All samples in the epoch's order, padded where that is asked for."""
         order = super().order()
         return np.concatenate([order, np.resize(order, self.missing)]) if self.missing else order
 
@@ -190,7 +192,7 @@ class DistributedBatchSampler(TrainingSampler):
 
 
 class GlobalBatchSampler(TrainingSampler):
-    """Updates of ``global_batch_size`` samples (``data.global_batch_size``), the same ones for any number of workers.
+    """data.global_batch_size: updates of that many samples, the same ones for any number of workers.
 
     Update ``i`` is ``order[i * global_batch_size:][:global_batch_size]``, each sample once, cut into ``merge`` batches that
     differ by one sample at most. Sample ``j`` of an update goes to worker ``j % world_size``. The epoch's last update has what
@@ -245,28 +247,29 @@ class GlobalBatchSampler(TrainingSampler):
 
 
 class EverybodysBatches:
-    """The batches of all workers in turn, for a worker that reads them all."""
+    """The batches of all workers in turn, for the one worker that reads them all (data.read=scatter)."""
 
     def __init__(self, sampler: TrainingSampler) -> None:
         self.sampler = sampler
 
     @property
     def epoch(self) -> int:
-        """Of the sampler."""
+        """The epoch of the sampler behind it."""
         return self.sampler.epoch
 
     def __len__(self) -> int:
         return len(self.sampler) * self.sampler.world_size
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """The batches' addresses as arrays: batch 0 of each worker, batch 1 of each, ..."""
+        """All workers' batches as arrays of indices: batch 0 of each worker, batch 1 of each, ..."""
         return (share for shares in self.sampler.everybodys(range(self.sampler.world_size)) for share in shares)
 
 
 def training_sampler(
     config: RunConfig, samples: int, batch_size: int, rank: int, workers: int, order: Order | None = None
 ) -> TrainingSampler:
-    """What a run's config asks for: updates of ``data.global_batch_size`` samples where that is set, else batches per worker.
+    """The training sampler of a run's config: updates of ``data.global_batch_size`` samples where that is set, else
+    batches per worker.
 
     Args:
         batch_size: samples per worker and batch, for the latter.
@@ -282,7 +285,8 @@ def training_sampler(
 
 
 class EvaluationSampler:
-    """Every sample exactly once over all workers, in batches; workers may have different numbers of them."""
+    """Evaluation batches of one worker: every sample exactly once over all workers, whose numbers of samples may
+    differ."""
 
     def __init__(self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         self.num_samples = num_samples
@@ -290,14 +294,14 @@ class EvaluationSampler:
         self.batch_size = batch_size
 
     def of(self, rank: int, world_size: int) -> EvaluationSampler:
-        """The same samples, the share of another worker."""
+        """The sampler of another worker over the same samples."""
         return EvaluationSampler(self.num_samples, self.batch_size, rank, world_size)
 
     def __len__(self) -> int:
         return -(-len(self.mine) // self.batch_size)
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """The batches' indices as arrays."""
+        """This worker's evaluation batches as arrays of indices."""
         for start in range(0, len(self.mine), self.batch_size):
             yield self.mine[start : start + self.batch_size]
 

@@ -25,7 +25,7 @@ ALIGNED = 64
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a tensor lies in a slot, and how."""
+    """Where in a slot of shared memory a tensor lies, with its type and shape."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -34,14 +34,14 @@ class Placed:
     size: int
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
-        """The tensor in these bytes (size of the slot,)."""
+        """The tensor itself, as a view of the slot's bytes (size of the slot,)."""
         part = memory[self.offset : self.offset + self.size].view(self.dtype)
         return part.as_strided(self.shape, self.strides)
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """What a reading process sends instead of a batch.
+    """What a reading process sends instead of a batch: the slot that holds it, and where its tensors lie there.
 
     Attributes:
         slot: where the batch lies; size: its bytes.
@@ -55,7 +55,7 @@ class Parcel:
 
 
 class SharedBatches:
-    """Slots in memory that this process shares with the reading processes that it forks.
+    """Slots of memory that the training process shares with the reading processes that it forks.
 
     A slot is free again when nobody holds its batch, or a part of it, any more. A batch that does not fit, or comes while
     all slots are taken, is sent as torch sends it.
@@ -73,11 +73,12 @@ class SharedBatches:
 
     @staticmethod
     def possible() -> bool:
-        """Whether this system has such memory, and reading processes inherit it."""
+        """Whether this system has shared memory of that kind, and forked processes inherit it."""
         return hasattr(os, "memfd_create") and multiprocessing.get_start_method() == "fork"
 
     def put(self, batch: Any) -> Any:
-        """In a reading process: a ``Parcel`` for the batch, or the batch where that cannot be."""
+        """Called in a reading process: write a batch into a slot; returns its :class:`Parcel`, or the batch where
+        there is no room."""
         if not _is_of_tensors(batch):
             return batch
         inputs, labels = batch
@@ -96,7 +97,7 @@ class SharedBatches:
         )
 
     def take(self, parcel: Parcel) -> tuple[Inputs, torch.Tensor]:
-        """In the process that trains: the batch; it shares the slot's memory."""
+        """Called in the training process: the batch of a parcel, as views of the slot's memory."""
         memory = np.frombuffer(self._mapped(parcel.slot, parcel.size), np.uint8, parcel.size)
         weakref.finalize(memory, self._release, parcel.slot, os.getpid()).atexit = False
         whole = torch.from_numpy(memory)

@@ -25,7 +25,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a data source without reading it.
+    """What is known of a data source before anything is read.
 
     Attributes:
         source: what the samples really are, in a few words; shown in the plan and in the run's tags.
@@ -66,7 +66,7 @@ class Facts:
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Facts:
-        """From plain data that may have been JSON meanwhile, in which tuples are lists."""
+        """Facts from plain data that may have been JSON meanwhile, in which tuples are lists."""
         made = Facts(**plain)
         return replace(
             made, shape=_tuples(made.shape), val_shape=_tuples(made.val_shape), integers=tuple(made.integers)
@@ -89,14 +89,14 @@ def digest_of(*parts: Any) -> str:
 
 
 def listed(folder: Path) -> list[tuple[str, int]]:
-    """Name and size of each file in a folder and the folders in it, sorted."""
+    """Name and size of each file below a folder, sorted; the basis of a fingerprint."""
     files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return sorted((path.relative_to(folder).as_posix(), path.stat().st_size) for path in files)
 
 
 @dataclass
 class Splits:
-    """Data sets of one worker.
+    """What a worker opens: the training and validation data sets, and how images are normalised.
 
     Attributes:
         train, val: map-style, each item (input, label); or with ``batch(indices)`` that returns a whole batch; or with
@@ -131,14 +131,14 @@ class DataSource(ABC):
 
     @abstractmethod
     def facts(self, global_batch_size: int) -> Facts:
-        """Look without writing anything.
+        """What can be known of the data by a look that writes nothing.
 
         Raises:
             UserError: the data is missing, empty or not what it should be.
         """
 
     def class_names(self, facts: Facts) -> Sequence[str]:
-        """The classes' names in the order of the labels; empty: they have none."""
+        """The names of the classes in the order of the labels; empty: they have none."""
         return ()
 
     def fingerprint(self, facts: Facts) -> str:
@@ -154,7 +154,7 @@ class DataSource(ABC):
     """There is a ``preprocessing``, so that mode=predict can look at pictures from elsewhere."""
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
-        """How a picture becomes an input in validation; may import what it needs."""
+        """How a picture of the user's becomes an input, as in validation; may import what it needs."""
         raise NotImplementedError(f"{type(self).__name__} sees no pictures")
 
     def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
@@ -177,9 +177,9 @@ class DataSource(ABC):
         return None
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
-        """Once per run, before the workers start: download or draw. Returns the facts as they are afterwards."""
+        """Download or draw the data, once per run before the workers start. Returns the facts as they are afterwards."""
         return facts
 
     @abstractmethod
     def open(self, facts: Facts) -> Splits:
-        """In each worker: the data sets."""
+        """Open the data sets; called in each worker."""

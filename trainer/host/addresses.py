@@ -12,7 +12,7 @@ FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def with_port(host: str, port: int | str) -> str:
-    """``10.0.0.1:29500``; an IPv6 address in brackets: ``[fd00::1]:29500``."""
+    """Write an address with a port: ``10.0.0.1:29500``; IPv6 in brackets: ``[fd00::1]:29500``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -28,7 +28,7 @@ def free_port(host: str) -> int:
 
 
 def listening(host: str, port: int, backlog: int = 1) -> socket.socket:
-    """A socket that listens at that address alone; port 0: at a free one.
+    """A socket that listens on that address alone; port 0: on a free port.
 
     Raises:
         OSError: it is not this host's, or the port is in use.
@@ -39,12 +39,12 @@ def listening(host: str, port: int, backlog: int = 1) -> socket.socket:
 
 
 def own(host: str) -> str:
-    """The address of this host that a name stands for, as numbers; the name itself where it is another host's."""
+    """This host's address that a name stands for, as numbers; the name itself where it is another host's."""
     return next((str(address[0]) for family, address in _resolved(host, 0) if _can_listen(family, address)), host)
 
 
 def address_towards(host: str) -> str | None:
-    """The address of this host by which that one reaches it; None: there is no way to it."""
+    """This host's address by which that other host reaches it; None: there is no way to it."""
     for family, address in _resolved(host, 9):
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             try:
@@ -62,7 +62,7 @@ def interface_towards(host: str) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface with that address."""
+    """The name of the network interface with that address."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(e.family in FAMILIES and _plain(e.address) == _plain(address) for e in addresses):
             return str(name)

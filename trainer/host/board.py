@@ -26,23 +26,23 @@ MAC = 32
 
 
 class NoNote(RuntimeError):
-    """A note did not come in time, or the board is gone; torch's own stores raise RuntimeErrors, too."""
+    """A note did not come in time, or the board is gone. (torch's own stores raise RuntimeErrors of their own.)"""
 
 
 class Board(Protocol):
-    """Notes by key. A store of torch.distributed has these methods as well."""
+    """Notes by key between the processes of a run. torch.distributed's stores have these methods as well."""
 
     def set(self, key: str, value: str) -> Any:
-        """Leave a note, instead of the one that is there."""
+        """Leave a note under a key; it replaces the one that is there."""
 
     def get(self, key: str) -> bytes:
-        """Wait for a note, and read it."""
+        """Wait for the note under a key, and return it."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all these notes are there."""
+        """Whether there are notes under all these keys."""
 
     def wait(self, keys: list[str], timeout: datetime.timedelta = ...) -> Any:
-        """Wait until all these notes are there.
+        """Wait until there are notes under all these keys.
 
         Raises:
             RuntimeError: they are not in time, or the board is gone.
@@ -56,11 +56,11 @@ class OwnBoard(Board, Protocol):
         """The same board, for another thread."""
 
     def under(self, prefix: str) -> OwnBoard:
-        """A part of it, in which keys are those of this board with a prefix."""
+        """A part of this board, whose keys get a prefix."""
 
 
 class FolderBoard:
-    """Notes of processes on one host: a file for each, in a folder that is this user's alone (mode 0700).
+    """A board between processes of one host: a file for each note, in a folder that is this user's alone (mode 0700).
 
     A file is there as a whole or not at all, and no lock is held: whoever is stopped or killed holds nobody up.
     """
@@ -69,31 +69,31 @@ class FolderBoard:
         self.folder, self.prefix = folder, prefix
 
     def under(self, prefix: str) -> FolderBoard:
-        """As :class:`OwnBoard`'s."""
+        """A part of this board in the same folder, whose keys get a prefix."""
         return FolderBoard(self.folder, f"{self.prefix}{prefix}/")
 
     def clone(self) -> FolderBoard:
-        """As :class:`OwnBoard`'s."""
+        """The board itself: files can be used from any thread."""
         return self
 
     def set(self, key: str, value: str) -> None:
-        """As :class:`Board`'s."""
+        """Write a note into its file; it appears as a whole."""
         try:
             private.write(self._path(key), value)
         except OSError as error:
             raise NoNote(f"the launcher's folder cannot be written: {error.strerror}") from error
 
     def get(self, key: str) -> bytes:
-        """As :class:`Board`'s."""
+        """Wait for the file of a note, and read it."""
         self.wait([key])
         return private.read(self._path(key)).encode()
 
     def check(self, keys: Sequence[str]) -> bool:
-        """As :class:`Board`'s."""
+        """Whether the files of all these notes are there."""
         return all(self._path(key).is_file() for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta = FOREVER) -> None:
-        """As :class:`Board`'s."""
+        """Look again and again until the files of all these notes are there."""
         began = time.monotonic()
         while not self.check(keys):
             waited = time.monotonic() - began
@@ -108,7 +108,7 @@ class FolderBoard:
 
 
 class SealedBoard:
-    """Notes in a store of torch.distributed that strangers may write to, too.
+    """A board in a store of torch.distributed to which strangers may write, too.
 
     A note counts if it carries the hash that only the run's secret gives, and is no older than the last one that was seen
     under its key. In place of any other the last one that was seen counts, or none.
@@ -126,31 +126,31 @@ class SealedBoard:
         self._told: set[str] = set()
 
     def under(self, prefix: str) -> SealedBoard:
-        """As :class:`OwnBoard`'s."""
+        """A part of this board in the same store, whose keys get a prefix."""
         return SealedBoard(self.store, self._secret, f"{self.prefix}{prefix}/")
 
     def clone(self) -> SealedBoard:
-        """As :class:`OwnBoard`'s, with a connection of its own."""
+        """The same board, by a connection of its own, for another thread."""
         return SealedBoard(self.store.clone(), self._secret, self.prefix)
 
     def set(self, key: str, value: str) -> None:
-        """As :class:`Board`'s."""
+        """Leave a note with a hash that only the run's secret gives."""
         at = time.time_ns()
         self.store.set(self.prefix + key, f"{self._seal(key, at, value)} {at} {value}")
 
     def get(self, key: str) -> bytes:
-        """As :class:`Board`'s."""
+        """Wait for a note whose hash is right, and return it."""
         self.wait([key])
         found = self._look(key)
         assert found is not None, "what was seen once counts on"
         return found.encode()
 
     def check(self, keys: Sequence[str]) -> bool:
-        """As :class:`Board`'s."""
+        """Whether there are notes under all these keys, forged ones not counted."""
         return all(self._look(key) is not None for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta = FOREVER) -> None:
-        """As :class:`Board`'s."""
+        """Wait until there are notes under all these keys, forged ones not counted."""
         until = time.monotonic() + timeout.total_seconds()
         for key in keys:
             while self._look(key) is None:
@@ -163,7 +163,7 @@ class SealedBoard:
                     self.store.wait([self.prefix + key], datetime.timedelta(seconds=left))
 
     def forged(self, key: str) -> bool:
-        """Whether there is a note under this key that does not count."""
+        """Whether there is a note under this key, but none that counts."""
         return bool(self.store.check([self.prefix + key])) and self._look(key) is None
 
     def _look(self, key: str) -> str | None:

@@ -28,7 +28,7 @@ def cache_root() -> Path:
 
 
 def check_data(folder: Path) -> None:
-    """A folder of the cache can be used: it, the cache's own folder, and those between.
+    """Refuse a folder of the cache that another user could write to: it, the cache's root, or one between.
 
     Raises:
         UserError: another user could have put something there.
@@ -40,7 +40,7 @@ def check_data(folder: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """A folder of the cache, for this user alone where it is new.
+    """Make a folder of the cache; what is new is for this user alone.
 
     Raises:
         UserError: another user could put something there, or this one cannot write there.
@@ -56,12 +56,12 @@ def make(folder: Path) -> None:
 
 
 def read_only(folder: Path) -> UserError:
-    """The refusal where nothing can be made."""
+    """The error where a cache folder cannot be made."""
     return UserError(f"the cache {folder}", "cannot be written by this user, and does not hold what is asked for", "TRAINER_CACHE=FOLDER of your own")  # fmt: skip
 
 
 def check_code() -> Path:
-    """Where compiled code is kept; nothing is made.
+    """The cache folder of compiled code; refused where another user could put code there. Nothing is made.
 
     Raises:
         UserError: another user could put code there.

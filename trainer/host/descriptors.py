@@ -11,7 +11,7 @@ RESERVE = 64
 
 
 def keep_reserve() -> None:
-    """From now on connections cannot take the last descriptors of this process."""
+    """Keep some file descriptors back: from now on connections cannot take the last ones of this process."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(hard - RESERVE, hard // 2), hard))
@@ -19,7 +19,7 @@ def keep_reserve() -> None:
 
 @contextmanager
 def reserve() -> Iterator[None]:
-    """While it lasts, the reserve may be used."""
+    """While it lasts, the descriptors that were kept back may be used."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -29,7 +29,7 @@ def reserve() -> Iterator[None]:
 
 
 def all_taken() -> bool:
-    """Whether no descriptor can be had but for the reserve."""
+    """Whether no descriptor is left but those kept back."""
     try:
         os.close(os.dup(1))
     except OSError:

@@ -17,7 +17,8 @@ PRIVATE, COMMON = 0o600, 0o666
 
 @contextmanager
 def replacing(path: Path, mode: int = COMMON) -> Iterator[Path]:
-    """A new, empty file to write into, which takes the path's place at the end; with an error nothing is left of it.
+    """While it lasts, a new empty file to write, which takes the path's place at the end; with an error it is
+    removed.
 
     A reader sees the old file or the new, never a part. A link that lies at the path is replaced, not followed.
     """
@@ -31,7 +32,7 @@ def replacing(path: Path, mode: int = COMMON) -> Iterator[Path]:
 
 
 def replace_file(path: Path, text: str, private: bool = False) -> None:
-    """Write a whole text file.
+    """Write a whole text file in place of the one that is there.
 
     Args:
         private: it holds a config, so it is for its owner's eyes alone (0600).

@@ -53,7 +53,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def gpu_loads() -> list[tuple[float, float]]:
-    """Of each GPU that nvidia-smi shows now: percent of the time in which it was busy, MiB of its memory in use."""
+    """For each GPU that nvidia-smi shows: percent of the time it was busy, MiB of its memory in use."""
     try:
         asked = _asked_of_gpus("utilization.gpu,memory.used") if gpus() else []
         return [(float(busy), float(used)) for busy, used in asked]
@@ -81,7 +81,7 @@ def cpp_compiler() -> str | None:
 
 
 def free_memory() -> int:
-    """Bytes that programs can still take without swapping."""
+    """Bytes of memory that programs can still take without swapping."""
     return int(psutil.virtual_memory().available)
 
 

@@ -17,13 +17,13 @@ from typing import NoReturn
 
 
 def begin() -> None:
-    """At the start of a command, whose process is ours: nothing is collected until there is work."""
+    """Stop collecting garbage at the start of a command, until :func:`at_work`."""
     gc.disable()
 
 
 @contextmanager
 def at_work() -> Iterator[None]:
-    """While it lasts, garbage is collected as usual, if ``begin`` had stopped that; what was imported is left out of it."""
+    """While it lasts, garbage is collected as usual if :func:`begin` had stopped that; imported objects are left out."""
     if gc.isenabled():  # somebody else's process, as in a notebook
         yield
         return
@@ -37,7 +37,7 @@ def at_work() -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process as ``sys.exit`` does, except that no object is taken apart."""
+    """End this process as ``sys.exit`` does, without taking every object apart."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as the interpreter does
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -16,7 +16,7 @@ WRITTEN = (
 
 
 def check_run_folder(folder: Path, hydras: str | None = None, key: str = "hydra.run.dir") -> None:
-    """A folder that is there already can be written into.
+    """Refuse a run's folder with links inside, through which files would land elsewhere.
 
     Args:
         hydras: the name of Hydra's folder in it (``hydra.output_subdir``).
@@ -33,7 +33,7 @@ def check_run_folder(folder: Path, hydras: str | None = None, key: str = "hydra.
 
 
 def check_sweep_folder(folder: Path, hydras: str | None = None) -> None:
-    """The same for a sweep: its folder and those of its jobs, ``0``, ``1``, ...
+    """Refuse a sweep's folder with links inside it or its jobs' folders ``0``, ``1``, ...
 
     Raises:
         UserError: as above.

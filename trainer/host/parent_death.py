@@ -8,7 +8,7 @@ import threading
 
 
 def end_with(pid: int) -> None:
-    """End this process as soon as that one is gone, even if it was killed with SIGKILL."""
+    """End this process as soon as the process of that id is gone, even by SIGKILL."""
 
     def watch() -> None:
         try:

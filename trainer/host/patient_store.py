@@ -16,7 +16,8 @@ LONGEST_S = 10_000_000.0
 
 
 class PatientStore:
-    """The store, whose answers are waited for a limited time: the way to its host may be cut, and nobody says so.
+    """A store of torch.distributed whose answers are waited for a limited time: a broken way to its host tells
+    nobody.
 
     A thread does what is asked, so that a store that does not answer blocks that thread and not its caller.
 
@@ -36,23 +37,23 @@ class PatientStore:
         return PatientStore(self._ask(self.store.clone), self.name, self.patience_s)
 
     def set(self, key: str, value: str) -> None:
-        """As torch's."""
+        """Set a key of the store, within the time."""
         self._ask(lambda: self.store.set(key, value))
 
     def add(self, key: str, amount: int) -> int:
-        """As torch's."""
+        """Add to a number in the store, within the time; returns the sum."""
         return int(self._ask(lambda: self.store.add(key, amount)))
 
     def get(self, key: str) -> bytes:
-        """As torch's."""
+        """Wait for a key of the store and return its value, within the time."""
         return bytes(self._ask(lambda: self.store.get(key)))
 
     def check(self, keys: list[str]) -> bool:
-        """As torch's."""
+        """Whether the store has all these keys; answered within the time."""
         return bool(self._ask(lambda: self.store.check(keys)))
 
     def wait(self, keys: list[str], timeout: datetime.timedelta = FOREVER) -> None:
-        """As torch's."""
+        """Wait until the store has all these keys; the time comes on top of ``timeout``."""
         self._ask(lambda: self.store.wait(keys, timeout), timeout.total_seconds())
 
     def _ask(self, job: Callable[[], Any], more_s: float = 0.0) -> Any:

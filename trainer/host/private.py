@@ -17,12 +17,12 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def scratch(prefix: str) -> Path:
-    """A new folder for temporary files, which its maker alone may enter (mode 0700)."""
+    """Make a new folder for temporary files, which only this user may enter (mode 0700)."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=temporary_root()))
 
 
 def temporary_root() -> str:
-    """The folder for temporary files, or another one where its path is too long for sockets.
+    """The system's folder for temporary files, or another one where its path is too long for sockets.
 
     Raises:
         UserError: other users can rename what lies in each of them.
@@ -45,7 +45,7 @@ def _keeps(folder: str) -> bool:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether this is a folder (and no link) of this user's, where no other user can write."""
+    """Whether a path is a folder (and no link) of this user, where no other user can write."""
     try:
         found = folder.lstat()
     except OSError:
@@ -54,24 +54,24 @@ def is_own(folder: Path) -> bool:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether this is a folder (and no link) that no other user can even enter."""
+    """Whether a path is a folder (and no link) that no other user can even enter."""
     return is_own(folder) and not folder.lstat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
 def start_empty(path: Path) -> None:
-    """Make a file anew under its name. What was there goes; a link's target is left alone."""
+    """Make an empty file of that name. What was there is removed; a link's target is left alone."""
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
 
 
 def write(path: Path, text: str, mode: int = PRIVATE) -> None:
-    """Put a file there, for this user alone unless another mode is given, whole or not at all; a link is replaced."""
+    """Write a file as a whole, for this user alone unless another mode is given; a link is replaced."""
     with replacing(path, mode) as part:
         part.write_text(text)
 
 
 def read(path: Path) -> str:
-    """A file's text; no link is followed.
+    """Read a text file; no link is followed.
 
     Raises:
         OSError: it is not there, a link, or no file of this user's.

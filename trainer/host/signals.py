@@ -13,7 +13,7 @@ from trainer.errors import Interrupted
 
 @contextlib.contextmanager
 def termination_raises() -> Iterator[None]:
-    """SIGTERM, SIGHUP and SIGQUIT raise Interrupted in the main thread, as Ctrl-C raises KeyboardInterrupt.
+    """While it lasts, SIGTERM, SIGHUP and SIGQUIT raise Interrupted in the main thread.
 
     A signal that is ignored stays ignored, as SIGHUP under nohup. The caller's handlers are put back.
     """
@@ -37,7 +37,7 @@ def termination_raises() -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """No signal interrupts the few seconds of closing; they are bounded."""
+    """While it lasts (a few bounded seconds of closing), no signal interrupts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -17,7 +17,7 @@ LONGEST_INSIDE = 100
 
 
 def check_name(name: str) -> None:
-    """The run's name is a folder below ``outputs/`` and an MLflow experiment.
+    """Refuse a run's name that cannot be a folder below ``outputs/`` and an MLflow experiment.
 
     Raises:
         UserError: it would be somewhere else, or no folder's name.
@@ -33,7 +33,7 @@ def check_name(name: str) -> None:
 
 
 def check_folder(folder: Path, key: str, needed: int = LEAST, here: bool = True) -> None:
-    """A folder that is there and can be written, or that can be made.
+    """Refuse a folder that cannot be written, or cannot be made.
 
     Args:
         key: which names it.

@@ -24,7 +24,7 @@ CUT_SHORT = ("killed", PREEMPTED)
 
 
 class Closing:
-    """Steps after which a run is closed.
+    """Steps that close a run; one that fails is remembered and keeps no other from being done.
 
     Args:
         say: shows a line to the user.
@@ -36,7 +36,8 @@ class Closing:
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """A step, by the name of what it leaves; that it fails is remembered and nothing else.
+        """While it lasts, one step of closing, named by what it leaves; its failure is remembered and goes no
+        further.
 
         A user's own class may raise anything in it, SystemExit included.
         """
@@ -46,14 +47,15 @@ class Closing:
             self.failed.setdefault(f"{type(error).__name__}: {first_line(error)}", []).append(name)
 
     def tell(self) -> None:
-        """One line for each reason why steps failed."""
+        """Print one line for each reason why steps failed."""
         for why, names in self.failed.items():
             with contextlib.suppress(Exception):  # whoever read the lines may be gone
                 self.say(f"could not be done at the end: {', '.join(names)} ({why})")
 
 
 def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker | None) -> None:
-    """Status, result, pictures, and the end of the MLflow run: each as far as it can be done; see :class:`Closing`."""
+    """Close a run: status, result, pictures, the end of the MLflow run; each step as far as it can be done
+    (:class:`Closing`)."""
     from trainer.job.plan_table import console
     from trainer.run_folder.json_files import leave
 

@@ -104,13 +104,13 @@ def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
 
 
 def own_folder(plan: Plan) -> Path:
-    """Where this host's launcher writes: the run's folder, which hosts may share, belongs to host 0."""
+    """The folder for this host's launcher: the run's folder belongs to host 0 and may be shared."""
     run_dir = Path(plan.run_dir)
     return run_dir / f"host.{plan.node_rank}" if plan.node_rank else run_dir
 
 
 def prepared(ready: Ready) -> Ready:
-    """With the data downloaded or drawn, and the plan made again where that changed what is known."""
+    """The job with its data downloaded or drawn; the plan is made again where that changed the facts."""
     from trainer.terminal.bar import preparing
     from trainer.worker.probe import before_start
 

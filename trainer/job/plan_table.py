@@ -1,4 +1,4 @@
-"""The parent's view of a run in the terminal: the plan."""
+"""The plan and its warnings as printed before a run starts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ INSECURE = "the hosts have no secret in common: whoever reaches the meeting poin
 
 
 def console() -> Screen:
-    """The terminal; when piped, plain lines of any length."""
+    """The console for the plan; when piped, plain lines of any length."""
     return Screen()
 
 
 def show_plan(plan: Plan, verbosity: str = "normal") -> None:
-    """The resolved plan, the first process's environment, and what the user should know before all."""
+    """Print the resolved plan, the first process's environment, and what the user should know first."""
     out = console()
     if verbosity != "quiet":
         out.facts(f"Plan of {plan.name}", rows(plan))
@@ -30,7 +30,7 @@ def show_plan(plan: Plan, verbosity: str = "normal") -> None:
 
 
 def show_briefly(plan: Plan, verbosity: str = "normal") -> None:
-    """Of a sweep's jobs after the first: one line, and what the user should know before all."""
+    """Print one line for a job of a sweep after the first, and what the user should know first."""
     out = console()
     if verbosity != "quiet":
         done = f"{counted(plan.total_steps, 'update')} of {counted(plan.global_batch_size, 'sample')}"
@@ -55,7 +55,7 @@ def _warn(out: Screen, plan: Plan) -> None:
 
 
 def preprocessed(done: Mapping[str, Any]) -> Iterator[str]:
-    """What validation does to an image, in a few words."""
+    """In a few words, what validation does to an image."""
     if done["resize"] is not None:
         yield f"shorter side to {done['resize']}, centre {done['crop']} x {done['crop']},"
     if done["divide"] is not None:
@@ -68,7 +68,7 @@ def preprocessed(done: Mapping[str, Any]) -> Iterator[str]:
 
 
 def rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """The plan's lines: what, and how much or where."""
+    """The lines of the printed plan: what, and how much or where."""
     yield from _processes(plan)
     yield from _sizes(plan)
     yield from _data(plan)

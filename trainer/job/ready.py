@@ -49,7 +49,7 @@ class Ready:
 
     @property
     def assignment(self) -> Assignment:
-        """What its processes are handed."""
+        """What this job's processes are handed."""
         checked = self.checked
         return Assignment(
             checked.config, self.plan, checked.files, tuple(sorted(self.secrets)), tuple(self.imported),
@@ -58,7 +58,7 @@ class Ready:
 
     @property
     def secrets(self) -> set[str]:
-        """What nobody else should see: of the config, and what else this process knows."""
+        """The job's secret values: those of the config, and others that this process knows."""
         return values(self.checked.config.plain()) | redact.HERE.values
 
 
@@ -124,7 +124,7 @@ def resumed(config: RunConfig, plan: Plan) -> Resume | None:
 
 
 def check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -> None:
-    """What the run leaves can be written where it is asked for.
+    """Refuse a job whose run folder or ``predict.output`` cannot be written, or has no room.
 
     Raises:
         UserError: it cannot; of a plan it is listed.
@@ -151,5 +151,5 @@ def _check_weights(config: RunConfig) -> None:
 
 
 def this_machine() -> Machine:
-    """This host, as far as choices depend on it."""
+    """What the plan's choices depend on in this machine."""
     return Machine(hardware.cores(), hardware.cpu_flags(), hardware.gpus())

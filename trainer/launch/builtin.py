@@ -1,4 +1,5 @@
-"""The built-in launchers, as ``launch._target_`` names them. torchrun's own processes are in ``torchrun.py``."""
+"""The launchers that launch._target_ can name: in_process, forkserver, local. torchrun's own processes are in
+``torchrun.py``."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from trainer.planning.launcher import Launcher
 
 
 class InProcess(Launcher):
-    """The plan's only worker is this very process."""
+    """launch=in_process: the only worker is this very process."""
 
     def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:
         if workers + others == 1:
@@ -26,7 +27,7 @@ class InProcess(Launcher):
 
 
 class Forkserver(Launcher):
-    """Every process of this host is a child of a forkserver that has imported what they need."""
+    """launch=forkserver: every process of this host is a child of a forkserver that has imported what they need."""
 
     def start(self, assignment: Assignment) -> dict[str, Any]:
         from trainer.launch.start import start_processes
@@ -35,7 +36,7 @@ class Forkserver(Launcher):
 
 
 class Local(Launcher):
-    """One worker alone is this very process; several processes come from a forkserver."""
+    """launch=local: one worker alone is this very process; several processes come from a forkserver."""
 
     def start(self, assignment: Assignment) -> dict[str, Any]:
         kind = InProcess if len(assignment.plan.processes) == 1 else Forkserver

@@ -14,7 +14,7 @@ from trainer.launch.supervisor import Handle, Role
 
 @dataclass(frozen=True)
 class Start:
-    """One process that is to be started.
+    """What an engine needs in order to start one process: its role and rank, what it is handed, its log.
 
     Attributes:
         role, index: which of the role's processes of this host it is.
@@ -39,12 +39,12 @@ class Start:
 
     @property
     def rank(self) -> int:
-        """Its number within the role, over all hosts."""
+        """The process's number within its role, over all hosts."""
         return self.role.first_rank + self.index
 
 
 class Engine(Protocol):
-    """Starts processes."""
+    """Starts processes, each of which becomes a handle that the supervisor watches."""
 
     def prepare(self, scratch: Path) -> None:
         """Called once, before any process is started.
@@ -54,7 +54,7 @@ class Engine(Protocol):
         """
 
     def begin(self, start: Start, board: OwnBoard) -> Handle:
-        """Start a process, and return at once.
+        """Start a process, and return its handle at once.
 
         Args:
             board: the run's, where processes can leave what they return.

@@ -53,7 +53,7 @@ def launch(
     verbosity: str = "normal",
     grace: Grace | None = None,
 ) -> dict[str, dict[int, Any]]:
-    """Run all processes to their end.
+    """Run the plan's processes of this host to their end.
 
     Args:
         roles: what to start here.
@@ -169,7 +169,7 @@ def _place(meeting: Meeting, scratch: Path, here: list[Any]) -> Place:
 
 
 def open_store(meeting: Meeting) -> dist.TCPStore:
-    """Host 0's store (bound to its address alone), or a connection to it.
+    """Open host 0's store (bound to its address alone), or connect to it from another host.
 
     Raises:
         RunFailed: host 0 does not answer.
@@ -225,7 +225,7 @@ def _start(
 
 
 class Forked:
-    """An engine: each process is a child of this process's forkserver.
+    """The forkserver engine: each process is a child of this process's forkserver.
 
     Args:
         preload: modules that the forkserver imports once for all processes.
@@ -235,16 +235,16 @@ class Forked:
         self.preload = preload
 
     def prepare(self, scratch: Path) -> None:
-        """As :class:`Engine`'s."""
+        """Start the forkserver with what the processes will need imported."""
         start_forkserver(self.preload, scratch)
 
     def begin(self, start: Start, board: OwnBoard) -> Handle:
-        """As :class:`Engine`'s."""
+        """Start a child of the forkserver, and return its handle at once."""
         return Child(enter, (start,), start.environment, start.log, start.scratch)
 
 
 def enter(start: Start) -> Any:
-    """In a started process: end with the launcher, go to the meeting place, call the role's entry."""
+    """The main function of a started process: end with the launcher, join the meeting place, call the role's entry."""
     end_with(start.launcher)
     # A child of a forkserver would start reading processes from a forkserver of its own, and these, being no children
     # of this process, would not notice its death.
@@ -262,6 +262,6 @@ def enter(start: Start) -> Any:
 
 
 def resolve(entry: str) -> Callable[..., Any]:
-    """The object behind ``module:name``."""
+    """Import the entry that ``module:name`` names."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]

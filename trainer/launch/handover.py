@@ -32,10 +32,10 @@ NAME = "handover.json"
 
 
 class Handover(ABC):
-    """One message from rank 0 to the others: a payload, or why there is none."""
+    """How torchrun's rank 0 passes one message to the other ranks: a payload, or why there is none."""
 
     def give(self, payload: Mapping[str, Any]) -> None:
-        """Hand it over.
+        """Called by rank 0: hand the payload over.
 
         Raises:
             RunFailed: it holds what JSON cannot carry.
@@ -47,11 +47,11 @@ class Handover(ABC):
         self.write(text)
 
     def stop(self, why: str) -> None:
-        """There is nothing to do for the others: why, or nothing if all is well."""
+        """Called by rank 0: tell the others that there is nothing to do, and why (empty: all is well)."""
         self.write(json.dumps({"stop": why}))
 
     def take(self) -> dict[str, Any] | str:
-        """Wait for it: the payload, or the text.
+        """Called by the other ranks: wait for the payload, or for the reason why there is none.
 
         Raises:
             RunFailed: none came, or one that is not rank 0's.
@@ -61,19 +61,19 @@ class Handover(ABC):
 
     @abstractmethod
     def board(self) -> OwnBoard:
-        """Where these ranks leave notes for each other."""
+        """The board on which these ranks leave notes for each other."""
 
     @abstractmethod
     def write(self, text: str) -> None:
-        """Leave the message."""
+        """Leave the message, in the way of the subclass."""
 
     @abstractmethod
     def read(self) -> str:
-        """Wait for the message."""
+        """Wait for the message, in the way of the subclass."""
 
 
 class InFolder(Handover):
-    """A file in a folder that nobody else can enter."""
+    """A handover on one host: the message is a file in a folder that nobody else can enter."""
 
     def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
         self.path = folder / NAME
@@ -97,7 +97,8 @@ class InFolder(Handover):
 
 
 class Sealed(Handover):
-    """A message in a store that anybody can write to, for those who know the secret.
+    """A handover between hosts: the message lies in a store that strangers can write to, sealed with the run's
+    secret.
 
     Args:
         run: what the message is for; one that was sealed for another run is not believed.
@@ -139,7 +140,7 @@ class Sealed(Handover):
 
 
 def handover(store: Store, environment: Mapping[str, str] = os.environ) -> Handover:
-    """The way from rank 0 to the others of this run.
+    """The handover for this torchrun run: by a folder on one host, else by the store.
 
     Raises:
         UserError: the ranks share neither a private folder nor a secret.
@@ -160,7 +161,7 @@ def handover(store: Store, environment: Mapping[str, str] = os.environ) -> Hando
 
 
 def agents_folder(environment: Mapping[str, str]) -> Path | None:
-    """The folder of this attempt that torchrun's agent has made for its ranks, if it is for this user alone.
+    """The folder that torchrun's agent has made for its ranks in this attempt, if it is this user's alone.
 
     Each rank is told of a file for its errors, ``RUN/attempt_N/RANK/error.json``; RUN is new, with mode 0700.
     """

@@ -26,7 +26,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def in_place(assignment: Assignment) -> dict[str, Any]:
-    """Be the plan's only worker.
+    """Run the plan's only worker in this process.
 
     Raises:
         RunFailed: the training broke; with its traceback.
@@ -53,7 +53,7 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def kept_log(path: Path) -> Iterator[Any]:
-    """A log whose closing cannot replace the error that ends the run: what is still to be written may find a full disk."""
+    """While it lasts, a log; an error while it closes (a full disk) cannot replace the error that ends the run."""
     log = streams.log(path)
     try:
         yield log
@@ -94,7 +94,8 @@ class _Tee:
 
 @contextlib.contextmanager
 def teed(log: Any, quiet: bool = False) -> Iterator[None]:
-    """What is printed goes to the log as well; ``quiet``: to it alone, but for warnings, which are on stderr."""
+    """While it lasts, everything printed goes to the log as well; ``quiet``: to the log alone, except warnings on
+    stderr."""
     with streams.restored():
         out, error = _Tee(sys.stdout, log, quiet), _Tee(sys.stderr, log)
         streams.stand_in(streams.Guard(out), streams.Guard(error))

@@ -10,7 +10,7 @@ LOOK_EVERY_S = 0.1
 
 
 class Shown:
-    """A log's whole lines on the screen, as they come, from now until :meth:`end`.
+    """Prints the whole lines of a log as they come, from now until :meth:`end`.
 
     Args:
         who: what each line begins with.
@@ -25,7 +25,7 @@ class Shown:
         self.thread.start()
 
     def end(self) -> None:
-        """Show what is left."""
+        """Print the rest of the log, and stop."""
         self.ended.set()
         self.thread.join()
         self.log.close()

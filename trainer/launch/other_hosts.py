@@ -24,7 +24,7 @@ LEAVE_S = 60.0
 
 
 class OtherHosts:
-    """The other hosts, as one host's launcher sees them.
+    """One host's launcher and what it tells and hears from the launchers of the other hosts.
 
     Args:
         board: of the run. In a list, because the frames of an error would keep it open.
@@ -48,7 +48,8 @@ class OtherHosts:
         self._lost_hosts: dict[int, int] = {}
 
     def look(self) -> Mapping[int, str]:
-        """Why processes of other hosts that the run goes on without are lost, by rank, each once; host 0 asks.
+        """Processes of other hosts that were lost and that the run goes on without: why, by rank, each once; host 0
+        asks.
 
         Raises:
             RunFailed: another host has ended the run.
@@ -75,7 +76,7 @@ class OtherHosts:
         return f"{who.replace('/', ' ')} on {self.meeting.name(host)} is lost: {why}"
 
     def end(self, why: str) -> None:
-        """Tell them that the run ends, unless one of them has told so."""
+        """Tell the other hosts that the run ends, unless one of them told so first."""
         if self.meeting.hosts == 1 or self.told:
             return
         first_line = why.strip().splitlines()[0]
@@ -84,7 +85,7 @@ class OtherHosts:
             time.sleep(TELL_S)
 
     def lose(self, who: Sequence[str], why: str) -> None:
-        """Tell the servers that processes of this host, which the run goes on without, are gone."""
+        """Tell the servers which processes of this host are gone, where the run goes on without them."""
         if self.meeting.hosts > 1:
             self._say({f"lost/{name}": why for name in who})
 
@@ -102,8 +103,8 @@ class OtherHosts:
         saying.join(TELL_S)
 
     def leave(self, results: dict[str, dict[int, Any]]) -> None:
-        """This host's processes are done. Host 0, whose store the others use to their end, waits for them; its results get what
-        their servers returned."""
+        """Tell the other hosts that this host's processes are done. Host 0, whose store they use, waits for them; its
+        results get what their servers returned."""
         if self.meeting.hosts == 1:
             return
         with suppress(NoNote):  # host 0 waits no longer

@@ -30,7 +30,7 @@ DONE = b""
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a process failed, in its own words.
+    """Why a process failed, in its own words; sent to its parent.
 
     Attributes:
         at: when, in nanoseconds of the clock that all processes of a host share.
@@ -49,7 +49,8 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """An exception just caught; an error made for users counts although another one followed from it."""
+        """The failure of an exception just caught; an error made for users counts although another one followed from
+        it."""
         at, step = time.monotonic_ns(), error
         while not isinstance(step, (RunFailed, UserError)):
             if step.__cause__ is not None or step.__context__ is None:
@@ -59,7 +60,7 @@ class Failure:
 
 
 class Child:
-    """A started process, as its parent sees it.
+    """The handle of a process from the forkserver.
 
     Args:
         enter: called in the process with ``arguments``; importable, as all of them are pickled.
@@ -91,20 +92,20 @@ class Child:
 
     @property
     def exitcode(self) -> int | None:
-        """As of :class:`multiprocessing.Process`: None while it runs, negative for a signal."""
+        """The child's exit code as of :class:`multiprocessing.Process`: None while it runs, negative for a signal."""
         return self.process.exitcode
 
     @property
     def well(self) -> bool:
-        """It has ended and done its work."""
+        """Whether the child has ended and done its work."""
         return self.exitcode == 0 and self.returned
 
     def signs(self) -> list[Any]:
-        """What becomes ready when there is something to look at."""
+        """The pipe and sentinel that become ready when there is something to look at."""
         return [self.process.sentinel] if self.hung_up else [self.process.sentinel, self.pipe]
 
     def look(self) -> None:
-        """Take what it has sent."""
+        """Take what the child has sent: how it ended."""
         while not self.hung_up and self.pipe.poll():
             try:
                 head = self.pipe.recv_bytes()
@@ -116,13 +117,13 @@ class Child:
                 self.hung_up = True
 
     def dismiss(self) -> None:
-        """Let it end: nobody needs it any more."""
+        """Let the child end: nobody needs it any more."""
         if not self.hung_up:
             self.hung_up = True
             self.pipe.close()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is still there."""
+        """Send the child a signal, if it is still there."""
         if self.process.is_alive() and self.process.pid is not None:
             try:
                 os.kill(self.process.pid, number)
@@ -130,7 +131,7 @@ class Child:
                 pass
 
     def join(self, seconds: float) -> None:
-        """Wait until it has ended, for so long."""
+        """Wait until the child has ended, at most so long."""
         self.process.join(seconds)
 
 
@@ -156,7 +157,7 @@ def _main(
 
 
 def to_log(log: str, folder: str) -> None:
-    """From now on all that this process prints goes to its log, and its temporary files to the folder."""
+    """Send everything that this process prints from now on to its log, and its temporary files to the folder."""
     os.environ.update(TMPDIR=folder)
     tempfile.tempdir = folder
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
@@ -168,7 +169,7 @@ def to_log(log: str, folder: str) -> None:
 
 
 def returned(enter: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """What an entry returns.
+    """Call a process's entry and return what it returns; its sys.exit counts as a failure.
 
     Raises:
         RuntimeError: it would end the process instead.

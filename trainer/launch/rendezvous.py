@@ -29,7 +29,8 @@ TELL_S = 1.0
 
 @dataclass
 class Meeting:
-    """Where the processes of all hosts find each other: host 0's store. On one host there is none.
+    """What this host's launcher knows of the run's hosts: their number and addresses, and which is this one. On one
+    host there is no store.
 
     Attributes:
         host, port: of the store; number: this host's among ``hosts``, 0 for the one that serves it.
@@ -57,26 +58,26 @@ class Meeting:
 
     @property
     def where(self) -> str:
-        """The store's address, as users write it."""
+        """The address of host 0's store, as users write it."""
         return with_port(self.host, self.port)
 
     @property
     def store(self) -> str:
-        """What the store is called in messages."""
+        """How host 0's store is named in messages."""
         return f"the store of host 0 at {self.where}"
 
     @property
     def serves(self) -> bool:
-        """Whether the store is here."""
+        """Whether this host is host 0, which serves the store."""
         return self.number == 0
 
     def name(self, number: int) -> str:
-        """How a host is called in messages."""
+        """How a host is named in messages."""
         return f"host {number} ({self.addresses[number]})" if self.addresses else f"host {number}"
 
 
 def meet(store: Store, meeting: Meeting) -> bytes:
-    """Wait until all hosts are there; host 0 decides and the others hear it. Returns the run's secret, of 32 bytes.
+    """Wait until all hosts are there; host 0 decides and the others learn it. Returns the run's secret of 32 bytes.
 
     Each host draws a number for this run alone, and the run's secret is the hash of all of them, keyed with the user's
     secret: it never travels, and nothing that was said in another run counts in this one.

@@ -23,7 +23,7 @@ Start = Callable[[Assignment], dict[str, Any]]
 
 
 def join(lead: Callable[[Start], object]) -> int:
-    """Run as one of torchrun's ranks; returns the exit code.
+    """Take part as one of torchrun's ranks; returns the exit code.
 
     Args:
         lead: called on rank 0 alone; composes the config and runs the job with the ranks as its processes.

@@ -32,7 +32,7 @@ RAW, AVERAGED = "val/", "val_ema/"
 
 
 def falls(metric: str, lower: Mapping[str, bool] = NOBODY) -> bool:
-    """Whether less is better.
+    """Whether less is better for this metric.
 
     Args:
         lower: of the user's own metrics whose class says so, whether less is better; of others the name tells.
@@ -51,19 +51,20 @@ def classification(classes: int) -> tuple[str, ...]:
 
 
 def measured(facts: Facts) -> list[str]:
-    """What is measured of any run on these data."""
+    """The metrics that a validation of these data measures."""
     of_task = BINARY if facts.task == "binary" else classification(facts.classes)
     return [*of_task, *(f"{name}_share" for name in facts.ceiling)]
 
 
 def names(facts: Facts, averaged: bool, own: Collection[str] = ()) -> list[str]:
-    """The metrics that a validation will have; ``averaged``: those of the averaged weights, too; ``own``: the user's."""
+    """All metric names that a validation will have; ``averaged``: those of the averaged weights, too; ``own``: the
+    user's."""
     everything = [*measured(facts), *own]
     return [prefix + name for prefix in ((RAW, AVERAGED) if averaged else (RAW,)) for name in everything]
 
 
 def meant(metric: str, known: Iterable[str]) -> str:
-    """The metric that another word for it means, of those that there are; empty where none does."""
+    """The metric that another word for it means, among those that there are; empty where none is meant."""
     prefix, _, name = metric.rpartition("/")
     words = WORDS.get(name.lower().replace("_", "").replace("-", "").replace("top", ""), ())
     found = [k for word in words for k in known if k == f"{prefix or 'val'}/{word}" or k == f"{RAW}{word}"]
@@ -71,17 +72,17 @@ def meant(metric: str, known: Iterable[str]) -> str:
 
 
 def is_plateau(target: str) -> bool:
-    """Whether a schedule, by its ``_target_``, goes by validations."""
+    """Whether the schedule with that ``_target_`` goes by validations."""
     return target == PLATEAU
 
 
 def best_metric(config: RunConfig, task: str) -> str:
-    """What marks the best model of a run."""
+    """The metric by which a run chooses its best model."""
     return str(config.best.metric or RAW + WATCHED[task])
 
 
 class Best:
-    """The best value so far of a metric.
+    """The best value so far of one metric.
 
     Args:
         metric: e.g. ``val/loss``.
@@ -96,11 +97,11 @@ class Best:
 
     @property
     def falls(self) -> bool:
-        """Whether less is better."""
+        """Whether less is better for this metric."""
         return falls(self.metric, self.lower)
 
     def improved(self, step: int, value: float | None) -> bool:
-        """Take a new value; whether it is the best so far. None (not measured) and what is no number never are."""
+        """Take a new value; returns whether it is the best so far. None (not measured) and NaN never are."""
         if value is None or math.isnan(value):
             return False
         gain = 0.0 if self.value is None else (self.value - value if self.falls else value - self.value)
@@ -139,7 +140,7 @@ class EarlyStop:
         self.waited = waited
 
     def why(self, step: int, metrics: Mapping[str, float]) -> str:
-        """Take a validation; the reason to stop, or nothing."""
+        """Take a validation; the reason to stop the run, or empty."""
         metric = self.best.metric
         self.waited = 0 if self.best.improved(step, metrics.get(metric)) else self.waited + 1
         if self.waited < self.patience:

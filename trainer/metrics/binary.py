@@ -30,7 +30,7 @@ def auc(positives: torch.Tensor, negatives: torch.Tensor) -> float | None:
 
 
 class Binary:
-    """Inputs to one logit: the loss, and the sums from which the metrics follow.
+    """The task of labels 0 and 1: inputs to one logit, the loss, and the sums from which the metrics follow.
 
     Args:
         loss: called with (outputs (N,), labels (N,) of the outputs' type), returns the mean over the batch.
@@ -43,16 +43,16 @@ class Binary:
         self.ceiling = ceiling
 
     def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch's mean loss and its logits (N,)."""
+        """Run the model on a batch: its mean loss and its logits (N,)."""
         outputs = model(inputs)
         return self.loss(outputs, labels.to(outputs.dtype)), outputs
 
     def meter(self) -> BinaryMeter:
-        """An empty collection of sums."""
+        """A new, empty meter for training."""
         return BinaryMeter()
 
     def exam(self, index: int, count: int) -> SummedExam:
-        """An empty collection for a whole validation."""
+        """A new, empty exam for a whole validation."""
         return SummedExam(self.meter())
 
     def summary(self, sums: torch.Tensor) -> dict[str, float]:
@@ -66,37 +66,37 @@ class Binary:
         return {"loss": loss, **ranked, "acc": hits, "mae": absolute, "mse": squared, "rmse": math.sqrt(squared)}
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:
-        """As ``summary``, with ``auc_share`` where the ceiling is known."""
+        """The metrics of a whole validation: those of ``summary``, and ``auc_share`` where the ceiling is known."""
         metrics = self.summary(sums)
         if self.ceiling is not None and "auc" in metrics:
             metrics["auc_share"] = (metrics["auc"] - 0.5) / (self.ceiling - 0.5)
         return metrics
 
     def examined(self, sums: torch.Tensor) -> None:
-        """Nothing besides the metrics."""
+        """None: nothing is found besides the metrics."""
 
 
 class BinaryMeter:
-    """Batches seen since the last look; the arithmetic is done once, when somebody looks."""
+    """The meter of a binary task: keeps the batches seen, and does the arithmetic once, when the sums are taken."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = []
 
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
-        """Remember a batch: its mean loss, logits (N,), labels (N,), and how many samples count."""
+        """Keep a batch: its mean loss, logits (N,), labels (N,), and how many samples count."""
         if samples:
             self.seen.append((loss.detach(), outputs.detach(), labels, samples))
 
     def state(self) -> list[Any]:
-        """What was seen since the last look, for :meth:`load`."""
+        """The batches seen since the sums were last taken, for :meth:`load`."""
         return list(self.seen)
 
     def load(self, state: Sequence[Any]) -> None:
-        """Go on from there."""
+        """Go on from a :meth:`state`."""
         self.seen = [tuple(batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """(4 + 2 * BUCKETS + 1,) float64; and forget them.
+        """Take the sums (4 + 2 * BUCKETS + 1,) float64; the meter is empty then.
 
         Loss, hits at 0.5, |p - y|, (p - y)^2, each summed over samples; the logits' histogram of the positives, then
         of the negatives; samples.

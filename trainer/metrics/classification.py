@@ -33,7 +33,7 @@ def ranks_of_labels(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
 
 
 class Classification:
-    """Inputs to class scores: the loss, and the sums from which the metrics follow.
+    """The task of a classification: inputs to class scores, the loss, and the sums from which the metrics follow.
 
     Args:
         loss: called with (outputs (N, C), labels (N,)), returns the mean over the batch.
@@ -46,16 +46,16 @@ class Classification:
         self.best_of = best_of(classes)
 
     def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch's mean loss and its outputs."""
+        """Run the model on a batch: its mean loss and its outputs."""
         outputs = model(inputs)
         return self.loss(outputs, labels), outputs
 
     def meter(self) -> Meter:
-        """An empty collection of sums."""
+        """A new, empty meter for training."""
         return Meter(self.best_of)
 
     def exam(self, index: int, count: int) -> ClassExam:
-        """An empty collection for a whole validation."""
+        """A new, empty exam for a whole validation."""
         return ClassExam(self.meter(), self.classes, index, count)
 
     def summary(self, sums: torch.Tensor) -> dict[str, float]:
@@ -67,17 +67,17 @@ class Classification:
         return {name: total / samples for name, total in zip(names, sums[:HEAD].tolist(), strict=True)}
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:
-        """As ``summary``, and ``f1``: the mean over classes of F1."""
+        """Loss, acc1, acc5 as ``summary``, and ``f1``: the mean over classes of F1."""
         metrics = self.summary(sums)
         return metrics and {**metrics, "f1": tally_of(self.classes, sums[HEAD:-1]).macro_f1()}
 
     def examined(self, sums: torch.Tensor) -> Examination:
-        """Counts by class, and the worst mistakes."""
+        """The counts by class and the worst mistakes of a whole validation."""
         return tally_of(self.classes, sums[HEAD:-1]).examination(self.validation(sums))
 
 
 class Meter:
-    """Batches seen since the last look; the arithmetic is done once, when somebody looks, not in every step.
+    """The meter of a classification: keeps the batches seen, and does the arithmetic once, when the sums are taken.
 
     Args:
         best_of: a label among so many best scores is a hit of acc5.
@@ -88,23 +88,24 @@ class Meter:
         self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = []
 
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
-        """Remember a batch: its mean loss, outputs (N, C), labels (N,) or shares of classes (N, C), of which the
-        greatest counts as the label, and how many samples count."""
+        """Keep a batch: its mean loss, outputs (N, C), labels (N,) or shares of classes (N, C), of which the greatest
+        counts as the label, and how many samples count."""
         if samples:
             self.seen.append(
                 (loss.detach(), outputs.detach(), labels if labels.dim() == 1 else labels.argmax(1), samples)
             )
 
     def state(self) -> list[Any]:
-        """What was seen since the last look, for :meth:`load`."""
+        """The batches seen since the sums were last taken, for :meth:`load`."""
         return list(self.seen)
 
     def load(self, state: Sequence[Any]) -> None:
-        """Go on from there."""
+        """Go on from a :meth:`state`."""
         self.seen = [tuple(batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """(4,) float64: loss summed over samples, hits of acc1, hits of acc5, samples; and forget them."""
+        """Take the sums (4,) float64: loss summed over samples, hits of acc1, hits of acc5, samples; the meter is
+        empty then."""
         if not self.seen:
             return torch.zeros(4, dtype=torch.float64, device=device)
         losses, outputs, labels, samples = zip(*self.seen, strict=True)
@@ -116,7 +117,7 @@ class Meter:
 
 
 class SummedExam:
-    """A validation of which nothing but a meter's sums is asked."""
+    """The exam of a task that has no more to tell of a validation than its meter's sums."""
 
     def __init__(self, meter: Sums) -> None:
         self.meter = meter
@@ -125,17 +126,17 @@ class SummedExam:
     def add(
         self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
     ) -> None:
-        """Take in a batch."""
+        """Add a validation batch to the sums."""
         self.meter.add(loss, outputs, labels, samples)
         self.sum += self.meter.sums().cpu()
 
     def sums(self) -> torch.Tensor:
-        """The sum of the meter's sums."""
+        """The sums over all batches of the validation."""
         return self.sum
 
 
 class ClassExam(SummedExam):
-    """The sums of a meter, batch by batch, with what each class was taken for and the worst mistakes between them."""
+    """The exam of a classification: the sums, what each class was taken for, and the worst mistakes."""
 
     def __init__(self, meter: Meter, classes: int, index: int, count: int) -> None:
         super().__init__(meter)
@@ -144,10 +145,10 @@ class ClassExam(SummedExam):
     def add(
         self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
     ) -> None:
-        """Take in a batch; its samples' numbers (N,) in the validation data."""
+        """Add a validation batch and the numbers (N,) of its samples in the validation data."""
         super().add(loss, outputs, labels, samples, numbers)
         self.tally.add(outputs, labels, numbers)
 
     def sums(self) -> torch.Tensor:
-        """Loss, hits, hits; the tally; samples."""
+        """The vector of loss, hits, hits; the tally; samples."""
         return torch.cat([self.sum[:HEAD], self.tally.vector(), self.sum[HEAD:]])

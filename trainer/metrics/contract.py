@@ -13,50 +13,51 @@ from trainer.metrics.examination import Examination
 
 
 class Sums(Protocol):
-    """A meter: batches seen since the last look."""
+    """A task's meter: the batches seen since the sums were last taken."""
 
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
-        """Remember a batch."""
+        """Add a batch's loss, outputs and labels to the sums."""
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """A float64 vector that adds up over workers, its last element the number of samples; and forget them."""
+        """Take the sums: a float64 vector that adds up over workers, its last element the number of samples; the
+        meter is empty then."""
 
     def state(self) -> list[Any]:
-        """What was seen since the last look, for ``load``."""
+        """The batches seen since the sums were last taken, for ``load``."""
 
     def load(self, state: Sequence[Any]) -> None:
-        """Go on from there; tensors are on the device of those that come."""
+        """Go on from a ``state``; its tensors are on the device of the batches to come."""
 
 
 class Exam(Protocol):
-    """A whole validation of one worker."""
+    """One worker's sums over a whole validation."""
 
     def add(
         self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
     ) -> None:
-        """Take in a batch: as of a meter, and the samples' numbers in the validation data (N,)."""
+        """Add a validation batch: as a meter's, and the samples' numbers in the validation data (N,)."""
 
     def sums(self) -> torch.Tensor:
-        """A float64 vector that adds up over workers, its last element the number of samples."""
+        """The sums: a float64 vector that adds up over workers, its last element the number of samples."""
 
 
 class Task(Protocol):
-    """What is learnt: how a batch becomes a loss, and how sums over samples become metrics."""
+    """What the loop learns and measures by: how a batch becomes a loss, and sums over samples become metrics."""
 
     def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch's mean loss and its outputs."""
+        """Run the model on a batch: its mean loss and its outputs."""
 
     def meter(self) -> Sums:
-        """An empty collection of sums."""
+        """A new, empty meter for training."""
 
     def summary(self, sums: torch.Tensor) -> dict[str, float]:
         """The metrics of the samples behind the sums."""
 
     def exam(self, index: int, count: int) -> Exam:
-        """An empty collection for a whole validation, for the worker of that number among so many."""
+        """A new, empty exam for a whole validation, for worker ``index`` of ``count``."""
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:
-        """The metrics of a whole validation, where there may be more to say."""
+        """The metrics of a whole validation, which may have more than :meth:`summary`."""
 
     def examined(self, sums: torch.Tensor) -> Examination | None:
         """What a whole validation found besides its metrics; None: nothing."""

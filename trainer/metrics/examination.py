@@ -30,7 +30,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Examination:
-    """What a whole validation found.
+    """What a validation found by class: metrics, confusion matrix, worst mistakes.
 
     Attributes:
         metrics: by name.
@@ -91,7 +91,8 @@ class Tally:
         self.worst = _worst(torch.cat([self.worst, wrong]))
 
     def vector(self) -> torch.Tensor:
-        """Counts, then for each worker ``WORST`` rows of a mistake, of which this one fills its own."""
+        """The tally as a vector that adds up over workers: counts, then ``WORST`` rows of a mistake for each worker,
+        of which this one fills its own."""
         places = torch.zeros((self.count, WORST, FIELDS), dtype=torch.float64)
         places[self.index, : len(self.worst)] = self.worst
         places[..., 0].clamp_(max=torch.finfo(torch.float64).max)  # a sum with infinity in it is still to be read
@@ -104,7 +105,7 @@ class Tally:
         return float((2 * hits[there] / (labels + guesses)[there]).mean()) if there.any() else 0.0
 
     def by_class(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(C,) hits, labels, guesses."""
+        """Hits, labels and guesses of each class, (C,) each."""
         counts = self.counts.numpy()
         if self.classes > MOST_CLASSES:
             hits, labels, guesses = counts.reshape(3, self.classes)
@@ -113,7 +114,7 @@ class Tally:
         return np.diagonal(matrix), matrix.sum(1), matrix.sum(0)[: self.classes]
 
     def examination(self, metrics: dict[str, float]) -> Examination:
-        """What there is to tell, with these metrics."""
+        """The examination of all counts and mistakes, with these metrics."""
         hits, labels, guesses = (part.astype(np.int64) for part in self.by_class())
         matrix = None
         if self.classes <= MOST_CLASSES:

@@ -13,7 +13,8 @@ Total = Callable[[torch.Tensor], torch.Tensor]
 
 
 def exchanged(total: Total, index: int, count: int, mine: bytes) -> list[bytes]:
-    """What each of ``count`` workers brings, in order; empty of one that takes no part. Two meeting points.
+    """The bytes that each of ``count`` workers brings, in order; empty for one that takes no part. Two meeting
+    points.
 
     Args:
         total: sums a float64 vector over the workers.

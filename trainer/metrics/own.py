@@ -21,7 +21,7 @@ METHODS = ("update", "compute", "reset")
 
 
 class OwnMetrics:
-    """The metrics of the config, by name, of one worker.
+    """The user's metrics of one worker, by name, as the config has them.
 
     Args:
         nodes: name -> node with ``_target_``.
@@ -38,7 +38,7 @@ class OwnMetrics:
         self.samples = 0
 
     def reset(self) -> None:
-        """Forget all samples."""
+        """Forget all samples, before a validation."""
         self.samples = 0
         for name, metric in self.made.items():
             for part in modules(metric):
@@ -48,7 +48,7 @@ class OwnMetrics:
             self._call(name, metric.reset)
 
     def add(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """Take in a batch: outputs (N, C) or logits (N,), labels (N,)."""
+        """Add a batch to each metric: outputs (N, C) or logits (N,), labels (N,)."""
         if not self.made or not len(labels):
             return
         self.samples += len(labels)
@@ -58,7 +58,8 @@ class OwnMetrics:
             self._call(name, metric.update, *((likely, labels) if self.moved[name] else on_cpu))
 
     def gathered(self, total: Total, index: int, count: int) -> list[bytes]:
-        """The states of all workers that have seen samples, in their order: a meeting point where there are metrics."""
+        """The metrics' states of all workers that have seen samples, in order: a meeting point where there are
+        metrics."""
         if not self.made or count == 1:
             return []
         from safetensors.torch import save
@@ -67,7 +68,7 @@ class OwnMetrics:
         return [part for part in exchanged(total, index, count, mine) if part]
 
     def values(self, parts: Sequence[bytes]) -> dict[str, float]:
-        """Each metric's value over the samples behind the parts; of one worker alone, over its own."""
+        """The value of each metric over the samples behind these states; of one worker alone, over its own."""
         if not self.made or not (self.samples or parts):
             return {}
         if parts:
@@ -110,14 +111,14 @@ class OwnMetrics:
 
 
 def probabilities(outputs: torch.Tensor) -> torch.Tensor:
-    """Of class scores (N, C) their softmax, of logits (N,) their sigmoid; at least in float32."""
+    """What a metric gets: the softmax of class scores (N, C), the sigmoid of logits (N,); at least in float32."""
     wide = outputs.detach()
     wide = wide if wide.dtype in (torch.float32, torch.float64) else wide.float()
     return wide.sigmoid() if wide.dim() == 1 else wide.softmax(1)
 
 
 def made(name: str, node: Mapping[str, Any]) -> Any:
-    """The metric of a node.
+    """Make the user's metric of a config node.
 
     Raises:
         UserError: it cannot be made, lacks a method, or does not say how the workers' parts are put together.
@@ -140,7 +141,7 @@ def made(name: str, node: Mapping[str, Any]) -> Any:
 
 
 def try_out(name: str, node: Mapping[str, Any], classes: int, binary: bool) -> bool | None:
-    """Make the metric, give it two samples, compute; returns its ``higher_is_better`` (None: it does not say).
+    """Make a user's metric, give it two samples, compute; returns its ``higher_is_better`` (None: it does not tell).
 
     Args:
         classes: outputs of the model.
@@ -166,7 +167,7 @@ def try_out(name: str, node: Mapping[str, Any], classes: int, binary: bool) -> b
 
 
 def number(value: Any) -> float:
-    """A computed value as a number.
+    """A metric's computed value as a number.
 
     Raises:
         ValueError: it is not a single one.
@@ -181,13 +182,13 @@ def number(value: Any) -> float:
 
 
 def modules(metric: Any) -> Iterator[Any]:
-    """The torchmetrics metrics in it: itself, and those that a wrapper holds."""
+    """The torchmetrics metrics in a user's metric: itself, and those that a wrapper holds."""
     if isinstance(metric, torch.nn.Module):
         yield from (module for module in metric.modules() if hasattr(module, "_reductions"))
 
 
 def states(metric: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """Each state by a name: a tensor as a list of one, and lists of tensors."""
+    """A metric's states by name: a tensor as a list of one, and lists of tensors."""
     parts = list(modules(metric))
     for place, part in enumerate(parts):
         for name, reduction in part._reductions.items():
@@ -203,7 +204,7 @@ def states(metric: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
 
 
 def merge(metric: Any, found: list[dict[str, list[torch.Tensor]]]) -> None:
-    """Give a metric the states of all workers, put together by its own rule for each."""
+    """Give a metric the states of all workers, joined by the metric's own rule for each."""
     parts = list(modules(metric))
     for place, part in enumerate(parts):
         for name, reduction in part._reductions.items():

@@ -19,7 +19,7 @@ SPLITS = ("train", "val")
 
 
 class ArraySource(DataSource):
-    """Images of one size. Those of files are kept once per host as arrays in the user's cache, which workers map.
+    """Base of data sources of small images of one size, kept once per host as arrays in the user's cache.
 
     Attributes:
         mean, std: of the training images, by channel.
@@ -33,11 +33,11 @@ class ArraySource(DataSource):
 
     @abstractmethod
     def files(self) -> list[Path]:
-        """What the set is read from, all of which are there."""
+        """The files that this set is read from, all of which are there."""
 
     @abstractmethod
     def read(self) -> tuple[Pair, Pair]:
-        """The training and the validation samples of these files.
+        """Read the training and the validation samples from this set's files.
 
         Raises:
             UserError: a file is damaged, or a label is not of the set's classes.
@@ -45,14 +45,14 @@ class ArraySource(DataSource):
 
     @abstractmethod
     def embedded(self) -> tuple[Pair, Pair]:
-        """What takes their place where they cannot be had."""
+        """The samples that take this set's place where its files cannot be had."""
 
     def drawing(self) -> tuple[Any, ...]:
-        """What the embedded samples follow from, beside their name."""
+        """What the embedded samples follow from, besides their name."""
         return ()
 
     def counted(self) -> list[int]:
-        """Samples of each split. Files that nobody has kept yet are read, so that damaged ones are refused here.
+        """Samples of each split; files that are not in the cache yet are read, so that damaged ones are refused here.
 
         Raises:
             UserError: as ``read``.
@@ -61,20 +61,20 @@ class ArraySource(DataSource):
         return noted["samples"] if noted else [len(labels) for _, labels in self.read()]
 
     def kept(self, kind: str, samples: int, *shape: int) -> str:
-        """What the plan says of the memory that they take."""
+        """The plan's sentence about the memory that the arrays take."""
         size = f"{samples * math.prod(shape) / 2**20:.0f} MiB as uint8"
         if kind == "embedded":
             return f"{size}, in memory of each worker"
         return f"{size}, mapped by all workers of a host" + (f" ({self._place()})" if kind == "real" else "")
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
-        """Keep what was read as arrays, once per host."""
+        """Before the workers start: write this source's images as arrays to the user's cache, if they are not there."""
         if facts.kind == "real":
             made_once(self._place(), self._write)
         return facts
 
     def fingerprint(self, facts: Facts) -> str:
-        """Of the images and labels themselves, wherever they lie and however they are augmented."""
+        """The fingerprint of the images and labels themselves, wherever they lie and however they are augmented."""
         if facts.kind == "embedded":
             return digest_of(facts.source, *self.drawing())
         if facts.kind != "real":  # mode=predict looks at other files, and fetches nothing
@@ -104,7 +104,7 @@ class ArraySource(DataSource):
         )
 
     def refuse_labels(self, labels: dict[Path, Any], classes: int) -> None:
-        """All labels are of the classes.
+        """Refuse a set that has labels outside its classes.
 
         Raises:
             UserError: some are not; how many, and where the first is.

@@ -11,7 +11,7 @@ from trainer.data.augment.views import COUNT, Augmentation
 
 
 class AugmentedArrays(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Images (N, C, H, W) uint8 and labels (N,).
+    """A training set of images (N, C, H, W) uint8 and labels (N,) in memory, augmented a whole batch at a time.
 
     Args:
         pad_crop: a window of the image's size is cut from the image in a frame of so many zero pixels.
@@ -32,7 +32,7 @@ class AugmentedArrays(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return images[0], labels[0]
 
     def augmented(self, draw: Draw, addresses: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch of these samples: (N, C, H, W) uint8 and labels (N,).
+        """The augmented batch of these samples: (N, C, H, W) uint8 and labels (N,).
 
         Args:
             draw: (seed, epoch), from which the augmentation follows.
@@ -47,7 +47,7 @@ class AugmentedArrays(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def shifted(images: torch.Tensor, pad: int, down: np.ndarray, right: np.ndarray) -> torch.Tensor:
-    """Each image's window within its frame of ``pad`` zeros; its place is drawn by two numbers in [0, 1).
+    """A window of each image, padded with ``pad`` zeros, at a place given by two numbers in [0, 1).
 
     Args:
         images: (N, C, H, W).

@@ -15,13 +15,13 @@ Pair = tuple[Any, Any]
 
 
 def keep(folder: Path, split: str, images: Any, labels: Any) -> None:
-    """Write them."""
+    """Write a split's images and labels as two .npy files."""
     np.save(folder / f"{split}.npy", images)
     np.save(folder / f"{split}.labels.npy", labels)
 
 
 def mapped(folder: Path, split: str) -> Pair:
-    """The images as pages of the file, which processes share, and the labels.
+    """Map a split's images into memory, as pages that processes share, and read its labels.
 
     Raises:
         RunFailed: the files are gone or damaged.

@@ -11,7 +11,7 @@ from trainer.data.inputs import Inputs, each
 
 
 class ArrayDataset(Dataset[tuple[Inputs, torch.Tensor]]):
-    """Inputs (N, ...), or a dict of such, and labels (N,)."""
+    """A data set of tensors in memory: inputs (N, ...), or a dict of such, and labels (N,)."""
 
     def __init__(self, inputs: Inputs, labels: torch.Tensor) -> None:
         self.inputs = inputs

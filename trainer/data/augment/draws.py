@@ -13,7 +13,8 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniform(draw: Draw, samples: np.ndarray, count: int) -> np.ndarray:
-    """Numbers in [0, 1), float64 (N, count), by a hash of where they are used (splitmix64's finalizer).
+    """Random numbers in [0, 1), float64 (N, count), that follow from (seed, epoch) and the sample's address
+    (splitmix64).
 
     Args:
         samples: (N,) addresses of samples; one that is repeated in an epoch has another address each time.

@@ -12,7 +12,8 @@ from trainer.data.augment.draws import Draw
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixup (Zhang et al., 2018) and CutMix (Yun et al., 2019) of a worker's batch; where both are asked for, each batch draws one of them.
+    """Mixup (Zhang et al., 2018) and CutMix (Yun et al., 2019) of a worker's batch; with both, each batch draws one
+    of them.
 
     Attributes:
         mixup, cutmix: alpha of the Beta distribution that the share is drawn from; 0: not done.
@@ -27,7 +28,7 @@ class Mixing:
 
     @property
     def active(self) -> bool:
-        """Whether anything is mixed at all."""
+        """Whether this config mixes batches at all."""
         return bool(self.probability and (self.mixup or self.cutmix))
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor, draw: Draw, addresses: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
@@ -53,7 +54,7 @@ class Mixing:
 
 
 def blended(images: torch.Tensor, others: torch.Tensor, share: float) -> torch.Tensor:
-    """``share`` of the images and the rest of the others; of uint8, rounded."""
+    """Mixup's images: ``share`` of the images and the rest of the others; of uint8, rounded."""
     mixed = share * images.float() + (1 - share) * others.float()
     return mixed.round_().to(torch.uint8) if images.dtype == torch.uint8 else mixed.to(images.dtype)
 
@@ -61,7 +62,7 @@ def blended(images: torch.Tensor, others: torch.Tensor, share: float) -> torch.T
 def patched(
     images: torch.Tensor, others: torch.Tensor, share: float, lots: np.random.Generator
 ) -> tuple[torch.Tensor, float]:
-    """The images with a box of the others, and the share of pixels that stayed."""
+    """CutMix's images: each with a box of another image in it, and the share of pixels that stayed."""
     height, width = images.shape[-2:]
     side = (1 - share) ** 0.5
     middle = lots.random(2) * (height, width)

@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def own_randomness() -> Iterator[None]:
-    """Leave torch's, Python's and numpy's generators as they were: dropout must not depend on who reads the data."""
+    """While it lasts, random numbers may be drawn; then torch's, Python's and numpy's generators are as before."""
     torch_state, python_state, numpy_state = (
         torch.default_generator.get_state(),
         random.getstate(),

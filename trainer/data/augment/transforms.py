@@ -20,7 +20,8 @@ Nodes = Sequence[Mapping[str, Any]]
 
 
 class Transforms:
-    """Calls with an image (C, H, W) uint8, one after the other; each gives another of the same shape and type.
+    """data.transforms in their order, called with an image (C, H, W) uint8; each returns another of the same shape
+    and type.
 
     Args:
         nodes: of each its ``_target_`` and that one's arguments.
@@ -51,7 +52,7 @@ class Transforms:
 
 
 def try_out(nodes: Nodes, side: int) -> None:
-    """Build the transforms and call each with an image (3, side, side) of noise.
+    """Build data.transforms and call each with an image (3, side, side) of noise, before anything starts.
 
     Raises:
         UserError: one cannot be built or called, or makes something else of the image.
@@ -73,12 +74,12 @@ def try_out(nodes: Nodes, side: int) -> None:
 
 
 def named(place: int) -> str:
-    """The config key of a transform."""
+    """The config key of one of the transforms, for messages."""
     return f"data.transforms[{place}]"
 
 
 def unlike(changed: Any, image: torch.Tensor) -> str:
-    """What is wrong with the changed image; empty when nothing is."""
+    """How a transformed image differs from what is wanted (shape, type); empty when it does not."""
     if not isinstance(changed, torch.Tensor):
         return f"gives a {type(changed).__name__} instead of a tensor {tuple(image.shape)} of uint8"
     if changed.shape == image.shape and changed.dtype == image.dtype:
@@ -88,7 +89,7 @@ def unlike(changed: Any, image: torch.Tensor) -> str:
 
 
 def seed_all(seed: int) -> None:
-    """Of torch, Python and numpy, because nobody knows which of them a transform asks."""
+    """Seed the generators of torch, Python and numpy, because nobody knows which of them a user's transform asks."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)

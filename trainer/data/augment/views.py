@@ -30,7 +30,8 @@ COUNT = 2 * NUMBERS + 4
 
 
 def policy_of(name: str, ops: int, magnitude: int, fill: list[int]) -> Callable[[Any], Any] | None:
-    """torchvision's RandAugment (Cubuk et al., 2020), TrivialAugment (Mueller & Hutter, 2021), or AutoAugment."""
+    """torchvision's policy of that name: RandAugment (Cubuk et al., 2020), TrivialAugment (Mueller & Hutter, 2021),
+    AutoAugment."""
     if name == "randaugment":
         return v2.RandAugment(ops, magnitude, fill=fill)  # type: ignore[no-any-return]
     if name == "trivialaugment":
@@ -42,7 +43,7 @@ def policy_of(name: str, ops: int, magnitude: int, fill: list[int]) -> Callable[
 
 @dataclass
 class Augmentation:
-    """The random part that all kinds of images share.
+    """The random part that all kinds of images share: flip, policy, the user's transforms, erasing.
 
     Attributes:
         flip: probability of a horizontal flip.
@@ -60,7 +61,7 @@ class Augmentation:
 
     @staticmethod
     def of(options: AugmentedData, mean: tuple[float, ...]) -> Augmentation:
-        """As the source's options have it."""
+        """The augmentation that a data source's options ask for."""
         fill = [round(255 * m) for m in mean]
         policy = policy_of(options.augment, options.randaugment_ops, options.randaugment_magnitude, fill)
         nodes = options.transforms if isinstance(options, ImagesData) else []
@@ -68,7 +69,7 @@ class Augmentation:
         return Augmentation(options.flip, policy, options.erasing, torch.tensor(fill, dtype=torch.uint8), transforms)
 
     def finish(self, images: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
-        """Flip, policy, transforms and erasing, in place where that can be.
+        """Apply flip, policy, transforms and erasing to images, in place where that can be.
 
         Args:
             images: (N, C, H, W) uint8, already cropped.
@@ -120,7 +121,7 @@ class TrainView:
 
 @dataclass
 class CentreView:
-    """For validation: the shorter side to ``resize``, then the centre (C, size, size).
+    """The view for validation: the shorter side resized to ``resize``, then the centre (C, size, size).
 
     Of an image that is more than ``LONGEST`` times as long as wide, what lies further out is cut off before: a strip of
     1 x 60,000 pixels would become one of 12 GB.
@@ -134,7 +135,7 @@ class CentreView:
         return _stacked([self.one(image) for image in images])
 
     def one(self, image: torch.Tensor) -> torch.Tensor:
-        """(C, size, size) of one image (C, H, W) uint8."""
+        """The centre view (C, size, size) of one image (C, H, W) uint8."""
         short = min(image.shape[-2:])
         height, width = (min(side, LONGEST * short) for side in image.shape[-2:])
         if image.shape[-2:] != (height, width):
@@ -144,7 +145,8 @@ class CentreView:
 
 
 def resized(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """(C, height, width) uint8, bilinear with antialiasing, as torchvision does it; fastest on (H, W, C) in memory."""
+    """An image resized to (C, height, width) uint8, bilinear with antialiasing as in torchvision; fastest on (H, W,
+    C) in memory."""
     if image.shape[-2:] == (height, width):
         return image
     batch = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)  # image[None] is taken for contiguous, which is slower

@@ -15,7 +15,8 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class CriteoBlocks:
-    """Rows by block: ``dense`` (N, 13) float32 and ``sparse`` (N, 26) int64 by name, and labels (N,) int64.
+    """Click rows read by block: ``dense`` (N, 13) float32 and ``sparse`` (N, 26) int64 by name, and labels (N,)
+    int64.
 
     Args:
         files: plain text or .gz.
@@ -38,11 +39,11 @@ class CriteoBlocks:
         self.tally = Tally()
 
     def blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks in the files."""
         return len(self.places)
 
     def read(self, block: int) -> Rows:
-        """All rows of a block."""
+        """All rows of a block as one batch."""
         chunks = list(self.read_chunks(block))
         if not chunks:
             return _tensors((np.zeros(0, np.uint8), np.zeros((0, 13), np.float32), np.zeros((0, 26), np.int64)))
@@ -50,7 +51,7 @@ class CriteoBlocks:
         return inputs, torch.cat([labels for _, labels in chunks])
 
     def read_chunks(self, block: int) -> Iterator[Rows]:
-        """The rows of a block, ``chunk_rows`` at a time, the last time what is left.
+        """The rows of a block in chunks of ``chunk_rows``; the last one may have fewer.
 
         Raises:
             UserError: too many lines are malformed, or the file is broken.
@@ -75,7 +76,7 @@ class CriteoBlocks:
             tally.check(self.max_bad_fraction)
 
     def left_out(self) -> str:
-        """The malformed lines of all blocks that were read since the last time, in a sentence; empty: there was none."""
+        """A sentence about the malformed lines since the last call; empty: there were none."""
         tally, self.tally = self.tally, Tally()
         lines = tally.rows + tally.bad
         return f"{tally.bad} of {lines} lines are malformed and left out, the first: {'; '.join(tally.named)}" if tally.bad else ""  # fmt: skip

@@ -23,7 +23,7 @@ WHOLE = 1 << 40
 
 @dataclass(frozen=True)
 class Conversion:
-    """Files and options, which together name a place in the cache.
+    """The conversion of click-log files into arrays, under options that together name a place in the cache.
 
     Attributes:
         files: of each part, its rows' source; parts: which rows of these; names of both are those of the parts.
@@ -37,7 +37,7 @@ class Conversion:
     root: Path
 
     def folder(self) -> Path:
-        """Where the arrays lie, whether or not they are there; another one when a file has changed."""
+        """The cache folder of the arrays, whether or not they are there; another one when a file has changed."""
         stats = {str(p): p.stat() for files in self.files.values() for p in files}
         known = {
             "version": VERSION, "hash_size": self.hash_size,
@@ -49,11 +49,11 @@ class Conversion:
         return self.root / digest
 
     def done(self) -> dict[str, Any] | None:
-        """What is known of the arrays (rows of each part, bad lines); None when they are not there."""
+        """The note of finished arrays (rows of each part, bad lines); None when they are not there."""
         return known(self.folder())
 
     def convert(self, most_bad: float, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
-        """Write the arrays unless they are there. Several processes may ask at once; one of them does it.
+        """Convert the text into arrays unless they are there; of several processes one does it.
 
         Args:
             most_bad: greatest share of malformed lines.
@@ -88,12 +88,12 @@ class Conversion:
 
 
 def id_type(hash_size: int | None) -> type[np.integer[Any]]:
-    """How ids lie on disk: in four bytes where they fit."""
+    """The type of ids on disk: four bytes where they fit."""
     return np.int32 if hash_size is not None and hash_size <= 2**31 else np.int64
 
 
 class Writer:
-    """Appends rows to a part's three files."""
+    """Appends click rows to the three array files of a part."""
 
     def __init__(self, folder: Path, hash_size: int | None) -> None:
         folder.mkdir(parents=True)
@@ -102,21 +102,22 @@ class Writer:
         self.files: list[IO[bytes]] = [(folder / name).open("wb") for name in ("label", "dense", "sparse")]
 
     def add(self, parsed: Parsed, chosen: np.ndarray) -> None:
-        """Append the chosen rows."""
+        """Append the chosen rows of a parsed block."""
         self.rows += int(chosen.sum())
         arrays = (parsed.labels, parsed.dense, parsed.sparse.astype(self.ids))
         for file, array in zip(self.files, arrays, strict=True):
             file.write(array[chosen].tobytes())
 
     def close(self) -> int:
-        """The rows in all."""
+        """Close the files; returns the number of rows."""
         for file in self.files:
             file.close()
         return self.rows
 
 
 class CriteoArrays(Dataset[Any]):
-    """A part's rows by number: ``dense`` (N, 13) float32 and ``sparse`` (N, 26) int64 by name, labels (N,) int64."""
+    """Click rows of a part by number: ``dense`` (N, 13) float32 and ``sparse`` (N, 26) int64 by name, labels (N,)
+    int64."""
 
     def __init__(self, folder: Path, rows: int, hash_size: int | None) -> None:
         self.rows = rows
@@ -128,7 +129,7 @@ class CriteoArrays(Dataset[Any]):
         return self.rows
 
     def batch(self, indices: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """The rows of these numbers (a list or an integer array)."""
+        """The click rows of these numbers (a list or an integer array)."""
         chosen = np.asarray(indices)
         inputs = {
             "dense": torch.from_numpy(self.dense[chosen]),

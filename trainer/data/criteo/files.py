@@ -26,7 +26,8 @@ MOST_NAMED = 5
 
 
 def find(given: Any, key: str) -> list[Path]:
-    """The files that a path, a folder, a pattern or a list of these means: each real one once, in the order of their names.
+    """The click-log files that a path, a folder, a pattern or a list of these means: each real file once, sorted by
+    name.
 
     Raises:
         UserError: something means no file; an empty file; a name that ends in .gz without being such.
@@ -38,7 +39,7 @@ def find(given: Any, key: str) -> list[Path]:
 
 
 def other_names(*given: Any) -> str:
-    """What is odd about the files, in a sentence: names of one and the same file; empty where there are none."""
+    """A sentence about files that are given under several names; empty where there are none."""
     others = [name for one in given if one is not None for name in distinct(_meant(one, "data.path"))[1]]
     return f"{len(others)} names of the same files are passed over: {some(others)}" if others else ""
 
@@ -74,7 +75,8 @@ def _check(path: Path, key: str) -> None:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of one file: those whose first byte is at ``start`` or later and before ``end`` (None: up to its end)."""
+    """A block of one file: the lines whose first byte is at ``start`` or later and before ``end`` (None: up to its
+    end)."""
 
     path: Path
     number: int
@@ -83,7 +85,8 @@ class Block:
 
 
 def blocks_of(files: list[Path], size: int) -> list[Block]:
-    """Plain text in blocks of ``size`` bytes, each .gz as one, because it can be read from its beginning alone."""
+    """The blocks of these files: plain text every ``size`` bytes, each .gz as one block, because it is read from its
+    beginning."""
     found = []
     for number, path in enumerate(files):
         if path.suffix == ".gz":
@@ -95,7 +98,7 @@ def blocks_of(files: list[Path], size: int) -> list[Block]:
 
 
 def pieces(block: Block, key: str = "data.path") -> Iterator[tuple[int, bytes]]:
-    """The block's lines in pieces of about a MiB: the first byte's place in the (unpacked) file, and whole lines.
+    """A block's lines in pieces of about a MiB: the first byte's place in the (unpacked) file, and whole lines.
 
     Args:
         key: that names the file, for messages.
@@ -148,21 +151,21 @@ def _cut(text: bytes, place: int, end: int | None, last: bool) -> int:
 
 @dataclass
 class Tally:
-    """Rows and bad lines so far, the first few by name."""
+    """Counts rows and bad lines, and remembers the first few bad ones by name."""
 
     rows: int = 0
     bad: int = 0
     named: list[str] = field(default_factory=list)
 
     def add(self, parsed: Parsed, where: str, lines_before: int) -> None:
-        """Count a piece; ``where`` begins the names of its bad lines, which count from 1."""
+        """Count a parsed piece; ``where`` begins the names of its bad lines, which count from 1."""
         self.rows += len(parsed.labels)
         self.bad += len(parsed.bad)
         for line, reason in parsed.bad[: max(0, MOST_NAMED - len(self.named))]:
             self.named.append(f"{where}:{lines_before + line + 1}: {reason}")
 
     def check(self, most: float) -> None:
-        """Refuse data of which a greater share is malformed, or that has no row.
+        """Refuse data with too great a share of malformed lines, or without any row.
 
         Raises:
             UserError: with the first few bad lines.
@@ -177,7 +180,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Part:
-    """Which rows of the files: all, or one side of a division by a hash of each row's place, equal however it is read.
+    """Which rows of the files belong to a split: all, or one side of a division by a hash of each row's place.
 
     Attributes:
         fraction: share of the rows that is held out; 0: none.
@@ -188,7 +191,7 @@ class Part:
     held_out: bool = False
 
     def chosen(self, offsets: np.ndarray, number: int) -> np.ndarray:
-        """Of rows that begin at these bytes (N,) of file ``number``, which belong to it."""
+        """Which of the rows that begin at these bytes (N,) of file ``number`` belong to this part."""
         if not self.fraction:
             return np.full(len(offsets), not self.held_out)
         key = np.uint64((number + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
@@ -198,7 +201,7 @@ class Part:
 
 
 def rows_of(block: Block, hash_size: int | None, tally: Tally) -> Iterator[tuple[Parsed, int]]:
-    """The block's rows piece by piece, and the bytes before each piece; bad lines are counted and left out.
+    """The parsed rows of a block piece by piece, and the bytes before each; bad lines are counted and left out.
 
     A bad line's name is ``file:line``, or in a block that begins within the file ``file, from byte N:line``.
     """

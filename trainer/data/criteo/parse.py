@@ -28,7 +28,7 @@ WORD = 8
 
 @dataclass
 class Parsed:
-    """A block's good rows, and what was wrong with the others.
+    """The good rows of a parsed block, and what was wrong with the others.
 
     Attributes:
         labels: (N,) uint8; dense: (N, 13) float32; sparse: (N, 26) int64.
@@ -46,7 +46,7 @@ class Parsed:
 
 
 def parse(block: bytes, hash_size: int | None, label: str = "checked") -> Parsed:
-    """The rows of whole lines, each ended by a newline (and perhaps a carriage return before it).
+    """Parse whole lines of click logs, each ended by a newline (and perhaps a carriage return before it).
 
     Args:
         block: any bytes; empty, or with a newline at the end.
@@ -112,7 +112,8 @@ def _reasons(
 def integers(
     text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, words: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decimal fields, ``-`` and up to 18 digits or empty, as float64, and which of them are such; all of one shape."""
+    """Parse decimal fields, ``-`` and up to 18 digits or empty, as float64, and tell which are valid; all of one
+    shape."""
     negative = (lengths > 0) & ((words & np.uint64(0xFF)) == MINUS)
     digits = lengths - negative
     words = np.where(negative, words >> np.uint64(8), words)
@@ -153,7 +154,7 @@ SLOT_KEYS = mixed((np.arange(SLOTS, dtype=np.uint64) + np.uint64(1)) * np.uint64
 def hashed(
     block: bytes, starts: np.ndarray, lengths: np.ndarray, words: np.ndarray, hash_size: int | None
 ) -> np.ndarray:
-    """(N, 26) int64 ids of tokens of any length, a function of slot and token alone.
+    """The ids (N, 26) int64 of tokens of any length, a function of slot and token alone.
 
     Begins with ``mixed(slot's key + length)``; each eight bytes, the last ones filled up with zeros, are added by
     exclusive or and mixed again. Then modulo ``hash_size``, or without it the upper 63 bits.

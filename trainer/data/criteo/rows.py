@@ -9,7 +9,8 @@ from trainer.data.rows import RowReader, Rows
 
 
 class CriteoRows(RowReader):
-    """Rows of 13 integers and 26 tokens, with a label before them or without.
+    """Reads click rows of 13 integers and 26 tokens for mode=predict and the logged model, with a label before them
+    or without.
 
     Args:
         hash_size: ids are below it; None: below 2^63.

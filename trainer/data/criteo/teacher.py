@@ -23,7 +23,8 @@ MOST = 65536
 
 @dataclass(frozen=True)
 class Drawn:
-    """Rows as numbers: ids (N, 26) of -1 (empty) and up, integers (N, 13), which of these are missing, and the truth.
+    """Click rows as numbers: ids (N, 26) of -1 (empty) and up, integers (N, 13), which of these are missing, and the
+    truth.
 
     Attributes:
         probability: (N,) that the label is 1; labels: (N,) drawn from it.
@@ -37,7 +38,8 @@ class Drawn:
 
 
 class Teacher:
-    """Logit = bias + a weight per token + a weight per number + products of latent numbers of six pairs of slots.
+    """The planted truth: logit = bias + a weight per token + a weight per number + products of latent numbers of six
+    pairs of slots.
 
     Args:
         seed: of its weights.
@@ -52,7 +54,7 @@ class Teacher:
         self.cumulated = [np.cumsum(1.0 / np.arange(1, n + 1) ** ZIPF) for n in self.sizes]
 
     def draw(self, rows: int, generator: np.random.Generator) -> Drawn:
-        """So many rows."""
+        """Draw so many click rows with their labels."""
         ids = np.empty((rows, SLOTS), dtype=np.int64)
         for slot, cumulated in enumerate(self.cumulated):
             ids[:, slot] = np.searchsorted(cumulated, generator.random(rows, np.float32) * cumulated[-1])
@@ -65,7 +67,7 @@ class Teacher:
         return Drawn(ids, integers, missing, probability, (generator.random(rows) < probability).astype(np.uint8))
 
     def logits(self, ids: np.ndarray, integers: np.ndarray, missing: np.ndarray) -> np.ndarray:
-        """(N,) of rows; an empty field adds nothing."""
+        """The teacher's logits (N,) of rows; an empty field adds nothing."""
         total = np.where(missing, 0.0, (integers - LEAST) / SPAN - 0.5) @ self.numbers + BIAS
         for slot in range(SLOTS):
             total += np.append(self.tokens[slot], 0.0)[ids[:, slot]]
@@ -85,7 +87,7 @@ def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def write(file: IO[bytes], rows: Drawn) -> None:
-    """The rows as Criteo's text.
+    """Write drawn rows as Criteo's text.
 
     Every field has its place in a table of bytes, filled up with zeros, which are then left out.
     """

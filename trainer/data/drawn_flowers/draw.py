@@ -23,13 +23,14 @@ _WORTH_A_PROCESS = 24  # pictures; below that, starting an interpreter costs mor
 
 
 def folder(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> Path:
-    """Where the set with these parameters lies, whether or not it has been drawn."""
+    """The cache folder of the drawn set with these parameters, whether or not it has been drawn."""
     name = f"v{VERSION}-seed{seed}-{per_class}x{size}px"
     return cache_root() / "drawn-flowers" / (name if classes == CLASSES else f"{name}-first{classes}")
 
 
 def is_drawn(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> bool:
-    """Whether the whole set is there. Reads one small file; a set from which pictures were deleted still counts."""
+    """Whether the whole set has been drawn. Reads one small file; a set from which pictures were deleted still
+    counts."""
     return known(folder(seed, per_class, size, classes)) is not None
 
 
@@ -46,7 +47,7 @@ def draw(
     processes: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Draws the set unless it is there, and returns its folder.
+    """Draw the set unless it is there; returns its folder.
 
     `per_class` pictures for each of the first `classes` classes in each of train and val, shorter side `size` pixels.
     The same arguments give the same bytes whatever `processes` is (default: one for each usable core, at most 16).

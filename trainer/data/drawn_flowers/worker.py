@@ -20,7 +20,7 @@ SPLITS = ("train", "val")
 
 @dataclass(frozen=True)
 class Job:
-    """The set to draw and this process's share of it: every `workers`-th picture, beginning with number `worker`."""
+    """A drawing process's share of a set: every `workers`-th picture, beginning with number `worker`."""
 
     folder: str
     seed: int
@@ -32,11 +32,11 @@ class Job:
     parent: int  # the process id of the caller
 
     def command(self) -> list[str]:
-        """The command that does it."""
+        """The command line that draws this share in a process."""
         return [sys.executable, "-m", "trainer.data.drawn_flowers.worker", json.dumps(asdict(self))]
 
     def pictures(self) -> Iterator[tuple[int, int, int]]:
-        """The share as (split, class, index), in the order of drawing."""
+        """The share's pictures as (split, class, index), in the order of drawing."""
         for number in range(self.worker, len(SPLITS) * self.classes * self.per_class, self.workers):
             split_and_class, index = divmod(number, self.per_class)
             split, label = divmod(split_and_class, self.classes)
@@ -44,7 +44,7 @@ class Job:
 
 
 def picture_path(folder: Path, split: int, label: int, index: int) -> Path:
-    """Where a picture of a set lies, as torchvision's ImageFolder expects it."""
+    """The path of a picture in a drawn set, as torchvision's ImageFolder expects it."""
     return folder / SPLITS[split] / f"{label:03d}" / f"{index:02d}.jpg"
 
 
@@ -70,7 +70,7 @@ def _draw(job: Job) -> None:
 
 
 def main() -> None:
-    """Draw the job named on the command line."""
+    """Draw the share that the command line names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the caller ends us in order
     _draw(Job(**json.loads(sys.argv[1])))
 

@@ -26,7 +26,7 @@ Tell = Callable[[int, int], None]
 
 
 class Decoded:
-    """The decoded images of a listing. The pixels lie one image after the other, each as (H, W, 3) uint8."""
+    """The decoded images of a listing in one mapped file, one image after the other, each as (H, W, 3) uint8."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -54,14 +54,15 @@ def _damaged(folder: Path, error: Exception) -> RunFailed:
 
 
 def verified(listing: Listing, tell: Tell) -> dict[str, str]:
-    """Decode every image and keep none: name -> reason of those that are broken."""
+    """Decode every image of a listing and keep none; returns name -> reason of those that are broken."""
     bad: dict[str, str] = {}
     _each(listing, np.arange(len(listing)), lambda number: decode(listing.read(number), listing.limits), bad, tell)
     return bad
 
 
 def keep_decoded(listing: Listing, folder: Path, tell: Tell) -> dict[str, str]:
-    """Decode the images into the folder unless that is done already; name -> reason of those that are broken.
+    """Decode a listing's images into the cache folder unless that is done already; returns name -> reason of broken
+    ones.
 
     Decoded images of an earlier state of the same data, which lie beside the folder, are removed.
     """

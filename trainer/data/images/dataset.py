@@ -23,7 +23,7 @@ View = Callable[[Iterator[torch.Tensor], np.ndarray, Draw, np.ndarray], torch.Te
 
 
 class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Images (3, S, S) uint8 and labels of a listing.
+    """A split's data set: images (3, S, S) uint8 and labels of a listing.
 
     Args:
         view: makes a batch of equal size of images of any size.
@@ -45,7 +45,7 @@ class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return images[0], labels[0]
 
     def image(self, number: int) -> torch.Tensor:
-        """The whole image (3, H, W).
+        """One whole decoded image (3, H, W).
 
         Raises:
             RunFailed: it cannot be read or decoded; with its name.
@@ -63,7 +63,7 @@ class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             ) from error
 
     def augmented(self, draw: Draw, addresses: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch of these samples: (N, 3, S, S) uint8 and labels (N,).
+        """The augmented batch of these samples: (N, 3, S, S) uint8 and labels (N,).
 
         Args:
             draw: (seed, epoch), from which the augmentation follows.

@@ -17,7 +17,7 @@ BITS_PER_SAMPLE, SAMPLE_FORMAT, PHOTOMETRIC = 258, 339, 262
 
 
 def decode(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
-    """An image (3, H, W) uint8, turned as its EXIF orientation says; grey and transparent ones become RGB.
+    """Decode an image to (3, H, W) uint8, turned as its EXIF orientation says; grey and transparent ones become RGB.
 
     In memory it lies as (H, W, 3), which is what resizing is fastest on. Of an animation, the first frame. 16 bits
     become 8 by the range of the type: 65535 becomes 255.
@@ -38,7 +38,7 @@ def decode(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
 
 
 def decode_grey(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
-    """An image (1, H, W) uint8; grey ones exactly as they are.
+    """Decode an image to (1, H, W) uint8; grey ones exactly as they are.
 
     Raises:
         BadImage: as ``decode``.
@@ -47,7 +47,7 @@ def decode_grey(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
 
 
 def pixels(image: Any, mode: str) -> np.ndarray:
-    """The pixels of an image of Pillow as uint8, turned upright: (H, W) for mode L, (H, W, 3) for RGB.
+    """The pixels of a Pillow image as uint8, turned upright: (H, W) for mode L, (H, W, 3) for RGB.
 
     Raises:
         BadImage: it is damaged, or its numbers have no range that is known.

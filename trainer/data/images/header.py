@@ -18,11 +18,11 @@ FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 
 
 class BadImage(Exception):
-    """What cannot be decoded, and why, in one line."""
+    """An image cannot be decoded; why, in one line."""
 
 
 def opened(content: bytes, limits: Limits = DEFAULTS) -> Image:
-    """The image by Pillow, of which the header alone is read until its pixels are asked for.
+    """Open an encoded image with Pillow, which reads the header alone until the pixels are asked for.
 
     Raises:
         BadImage: it is of none of ``FORMATS``, whatever its name says; the header is not readable; or the image has
@@ -46,7 +46,7 @@ def opened(content: bytes, limits: Limits = DEFAULTS) -> Image:
 
 
 def size_of(content: bytes, limits: Limits = DEFAULTS) -> tuple[int, int]:
-    """Height and width as ``decode`` would give them, from the header alone.
+    """Height and width of an image as ``decode`` would give them, from the header alone.
 
     Raises:
         BadImage: as ``opened``.
@@ -61,7 +61,7 @@ def size_of(content: bytes, limits: Limits = DEFAULTS) -> tuple[int, int]:
 
 
 def reason(error: Exception) -> str:
-    """A decoder's own words, in one line, without the place in its source; shortened, for they may repeat the file's."""
+    """A decoder's error in one line, without the place in its source; shortened, for it may repeat the file."""
     line = why(error)
     if not str(error).strip() or not isinstance(error, (OSError, ValueError, SyntaxError, RuntimeError)):
         line = f"breaks its decoder, {type(error).__name__}" + f": {line}" * bool(str(error).strip())

@@ -18,7 +18,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm",
 
 @dataclass
 class Listing:
-    """Images of a split.
+    """The images of a split: where their bytes lie, and their labels.
 
     Attributes:
         files: paths of the files that hold the images, each once.
@@ -46,7 +46,7 @@ class Listing:
 
     @staticmethod
     def of_files(paths: list[str], labels: np.ndarray, limits: Limits = DEFAULTS) -> Listing:
-        """One image per file."""
+        """The listing of files with one image each."""
         spans = np.tile(np.array([0, -1], np.int64), (len(paths), 1))
         everything = np.arange(len(paths))
         return Listing(paths, everything, spans, labels, [printable(path) for path in paths], everything, limits)
@@ -55,7 +55,7 @@ class Listing:
         return len(self.file)
 
     def read(self, number: int) -> bytes:
-        """The encoded image.
+        """The bytes of an encoded image of this listing.
 
         Raises:
             OSError: the file is gone, or no regular file any more, or larger than the limit.
@@ -64,18 +64,18 @@ class Listing:
         return read_regular(self.files[self.file[number]], self.limits, start, length)
 
     def without(self, names: set[str]) -> Listing:
-        """The rest, when these are left out."""
+        """This listing without the images of these numbers."""
         if not names:
             return self
         return self._only(np.array([name not in names for name in self.names], bool))
 
     def split(self, fraction: float, seed: int) -> tuple[Listing, Listing]:
-        """Training and validation: that share of each class is held out."""
+        """Divide this listing into training and validation: that share of each class is held out."""
         out = held_out(self.labels, fraction, seed)
         return self._only(~out).renumbered(), self._only(out).renumbered()
 
     def renumbered(self) -> Listing:
-        """The same as a whole listing of its own."""
+        """A copy of this listing whose samples count as a whole set of their own."""
         return replace(self, number=np.arange(len(self)))
 
     def _only(self, chosen: np.ndarray) -> Listing:
@@ -97,7 +97,7 @@ class Listing:
 
 
 def is_image(path: str) -> bool:
-    """By its name."""
+    """Whether a file's name is that of an image."""
     return path.lower().endswith(EXTENSIONS)
 
 

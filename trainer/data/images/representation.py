@@ -15,7 +15,7 @@ MOST_NAMED = 5
 
 
 def some(said: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
+    """The first few of some names, and how many more there are."""
     more = [f"and {len(said) - MOST_NAMED} more"] if len(said) > MOST_NAMED else []
     return "; ".join([*said[:MOST_NAMED], *more])
 
@@ -26,7 +26,8 @@ def without(listing: Listing, names: Sequence[str]) -> list[str]:
 
 
 def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[str], folders: bool) -> None:
-    """Every class of the validation images has training images; of class folders, every class.
+    """Refuse data with a class that has validation images but no training images; of class folders, any class
+    without.
 
     Raises:
         UserError: some have none.
@@ -44,7 +45,7 @@ def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[st
 
 
 def attention(train: Listing, val: Listing, names: Sequence[str]) -> str:
-    """What is odd and no reason to refuse the images; empty where nothing is."""
+    """A warning about data that are odd but can be used; empty where nothing is odd."""
     said = []
     if passed := [*train.passed_over, *(name for name in val.passed_over if name not in train.passed_over)]:
         said.append(f"{len(passed)} name{'s are' if len(passed) > 1 else ' is'} passed over: {some(passed)}")
@@ -59,7 +60,7 @@ def attention(train: Listing, val: Listing, names: Sequence[str]) -> str:
 
 
 def in_both(train: Listing, val: Listing) -> list[str]:
-    """Validation images that are training images by another name, as links make them."""
+    """Validation images that are also training images by another name, as links make them."""
     if not (train.linked or val.linked):
         return []
     known = {identity: path for path, identity in _identities(train)}

@@ -36,7 +36,7 @@ SHARE_OF_MEMORY, SHARE_OF_DISK = 0.25, 0.5
 
 
 class ImageSource(DataSource):
-    """Images of any size in files, which become (3, S, S) uint8: a random crop for training, the centre else."""
+    """Base of data sources of image files, which become (3, S, S) uint8: a random crop for training, the centre else."""
 
     Options = ImagesData
     options: ImagesData
@@ -69,7 +69,7 @@ class ImageSource(DataSource):
         return replace(facts, cached=True, cache=f"{size}, in memory shared by this host's workers ({self._cache_folder()})")  # fmt: skip
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
-        """Decode the images where they are to be kept or checked; images that are broken end the run, or are left out.
+        """Decode the images that are to be kept or checked; broken ones end the run, or are left out.
 
         Raises:
             UserError: images are broken and ``data.on_bad`` is ``error``.
@@ -127,7 +127,7 @@ class ImageSource(DataSource):
         return Preprocessing(Centre(*self._centre(), limits=limits), MEAN, STD, limits)
 
     def fingerprint(self, facts: Facts) -> str:
-        """Of the names and sizes of the files, and of the labels."""
+        """The fingerprint by the files' names and sizes and the labels."""
         told: list[Any] = []
         for listing in self.listings(facts):
             above = os.path.commonpath([os.path.dirname(path) for path in listing.files])
@@ -142,7 +142,7 @@ class ImageSource(DataSource):
         return max(self.options.val_resize or round(val_size * 8 / 7), val_size), val_size
 
     def shape(self) -> tuple[int, int, int]:
-        """Of one training image."""
+        """The shape (3, S, S) of one training image."""
         return 3, self.options.image_size, self.options.image_size
 
     def _by_split(self, facts: Facts) -> list[tuple[str, Listing]]:
@@ -158,7 +158,7 @@ class ImageSource(DataSource):
 
 
 def decoded_bytes(listing: Listing) -> int:
-    """Memory that the decoded images take, from the headers of some.
+    """Memory that the decoded images would take, estimated from the headers of some.
 
     Raises:
         OSError: an image is not there.
@@ -172,5 +172,5 @@ def decoded_bytes(listing: Listing) -> int:
 
 
 def no_such_folder(key: str, folder: Any, what: str) -> UserError:
-    """The refusal for data that are not where they should be."""
+    """The error for data that are not where the config says."""
     return UserError(f"{key}={folder}", f"there is no such folder, which should hold {what}", f"{key}=FOLDER")

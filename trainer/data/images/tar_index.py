@@ -37,7 +37,7 @@ class Member:
 
 
 def members(file: IO[bytes], total: int) -> Iterator[Member]:
-    """The files in a tar file of so many bytes, in their order.
+    """The files in a tar file of so many bytes, in their order, without reading their contents.
 
     Raises:
         NotTar: it is none, damaged, or cut off.

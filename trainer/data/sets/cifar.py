@@ -151,7 +151,7 @@ def _drawn(split: str) -> Pair:
 
 
 def unpickled(path: Path, limits: Limits = DEFAULTS) -> dict[str, Any]:
-    """What a file of CIFAR-10 holds, by name.
+    """What a pickled file of CIFAR-10 holds, by name.
 
     Raises:
         UserError: it is not such a file.

@@ -16,7 +16,8 @@ MEAN, STD = (0.305,), (0.376,)
 
 
 class Digits(DataSource):
-    """1,797 images (1, 8, 8) of 10 digits (UCI Optical Recognition of Handwritten Digits), split by a seed."""
+    """data=digits: 1,797 images (1, 8, 8) of 10 digits (UCI Optical Recognition of Handwritten Digits), split by a
+    seed."""
 
     Options = DigitsData
     options: DigitsData
@@ -41,13 +42,13 @@ class Digits(DataSource):
     sees_pictures = True
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
-        """Light strokes on dark ground, 8 x 8 points."""
+        """Make a picture like the digits: light strokes on dark ground, 8 x 8 points."""
         limits = Limits.of(self.options)
         return Preprocessing(Centre(8, 8, channels=1, limits=limits), MEAN, STD, limits)
 
 
 def read_digits() -> tuple[Any, Any]:
-    """The file that scikit-learn ships, read without importing scikit-learn, which takes longer than an epoch.
+    """The digits from scikit-learn's own file, read without importing scikit-learn, which takes longer than an epoch.
 
     Returns:
         Strokes 0 to 16 as float64 (1797, 8, 8) and the digits as int64 (1797,), as ``sklearn.datasets.load_digits``.

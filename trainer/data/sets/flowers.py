@@ -29,7 +29,7 @@ PER_SPLIT = 1020
 
 
 class Drawn(ImageSource):
-    """102 classes of procedurally drawn flowers as JPEG files in the user's cache, the same on every machine."""
+    """Base of sources of 102 classes of procedurally drawn flowers in the user's cache, the same on every machine."""
 
     def class_names(self, facts: Facts) -> list[str]:
         return class_names()
@@ -64,7 +64,7 @@ class Drawn(ImageSource):
 
 
 class EmbeddedFlowers(Drawn):
-    """data=embedded_flowers: drawn on purpose."""
+    """data=embedded_flowers: the drawn flowers, asked for by name."""
 
     Options = EmbeddedFlowersData
     options: EmbeddedFlowersData
@@ -77,7 +77,8 @@ class EmbeddedFlowers(Drawn):
 
 
 class Flowers102(Drawn):
-    """Oxford Flowers-102 by torchvision's loader; where it cannot be had, the embedded flowers or a refusal."""
+    """data=flowers102: Oxford Flowers-102 by torchvision's loader; where it cannot be had, the drawn flowers or a
+    refusal."""
 
     Options = Flowers102Data
     options: Flowers102Data

@@ -18,7 +18,8 @@ VALIDATION = ("val", "valid", "validation", "test")
 
 
 class ImageFolder(ImageSource):
-    """``root/train/CLASS/...`` with ``root/val/CLASS/...``, or ``root/CLASS/...`` with a part held out by a seed."""
+    """data=imagefolder: ``root/train/CLASS/...`` with ``root/val/CLASS/...``, or ``root/CLASS/...`` with a part held
+    out by a seed."""
 
     Options = ImageFolderData
     options: ImageFolderData

@@ -27,7 +27,7 @@ class NotMatlab(Exception):
 
 
 def arrays(content: bytes, most: int) -> dict[str, np.ndarray]:
-    """The file's arrays of numbers by name; what else is in it is passed over.
+    """The arrays of numbers in a MATLAB 5 file by name; other contents are passed over.
 
     Args:
         most: bytes that a packed element may become.

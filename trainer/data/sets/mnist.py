@@ -35,7 +35,7 @@ SAMPLES, HELD_OUT = 1797, 360
 
 
 class Mnist(ArraySource):
-    """MNIST's own files (plain or .gz), as torchvision lays them out, or directly in the folder."""
+    """data=mnist: MNIST's own files (plain or .gz), as torchvision lays them out, or directly in the folder."""
 
     Options = MnistData
     options: MnistData

@@ -30,7 +30,8 @@ KIND = "mnist-json-2"
 
 
 class MnistJson(DataSource):
-    """Images are lists of 784 numbers. They are written row by row into arrays in the user's cache, which workers map."""
+    """data=mnist_json: MNIST as one JSON file, streamed row by row into arrays in the user's cache, which workers
+    map."""
 
     Options = MnistJsonData
     options: MnistJsonData
@@ -65,7 +66,7 @@ class MnistJson(DataSource):
         return replace(self._with(counts), cache=facts.cache)
 
     def fingerprint(self, facts: Facts) -> str:
-        """Of the images and labels themselves, wherever the file lies."""
+        """The fingerprint of the images and labels themselves, wherever the file lies."""
         noted = known(self._place())
         if noted is None:  # mode=predict looks at other files, and keeps no arrays
             return super().fingerprint(facts)
@@ -83,7 +84,7 @@ class MnistJson(DataSource):
         return Splits(sets[0], sets[1])  # the numbers as they are: the file decides on their range
 
     def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
-        """Nothing is done: the numbers of the file are the inputs."""
+        """Nothing is done to an image: the numbers of the file are the inputs."""
         return {"resize": None, "crop": None, "channels": 1, "divide": None, "mean": None, "std": None}
 
     def _place(self) -> Path:
@@ -151,11 +152,11 @@ class MnistJson(DataSource):
 
 
 class Unlike(Exception):
-    """What such a file does not have, and where."""
+    """A JSON file is not of MNIST's layout: what it lacks, and where."""
 
 
 class Place:
-    """Where in the file its reader is: the part, the row, and the numbers of the image so far.
+    """Where the JSON reader is in the file: the part, the row, and the numbers of the image so far.
 
     Attributes:
         split: number of the part; -1 before the first. row: of the image or label that comes next.
@@ -167,7 +168,7 @@ class Place:
         self._numbers: list[float] = []
 
     def after(self, event: str, value: Any) -> tuple[str, np.ndarray | None, int] | None:
-        """An image or a label, where this event of the parser ends one.
+        """The image or label that this event of the JSON parser ends; None where it ends none.
 
         Raises:
             Unlike: such a file has no such event there.
@@ -219,7 +220,7 @@ class Place:
 
 
 class Watched:
-    """A file as it is read, which may not go on for ever, nor have a number or a text without an end."""
+    """A file that is refused while it is read if it is too long, or has a number or a text without an end."""
 
     LONGEST = 1000
     ENDLESS = re.compile(rb'"[^"]{%d}|[^\s,\[\]{}":]{%d}' % (LONGEST, LONGEST))
@@ -229,7 +230,7 @@ class Watched:
         self.total, self.tail = 0, b""
 
     def read(self, size: int = -1) -> bytes:
-        """As of a file.
+        """Read the next bytes, as of any file.
 
         Raises:
             Unlike: something in it is too long.

@@ -38,7 +38,7 @@ class NotPlain(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A class or function that the pickle names; it is compared with those below, and never looked up."""
+    """A class or function that a pickle names; it is compared with the allowed ones, and never looked up."""
 
     module: str
     name: str
@@ -46,13 +46,13 @@ class Name:
 
 @dataclass(slots=True)
 class Type:
-    """A ``numpy.dtype``."""
+    """The state of a pickled ``numpy.dtype``."""
 
     code: str
     order: str = "<"
 
     def fill(self, state: Any) -> None:
-        """Take over its state: (version, byte order, ...)."""
+        """Take over the pickled state of a dtype: (version, byte order, ...)."""
         if not isinstance(state, tuple) or len(state) < 2 or state[1] not in ("<", ">", "|", "="):
             raise NotPlain("the type of an array is not told as it should be")
         self.order = ">" if state[1] == ">" else "<"
@@ -60,7 +60,7 @@ class Type:
 
 @dataclass(slots=True)
 class Array:
-    """A ``numpy.ndarray``."""
+    """The state of a pickled ``numpy.ndarray``."""
 
     shape: Any = None
     type: Any = None
@@ -68,14 +68,14 @@ class Array:
     fortran: bool = False
 
     def fill(self, state: Any) -> None:
-        """Take over its state: (version, shape, type, in Fortran's order, bytes)."""
+        """Take over the pickled state of an array: (version, shape, type, in Fortran's order, bytes)."""
         if not isinstance(state, tuple) or len(state) != 5:
             raise NotPlain("an array is not told as it should be")
         self.shape, self.type, fortran, self.content = state[1:]
         self.fortran = bool(fortran)
 
     def made(self) -> np.ndarray:
-        """The array, of the bytes of the pickle."""
+        """The numpy array itself, of the bytes of the pickle."""
         shape, content = self.shape, self.content
         if not isinstance(self.type, Type) or not isinstance(content, (bytes, str)):
             raise NotPlain("an array has no type or no bytes")
@@ -94,7 +94,7 @@ def _is_size(value: Any) -> bool:
 
 
 def loads(content: bytes) -> Any:
-    """What the pickle holds; arrays as ``Array``.
+    """The plain data that a pickle holds; arrays as ``Array``.
 
     Raises:
         NotPlain: it is cut off, damaged, or holds something else.

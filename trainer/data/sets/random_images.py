@@ -11,7 +11,8 @@ POOL = 64
 
 
 class RandomImages(DataSource):
-    """``batches`` global batches per epoch (updates, where all workers make one together) of (3, S, S) noise; 64 distinct images are drawn and used in turn."""
+    """data=random_images: ``batches`` global batches per epoch of (3, S, S) noise with random labels; 64 distinct
+    images are used in turn."""
 
     Options = RandomImagesData
     options: RandomImagesData
@@ -22,7 +23,7 @@ class RandomImages(DataSource):
         return Facts("random images", "random", train, val, (3, size, size), self.options.num_classes or 102)
 
     def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
-        """Nothing is done: the numbers between 0 and 1 that are drawn are the inputs."""
+        """Nothing is done to an image: the drawn numbers between 0 and 1 are the inputs."""
         return {"resize": None, "crop": None, "channels": 3, "divide": None, "mean": None, "std": None}
 
     def open(self, facts: Facts) -> Splits:

@@ -40,7 +40,7 @@ LABELS = (".cls", ".json")
 
 @dataclass(frozen=True)
 class LabelLimits:
-    """What a label may be at most.
+    """How large the label of a sample in shards may be, and how deeply nested.
 
     Attributes:
         kib: its size (``data.max_label_kib``).
@@ -52,7 +52,7 @@ class LabelLimits:
 
 
 class Shards(ImageSource):
-    """Training and validation images in tar files of this host or a file system that it shares."""
+    """data=shards: training and validation images in tar files of this host or of a file system that it shares."""
 
     Options = ShardsData
     options: ShardsData
@@ -126,7 +126,7 @@ class Shards(ImageSource):
 
 
 def braces(pattern: str) -> list[str]:
-    """``a-{000..002}.tar`` as three names, as WebDataset writes them."""
+    """The names that a pattern such as ``a-{000..002}.tar`` stands for, as WebDataset writes them."""
     match = BRACES.search(pattern)
     if match is None:
         return [pattern]
@@ -136,7 +136,7 @@ def braces(pattern: str) -> list[str]:
 
 
 def how_many(pattern: str) -> int:
-    """Names that ``braces`` would make."""
+    """How many names ``braces`` would make."""
     return math.prod(max(0, int(last) - int(first) + 1) for first, last in BRACES.findall(pattern))
 
 
@@ -148,7 +148,7 @@ def _write_index(folder: Path, files: list[Path], limits: LabelLimits) -> dict[s
 
 
 def indexed(files: list[Path], limits: LabelLimits) -> dict[str, list[Any]]:
-    """Where each sample's image lies, and its label.
+    """Index a set's tar files: where each sample's image lies, and its label.
 
     Raises:
         UserError: a file is no tar file, or samples have no label; how many, and the first of them.
@@ -219,7 +219,7 @@ def _label(shard: IO[bytes], member: Member, limits: LabelLimits) -> int | str:
 
 
 def deeper(content: bytes, depth: int) -> bool:
-    """Whether lists and mappings in JSON lie in one another more often than that; texts do not count."""
+    """Whether lists and mappings in a JSON text are nested deeper than that; those in strings do not count."""
     if content.count(b"[") + content.count(b"{") <= depth:
         return False
     now = 0

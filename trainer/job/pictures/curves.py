@@ -18,7 +18,7 @@ SERVED = (("pushes_per_s", "pushes per second"), ("mb_per_s", "MB per second"), 
 
 
 def points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Every metric's (updates, values)."""
+    """Every metric's (updates, values) from metrics.jsonl."""
     series: dict[str, tuple[list[int], list[float]]] = {}
     try:
         written = (run_dir / "metrics.jsonl").read_text(errors="replace").splitlines()
@@ -37,7 +37,7 @@ def points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
 
 
 def draw(run_dir: Path, title: str) -> Path | None:
-    """``curves.png`` in the run's folder; None when there is nothing to draw."""
+    """Draw ``curves.png`` into the run's folder; returns its path, or None when there is nothing to draw."""
     series = points(run_dir)
     ranked = any(name.endswith("/auc") for name in series)
     panels = []
@@ -50,7 +50,7 @@ def draw(run_dir: Path, title: str) -> Path | None:
 
 
 def draw_servers(run_dir: Path, title: str) -> Path | None:
-    """``servers.png``: what the parameter servers did over the run, and how stale the pushes were; None without servers."""
+    """Draw ``servers.png``: what the parameter servers did, and how stale the pushes were; None without servers."""
     told = [json.loads(path.read_text()) for path in sorted(run_dir.glob("server.*.json"))]
     if not told:
         return None
@@ -91,7 +91,7 @@ Panel = Callable[[Any], None]
 
 
 def drawn(title: str, panels: Sequence[Panel | None]) -> Any:
-    """A figure of the panels that there are, two in a row, the last one as wide as what is left; None without any."""
+    """A figure of the panels that are not None, two in a row; None without any."""
     there = [panel for panel in panels if panel is not None]
     if not there:
         return None
@@ -115,13 +115,13 @@ def _saved(path: Path, title: str, panels: Sequence[Panel | None]) -> Path | Non
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a picture anew; what stood under its name is replaced, and no link is followed."""
+    """Save a figure as a picture file; what stood under its name is replaced, and no link is followed."""
     private.start_empty(path)
     figure.savefig(path, dpi=DPI)
 
 
 def lines(series: Mapping[str, tuple[list[int], list[float]]], x: str, y: str) -> Panel | None:
-    """Named curves in one panel, validation's with points, and so is one point alone; None without curves."""
+    """A panel of named curves, validation's with points; None without curves."""
     series = {name: points for name, points in series.items() if any(math.isfinite(value) for value in points[1])}
     if not series:
         return None
@@ -143,7 +143,7 @@ def lines(series: Mapping[str, tuple[list[int], list[float]]], x: str, y: str) -
 
 
 def bars(counts: Mapping[str, Mapping[int, int]]) -> Panel | None:
-    """How many pushes were how stale, at each server; None where nothing was counted."""
+    """A panel of the pushes of each server by staleness; None where nothing was counted."""
     if not counts:
         return None
 
@@ -171,7 +171,7 @@ def _widen(axis: Any) -> None:
 
 
 def whole_numbers() -> Any:
-    """Marks an axis at whole numbers: half an update, half a push are none."""
+    """Mark an axis at whole numbers alone."""
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(integer=True, min_n_ticks=1)

@@ -24,7 +24,7 @@ WIDER = (
 
 
 def families(texts: Iterable[str]) -> list[str]:
-    """The fonts to draw these texts with: our own, and of the wider ones those that are here, where they are needed."""
+    """The fonts that these texts need: the project's own, and wider ones of this machine."""
     if not missing(texts, [OWN]):
         return [OWN]
     from matplotlib.font_manager import fontManager
@@ -34,7 +34,7 @@ def families(texts: Iterable[str]) -> list[str]:
 
 
 def missing(texts: Iterable[str], fonts: Sequence[str]) -> set[str]:
-    """The letters that none of the fonts has."""
+    """The letters of a text that none of the fonts has."""
     letters = {letter for text in texts for letter in text if not letter.isspace()}
     return {letter for letter in letters if not any(ord(letter) in _letters(font) for font in fonts)}
 
@@ -63,14 +63,14 @@ class Ruler:
         self.widths: dict[str, float] = {}
 
     def inches(self, text: str) -> float:
-        """The text's width on one line."""
+        """The width of a text on one line."""
         for letter in set(text).difference(self.widths):
             ten, _, _ = self.renderer.get_text_width_height_descent(10 * letter, self.font, False)
             self.widths[letter] = float(ten) / 10 / DPI
         return sum(self.widths[letter] for letter in text)
 
     def cut(self, text: str, room: float) -> str:
-        """The text on one line of so many inches: where it is longer, its beginning and its end."""
+        """A text cut to one line of so many inches: its beginning and its end."""
         text = _some(printed(text))
         if self.inches(text) <= room:
             return text
@@ -81,7 +81,7 @@ class Ruler:
         return _without_middle(text, least)
 
     def wrap(self, text: str, room: float, lines: int) -> str:
-        """The text on at most so many lines of so many inches; what is longer loses its middle."""
+        """A text on at most so many lines of so many inches; what is longer loses its middle."""
         text = _some(printed(text))
         if len(wrapped := self._lines(text, room)) <= lines:
             return "\n".join(wrapped)

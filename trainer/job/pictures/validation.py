@@ -35,12 +35,12 @@ UNDRAWN = "No font of this machine has the letters of classes that are shown by 
 
 
 def file_names(which: str) -> tuple[str, ...]:
-    """The four files of the last or the best validation."""
+    """The names of the four files about the last or the best validation."""
     return FILES if which == "last" else tuple(f"{which}_{name}" for name in FILES)
 
 
 def draw(run_dir: Path, names: Sequence[str], title: str) -> list[Path]:
-    """The files of each validation that was kept.
+    """Draw the files of each validation that was kept in the run's folder.
 
     Args:
         names: of the classes; empty: they are called by their numbers.
@@ -91,7 +91,7 @@ def _guess(mistake: Mistake, names: Sequence[str]) -> str:
 
 
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str], str]:
-    """The names as pictures show them, the fonts for them, and a footnote where a name is shown as its number."""
+    """Class names as pictures can show them, the fonts for them, and a footnote where a name is shown as its number."""
     names = [printed(name) for name in names]
     fonts = families(names)
     lacking = missing(names, fonts)
@@ -100,7 +100,7 @@ def drawable(names: Sequence[str]) -> tuple[list[str], list[str], str]:
 
 
 def confusion_figure(matrix: np.ndarray, names: Sequence[str], title: str) -> Any:
-    """Rows are labels, columns guesses; the colour is the share of the row."""
+    """The confusion matrix: rows are labels, columns guesses, colours the share of the row."""
     shown = matrix if matrix[:, -1].any() else matrix[:, :-1]
     names, fonts, footnote = drawable(names)
     size = min(16.0, 4.0 + 0.35 * len(names))
@@ -128,7 +128,7 @@ def confusion_figure(matrix: np.ndarray, names: Sequence[str], title: str) -> An
 
 
 def mistakes_figure(mistakes: Sequence[Mistake], images: np.ndarray, names: Sequence[str], title: str) -> Any:
-    """Each image with its label, the guess, and the probability that the model gave the guess."""
+    """The page of mistakes: each image with its label, the guess, and the probability of the guess."""
     names, fonts, footnote = drawable(names)
     rows, columns = -(-len(mistakes) // COLUMNS), min(COLUMNS, len(mistakes))
     ruler = Ruler(CAPTION, fonts)
