@@ -1,1 +1,2 @@
-"""How the workers' gradients become shared parameters: one contract (base.py), one file per strategy."""
+"""How the workers' gradients become shared parameters: one contract (contract.py), what each strategy declares
+(builtin.py), one file per strategy."""

@@ -1,4 +1,5 @@
-"""The built-in strategies as far as they are known before any process starts."""
+"""What each built-in strategy declares before any process starts: options, traits, refusals. The workers are in files
+of their own."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ SEVERAL = ("launch.nproc", "launch.workers", "launch.nnodes", "launch.ips")
 
 
 class Single(Declaration):
-    """One process: the truth that the exact strategies are compared with."""
+    """What strategy=single declares: one process, the truth that the exact strategies are compared with."""
 
     worker = "trainer.strategies.single:Single"
 
@@ -41,7 +42,8 @@ class Single(Declaration):
 
 
 class Collective(Declaration):
-    """Synchronous data parallelism: gradients are averaged over all workers at every update (torch's DDP)."""
+    """What strategy=collective declares: synchronous data parallelism, gradients averaged over all workers at every
+    update (torch's DDP)."""
 
     Options = schema.CollectiveStrategy
     options: schema.CollectiveStrategy
@@ -54,7 +56,7 @@ class Collective(Declaration):
 
     @property
     def comm_hook(self) -> str:
-        """What travels instead of whole gradients, or ``none``."""
+        """The option that names what travels instead of whole gradients, or ``none``."""
         return str(self.options.comm_hook)
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
@@ -96,8 +98,8 @@ class Collective(Declaration):
 
 
 class Evaluators(Declaration):
-    """What mode=eval and predict run on, whatever strategy trained: workers that hold the model whole, share the samples
-    and add up what they find."""
+    """What mode=eval and mode=predict declare in place of the recipe's strategy: workers that hold the model whole
+    and add up sums."""
 
     Options = schema.GroupStrategy
     options: schema.GroupStrategy
@@ -112,7 +114,8 @@ class Evaluators(Declaration):
 
 
 class LocalSgd(Declaration):
-    """Local SGD (Stich, 2019): workers train apart and average their parameters every ``k_steps`` updates."""
+    """What strategy=local_sgd declares: workers train apart and average their parameters every ``k_steps`` updates
+    (Stich, 2019)."""
 
     Options = schema.LocalSgdStrategy
     options: schema.LocalSgdStrategy
@@ -143,7 +146,7 @@ MOST_SERVERS = 1024
 
 
 class Pserver(Declaration):
-    """What all parameter-server modes share: servers hold the parameters, workers pull, compute and push."""
+    """What all pserver strategies declare in common: servers hold the parameters, workers pull, compute and push."""
 
     Options = schema.PserverStrategy
     options: schema.PserverStrategy
@@ -199,7 +202,8 @@ class Pserver(Declaration):
 
 
 class PserverSync(Pserver):
-    """One global step: all workers' gradients are combined at the servers, applied once, then everybody pulls."""
+    """What strategy=pserver_sync declares: servers combine all workers' gradients, apply them once, then everybody
+    pulls."""
 
     Options = schema.PserverSyncStrategy
     options: schema.PserverSyncStrategy
@@ -215,7 +219,7 @@ class PserverSync(Pserver):
 
 
 class OutOfStep(Pserver):
-    """What the modes share whose workers go at their own pace."""
+    """What pserver_async, _ssp and _geo declare in common: traits and refusals of workers at their own pace."""
 
     @property
     def traits(self) -> Traits:
@@ -232,7 +236,7 @@ class OutOfStep(Pserver):
 
 
 class Stale(OutOfStep):
-    """What the modes share whose servers apply each push when it comes."""
+    """What pserver_async and _ssp declare in common: servers apply each push when it comes."""
 
     Options = schema.StaleStrategy
     options: schema.StaleStrategy
@@ -243,7 +247,7 @@ class Stale(OutOfStep):
 
 
 class PserverAsync(Stale):
-    """A server applies each push when it comes; nobody waits for anybody."""
+    """What strategy=pserver_async declares: servers apply each push when it comes; nobody waits for anybody."""
 
     Options = schema.PserverAsyncStrategy
     options: schema.PserverAsyncStrategy
@@ -263,7 +267,8 @@ class PserverAsync(Stale):
 
 
 class PserverSsp(Stale):
-    """Asynchronous, with at most ``staleness`` steps between the fastest and the slowest worker."""
+    """What strategy=pserver_ssp declares: asynchronous, at most ``staleness`` steps between the fastest and the
+    slowest worker."""
 
     Options = schema.PserverSspStrategy
     options: schema.PserverSspStrategy
@@ -272,7 +277,7 @@ class PserverSsp(Stale):
 
 
 class PserverGeo(OutOfStep):
-    """Workers train replicas and exchange differences every ``k_steps``."""
+    """What strategy=pserver_geo declares: workers train replicas and exchange differences every ``k_steps``."""
 
     Options = schema.PserverGeoStrategy
     options: schema.PserverGeoStrategy

@@ -19,7 +19,7 @@ Exchanged = torch.futures.Future[torch.Tensor]
 
 
 def halved_to_bf16(state: object, bucket: dist.GradBucket) -> Exchanged:
-    """torch's bf16 hook under a name of ours: by its own name DDP refuses it wherever torch was built without CUDA."""
+    """torch's bf16 hook under a name of our own: by its own name DDP refuses it where torch was built without CUDA."""
     return bf16_compress_hook(state, bucket)  # type: ignore[arg-type]
 
 
@@ -46,7 +46,7 @@ class PowerSgd:
 
     @property
     def compression(self) -> float:
-        """Elements of the gradients by elements sent for them, over all compressed updates so far; 0: none yet."""
+        """Elements of the gradients divided by elements sent, over all compressed updates so far; 0: none yet."""
         return float(self.torch.compression_stats()[0])
 
     def state(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class PowerSgd:
         self.torch.rng.set_state(rng)
 
     def lay_out(self, index: int, layout: list[tuple[int, int]]) -> None:
-        """Make the memory of a bucket fit what is in it now: (number, elements) of its parameters."""
+        """Make PowerSGD's memory of a bucket fit its parameters now: their (number, elements)."""
         if self.layout.get(index) == layout:
             return
         memory = self.torch
@@ -83,7 +83,7 @@ class PowerSgd:
 
 
 def low_rank(state: PowerSgd, bucket: dist.GradBucket) -> Exchanged:
-    """torch's PowerSGD hook, on memory that fits the bucket.
+    """torch's PowerSGD hook, on memory that :meth:`PowerSgd.lay_out` has fitted to the bucket.
 
     It sums three times, each time from the answer to the sum before. Gloo answers on threads of its own, so that two
     buckets' sums (or one's and DDP's own) would meet in another order on another worker, and break the run: there a
@@ -97,7 +97,7 @@ def low_rank(state: PowerSgd, bucket: dist.GradBucket) -> Exchanged:
 
 
 def register(ddp: DistributedDataParallel, options: CollectiveStrategy) -> PowerSgd | None:
-    """Give DDP the hook that ``strategy.comm_hook`` names; what it must remember, if anything."""
+    """Register the hook of ``strategy.comm_hook`` with DDP; returns what it must remember, if anything."""
     if options.comm_hook in HALVES:
         ddp.register_comm_hook(None, HALVES[options.comm_hook])
     if options.comm_hook != "powersgd":

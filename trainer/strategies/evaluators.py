@@ -1,4 +1,4 @@
-"""Workers that train nothing: mode=eval and mode=predict."""
+"""The worker's side of mode=eval and mode=predict, which train nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.strategies.process_group import ProcessGroup
 
 
 class Evaluators(Strategy):
-    """A worker of a process group that adds up sums; each has read the same weights, so there is nothing to agree on."""
+    """The worker's side of mode=eval and predict: a process group that adds up sums; all have read the same weights."""
 
     Options = GroupStrategy
     options: GroupStrategy

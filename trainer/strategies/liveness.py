@@ -14,7 +14,8 @@ STORE_S = 3.0
 
 
 class RollCall:
-    """A worker's side. Its main thread says where it is; the thread here answers even when that one is stuck.
+    """One worker's part in finding out who is missing: its main thread tells where it is, a thread here answers even
+    when that is stuck.
 
     A worker that merely came later than the one whose patience ended is there, and must not be named as missing; the
     collectives' own errors cannot tell.
@@ -43,7 +44,8 @@ class RollCall:
             pass  # the launcher is gone, and this process follows it
 
     def missing(self) -> list[int]:
-        """The workers that are at no meeting, or do not answer within two seconds.
+        """Called by a worker whose collective timed out; returns the workers that are at no meeting or do not answer
+        within two seconds.
 
         Raises:
             TimeoutError: the store itself does not answer: the way to its host is cut, or that host is gone.
@@ -76,7 +78,8 @@ class RollCall:
         return [r for r, key in answers.items() if not store.check([key]) or store.get(key) == b"elsewhere"]
 
     def end(self) -> None:
-        """This worker leaves and answers no more. Workers that ask then wait, so that the error that made this one leave comes first."""
+        """Leave: this worker answers no more. Workers that ask then wait, so that the error that made this one leave
+        comes first."""
         self._left = True
         self.store.set(f"call/{self.rank}", "leaving")
         self._thread.join(ANSWER_S)

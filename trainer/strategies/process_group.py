@@ -58,7 +58,7 @@ class ProcessGroup:
         return datetime.timedelta(seconds=self.options.timeout_s)
 
     def equal_start(self, model: nn.Module) -> None:
-        """All workers begin with the same parameters and buffers: the first one's, or what the common seed gives all."""
+        """Give all workers the same parameters and buffers: the first one's, or what the common seed gives all."""
         with self.naming_the_missing("the equal start"), torch.no_grad():
             if self.options.init == "broadcast":
                 for tensor in (*model.parameters(), *model.buffers()):
@@ -78,7 +78,7 @@ class ProcessGroup:
             )
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """As the strategies' verb: the sum over workers of a float64 vector."""
+        """The sum over workers of a float64 vector."""
         if self.seat.size == 1:
             return values
         with self.naming_the_missing("a sum over the workers"):
@@ -87,7 +87,7 @@ class ProcessGroup:
         return sums
 
     def scatter(self, parts: list[Any] | None) -> Any:
-        """The first worker gives one part per worker, the others None; each gets its own."""
+        """Send one part to each worker: the first worker gives all parts, the others None; each returns its own."""
         mine: list[Any] = [None]
         with self.naming_the_missing("the scattering of batches"):
             if self.batches is None:  # a group of its own, on the CPU: batches travel while gradients do
@@ -96,7 +96,7 @@ class ProcessGroup:
         return mine[0]
 
     def agree_on_buffers(self, model: nn.Module) -> None:
-        """All workers get the first one's buffers, or the average, as the options say."""
+        """Give all workers the first one's buffers, or their average, as the options say."""
         with self.naming_the_missing("the agreement on buffers"), torch.no_grad():
             for buffer in model.buffers():
                 if self.options.buffers == "rank0" or not buffer.is_floating_point():
@@ -106,7 +106,7 @@ class ProcessGroup:
                     buffer /= self.seat.size
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the process group."""
         with suppress(RuntimeError, dist.DistError):  # the launcher, and with it the store, may be gone
             self.roll_call.end()
         if dist.is_initialized():
@@ -114,7 +114,7 @@ class ProcessGroup:
 
     @contextmanager
     def naming_the_missing(self, meeting: str) -> Iterator[None]:
-        """Where a meeting of the group fails, say which workers did not come.
+        """While it lasts, a failed meeting of the group raises an error that names the workers who did not come.
 
         Raises:
             RunFailed: naming the missing workers, from the error of the collective.

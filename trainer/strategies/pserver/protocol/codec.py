@@ -13,7 +13,7 @@ FORMATS = ("full", "bf16", "int8")
 
 
 def encode(values: torch.Tensor, kind: Kind, table: int, form: str = "full") -> list[Record]:
-    """The records of a tensor (N,) or (N, D), float32 or float64, on the CPU and contiguous.
+    """The records that carry a tensor (N,) or (N, D), float32 or float64, on the CPU and contiguous.
 
     int8 is symmetric: each row (of a vector, each 512 values) is divided by its greatest magnitude / 127.
     """
@@ -30,7 +30,7 @@ def encode(values: torch.Tensor, kind: Kind, table: int, form: str = "full") -> 
 
 
 def decode(array: np.ndarray, scales: np.ndarray | None, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor that was encoded, in that dtype; a view of the array where nothing has to be computed.
+    """The tensor that records carry, in that dtype; a view of the array where nothing has to be computed.
 
     Raises:
         Malformed: the scales do not fit.
@@ -68,7 +68,7 @@ class Feedback:
         self.errors: dict[int, torch.Tensor] = {}
 
     def encode(self, values: torch.Tensor, kind: Kind, table: int) -> list[Record]:
-        """The records of a dense vector, its last rounding error added."""
+        """The records that carry a dense vector with its last rounding error added."""
         if self.form == "full":
             return encode(values, kind, table)
         if table in self.errors:

@@ -26,7 +26,7 @@ class Intervals:
         return len(self._starts)
 
     def add(self, start: int, stop: int) -> None:
-        """The numbers from ``start`` to ``stop`` (excluded) belong to it."""
+        """Add the numbers from ``start`` to ``stop`` (excluded) to the set."""
         if start >= stop:
             return
         first = bisect_left(self._stops, start)  # the first interval that touches or follows
@@ -37,16 +37,16 @@ class Intervals:
         self._stops[first:last] = [stop]
 
     def covers(self, start: int, stop: int) -> bool:
-        """Whether all of these numbers belong to it."""
+        """Whether the set has all of these numbers."""
         place = bisect_right(self._starts, start) - 1
         return start >= stop or (place >= 0 and self._stops[place] >= stop)
 
     def touches(self, start: int, stop: int) -> bool:
-        """Whether any of these numbers belongs to it."""
+        """Whether the set has any of these numbers."""
         place = bisect_left(self._starts, stop) - 1
         return start < stop and place >= 0 and self._stops[place] > start
 
     def first_gap(self, start: int = 0) -> int:
-        """The first number from ``start`` on that does not belong to it."""
+        """The first number from ``start`` on that the set does not have."""
         place = bisect_right(self._starts, start) - 1
         return self._stops[place] if place >= 0 and self._stops[place] > start else start

@@ -34,12 +34,12 @@ class Layout:
 
     @property
     def dense(self) -> int:
-        """Elements of the dense vector."""
+        """Number of elements of this server's dense vector."""
         return sum(stop - start for _, start, stop in self.pieces)
 
     @classmethod
     def parsed(cls, told: Mapping[str, Any]) -> Layout:
-        """From JSON."""
+        """The layout from its JSON data."""
         pieces = [(str(n), int(a), int(b)) for n, a, b in told["pieces"]]
         groups = [(int(n), float(lr), bool(decays)) for n, lr, decays in told.get("groups", ())]
         made = cls(str(told["dtype"]), pieces, [TableSpec(**t) for t in told["tables"]], groups)

@@ -37,7 +37,7 @@ ENDPOINT = "pserver/endpoint/{}"
 
 
 class Verb(IntEnum):
-    """What a message asks for, and the two kinds of answer. 10 is not in use."""
+    """What a message asks for, or the kind of answer that it is. 10 is not in use."""
 
     HELLO = 1
     START = 2
@@ -77,7 +77,8 @@ LARGEST_DIMENSIONS = 2
 
 
 class Malformed(Exception):
-    """A message that is none: what is wrong with it. It is counted and forgotten, its sender gets nothing."""
+    """A message does not follow the protocol; what is wrong with it. It is counted and dropped, its sender gets
+    nothing."""
 
 
 @dataclass
@@ -91,7 +92,7 @@ class Record:
 
 @dataclass
 class Message:
-    """A request or an answer.
+    """A request or an answer: verb, numbers of the header, records.
 
     Attributes:
         verb: what it asks for.
@@ -112,11 +113,11 @@ class Message:
     records: list[Record] = field(default_factory=list)
 
     def first(self, kind: Kind, table: int = 0) -> np.ndarray | None:
-        """The array of the first record of that kind and table, or None."""
+        """The array of this message's first record of that kind and table, or None."""
         return next((r.array for r in self.records if r.kind == kind and r.table == table), None)
 
     def need(self, kind: Kind, table: int = 0) -> np.ndarray:
-        """The same.
+        """The array of this message's first record of that kind and table, which must be there.
 
         Raises:
             Malformed: there is none.
@@ -127,7 +128,7 @@ class Message:
         return found
 
     def text(self) -> Any:
-        """The JSON value of the text record; an empty dict without one.
+        """The JSON value of this message's text record; an empty dict without one.
 
         Raises:
             Malformed: it is no JSON.
@@ -141,7 +142,7 @@ class Message:
             raise Malformed(f"{self.verb.name}: {error}") from error
 
     def mapping(self) -> dict[str, Any]:
-        """The same, where it has to be a dict.
+        """The JSON value of this message's text record, which must be a dict.
 
         Raises:
             Malformed: it is something else.

@@ -33,7 +33,7 @@ def place(
     split_method: SplitMethod = "round_robin",
     slice_above: int | None = SLICE_ABOVE,
 ) -> list[Piece]:
-    """Pieces that hold every element of every parameter once, in the order of the parameters.
+    """Cut the parameters into pieces for the servers: every element once, in the order of the parameters.
 
     Args:
         parameters: (name, elements) each.
@@ -69,7 +69,7 @@ def _slices(name: str, size: int, servers: int) -> list[Piece]:
 
 
 def bucket_key(table: str) -> np.uint64:
-    """What decides the buckets of a table's rows: its name alone, whatever the seed of a run."""
+    """The number that the buckets of a table's rows follow from: of its name alone, whatever the seed of a run."""
     return np.uint64(hash_of(table))
 
 

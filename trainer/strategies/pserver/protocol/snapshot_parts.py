@@ -25,7 +25,8 @@ MARK = re.compile(r"shared\.\d+\.tmp")
 
 
 def mark(folder: Path) -> str:
-    """Leave a file of a random name where the parts go; a server that sees it shares the folder. Returns the name."""
+    """Leave a file of a random name where the parts go, by which a server sees that it shares the folder. Returns the
+    name."""
     partial = sealed.partial_of(folder)
     partial.mkdir(parents=True, exist_ok=True)
     name = f"shared.{secrets.randbelow(10**12)}.tmp"
@@ -34,12 +35,12 @@ def mark(folder: Path) -> str:
 
 
 def is_shared(folder: Path, name: str) -> bool:
-    """Whether that file is there."""
+    """Whether this server sees the file that :func:`mark` left in the folder."""
     return MARK.fullmatch(name) is not None and (sealed.partial_of(folder) / name).is_file()
 
 
 def piece(folder: Path, server: int, first: int) -> tuple[dict[str, Any], np.ndarray]:
-    """Size and checksum of a part, and its bytes from ``first`` on, at most :data:`PIECE`."""
+    """Size and checksum of a snapshot part, and its bytes from ``first`` on, at most :data:`PIECE`."""
     path = sealed.partial_of(folder) / snapshot.part_name(server)
     seal = dict(json.loads(sealed.seal_of(path).read_text()))
     with path.open("rb") as file:
@@ -48,7 +49,7 @@ def piece(folder: Path, server: int, first: int) -> tuple[dict[str, Any], np.nda
 
 
 def forget(folder: Path, server: int) -> None:
-    """Remove a part that is elsewhere now, and its folders if nothing else is in them."""
+    """Remove a snapshot part that is elsewhere now, and its folders if nothing else is in them."""
     path = sealed.partial_of(folder) / snapshot.part_name(server)
     for file in (path, sealed.seal_of(path)):
         file.unlink(missing_ok=True)
@@ -58,7 +59,7 @@ def forget(folder: Path, server: int) -> None:
 
 
 def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, Any], np.ndarray]]) -> None:
-    """Write a part that another host has, and its seal.
+    """Fetch a snapshot part from another host piece by piece, and write it with its seal.
 
     Args:
         ask: for the part's seal and its bytes from a position on; none after its end.

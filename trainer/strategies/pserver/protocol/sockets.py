@@ -41,12 +41,13 @@ def key_pair(secret: bytes, who: str) -> tuple[bytes, bytes]:
 
 
 def password(secret: bytes, who: str) -> bytes:
-    """What ``worker 0``, ... says at a Unix socket of the run with that secret."""
+    """The password of ``worker 0``, ... at a Unix socket of the run with that secret."""
     return hashlib.blake2b(who.encode(), key=secret, digest_size=32, person=b"unix socket").hexdigest().encode()
 
 
 class ServerSocket:
-    """A server's end: one ROUTER for all workers, and the doorkeeper that knows them (ZAP, RFC 27).
+    """A server's end of all connections: one ROUTER for all workers, and the doorkeeper that knows them (ZAP, RFC
+    27).
 
     Args:
         secret: of the run.
@@ -99,7 +100,7 @@ class ServerSocket:
         self.poller.register(self.router, zmq.POLLIN)
 
     def receive(self, timeout_ms: int) -> list[tuple[bytes, Message]]:
-        """The next message with the address to answer to; empty when none came in time, or what came was none."""
+        """The next message with the address to answer to; empty when none came in time, or it was malformed."""
         ready = dict(self.poller.poll(timeout_ms))
         self._mind_the_descriptors()
         if self.door in ready:
@@ -137,7 +138,7 @@ class ServerSocket:
 
     @contextmanager
     def room_for_files(self) -> Iterator[None]:
-        """While it lasts there are descriptors for files, however many strangers hold connections."""
+        """While it lasts, descriptors are free for files, however many strangers hold connections."""
         was_open = self.closed_until is None
         self._mind_the_descriptors()
         if was_open and self.closed_until is not None:
@@ -146,7 +147,7 @@ class ServerSocket:
             yield
 
     def counts(self) -> dict[str, Any]:
-        """For the statistics."""
+        """This socket's counts for the server's statistics."""
         return {
             "endpoint": self.endpoint,
             "bytes_in": self.bytes_in,
@@ -156,13 +157,13 @@ class ServerSocket:
         }
 
     def refuse(self, why: BaseException) -> None:
-        """Count a message that is none; the first ones are told in the log."""
+        """Count a malformed message; the first ones are told in the log."""
         self.malformed += 1
         if self.malformed <= 10 or self.malformed & (self.malformed - 1) == 0:
             print(f"refused message {self.malformed}: {why}", flush=True)
 
     def answer(self, address: bytes, request: Message, answer: Message) -> None:
-        """Answer a request."""
+        """Send the answer to a request."""
         answer.number = request.number
         frames = pack(answer)
         self.bytes_out += sum(memoryview(f).nbytes for f in frames)
@@ -190,14 +191,14 @@ class ServerSocket:
         return None
 
     def close(self) -> None:
-        """Close everything, what was answered last included."""
+        """Close the socket, after what was answered last is sent."""
         self.door.close(0)
         self.router.close()
         self.context.term()
 
 
 class WorkerSocket:
-    """A worker's end of the connection to one server. Of one thread alone."""
+    """A worker's end of the connection to one server; used by one thread alone."""
 
     def __init__(self, context: zmq.Context[Any], secret: bytes, rank: int, server: int, endpoint: str) -> None:
         self.server = server
@@ -227,7 +228,7 @@ class WorkerSocket:
         _send(self.socket, frames)
 
     def receive(self) -> Message | None:
-        """The next answer, if one is there."""
+        """The next answer from this server, if one is there."""
         try:
             frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -236,7 +237,7 @@ class WorkerSocket:
         return unpack([f.buffer for f in frames])
 
     def close(self, linger_ms: int = LINGER_MS) -> None:
-        """Close; what is not sent yet has so long."""
+        """Close the socket; what is not sent yet has so long."""
         self.socket.close(linger_ms)
 
 

@@ -16,7 +16,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Admission(Protocol):
-    """A rule that lets ids in."""
+    """The server's rule for which ids become rows of a table."""
 
     def admits(self, key: np.uint64, ids: np.ndarray, seen: np.ndarray) -> np.ndarray:
         """(N,) bool: which of these absent ids (N,) become rows, each pushed for the ``seen``-th time (N,), from 1.
@@ -27,7 +27,7 @@ class Admission(Protocol):
 
 @dataclass(frozen=True)
 class Count:
-    """A row exists from the k-th push of its id on; that push is the first to be applied."""
+    """The server's rule that admits an id at its k-th push, which is the first to be applied."""
 
     k: int
 
@@ -41,7 +41,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Probability:
-    """Each push of an absent id admits it with probability p, drawn from (key, id, seen)."""
+    """The server's rule that admits an absent id at each push with probability p, drawn from (key, id, seen)."""
 
     p: float
 
@@ -55,7 +55,8 @@ class Probability:
 
 
 class Waiting:
-    """How often ids were pushed that are not rows yet, and when last. Around 50 bytes an id, whatever the table's dim."""
+    """Ids that were pushed and are not rows yet: how often and when last. Around 50 bytes an id, whatever the table's
+    dim."""
 
     def __init__(self) -> None:
         self._index = HashIndex()
@@ -78,12 +79,12 @@ class Waiting:
         return seen
 
     def remove(self, ids: np.ndarray) -> None:
-        """These unique ids wait no longer; seen again, they count from 1."""
+        """Forget these unique ids; seen again, they count from 1."""
         freed = self._index.remove(ids)
         self._seen[freed] = self._touched[freed] = 0
 
     def shrink(self, older_than: int) -> int:
-        """Drop ids last seen before that clock. Returns how many."""
+        """Forget ids last seen before that clock. Returns how many."""
         old = self._index.ids()[self._touched[self._index.slots()] < older_than]
         self.remove(old)
         return len(old)
@@ -96,7 +97,7 @@ class Waiting:
         return {name: torch.from_numpy(part) for name, part in parts.items()}
 
     def load(self, state: dict[str, torch.Tensor], mine: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Take the ids of a :meth:`state` that belong here over what is here."""
+        """Take over the ids of a :meth:`state` that belong to this server."""
         ids = state["waiting_ids"].numpy()
         keep = mine(ids)
         slots = self._slots(ids[keep])

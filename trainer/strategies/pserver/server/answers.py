@@ -9,7 +9,7 @@ NONSENSE = (Malformed, ValueError, LookupError, TypeError, AttributeError, Arith
 
 
 class NotYet(Exception):
-    """A request has to wait: for whom, at what."""
+    """Raised by a handler whose request has to wait: for whom, at what."""
 
     def __init__(self, ranks: list[int], what: str) -> None:
         super().__init__(what)
@@ -17,10 +17,10 @@ class NotYet(Exception):
 
 
 def failed(why: str, fenced: bool = False) -> Message:
-    """The answer to a request that cannot be; ``fenced``: because its worker does not take part any more."""
+    """The answer to a request that fails; ``fenced``: because its worker does not take part any more."""
     return Message(Verb.FAILED, records=[text({"why": why, "fenced": fenced})])
 
 
 def not_arrived(names: str, what: str, patience_s: float) -> str:
-    """Why a request is answered that has waited too long."""
+    """The error text for a request that has waited too long, naming those who did not come."""
     return f"{names} did not arrive at {what} within {patience_s:g} s (strategy.timeout_s)"

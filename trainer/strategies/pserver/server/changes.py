@@ -8,7 +8,8 @@ NOBODY = -1
 
 
 class Changes:
-    """Per slot the last version and its writer, and the last version by anybody else; per worker the slots it holds.
+    """Which rows of a table have changed since each worker last asked: per slot the last version and its writer, per
+    worker the slots it holds.
 
     Two versions are enough: a worker other than the last writer looks at the last version, the last writer at that of
     the others. It takes 20 bytes a slot and one more per worker.
@@ -26,7 +27,7 @@ class Changes:
         return sum(a.nbytes for a in (self._version, self._writer, self._version_of_others, self._held))
 
     def grow(self, capacity: int) -> None:
-        """Room for slots below that number."""
+        """Make room for slots below that number."""
         more = capacity - len(self._version)
         self._version = np.pad(self._version, (0, more))
         self._writer = np.pad(self._writer, (0, more), constant_values=NOBODY)
@@ -34,21 +35,21 @@ class Changes:
         self._held = np.pad(self._held, ((0, 0), (0, more)))
 
     def clear(self, slots: np.ndarray) -> None:
-        """These slots (N,) hold other rows from now on: nobody wrote them, nobody holds them."""
+        """These slots (N,) get other rows: nobody has written or holds them."""
         self._version[slots] = self._version_of_others[slots] = 0
         self._writer[slots] = NOBODY
         self._held[:, slots] = False
 
     def hold(self, worker: int, slots: np.ndarray) -> None:
-        """The worker has a copy of these slots (N,)."""
+        """Note that a worker has a copy of these slots (N,)."""
         self._held[self._known(worker), slots] = True
 
     def forget(self, worker: int) -> None:
-        """The worker has a copy of nothing."""
+        """Note that a worker has no copy of anything."""
         self._held[self._known(worker)] = False
 
     def wrote(self, writer: int, slots: np.ndarray, version: int) -> None:
-        """The worker changed these slots (N,); versions start at 1 and do not fall."""
+        """Note that a worker changed these slots (N,); versions start at 1 and do not fall."""
         before = self._writer[slots]
         others = slots[before != self._known(writer)]
         self._version_of_others[others] = self._version[others]
@@ -56,7 +57,7 @@ class Changes:
         self._writer[slots] = writer
 
     def news(self, worker: int, cursor: int) -> np.ndarray:
-        """(N,) slots that the worker holds and that others changed after version ``cursor``."""
+        """The slots (N,) that a worker holds and that others changed after version ``cursor``."""
         slots = np.flatnonzero((self._version > cursor) & self._held[self._known(worker)])
         by_others = (self._writer[slots] != worker) | (self._version_of_others[slots] > cursor)
         news: np.ndarray = slots[by_others]

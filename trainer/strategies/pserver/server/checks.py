@@ -1,4 +1,4 @@
-"""What a message holds, checked against what this server keeps: anybody with a key of the run may send anything."""
+"""Checks of a message against what this server keeps: anybody with a key of the run may send anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_NUMBER = 1 << 53
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of a push.
+    """The numbers of a PUSH: version, samples, age, merged gradients.
 
     Attributes:
         basis: version of the parameters it was computed with (geo: of the last answer).
@@ -32,7 +32,7 @@ class Numbers:
 
 
 def numbers(message: Message, most_merged: int) -> Numbers:
-    """The numbers of a push.
+    """The checked numbers of a PUSH.
 
     Raises:
         Malformed: they are missing or out of range.
@@ -50,7 +50,7 @@ def numbers(message: Message, most_merged: int) -> Numbers:
 
 
 def work(message: Message) -> np.ndarray:
-    """(N, 4) the batches of blocks that a push covers.
+    """The batches of leased blocks that a PUSH covers, (N, 4), checked.
 
     Raises:
         Malformed: they have another shape.
@@ -66,7 +66,7 @@ def work(message: Message) -> np.ndarray:
 
 
 def norm(message: Message) -> float:
-    """The norm of a whole gradient.
+    """The norm of a whole gradient in a COMMIT, checked.
 
     Raises:
         Malformed: it is missing.
@@ -78,7 +78,7 @@ def norm(message: Message) -> float:
 
 
 def dense(shard: Shard, message: Message) -> torch.Tensor | None:
-    """(n,) values for the dense vector, if there are any.
+    """The values (n,) for the dense vector in a PUSH, checked; None without any.
 
     Raises:
         Malformed: they are of another length.
@@ -93,7 +93,7 @@ def dense(shard: Shard, message: Message) -> torch.Tensor | None:
 
 
 def rows(shard: Shard, message: Message) -> Rows:
-    """Values of rows by table.
+    """The values of rows by table in a PUSH, checked.
 
     Raises:
         Malformed: ids that are not at home here, or values of another shape.
@@ -111,7 +111,8 @@ def rows(shard: Shard, message: Message) -> Rows:
 
 
 def ids(shard: Shard, number: int, found: np.ndarray) -> np.ndarray:
-    """Ids (U,) of a table: ascending, not negative, in range, and at home here.
+    """The ids (U,) of a table in a message: checked to be ascending, not negative, in range and at home in this
+    server.
 
     Raises:
         Malformed: they are not.
@@ -131,7 +132,8 @@ def ids(shard: Shard, number: int, found: np.ndarray) -> np.ndarray:
 
 
 def nonfinite(shard: Shard, dense: torch.Tensor | None, rows: Rows) -> str:
-    """Where a push has a value that is not finite: the parameter's name, or the table's and the row's; empty: nowhere."""
+    """Where a PUSH has a value that is not finite: the parameter's name, or the table's and the row's; empty:
+    nowhere."""
     if dense is not None and not _finite(dense):
         return shard.name_of(int((~torch.isfinite(dense)).nonzero()[0]))
     for number, (ids, values) in rows.items():

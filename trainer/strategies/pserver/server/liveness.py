@@ -1,4 +1,4 @@
-"""Who comes, who leaves, who is lost, and what that means for everybody else."""
+"""HELLO, BYE and lost workers: who is present at a server, and what a loss means for the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.strategies.pserver.server.turns import Turns
 
 
 class Liveness:
-    """Members that come and go.
+    """The server's handlers of HELLO and BYE, and the rule by which workers are declared lost.
 
     Args:
         board: where launchers and servers leave notes for each other. ``lost/worker/N``: its process has failed.
@@ -33,7 +33,7 @@ class Liveness:
         self.board, self.stops, self.most_bytes = board, stops, most_bytes
 
     def hello(self, message: Message) -> Message:
-        """HELLO: a worker comes. The answer: its incarnation, its pushes that are applied, the longest frame that is
+        """HELLO: a worker comes. Answers its incarnation, its pushes that are applied, the longest frame that is
         taken."""
         rank, life = message.rank, message.sequence
         if self.members.over(rank, life):
@@ -57,7 +57,7 @@ class Liveness:
             self.parameters.rule.forget(rank)
 
     def bye(self, message: Message) -> Message:
-        """BYE: a worker has finished."""
+        """BYE: a worker has finished and leaves."""
         self._leave(self.members.all[message.rank])
         return Message(Verb.DONE)
 
@@ -68,8 +68,8 @@ class Liveness:
             self._changed()
 
     def look_after(self) -> None:
-        """Who is silent, whose process has failed, or whom another server has lost, is lost here, too. Whose process has
-        ended well has left, also if its goodbye was lost."""
+        """Declare lost whoever is silent, whose process has failed, or whom another server has lost; a process that
+        ended well counts as leaving."""
         for rank in self.members.silent():
             self.lose(rank, f"nothing was heard of it for {self.members.lost_after_s:g} s")
         for rank in self.members.present():
@@ -83,7 +83,7 @@ class Liveness:
                 self.lose(rank, self.board.get(fenced).decode())
 
     def lose(self, rank: int, why: str) -> None:
-        """A worker is gone: nothing more is taken from it, its work goes to others.
+        """Declare a worker lost: nothing more is taken from it, its work goes to others.
 
         Raises:
             RunFailed: the run cannot go on without it.

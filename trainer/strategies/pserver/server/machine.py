@@ -90,11 +90,11 @@ class Server:
 
     @property
     def over(self) -> bool:
-        """Every worker has left or is lost."""
+        """Whether every worker has left or is lost."""
         return not self.members.present()
 
     def turn(self, messages: Sequence[tuple[bytes, Message]]) -> None:
-        """One turn: take these messages, each with the address to answer to; now and then look who is missing.
+        """Take these messages, each with its address for the answer; now and then look who is missing.
 
         Raises:
             RunFailed: no worker is left, or one is lost that the run cannot go on without.
@@ -120,7 +120,7 @@ class Server:
                 given.away(seconds)
 
     def take(self, address: bytes, message: Message) -> None:
-        """One message: a heartbeat, one that is no request or comes from a life that is over, or a request."""
+        """Take one message: a heartbeat, a malformed one, one of a life that is over, or a request."""
         self.members.heard(message.rank)
         if message.verb == Verb.BEAT:
             return
@@ -135,7 +135,8 @@ class Server:
         self.turns.take(address, message)
 
     def answer(self, request: Message) -> Message:
-        """Do what a request asks for. A late copy of one that must not be done again changes nothing.
+        """Do what a request asks for, and answer it. A late copy of a request that must not be repeated changes
+        nothing.
 
         Raises:
             NotYet: it has to wait.
@@ -151,11 +152,11 @@ class Server:
         return answer
 
     def stats(self, message: Message) -> Message:
-        """STATS: what has been done so far."""
+        """STATS: answer what this server has done so far."""
         return Message(Verb.DONE, records=[text(self.statistics())])
 
     def statistics(self) -> dict[str, Any]:
-        """Counts since the start."""
+        """This server's counts since the start."""
         shard, rule = self.parameters.shard, self.parameters.rule
         tables = {t.name: t.memory() | {"dropped": t.dropped} for t in shard.tables.values()} if shard else {}
         return {

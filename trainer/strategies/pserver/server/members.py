@@ -1,4 +1,4 @@
-"""Who takes part, as one server sees it: lives, watermarks of pushes, and who is gone."""
+"""The workers as one server sees them: lives, watermarks of pushes, and who is gone."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ MOST_LIVES = 10_000
 
 
 class Watermark:
-    """Which sequence numbers are done: all up to ``done``, and those ``above`` that came out of order."""
+    """Which pushes of a worker are done: sequence numbers up to ``done``, and those ``above`` that came out of order."""
 
     def __init__(self, done: int = 0, above: Iterable[int] = ()) -> None:
         self.done = done
         self.above = set(above)
 
     def seen(self, sequence: int) -> bool:
-        """Whether that number is done already."""
+        """Whether the push of that number is done already."""
         return sequence <= self.done or sequence in self.above
 
     @property
     def greatest(self) -> int:
-        """The greatest number that is done."""
+        """The greatest number of a push that is done."""
         return max(self.above, default=self.done)
 
     def check(self, sequence: int) -> None:
-        """Whether a push may have that number.
+        """Refuse a push whose number cannot be.
 
         Raises:
             Malformed: no client can be that far, or it is none.
@@ -42,7 +42,7 @@ class Watermark:
             raise Malformed(f"push {sequence} after {self.done}")
 
     def mark(self, sequence: int) -> None:
-        """It is done now."""
+        """Note that the push of that number is done."""
         self.above.add(sequence)
         while self.done + 1 in self.above:
             self.done += 1
@@ -51,8 +51,8 @@ class Watermark:
 
 @dataclass
 class Member:
-    """One worker: its lives (a random number each), which of them are fenced, its watermark, when it was heard last, and
-    how it ended, if it did."""
+    """One worker as a server sees it: its lives (random numbers), fenced ones, its watermark, when it was heard last,
+    and how it ended, if it did."""
 
     rank: int
     lives: list[int] = field(default_factory=list)
@@ -64,23 +64,23 @@ class Member:
 
     @property
     def incarnation(self) -> int:
-        """Number of its present life at this server, from 1; 0 before the first. Servers may count differently: one of
-        them may never have heard of a life."""
+        """Number of a worker's present life at this server, from 1; 0 before the first. Servers may count
+        differently: one may never have heard of a life."""
         return len(self.lives)
 
     @property
     def life(self) -> int:
-        """Its present life, the same number at all servers; 0 before the first."""
+        """The number of a worker's present life, the same at all servers; 0 before the first."""
         return self.lives[-1] if self.lives else 0
 
     @property
     def present(self) -> bool:
-        """It has not left and is not lost; it may not have come yet."""
+        """Whether the worker has not left and is not lost; it may not have come yet."""
         return not self.left and not self.lost
 
 
 class Members:
-    """All workers of the run.
+    """All workers of the run, as one server sees them.
 
     Args:
         size: how many there are.
@@ -94,11 +94,11 @@ class Members:
         self.now = now
 
     def present(self) -> list[int]:
-        """Ranks of those that take part."""
+        """Ranks of the workers that are present."""
         return [m.rank for m in self.all if m.present]
 
     def hello(self, rank: int, life: int) -> Member:
-        """A worker starts, or says so again; a new life takes the place of the one before."""
+        """Note that a worker starts, or says so again; a new life takes the place of the one before."""
         member = self.all[rank]
         if life not in member.lives:
             if len(member.lives) >= MOST_LIVES:
@@ -109,11 +109,12 @@ class Members:
         return member
 
     def heard(self, rank: int) -> None:
-        """Something came from that worker."""
+        """Note that a message came from that worker."""
         self.all[rank].heard = self.now()
 
     def away(self, seconds: float) -> None:
-        """The server was busy or stopped for so long and heard nobody: that is nobody's silence."""
+        """Add the seconds in which the server was busy or stopped and heard nobody; those are not silence of a
+        worker."""
         for member in self.all:
             member.heard += seconds
 
@@ -132,24 +133,24 @@ class Members:
         return ""
 
     def fence(self, rank: int, life: int) -> None:
-        """Nothing more is taken from that life of a worker, whether this server has heard of it or not."""
+        """Take nothing more from that life of a worker, whether this server has heard of it or not."""
         fenced = self.all[rank].fenced
         if len(fenced) >= MOST_LIVES:
             raise Malformed(f"worker {rank} has {MOST_LIVES} lives that are over")
         fenced.add(life)
 
     def lose(self, rank: int, why: str) -> None:
-        """Declare a worker lost: nothing of its present life is taken any more."""
+        """Declare a worker lost: nothing more of its present life is taken."""
         member = self.all[rank]
         member.lost = why
         member.fenced.add(member.life)
 
     def silent(self) -> list[int]:
-        """Present workers that came and have not been heard for too long."""
+        """Ranks of present workers that have not been heard for too long."""
         limit = self.now() - self.lost_after_s
         return [m.rank for m in self.all if m.present and m.lives and m.heard < limit]
 
 
 def workers(ranks: Iterable[int]) -> str:
-    """``worker 1, worker 3``."""
+    """Name these workers in a message: ``worker 1, worker 3``."""
     return ", ".join(f"worker {rank}" for rank in sorted(ranks))

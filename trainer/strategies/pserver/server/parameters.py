@@ -1,4 +1,5 @@
-"""What a server keeps: nothing until the first worker has sent the start, then its share of the parameters."""
+"""START, SHRINK and RATE: a server keeps nothing until the first worker has sent the start, then its share of the
+parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ STEPS = "steps"
 
 
 class Parameters:
-    """A server's shard, the rule by which it changes, and the age that rows are stamped with.
+    """A server's shard, the rule by which pushes change it, and the age that rows are stamped with.
 
     Args:
         config, plan: the run's; declared: its strategy.
@@ -48,7 +49,7 @@ class Parameters:
 
     @property
     def version(self) -> int:
-        """Updates that are done."""
+        """Updates that the parameters have seen."""
         return self.shard.version if self.shard is not None else 0
 
     @property
@@ -57,7 +58,7 @@ class Parameters:
         return self.shard.step if self.shard is not None else 0
 
     def opened(self) -> tuple[Shard, Rule]:
-        """The parameters.
+        """The shard and the rule, once the start is complete.
 
         Raises:
             NotYet: the start is not complete.
@@ -69,7 +70,7 @@ class Parameters:
     # --- the start -------------------------------------------------------------------------------------------------
 
     def start(self, message: Message) -> Message:
-        """START: the first worker's parameters, or saved ones, become the start. Rows may follow in more messages."""
+        """START: take the first worker's parameters, or saved ones, as the start. Rows may follow in more messages."""
         told = message.mapping()
         if message.rank != 0:
             raise Malformed("the start is worker 0's to make")
@@ -127,7 +128,8 @@ class Parameters:
     # --- ages and rates --------------------------------------------------------------------------------------------
 
     def grow_older(self, told: int) -> int:
-        """The age is the greatest that any worker has told: what a slow one touches is touched now. Returns it."""
+        """Raise the age of rows to what a worker tells, if it is greater: what a slow worker touches is touched now.
+        Returns it."""
         shard, _ = self.opened()
         if not self.age and self.strategy.evict_by != STEPS:
             for table in shard.tables.values():
@@ -146,7 +148,7 @@ class Parameters:
         return Message(Verb.DONE, records=[text({"removed": removed})])
 
     def rate(self, message: Message) -> Message:
-        """RATE: the factor of a schedule that goes by validations, which workers see and servers do not."""
+        """RATE: take the factor of a schedule that goes by validations, which workers see and servers do not."""
         shard, _ = self.opened()
         scale = float(message.mapping()["scale"])
         if not isinstance(shard.schedule, Plateau) or not 0.0 <= scale <= 1.0:

@@ -29,7 +29,7 @@ BACK = {"int8": "bf16"}
 
 
 class Pulls:
-    """Answers pulls.
+    """The server's handler of PULL.
 
     Args:
         count: ``pulls`` are counted there.
@@ -41,7 +41,7 @@ class Pulls:
         self.form = BACK.get(wire, wire)
 
     def pull(self, message: Message) -> Message:
-        """The dense vector, and rows by their ids."""
+        """PULL: answer with the dense vector, and rows by their ids."""
         shard, rule = self.parameters.opened()
         if message.flags & ~rule.pull_flags:
             raise Malformed(f"flags {message.flags} of a pull in this mode")

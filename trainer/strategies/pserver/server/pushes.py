@@ -18,7 +18,7 @@ from trainer.strategies.pserver.server.shard import Shard
 
 
 class Pushes:
-    """Takes pushes and answers them.
+    """The server's handlers of PUSH and COMMIT.
 
     Args:
         waits: whether this very message has come before and waits for its answer.
@@ -35,7 +35,7 @@ class Pushes:
         self.finite_only = parameters.strategy.on_nonfinite == "refuse"
 
     def push(self, message: Message) -> Message:
-        """Take a push if it is new. Its answer says the same however often it comes."""
+        """PUSH: apply a push if it is new. Its answer is the same however often it comes."""
         shard, rule = self.parameters.opened()
         mark = self.members.all[message.rank].watermark
         mark.check(message.sequence)
@@ -79,7 +79,7 @@ class Pushes:
         return False
 
     def commit(self, message: Message) -> Message:
-        """COMMIT, of two-phase clipping: the norm over all servers is known, the step can be taken."""
+        """COMMIT, of two-phase clipping: take the step, now that the norm over all servers is known."""
         shard, rule = self.parameters.opened()
         rule.commit(message.clock, checks.norm(message))
         return Message(Verb.DONE, clock=shard.version)

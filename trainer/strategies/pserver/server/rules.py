@@ -35,7 +35,7 @@ BACKUPS = 8
 
 @dataclass
 class Push:
-    """A decoded push.
+    """A push, decoded and checked, as a rule takes it.
 
     Attributes:
         rank: the worker. sequence: of the push. samples: behind its gradients, where it matters.
@@ -57,7 +57,7 @@ class Push:
 
 
 class Rule:
-    """Common to all modes.
+    """The server's rule that all modes share; each mode overrides some of it.
 
     Args:
         shard: the server's parameters.
@@ -82,10 +82,10 @@ class Rule:
         raise NotImplementedError
 
     def covered(self, push: Push) -> None:
-        """A push whose work is applied already, by whoever had it before: its values count for nothing."""
+        """Take a push whose work is applied already, by whoever had it before: its values count for nothing."""
 
     def signal(self, message: Message) -> None:
-        """A push without values that says something by its flags."""
+        """Take a push without values, which says something by its flags."""
 
     def answer(self, message: Message, applied: bool) -> Message:
         """The answer to a push; ``applied``: its values have been taken just now.
@@ -96,24 +96,24 @@ class Rule:
         return Message(Verb.DONE, clock=self.shard.version)
 
     def may_pull(self, clock: int) -> bool:
-        """Whether the parameters that a pull asks for are there."""
+        """Whether this rule lets the parameters that a pull asks for be pulled now."""
         return True
 
     def awaited(self, clock: int) -> list[int]:
-        """Whom a pull that has to wait waits for."""
+        """Whom a waiting pull waits for."""
         return []
 
     def pulled(self, rank: int, dense: torch.Tensor | None, rows: Rows) -> None:
-        """A worker got these parameters of the present version."""
+        """Note that a worker got the parameters of the present version."""
 
     def changed(self) -> None:
-        """Somebody came, left or was lost."""
+        """Note that a worker came, left or was lost."""
 
     def forget(self, rank: int) -> None:
-        """A new life of a worker begins; it holds nothing."""
+        """Forget a worker's former life: a new one begins and holds nothing."""
 
     def commit(self, clock: int, norm: float) -> None:
-        """The norm of the whole gradient is known (two-phase clipping)."""
+        """Take the step, now that the norm of the whole gradient is known (two-phase clipping)."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """What it remembers of workers, all of which stand still."""
@@ -124,7 +124,8 @@ class Rule:
 
 
 class Sync(Rule):
-    """One global step: the sum of all workers' gradients, weighted by samples, is applied once; then everybody pulls."""
+    """The server's rule for pserver_sync: the sum of all workers' gradients, weighted by samples, is applied once;
+    then everybody pulls."""
 
     lockstep = True
 
@@ -174,7 +175,8 @@ class Sync(Rule):
         self.norms.pop(self.shard.version - 3, None)
 
     def answer(self, message: Message, applied: bool) -> Message:
-        """With clipping: this server's part of the squared norm of the combined gradient, once all workers have pushed."""
+        """The answer to a push with clipping: this server's part of the squared norm of the combined gradient, once
+        all have pushed."""
         answer = super().answer(message, applied)
         if self.clip is not None:
             norm = self.norms.get(message.clock - 1)
@@ -209,7 +211,8 @@ def _mean(parts: list[tuple[np.ndarray, torch.Tensor]], samples: float) -> tuple
 
 
 class Async(Rule):
-    """Every push is applied when it comes (Hogwild-style, Niu et al., 2011; Downpour SGD, Dean et al., 2012).
+    """The server's rule for pserver_async: every push is applied when it comes (Hogwild-style, Niu et al., 2011;
+    Downpour SGD, Dean et al., 2012).
 
     With ``delay_compensation`` the gradient g of parameters w_old becomes g + lambda * g * g * (w - w_old) (DC-ASGD,
     Zheng et al., 2017). With ``staleness_power`` the learning rate is divided by (1 + staleness) to that power
@@ -280,8 +283,8 @@ class Async(Rule):
 
 
 class Ssp(Async):
-    """Stale synchronous parallel (Ho et al., 2013): a worker with c steps done gets parameters for its next one only
-    while the slowest has at least c - ``staleness``. Who rests (no work left, or at a meeting) holds nobody up.
+    """The server's rule for pserver_ssp (Ho et al., 2013): a worker with c steps done gets parameters only while the
+    slowest has at least c - ``staleness``. Who rests (no work left, or at a meeting) holds nobody up.
 
     A worker's clock counts the pushes that have come without a gap: one that has overtaken another does not count
     before the other is there, since parameters would lack it. Work that others have pushed already counts, too.
@@ -310,8 +313,8 @@ class Ssp(Async):
             self.clocks[push.rank] = max(ahead.pop(sequence), self.clocks[push.rank])
 
     def signal(self, message: Message) -> None:
-        """RESTS: the worker takes no steps until it wakes. WAKES: it goes on with as many steps as the slowest has,
-        at least those that it says. RESUMES: it goes on with exactly those, the most that any server has answered."""
+        """Take RESTS (no steps until it wakes), WAKES (it goes on at the slowest's steps, at least those that it
+        says) or RESUMES (exactly those)."""
         rank, clock = message.rank, message.clock
         if message.flags & RESTS:
             self.clocks[rank] = NEVER
@@ -342,7 +345,7 @@ class Ssp(Async):
 
 
 class Geo(Rule):
-    """Workers train their own replicas; the differences that they push, divided by their number, are added up here."""
+    """The server's rule for pserver_geo: differences that workers push, divided by their number, are added up here."""
 
     pull_flags = WANTS_DENSE | CREATES | HOLDS
 
@@ -352,7 +355,7 @@ class Geo(Rule):
         self.shard.updates = max(self.shard.updates, push.clock)
 
     def answer(self, message: Message, applied: bool) -> Message:
-        """The dense values as they are now, and the rows that others changed since the worker's cursor.
+        """The answer to a push: the dense values now, and the rows that others changed since the worker's cursor.
 
         The cursor is the version of the last answer that the worker *has*: an answer that was lost loses no row. If the
         push was not applied now, the worker's own rows come back, too: it must not count on what it has pushed.

@@ -21,7 +21,7 @@ GEO = "geo"
 
 
 def kept_by(node: Mapping[str, Any]) -> str:
-    """The optimizer of an ``optimizer`` node and what it remembers of a parameter, e.g. ``SGD (momentum_buffer)``."""
+    """What an ``optimizer`` node's optimizer keeps of a parameter, with its name: ``SGD (momentum_buffer)``."""
     parameter = torch.zeros(1, requires_grad=True)
     parameter.grad = torch.zeros(1)
     optimizer = optimizer_of(node, [(Rate(), [parameter])])
@@ -31,7 +31,7 @@ def kept_by(node: Mapping[str, Any]) -> str:
 
 
 def refuse(config: RunConfig, declared: Pserver, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[UserError]:
-    """Why the run cannot start from ``strategy.load_from``, if it cannot.
+    """Refuse a run that cannot start from ``strategy.load_from``; returns the errors.
 
     Args:
         config: the run's. declared: its strategy.

@@ -52,7 +52,7 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
 
 
 def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
-    """A server, and the socket at which workers reach it: a Unix socket where all processes are on this host, else TCP."""
+    """Open a server and the socket at which workers reach it: a Unix socket on one host, else TCP."""
     declared: Pserver = call_target(run.config.node("strategy"), "strategy", kind=Pserver)
     limit = max(SMALLEST_LIMIT, 24 * int(run.plan.parameters))
     folder = seat.folder if declared.options.transport == "auto" else ""
@@ -81,7 +81,7 @@ def run_to_end(server: Server, socket: ServerSocket) -> None:
 
 
 def leave_statistics(server: Server, run_dir: Path) -> None:
-    """``server.N.json`` in the run's folder, where there is one; and the log."""
+    """Print a server's counts into its log, and write them as ``server.N.json`` where the run's folder is there."""
     told = json.dumps(server.statistics(), indent=1)
     print(told, flush=True)
     if run_dir.is_dir():

@@ -1,4 +1,4 @@
-"""What a server is told of the run."""
+"""What of a run's Assignment a server reads: the config, and a part of the plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainer.config.run_config import RunConfig
 
 
 class ServersPlan(Protocol):
-    """What of the plan a server needs: processes of each role, parameters of the model, the schedule."""
+    """The part of the plan that a server needs: processes of each role, parameters of the model, the schedule."""
 
     @property
     def roles(self) -> Mapping[str, int]: ...
@@ -28,7 +28,7 @@ class ServersPlan(Protocol):
 
 
 class ServersRun(Protocol):
-    """What the launcher hands to a server."""
+    """What the launcher hands to a server: the config and the plan."""
 
     @property
     def config(self) -> RunConfig: ...

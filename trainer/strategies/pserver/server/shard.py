@@ -101,11 +101,11 @@ class Shard:
         }  # fmt: skip
 
     def mine(self, table: int, ids: np.ndarray) -> np.ndarray:
-        """(N,) bool: which rows live here."""
+        """Which rows of a table live in this shard: (N,) bool."""
         return self.home[buckets_of(self.keys[table], ids)] == self.server  # type: ignore[no-any-return]
 
     def copy(self) -> torch.Tensor:
-        """(n,) the dense values of this version. Who gets them must not change them: all who ask get the same."""
+        """The dense values (n,) of this version; all who ask get the same array, and must not change it."""
         if self._copy is None or self._copy[0] != self.version:
             self._copy = self.version, self.vector.detach().clone()
         return self._copy[1]
@@ -124,7 +124,7 @@ class Shard:
         return self.updates // self.updates_per_step
 
     def apply(self, gradient: torch.Tensor | None, rows: Rows, clock: int, scale: float = 1.0, merged: int = 1) -> None:
-        """One update: dense gradient (n,) and summed gradients of rows.
+        """Make one update: dense gradient (n,) and summed gradients of rows.
 
         Args:
             clock: for the age of rows.
@@ -148,7 +148,7 @@ class Shard:
 
     @torch.no_grad()
     def add(self, delta: torch.Tensor | None, rows: Rows, writer: int, clock: int) -> None:
-        """Geo: add a worker's differences."""
+        """Add a worker's differences to this shard, for pserver_geo."""
         self.version += 1
         if delta is not None:
             self.vector += delta
@@ -156,7 +156,8 @@ class Shard:
             self.tables[number].add(ids, deltas, writer, self.version, clock)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Tensors by name, and plain numbers; neither depends on how many servers there are."""
+        """This shard for a snapshot: tensors by name, and plain numbers; neither depends on how many servers there
+        are."""
         tensors: dict[str, torch.Tensor] = {}
         numbers: dict[str, Any] = {}
         for name, vector in self._vectors():
@@ -188,7 +189,7 @@ class Shard:
 
     @torch.no_grad()
     def load(self, parts: Sequence[Saved]) -> None:
-        """Take what belongs here from the states of any number of servers.
+        """Take what belongs to this shard from the saved states of any number of servers.
 
         Args:
             parts: each server's (tensors by name, numbers).

@@ -17,7 +17,7 @@ SMALLEST = 64  # rows of a table's first storage
 
 
 class SparseTable:
-    """Rows by id. A row's D values and S optimizer columns lie in one storage row and change in one copy.
+    """A server's rows of one table by id: D values and S optimizer columns lie in one storage row.
 
     Ids of a call are int64 arrays (U,) without repeats; values and gradients are tensors (U, D) of the table's dtype.
     A clock is what the caller counts, steps or event time, from 0; it is never read from the machine.
@@ -64,7 +64,8 @@ class SparseTable:
         return len(self._index)
 
     def pull(self, ids: np.ndarray, create: bool = True, clock: int = 0) -> torch.Tensor:
-        """(U, D) values, a copy. With ``create=False``, for evaluation, absent rows are drawn and not kept.
+        """The values (U, D) of rows, as a copy. With ``create=False``, for evaluation, absent rows are drawn and not
+        kept.
 
         Raises:
             ValueError: an id outside of the table.
@@ -82,7 +83,7 @@ class SparseTable:
         return values
 
     def push(self, ids: np.ndarray, gradients: torch.Tensor, lr: float, step: int, clock: int) -> None:
-        """Update rows by their gradients (U, D), already summed over the batch.
+        """Update rows with their gradients (U, D), already summed over the batch.
 
         Args:
             lr: learning rate of this update.
@@ -101,7 +102,7 @@ class SparseTable:
         self._rows.index_copy_(0, slots, torch.cat((values, state), dim=1) if state.shape[1] else values)
 
     def assign(self, ids: np.ndarray, values: torch.Tensor, clock: int = 0) -> None:
-        """Make rows of these values (U, D) and fresh optimizer state, over what is there and past the admission."""
+        """Set rows to these values (U, D) with fresh optimizer state, past the admission."""
         values = self._checked(ids, values)
         slots = self._find(ids)
         absent = slots < 0
@@ -112,7 +113,8 @@ class SparseTable:
         self._touch(slots, clock)
 
     def add(self, ids: np.ndarray, deltas: torch.Tensor, writer: int, version: int, clock: int = 0) -> None:
-        """Add a worker's differences (U, D) to the values, as that version (from 1, not falling); it holds them now."""
+        """Add a worker's differences (U, D) to rows, as that version (from 1, not falling); the worker holds them
+        now."""
         slots, deltas = self._admitted(ids, self._checked(ids, deltas), clock)
         rows = self._gather(slots.numpy())
         rows[:, : self.dim] += deltas
@@ -121,23 +123,24 @@ class SparseTable:
         self._changes.hold(writer, slots.numpy())
 
     def hold(self, worker: int, ids: np.ndarray) -> None:
-        """The worker has a copy of those of these rows that exist."""
+        """Note that a worker has a copy of those of these rows that exist."""
         slots = self._find(ids)
         self._changes.hold(worker, slots[slots >= 0])
 
     def refresh(self, worker: int, cursor: int) -> tuple[np.ndarray, torch.Tensor]:
-        """Ids (N,), ascending, and values (N, D) of rows the worker holds and others changed after version ``cursor``."""
+        """The rows that a worker holds and others changed after version ``cursor``: ids (N,) ascending, values (N,
+        D)."""
         slots = self._changes.news(worker, cursor)
         ids = self._ids[slots]
         order = np.argsort(ids)
         return ids[order], self._gather(slots[order])[:, : self.dim].contiguous()
 
     def forget(self, worker: int) -> None:
-        """The worker has no copy of any row, as after its restart."""
+        """Note that a worker has no copy of any row, as after its restart."""
         self._changes.forget(worker)
 
     def shrink(self, older_than: int) -> int:
-        """Drop rows, and ids that wait for admission, last touched before that clock. Returns the rows removed.
+        """Drop rows and waiting ids last touched before that clock. Returns how many rows.
 
         A touch is a push, or a pull with ``create=True``, with its clock. A dropped row comes back as a fresh one.
         """
@@ -149,11 +152,11 @@ class SparseTable:
         return len(freed)
 
     def count_from(self, clock: int) -> None:
-        """Rows that are here are no older than that clock, which is the first that there is."""
+        """Stamp all rows that are here with that clock, which is the first that there is."""
         self._touch(self._index.slots(), clock)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copies of what is to be saved: ``ids`` (N,) ascending, ``rows`` (N, D + S), ``touched`` (N,), and who waits.
+        """The rows for a snapshot: ``ids`` (N,) ascending, ``rows`` (N, D + S), ``touched`` (N,), and who waits.
 
         It depends on the rows alone, not on the order in which they came. What workers hold is not part of it.
         """
@@ -164,7 +167,7 @@ class SparseTable:
         return {"ids": torch.from_numpy(ids), "rows": rows, "touched": touched, **self._waiting.state()}
 
     def load(self, state: dict[str, torch.Tensor], mine: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Take those rows of a :meth:`state` that belong here, over what is here; so any server reads any files.
+        """Take over those rows of a :meth:`state` that belong to this server; so any server reads any files.
 
         Args:
             mine: ids (N,) to bool (N,), whether a row belongs here.
@@ -195,7 +198,7 @@ class SparseTable:
         self._changes.load(slots, **{name: part.numpy() for name, part in state.items()})
 
     def memory(self) -> dict[str, float]:
-        """``rows``, ids ``waiting`` for admission, ``bytes`` of all arrays, and ``bytes_per_row``."""
+        """The sizes for statistics: ``rows``, ids ``waiting``, ``bytes`` of all arrays, and ``bytes_per_row``."""
         own = self._rows.nbytes + self._ids.nbytes + self._touched.nbytes + self._index.nbytes()
         total = own + self._changes.nbytes() + self._waiting.nbytes()
         return {

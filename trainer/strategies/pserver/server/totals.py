@@ -1,4 +1,4 @@
-"""Sums over the present workers, at which they meet."""
+"""MEET: sums over the present workers, at which they meet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT = 2
 
 @dataclass
 class Total:
-    """What the workers have brought to one sum so far; once all have come, the sum, and who takes part from then on."""
+    """One sum so far: what each worker has brought; once all have come, the sum and who takes part from then on."""
 
     brought: dict[int, np.ndarray] = field(default_factory=dict)
     value: np.ndarray | None = None
@@ -36,7 +36,7 @@ class Meetings:
 
 
 class Totals:
-    """Sums over the present workers, numbered from 1; an arrival may come twice."""
+    """The server's handler of MEET: sums over the present workers, numbered from 1; an arrival may come twice."""
 
     def __init__(self, members: Members) -> None:
         self.members = members

@@ -17,36 +17,36 @@ MOST_WAITING = 100
 
 
 class Outlet(Protocol):
-    """Where a server's answers go."""
+    """Where a server's answers go; a protocol, so that simulated servers have no socket."""
 
     def answer(self, address: bytes, request: Message, answer: Message) -> None:
-        """Answer a request."""
+        """Send the answer to a request."""
 
     def refuse(self, why: BaseException) -> None:
-        """Count a message that makes no sense."""
+        """Count a malformed message."""
 
     def room_for_files(self) -> AbstractContextManager[object]:
-        """While it lasts there are descriptors for files, however many strangers hold connections."""
+        """While it lasts, descriptors are free for files, however many strangers hold connections."""
 
     def counts(self) -> dict[str, Any]:
-        """For the statistics: where it is, what has come and gone, and what was refused."""
+        """The outlet's counts for the server's statistics."""
 
 
 @dataclass(eq=False)
 class Waiting:
-    """A request that waits since then."""
+    """A request that waits: since when, and the address for its answer."""
 
     address: bytes
     request: Message
     since: float
 
     def is_of(self, rank: int) -> bool:
-        """Whether that worker sent it."""
+        """Whether that worker sent this request."""
         return self.request.rank == rank
 
 
 class Turns:
-    """The requests of one server.
+    """The requests of one server, those that are new and those that wait.
 
     Args:
         outlet: where answers go.
@@ -64,7 +64,7 @@ class Turns:
         self.waiting: list[Waiting] = []
 
     def take(self, address: bytes, request: Message) -> None:
-        """A request has come: its turn, and then that of those who wait. A copy of one that waits waits with it."""
+        """Try a new request, then all those that wait. A copy of one that waits joins it."""
         known = [w for w in self.waiting if w.is_of(request.rank) and w.request.number == request.number]
         if known and request.verb != Verb.HELLO:  # a new life counts its requests from 1 again
             known[0].address = address
@@ -73,7 +73,7 @@ class Turns:
         self.try_again()
 
     def try_again(self) -> None:
-        """Everything that waits, in the order in which it came; answering one may free another."""
+        """Try all waiting requests in the order in which they came; answering one may free another."""
         moved = bool(self.waiting)
         while moved:
             moved = False
@@ -107,28 +107,28 @@ class Turns:
         return failed(f"server {self.server} refused {request.verb.name} of worker {request.rank}: {why}")
 
     def waits(self, request: Message) -> bool:
-        """Whether this very message is in the list."""
+        """Whether this very message is among the waiting requests."""
         return any(w.request is request for w in self.waiting)
 
     def drop(self, rank: int, why: str) -> None:
-        """Requests of a life that is over wait no longer."""
+        """Drop the waiting requests of a worker's life that is over."""
         for waiting in [w for w in self.waiting if w.is_of(rank)]:
             self.waiting.remove(waiting)
             self.outlet.answer(waiting.address, waiting.request, failed(why, fenced=True))
 
     def fail_all(self, why: str) -> None:
-        """Nothing can be answered any more."""
+        """Fail all waiting requests: nothing can be answered any more."""
         for waiting in self.waiting:
             self.outlet.answer(waiting.address, waiting.request, failed(why))
         self.waiting.clear()
 
     def away(self, seconds: float) -> None:
-        """The server was busy or stopped for so long: that is no part of anybody's waiting."""
+        """Add the seconds in which the server was busy or stopped; those are not a request's waiting."""
         for waiting in self.waiting:
             waiting.since += seconds
 
     def end_overdue(self) -> None:
-        """Who has waited too long is told for whom."""
+        """Fail each request that has waited too long, with the name of whom it waits for."""
         now = self.now()
         for waiting in [w for w in self.waiting if now - w.since > self.patience_s]:
             self.waiting.remove(waiting)

@@ -19,7 +19,7 @@ DIRECT = 1 << 24
 
 
 class Index(ABC):
-    """Ids (int64, from 0) to slots 0, 1, 2, ..."""
+    """Maps ids (int64, from 0) of rows to storage slots 0, 1, 2, ..."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -43,7 +43,7 @@ class Index(ABC):
 
     @abstractmethod
     def find(self, ids: np.ndarray) -> np.ndarray:
-        """(N,) slots of these ids (N,), -1 where absent.
+        """Slots (N,) of these ids (N,), -1 where absent.
 
         Raises:
             ValueError: an id below 0.
@@ -58,7 +58,7 @@ class Index(ABC):
         """Forget ids; the slots of those that were present."""
 
     def add(self, ids: np.ndarray) -> np.ndarray:
-        """(N,) slots of these ids (N,), which are unique; those that were absent are added.
+        """Slots (N,) of these unique ids (N,); those that were absent are added.
 
         New ids take the slots given back by :meth:`remove` first, then consecutive ones from ``high``.
 
@@ -74,7 +74,7 @@ class Index(ABC):
         return slots
 
     def remove(self, ids: np.ndarray) -> np.ndarray:
-        """Forget these unique ids (N,), present or not. Returns the slots set free, (M,)."""
+        """Remove these unique ids (N,), present or not. Returns the slots set free, (M,)."""
         slots = self._drop(_checked(ids))
         self._count -= len(slots)
         self._free = np.concatenate([self._free, slots])
@@ -91,12 +91,12 @@ class Index(ABC):
 
 
 def index_of(rows: int | None) -> Index:
-    """For a table of so many rows; None: of any ids."""
+    """The index for a table of so many rows; None: of any ids."""
     return HashIndex() if rows is None or rows > DIRECT else DirectIndex(rows)
 
 
 class DirectIndex(Index):
-    """Ids below ``rows``, each with a place of its own."""
+    """The index of ids below ``rows``, each with a place of its own."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class DirectIndex(Index):
 
 
 class HashIndex(Index):
-    """Ids (int64, 0..2^63-1) to slots 0, 1, 2, ...; linear probing, at most half full (Knuth, vol. 3, 6.4).
+    """The index of any ids (int64, 0..2^63-1): linear probing, at most half full (Knuth, vol. 3, 6.4).
 
     The probes of one call advance together: a round looks at the next places of every id that is still searching, so the
     number of Python steps follows the longest probe, not the number of ids.

@@ -15,15 +15,15 @@ import torch
 
 
 class Kernel(Protocol):
-    """One sparse optimizer."""
+    """One sparse optimizer of rows."""
 
     @property
     def name(self) -> str:
-        """What :func:`kernel` calls it."""
+        """The name under which :func:`kernel` finds this optimizer."""
 
     @property
     def initial(self) -> float:
-        """The value of a fresh row's state."""
+        """The first value of a fresh row's state columns."""
 
     def state_columns(self, dim: int) -> int:
         """S: columns of state beside a row of ``dim`` columns."""
@@ -124,7 +124,7 @@ class Adam:
 
 
 def kernel(name: str, **hyperparameters: Any) -> Kernel:
-    """The sparse optimizer of that name, with those of the hyperparameters that it has; others are ignored.
+    """The sparse optimizer of that name, with the hyperparameters that it has; others are ignored.
 
     Args:
         name: sgd, adagrad, rowwise_adagrad or adam.
@@ -150,7 +150,7 @@ def kernel(name: str, **hyperparameters: Any) -> Kernel:
 
 
 def summed(parts: Sequence[tuple[np.ndarray, torch.Tensor]]) -> tuple[np.ndarray, torch.Tensor]:
-    """Gradients of rows added up: unique ids (U,) ascending, and (U, D)."""
+    """Gradients of the same rows added up: unique ids (U,) ascending, and (U, D)."""
     ids, positions = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)
     gradients = torch.cat([g for _, g in parts])
     total = gradients.new_zeros((len(ids), gradients.shape[1]))
