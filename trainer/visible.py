@@ -20,7 +20,7 @@ RAW_BYTE = range(0xDC80, 0xDD00)
 
 
 def visible(text: str) -> str:
-    r"""The text with every character that moves a cursor or turns the reading direction spelled out, as ``\x1b``.
+    r"""A text with every character that moves a cursor or turns the reading direction spelled out, as ``\x1b``.
 
     Tabs and newlines stay; a newline of Windows becomes one.
     """
@@ -28,17 +28,17 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""As :func:`visible`, with tabs and newlines spelled out too: ``\n``."""
+    r"""A text like :func:`visible`, with tabs and newlines spelled out too: ``\n``."""
     return UNSEEN.sub(lambda found: spelled(found[0]), text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def printed(text: str) -> str:
-    """The text on one line for a picture or a short name: line breaks and characters that cannot be seen become spaces."""
+    """A text on one line for a picture or a short name: line breaks and invisible characters become spaces."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def shortened(text: str, longest: int = LONGEST_NAME) -> str:
-    """A name or a path for a sentence: of a very long one its beginning and its end."""
+    """A name or a path for a sentence; of a very long one its beginning and its end."""
     if len(text) <= longest:
         return text
     left = (longest - 3) // 2
@@ -46,7 +46,7 @@ def shortened(text: str, longest: int = LONGEST_NAME) -> str:
 
 
 def spelled(character: str) -> str:
-    r"""``\x1b``, ``\u202e``; a byte of a name that is no UTF-8 as that byte, ``\xff``."""
+    r"""A character spelled out: ``\x1b``, ``\u202e``; a byte of a name that is no UTF-8 as that byte, ``\xff``."""
     number = ord(character)
     if number in RAW_BYTE:
         number -= 0xDC00
@@ -54,7 +54,7 @@ def spelled(character: str) -> str:
 
 
 def cell(value: Any) -> Any:
-    r"""A cell of a CSV file: a text that a spreadsheet would compute gets an apostrophe before it; a number stays one.
+    r"""A CSV cell: a text that a spreadsheet would compute gets an apostrophe before it; a number stays one.
 
     A text stays on its line: newlines and control characters are spelled out.
     """

@@ -6,7 +6,7 @@ IRREGULAR = {"batch": "batches", "class": "classes", "process": "processes", "en
 
 
 def counted(number: int, thing: str, form: str = "") -> str:
-    """The number and the thing: ``1 epoch``, ``0 epochs``, ``2 batches``; of several words the last one is counted.
+    """A number and its noun: ``1 epoch``, ``0 epochs``, ``2 batches``; of several words the last is inflected.
 
     Args:
         form: how the number is written, as of ``format``: ``,`` groups thousands.

@@ -16,7 +16,7 @@ TURNED = ("googlenet", "inception_v3")
 
 
 def classifier(name: str, **arguments: Any) -> nn.Module:
-    """``torchvision.models.<name>`` with these arguments.
+    """Make ``torchvision.models.<name>`` with these arguments.
 
     Auxiliary classifiers are left out: with them the outputs in training are three, of which the loss takes one.
     ``aux_logits`` says otherwise.
@@ -42,7 +42,7 @@ def classifier(name: str, **arguments: Any) -> nn.Module:
 
 
 def unfilled(name: str, weights: Any = None, **arguments: Any) -> nn.Module:
-    """The model that ``classifier`` makes with these weights of torchvision, but as it is drawn: they come from elsewhere."""
+    """The model that ``classifier`` makes, without reading its weights: those come from elsewhere."""
     if weights is not None and name in TURNED:
         arguments = {"transform_input": True, **arguments}
     return classifier(name, **arguments)

@@ -12,7 +12,7 @@ from trainer.models.sync_batch_norm import GlooSyncBatchNorm
 
 
 def counting(model: nn.Module, samples: int) -> AbstractContextManager[None]:
-    """Around a forward of so many samples that count; with none, batch norms leave their statistics as they are."""
+    """While a forward runs on so many samples that count; with none, batch norms leave their statistics as they are."""
     return nullcontext() if samples else _sitting_out(model)
 
 

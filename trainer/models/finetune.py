@@ -17,7 +17,8 @@ from trainer.weights import tensor_files
 
 
 def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", **arguments: Any) -> nn.Module:
-    """``torchvision.models.<name>`` with these weights, except for layers that tell another number of classes apart.
+    """Make ``torchvision.models.<name>`` with these pretrained weights, except in layers that tell another number of
+    classes apart.
 
     Args:
         weights: a name of torchvision's, ``DEFAULT`` for its best, or a file of tensors by name.
@@ -35,12 +36,13 @@ def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", *
 
 
 def architecture(name: str, weights: str, num_classes: int, freeze: str = "none", **arguments: Any) -> nn.Module:
-    """The same model as it is drawn, for weights from elsewhere."""
+    """The same model as ``finetuned`` makes, with drawn weights: the real ones come from elsewhere."""
     return unfilled(name, None if _is_file(weights) else weights, num_classes=num_classes, **arguments)
 
 
 def check(name: str, weights: str, **others: Any) -> None:
-    """Before anything starts: the weights are there, or their site answers.
+    """Refuse pretrained weights that are not in the cache and whose site does not answer; called before anything
+    starts.
 
     Raises:
         UserError: they are not.
@@ -59,7 +61,7 @@ def check(name: str, weights: str, **others: Any) -> None:
 
 
 def prepare(name: str, weights: str, **others: Any) -> None:
-    """Once per host, before the workers start: fetch the weights."""
+    """Fetch the pretrained weights, once per host, before the workers start."""
     if not _is_file(weights):
         _tensors(name, weights)
 

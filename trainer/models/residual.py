@@ -18,7 +18,7 @@ PASSED = (nn.Dropout, nn.Identity)
 
 
 class NoResidualBlocks(ValueError):
-    """The model has none whose branch ends in a norm with a scale; says why."""
+    """No residual block of the model ends in a norm with a scale; why."""
 
 
 class _Tracer(fx.Tracer):

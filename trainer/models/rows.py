@@ -18,7 +18,8 @@ CHUNK = 1 << 18
 
 @dataclass(frozen=True)
 class RowInit:
-    """How a fresh row is drawn: ``uniform`` in [-scale, scale), ``normal`` with that deviation, or ``zeros``."""
+    """How a fresh row of a table is drawn: ``uniform`` in [-scale, scale), ``normal`` with that deviation, or
+    ``zeros``."""
 
     kind: str = "uniform"
     scale: float = 0.1
@@ -29,19 +30,19 @@ class RowInit:
 
 
 def table_key(seed: int, table: str) -> np.uint64:
-    """64 bits that stand for a table of a run, the same in every process and on every machine."""
+    """The key of 64 bits that a table's random rows follow from, the same in every process and on every machine."""
     return np.uint64(hash_of(f"{seed}/{table}"))
 
 
 def uniforms(key: np.uint64, ids: np.ndarray, columns: int) -> np.ndarray:
-    """(N, columns) float64 in [0, 1) from a key and row ids (N,) of 0..2^63-1."""
+    """Random numbers (N, columns) float64 in [0, 1) that follow from a key and row ids (N,) of 0..2^63-1."""
     rows = mixed(ids.astype(np.uint64) + key)
     steps = (np.arange(columns, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     return (mixed(rows[:, None] + steps[None, :]) >> np.uint64(11)) * 2.0**-53
 
 
 def draw_rows(key: np.uint64, ids: np.ndarray, dim: int, init: RowInit) -> np.ndarray:
-    """(N, dim) float64: the fresh rows of these ids (N,), whatever their order and company."""
+    """The fresh rows (N, dim) float64 of these ids (N,), whatever their order and company."""
     if init.kind == "zeros":
         return np.zeros((len(ids), dim))
     if init.kind == "uniform":

@@ -13,17 +13,17 @@ from trainer.config.schema import EmaConfig
 
 
 class Meeting(Protocol):
-    """What is needed of a strategy to agree on the average: sums over workers, and who takes part."""
+    """What averaged weights need of a strategy: sums over workers, and who takes part."""
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over workers of a float64 vector."""
+        """The sum over workers of a float64 vector."""
 
     def members(self) -> tuple[int, int]:
-        """This worker's number among those that take part, and how many these are."""
+        """This worker's number among those that take part, and their count."""
 
 
 class AveragedWeights:
-    """After every update, ``average = decay * average + (1 - decay) * weights``; it begins as the weights at the start.
+    """A moving average of the weights: after every update, ``average = decay * average + (1 - decay) * weights``.
 
     Floating buffers (batch-norm statistics) are averaged alike, since they have to fit the averaged weights; others
     are copied. It follows a worker's model; where workers have the same model after each update they have the same
@@ -46,18 +46,18 @@ class AveragedWeights:
         self.step = 0
 
     def live(self) -> list[torch.Tensor]:
-        """The model's own parameters, then its buffers."""
+        """The model's own tensors: its parameters, then its buffers."""
         return [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
 
     def decay_at(self, update: int) -> float:
-        """The decay in that update, from 0."""
+        """The decay of the update of that number, from 0."""
         if not self.warmup:
             return self.decay
         return float(min(self.decay, 1.0 - (1.0 + update / self.gamma) ** -self.power))
 
     @torch.no_grad()
     def follow(self, step: int) -> None:
-        """Take in the weights that the model has after ``step`` updates, once."""
+        """Take the model's weights after ``step`` updates into the average, once."""
         if step <= self.step:
             return
         weight = 1.0 - self.decay_at(step - 1)
@@ -71,7 +71,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def agree(self, strategy: Meeting, mean: bool) -> None:
-        """Give all workers the same average: the first one's buffers, and the mean of the weights where these differ.
+        """Give all workers the same average: the first one's buffers, and the mean of the weights where they differ.
 
         The mean of the workers' averages is the average of their mean, whatever they exchanged meanwhile.
         """
@@ -123,7 +123,7 @@ class AveragedWeights:
 
 
 def averaged_weights(model: nn.Module, ema: EmaConfig) -> AveragedWeights | None:
-    """As the config has it; None where its decay is null."""
+    """The averaged weights that the config asks for; None where its decay is null."""
     if ema.decay is None:
         return None
     return AveragedWeights(model, ema.decay, ema.warmup, ema.gamma, ema.power)

@@ -19,14 +19,14 @@ OTHERWISE: Mapping[str, tuple[str, str]] = {
 
 
 def names() -> dict[str, type[torch.optim.Optimizer]]:
-    """torch.optim's optimizers by their names in lower case."""
+    """The names of torch.optim's optimizers in lower case."""
     base = torch.optim.Optimizer
     found = vars(torch.optim).items()
     return {k.lower(): v for k, v in found if isinstance(v, type) and issubclass(v, base) and v is not base}
 
 
 def by_name(parameters: list[Any], name: str, **arguments: Any) -> torch.optim.Optimizer:
-    """``torch.optim.<name>(parameters, **arguments)``; a weight decay of 0 is left out where the class knows none.
+    """Make ``torch.optim.<name>(parameters, **arguments)``; a weight decay of 0 is left out where the class has none.
 
     Args:
         parameters: tensors, or parameter groups.

@@ -27,8 +27,8 @@ class Rate:
 
 
 def rates(model: nn.Module, node: Mapping[str, Any]) -> dict[str, Rate]:
-    """Each parameter's rate by its name (shared ones under their first), from ``lr_factors``, ``layer_decay`` and
-    ``decay_norms_and_biases``.
+    """The rate of each parameter by its name (shared ones under their first), from ``lr_factors``, ``layer_decay``
+    and ``decay_norms_and_biases``.
 
     Args:
         node: the ``optimizer`` node; a user's own may lack these keys, which then do nothing.
@@ -59,7 +59,7 @@ def undecayed(model: nn.Module) -> Iterator[str]:
 
 
 def check_patterns(model: nn.Module, node: Mapping[str, Any]) -> None:
-    """Every pattern of ``optimizer.lr_factors`` names something, and something is left to train.
+    """Refuse patterns of ``optimizer.lr_factors`` that name nothing, or that leave nothing to train.
 
     Raises:
         UserError: with the nearest names.
@@ -85,7 +85,7 @@ def check_patterns(model: nn.Module, node: Mapping[str, Any]) -> None:
 
 
 def freeze(model: nn.Module, node: Mapping[str, Any], tables: Iterable[Any] = ()) -> None:
-    """Parameters whose factor is 0 need no gradient.
+    """Turn off gradients of the parameters whose factor is 0.
 
     Args:
         tables: the model's sparse tables, which keep theirs (a server holds them, or will); their rate is 0.
@@ -102,7 +102,7 @@ Groups = Sequence[tuple[Rate, list[Any]]]
 
 
 def grouped(named: Iterable[tuple[str, Any]], found: Mapping[str, Rate]) -> list[tuple[Rate, list[Any]]]:
-    """Parameters by their rate: the first rate is the first parameter's, and so on; the order inside is kept."""
+    """Parameters sorted by their rate, in the order in which the rates first occur."""
     groups: dict[Rate, list[Any]] = {}
     for name, parameter in named:
         groups.setdefault(found.get(name, Rate()), []).append(parameter)
@@ -110,7 +110,7 @@ def grouped(named: Iterable[tuple[str, Any]], found: Mapping[str, Rate]) -> list
 
 
 def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = None) -> torch.optim.Optimizer:
-    """The config's optimizer for these groups.
+    """Make the config's optimizer for these groups of parameters.
 
     Args:
         node: the ``optimizer`` node.

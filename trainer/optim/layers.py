@@ -14,7 +14,7 @@ NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 @dataclass(frozen=True)
 class Unit:
-    """A layer: its module's name, the name of what it stands in, and whether it is a norm and nothing else."""
+    """A layer of the model: its module's name, the name of the module that holds it, and whether it is a norm alone."""
 
     name: str
     parent: str
@@ -22,7 +22,7 @@ class Unit:
 
 
 def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """The layer of each parameter (by its first name), from 0 at the input.
+    """The layer number of each parameter (by its first name), from 0 at the input.
 
     The layers are the model's children in the order in which they are defined; of an ``nn.Sequential`` or an
     ``nn.ModuleList`` each element is one, and a child that has more than half of the model's parameters and such a list

@@ -11,7 +11,8 @@ from trainer.metrics.best import Best
 
 
 class Constant:
-    """The same learning rate throughout, after an optional linear warm-up; the base of the other schedules.
+    """scheduler=constant: the same learning rate throughout, after an optional linear warm-up; the base of the other
+    schedules.
 
     Args:
         total_steps: updates of the whole run.
@@ -33,28 +34,28 @@ class Constant:
         self.warmup_start = warmup_start
 
     def factor(self, step: int) -> float:
-        """Factor on ``optimizer.lr`` for update number ``step``, from 0."""
+        """The factor on ``optimizer.lr`` for update number ``step``, from 0."""
         if step < self.warmup:
             return self.first * (self.warmup_start + (1.0 - self.warmup_start) * (step + 1) / self.warmup)
         return self.after_warmup(step)
 
     @property
     def first(self) -> float:
-        """The factor that the warm-up leads to."""
+        """The factor at which the warm-up ends."""
         return 1.0
 
     @property
     def length(self) -> int:
-        """Updates after the warm-up."""
+        """How many updates come after the warm-up."""
         return max(1, self.total_steps - self.warmup)
 
     def after_warmup(self, step: int) -> float:
-        """The schedule itself; ``step`` counts from the start of the run."""
+        """The schedule's factor after the warm-up; ``step`` counts from the start of the run."""
         return 1.0
 
 
 class Step(Constant):
-    """Multiplied by ``gamma`` every ``every_epochs`` epochs."""
+    """scheduler=step: multiplied by ``gamma`` every ``every_epochs`` epochs."""
 
     def __init__(
         self, total_steps: int, steps_per_epoch: int, every_epochs: float = 30.0, gamma: float = 0.1, **warmup: float
@@ -68,7 +69,8 @@ class Step(Constant):
 
 
 class Cosine(Constant):
-    """Half a cosine from 1 after the warm-up to ``final`` after the last update (Loshchilov & Hutter, 2017)."""
+    """scheduler=cosine: half a cosine from 1 after the warm-up to ``final`` after the last update (Loshchilov &
+    Hutter, 2017)."""
 
     def __init__(self, total_steps: int, steps_per_epoch: int, final: float = 0.0, **warmup: float) -> None:
         super().__init__(total_steps, steps_per_epoch, **warmup)  # type: ignore[arg-type]
@@ -80,7 +82,8 @@ class Cosine(Constant):
 
 
 class MultiStep(Constant):
-    """Multiplied by ``gamma`` at each of the epochs ``milestones``, counted from the start of the run."""
+    """scheduler=multistep: multiplied by ``gamma`` at each of the epochs ``milestones``, counted from the start of
+    the run."""
 
     def __init__(
         self, total_steps: int, steps_per_epoch: int, milestones: list[float], gamma: float = 0.1, **warmup: float
@@ -98,7 +101,8 @@ class MultiStep(Constant):
 
 
 class Polynomial(Constant):
-    """From 1 after the warm-up to ``final`` after the last update, as the ``power`` of what is left of the run."""
+    """scheduler=polynomial: from 1 after the warm-up to ``final`` after the last update, as a power of what is left
+    of the run."""
 
     def __init__(
         self, total_steps: int, steps_per_epoch: int, power: float = 1.0, final: float = 0.0, **warmup: float
@@ -112,7 +116,8 @@ class Polynomial(Constant):
 
 
 class OneCycle(Constant):
-    """Up from ``initial`` to 1 in the first share ``rise`` of the updates, then down to ``final`` (Smith & Topin, 2019).
+    """scheduler=one_cycle: up from ``initial`` to 1 in the first share ``rise`` of the updates, then down to
+    ``final`` (Smith & Topin, 2019).
 
     As torch's OneCycleLR with two phases and without its cycle of the momentum. A warm-up leads to ``initial``.
     """
@@ -147,7 +152,8 @@ class OneCycle(Constant):
 
 
 class Plateau(Constant):
-    """Multiplied by ``gamma`` when a validation metric has stopped getting better; as torch's ReduceLROnPlateau.
+    """scheduler=plateau: multiplied by ``gamma`` when a validation metric has stopped getting better; as torch's
+    ReduceLROnPlateau.
 
     Every process that applies the schedule sees the same validations, or is told its ``scale``.
 
@@ -180,7 +186,7 @@ class Plateau(Constant):
         return self.scale
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the validation after so many updates; those during the warm-up do not count."""
+        """Take in the validation after so many updates; those during the warm-up do not count."""
         if step < self.warmup or self.best.metric not in metrics:
             return
         self.bad = 0 if self.best.improved(step, metrics[self.best.metric]) else self.bad + 1

@@ -95,12 +95,12 @@ class SparseRule:
     numbers: Mapping[str, Any]
 
     def rate(self, factor: float) -> float:
-        """Learning rate of a table with this factor, before the schedule's."""
+        """The learning rate of a table with this factor, before the schedule's."""
         return self.lr * factor
 
 
 def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> SparseRule:
-    """The rule for tables.
+    """The sparse rule that fits the config's optimizer.
 
     Args:
         node: the ``optimizer`` node of the config.
@@ -126,7 +126,7 @@ def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Sparse
 def sparse_optimizer(
     rule: SparseRule, tables: Iterable[torch.Tensor], factors: Iterable[float] = ()
 ) -> torch.optim.Optimizer:
-    """The rule's optimizer for these tables' weights.
+    """Make the rule's optimizer for the weights of these tables.
 
     Args:
         factors: of each table, on the learning rate; none: 1 for all.
@@ -164,25 +164,26 @@ class DenseAndSparse(torch.optim.Optimizer):
             part.param_groups = [g for g in self.param_groups if id(g["params"][0]) in own]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One step of both."""
+        """Make one step of both optimizers."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for part in self.parts.values():
             part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The two states by name."""
+        """The states of the two optimizers, by name."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave."""
+        """Go on from a ``state_dict`` of the two optimizers."""
         for name, part in self.parts.items():
             part.load_state_dict(state_dict[name])
         self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
 
 
 def values_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The gradients' values. Sparse ones are coalesced, because no norm or limit of parts is that of their sum."""
+    """The values of these gradients. Sparse ones are coalesced, because no norm or limit of parts is that of their
+    sum."""
     values = []
     for parameter in parameters:
         if parameter.grad is None:
@@ -194,13 +195,14 @@ def values_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def clip_value(parameters: Iterable[torch.Tensor], limit: float) -> None:
-    """As ``torch.nn.utils.clip_grad_value_``, for gradients of which some are sparse: each element in [-limit, limit]."""
+    """Clip each element into [-limit, limit], as ``torch.nn.utils.clip_grad_value_``, for dense and sparse gradients."""
     for values in values_of(parameters):
         values.clamp_(-limit, limit)
 
 
 def clip_norm(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
-    """As ``torch.nn.utils.clip_grad_norm_``, for gradients of which some are sparse: scaled to an L2 norm of ``limit``.
+    """Scale gradients to an L2 norm of ``limit`` at most, as ``torch.nn.utils.clip_grad_norm_``, for dense and sparse
+    ones.
 
     Returns:
         The norm before.

@@ -49,21 +49,21 @@ class Updater:
 
     @property
     def lr(self) -> float:
-        """Learning rate of the next update, of parameters whose own factor is 1."""
+        """The learning rate of the next update, of parameters whose own factor is 1."""
         return self.base_lr * self.factor(self.steps)
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A validation after so many updates, for a schedule that goes by it."""
+        """Take in a validation after so many updates, for a schedule that goes by it."""
         if self.plateau is not None:
             self.plateau.observe(step, metrics)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backward of a loss, scaled where fp16 needs it."""
+        """Run backward of a loss, scaled where fp16 needs it."""
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> None:
-        """Apply the gradients and drop them. Skipped by the loss scaler, the schedule goes on all the same."""
+        """Apply the gradients and drop them. A step skipped by the loss scaler still counts for the schedule."""
         if self.scaler is not None and (self.clip_norm is not None or self.clip_value is not None):
             self.scaler.unscale_(self.optimizer)
         if self.clip_norm is not None:

@@ -29,7 +29,7 @@ class Assignment:
     resume: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """The assignment as plain data, for JSON."""
         return {
             "config": self.config.plain(), "plan": self.plan.as_dict(), "files": self.files, "secrets": self.secrets,
             "imported": self.imported, "resume": self.resume,
@@ -37,6 +37,6 @@ class Assignment:
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Assignment:
-        """From ``as_dict``, which may have been JSON meanwhile."""
+        """The assignment from ``as_dict``, which may have been JSON meanwhile."""
         lists = {name: tuple(plain[name]) for name in ("files", "secrets", "imported")}
         return Assignment(RunConfig.of(plain["config"]), Plan.of(plain["plan"]), **lists, resume=plain["resume"])

@@ -36,7 +36,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the choices depend on: cores of each host (None: it is not here, and nobody has said), flags of its CPU, its GPUs."""
+    """What the plan's choices depend on: cores of each host (None: unknown), flags of its CPU, its GPUs."""
 
     cores: int | None
     cpu_flags: frozenset[str]
@@ -45,7 +45,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Chosen:
-    """How the run computes and reads; ``auto`` is decided where the plan is for this machine.
+    """How the run computes and reads: precision, memory, threads, reading; ``auto`` is decided where the plan is for
+    this machine.
 
     Attributes:
         precision: fp64, fp32, bf16 or fp16.
@@ -65,7 +66,8 @@ def choose(
     config: RunConfig, device: str, model: ModelFacts, machine: Machine, workers_here: int, slow_data: bool,
     batch_size: int = 0,
 ) -> tuple[Chosen, dict[str, str]]:  # fmt: skip
-    """Values for precision, channels_last, keep_memory, threads, reading and pin_memory; and why, where chosen."""
+    """Choose precision, channels_last, keep_memory, threads, reading and pin_memory; and why, where ``auto`` was
+    replaced."""
     why: dict[str, str] = {}
     execution, data = config.execution, config.data
     precision = config.precision

@@ -11,7 +11,8 @@ from trainer.wording import counted
 def batch_sizes(
     data: schema.DataConfig, workers: int, merge: int, typed: set[str], leased: bool = False
 ) -> dict[str, int | None]:
-    """``batch_size`` (samples per worker and batch) and ``global_batch_size``; what was typed goes before the recipe.
+    """The config's ``batch_size`` (samples per worker and batch) and ``global_batch_size``; typed values go before
+    the recipe's.
 
     A global batch is shared out unevenly where it must be, and the first is the most that a worker gets at a time.
 
@@ -38,13 +39,13 @@ def batch_sizes(
 
 
 def nearest(data: schema.DataConfig, portions: int) -> dict[str, int | None]:
-    """For the plan of a run that would be refused: batches of a size near to what was asked for."""
+    """Batch sizes near to what was asked for, for the plan of a run that would be refused."""
     together = data.global_batch_size or (data.batch_size or 1) * portions
     return {"batch_size": max(1, round(together / portions)), "global_batch_size": None}
 
 
 def check_padding(config: RunConfig, typed: set[str]) -> None:
-    """A global batch holds each sample once: nothing is repeated so that workers get equally many."""
+    """Refuse padding with a global batch, whose samples count once."""
     if config.data.global_batch_size is None:
         return
     if config.sampler.pad and "sampler.pad" in typed:
@@ -53,7 +54,7 @@ def check_padding(config: RunConfig, typed: set[str]) -> None:
 
 
 def check_batch_fits(config: RunConfig, samples: int, workers: int) -> None:
-    """One batch of all workers fits the training data. Not asked of a plan, which only says so."""
+    """Refuse a batch of all workers larger than the training data. Not asked of a plan."""
     size, together = config.batch_size, config.data.global_batch_size
     if not config.sampler.drop_last or (together or size * workers) <= samples:
         return

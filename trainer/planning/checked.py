@@ -12,7 +12,7 @@ from trainer.strategies.contract import Declaration
 
 
 class Lacks(list[str]):
-    """Reasons why a run would be refused: a plan goes on and lists them all, a run ends with the first.
+    """The reasons why a run would be refused: a plan collects and lists them all, a run ends with the first.
 
     Args:
         plan: only the plan is asked for.
@@ -37,7 +37,7 @@ class Lacks(list[str]):
 
 @dataclass
 class Checked:
-    """A config that may run: resolved, with what the checks have found out.
+    """A config that has passed the checks and may run, with what the checks have found out.
 
     Attributes:
         config: ``strategy`` is never ``auto``, ``data.batch_size`` never null.
@@ -67,17 +67,17 @@ class Checked:
 
     @property
     def leased(self) -> bool:
-        """Training data is handed out in blocks while an epoch lasts, not split beforehand."""
+        """Whether training data is handed out in blocks while an epoch lasts, not split beforehand."""
         return self.declaration.leased(self.config)
 
     @property
     def update_batch(self) -> int:
-        """Samples behind one update: the global batch, or where each worker's gradient is applied alone, its own."""
+        """Samples behind one update: the global batch, or the worker's own where gradients are applied alone."""
         return self.config.batch_size * self.merge if self.declaration.traits.alone else self.global_batch_size
 
     @property
     def lr_factor(self) -> float:
-        """What optimizer.lr is multiplied by, so that it keeps its meaning for another batch (Goyal et al., 2017)."""
+        """The factor on optimizer.lr that keeps its meaning for another batch size (Goyal et al., 2017)."""
         node = self.config.optimizer
         power = {"linear": 1.0, "sqrt": 0.5}.get(str(node.get("lr_scaling", "none")))
         return 1.0 if power is None else float((self.update_batch / node["lr_base_batch"]) ** power)

@@ -17,7 +17,7 @@ from trainer.wording import counted
 
 
 def with_classes(config: RunConfig, facts: Facts) -> RunConfig:
-    """The config with the data's number of classes, where nobody says how many there are."""
+    """The config with the data's number of classes, where the config names none."""
     found = {"num_classes": facts.classes}
     if config.data.num_classes is None:
         config = config.changed(data=found)
@@ -25,13 +25,13 @@ def with_classes(config: RunConfig, facts: Facts) -> RunConfig:
 
 
 def check_orders(checked: Checked) -> None:
-    """The samples' order and the mixing of batches can be had with these data."""
+    """Refuse an order of samples or a mixing of batches that cannot be had with these data."""
     check_order(checked.config, checked.facts)
     check_mixing(checked.config)
 
 
 def check_data(checked: Checked) -> None:
-    """The config's classes are the data's, and what is asked for can be done with them."""
+    """Refuse a config whose number of classes is not the data's, or that asks for what cannot be done with them."""
     config, facts = checked.config, checked.facts
     if config.data.num_classes != facts.classes:
         raise UserError(f"data.num_classes={config.data.num_classes}", f"{facts.source} has {counted(facts.classes, 'class')}", f"data.num_classes={facts.classes}")  # fmt: skip
@@ -47,14 +47,14 @@ def check_data(checked: Checked) -> None:
 
 
 def check_enough(checked: Checked) -> None:
-    """Every worker gets a training sample."""
+    """Refuse more workers than there are training samples."""
     config, facts, workers = checked.config, checked.facts, checked.workers
     if config.mode == "train" and facts.train_samples < workers:
         raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", fewer(checked))  # fmt: skip
 
 
 def fewer(checked: Checked) -> str:
-    """How to ask for no more workers than there are training samples."""
+    """The advice to ask for no more workers than there are training samples."""
     config, samples = checked.config, max(1, checked.facts.train_samples)
     if config.sampler.drop_last and config.data.global_batch_size is None:
         samples = max(1, samples // config.batch_size)
@@ -66,7 +66,7 @@ def fewer(checked: Checked) -> str:
 
 
 def check_order(config: RunConfig, facts: Facts) -> None:
-    """Orders that use samples more than once shuffle them, and need to know which there are."""
+    """Refuse a sampler that uses samples more than once without shuffling, or without knowing which there are."""
     order = config.sampler.order
     if order == "each_once":
         return
@@ -77,7 +77,7 @@ def check_order(config: RunConfig, facts: Facts) -> None:
 
 
 def check_mixing(config: RunConfig) -> None:
-    """Mixed labels are shares of classes, which the loss must take."""
+    """Refuse mixed labels for a loss that cannot take shares of classes."""
     data, loss = config.node("data"), str(config.loss["_target_"])
     for key in ("mixup", "cutmix"):
         if data.get(key) and loss == schema.BinaryCrossEntropyLoss._target_:
@@ -85,7 +85,8 @@ def check_mixing(config: RunConfig) -> None:
 
 
 def check_optimization(checked: Checked) -> None:
-    """What goes by validations can: they come, and measure what is watched. Clipping and scaling can be done."""
+    """Refuse schedules and stops that go by validations that do not come or lack the metric, and clipping and scaling
+    that cannot be done."""
     config = checked.config
     strategy, node = config.strategy, config.optimizer
     if strategy.clip_norm is not None and strategy.clip_value is not None:
@@ -109,7 +110,7 @@ def check_optimization(checked: Checked) -> None:
 
 
 def check_metric_names(config: RunConfig, facts: Facts) -> None:
-    """The user's own metrics have names of their own, which MLflow takes as well."""
+    """Refuse user's metrics whose names clash with others, or that MLflow does not take."""
     for name in config.metrics:
         if not re.fullmatch(r"[A-Za-z][\w-]*", str(name)):
             raise UserError(f"metrics.{name}", "a name is a letter, then letters, digits, _ and -", f"metrics.{re.sub(r'[^A-Za-z0-9_-]', '_', f'm{name}')}={{...}}")  # fmt: skip
@@ -118,7 +119,7 @@ def check_metric_names(config: RunConfig, facts: Facts) -> None:
 
 
 def watching(config: RunConfig) -> Iterator[tuple[str, str, str]]:
-    """The keys that name a validation metric, what they name, and what they could."""
+    """The keys that name a validation metric, the metrics they name, and those they could."""
     plateau = config.node("scheduler").get("metric") if best.is_plateau(config.scheduler._target_) else None
     for name, metric in (
         ("best", config.best.metric),

@@ -13,7 +13,7 @@ from trainer.strategies.builtin import AUTO
 
 
 def check_keys(config: Mapping[str, Any]) -> None:
-    """Unknown keys, missing keys, missing values, and values that a key does not take."""
+    """Refuse unknown keys, missing keys, missing values, and values that a key does not take."""
     root = {k.path: k for k in keys.keys(schema.Config)}
     free = (*schema.GROUPS, "metrics")  # what is in these is checked elsewhere
     present = {**config, **{p: v for p, v in leaves(config, "") if p.partition(".")[0] not in (*free, p)}}
@@ -32,7 +32,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
 
 
 def check_group(config: Mapping[str, Any], group: str) -> None:
-    """One group's keys: those that its schema declares, and further ones where they are for a constructor."""
+    """Refuse keys of a group that its schema does not declare, unless they are for a constructor."""
     node = config[group]
     if not isinstance(node, Mapping):
         what = f"~{group}" if node == "???" else f"{group}={keys.spelled(node)}"
@@ -94,7 +94,8 @@ def check_value(declared: keys.Key, value: Any) -> None:
 
 
 def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
-    """Every ``_target_`` exists and takes the keys beside it, as far as its source tells without importing it."""
+    """Refuse a ``_target_`` that does not exist or does not take its keys, as far as its source tells without
+    importing it."""
     for group in schema.GROUPS:
         target = config[group].get("_target_")
         if target is None and group in schema.CONSTRUCTED:
@@ -110,8 +111,7 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
 
 
 def check_nodes(key: str, nodes: Any, example: str) -> None:
-    """Each node of a list, or of a mapping by name, is a target that exists, and takes the keys beside it, as far as its
-    source tells.
+    """Refuse nodes of a list, or of a mapping by name, whose targets do not exist or do not take their keys.
 
     Args:
         example: of the whole key, to type instead.

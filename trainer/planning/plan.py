@@ -55,7 +55,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is decided before the first process starts.
+    """Everything that is decided before the first process starts, as pure data.
 
     Attributes:
         traits: of the strategy; leased: training data is handed out while an epoch lasts.
@@ -121,21 +121,21 @@ class Plan:
 
     @property
     def workers(self) -> int:
-        """Workers over all hosts."""
+        """How many workers there are over all hosts."""
         return self.roles["worker"]
 
     def nodes_of(self, role: str) -> list[int]:
-        """The host of each process of a role, by its rank."""
+        """The host of each process of a role, by the process's rank."""
         return [process.node for process in self.processes if process.role == role]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as in plan.json."""
+        """The plan as plain data, as in plan.json."""
         plain = asdict(self)
         return {**plain, **plain.pop("traits"), "predict": plain["predict"] or {}}
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Plan:
-        """From ``as_dict``, which may have been JSON meanwhile."""
+        """The plan from ``as_dict``, which may have been JSON meanwhile."""
         traits = {trait.name for trait in fields(Traits)}
         made = {
             "traits": Traits(**{name: plain[name] for name in traits}),
@@ -148,7 +148,7 @@ class Plan:
 
 
 def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: str) -> Plan:
-    """Decide everything.
+    """Decide everything that a checked config leaves open: the plan of the run.
 
     Raises:
         UserError: the run would take no step.
@@ -251,7 +251,7 @@ def _looks(checked: Checked) -> tuple[int, int, int]:
 
 
 def count_batches(config: RunConfig, samples: int, batch_size: int, workers: int, leased: bool) -> int:
-    """Batches per worker and epoch; where work is leased, on average, rounded up."""
+    """Batches per worker and epoch; on average, rounded up, where work is leased."""
     if leased:
         drop_last = config.sampler.drop_last
         return ceil(len(DistributedBatchSampler(samples, batch_size, drop_last=drop_last, pad=False)) / workers)
@@ -276,7 +276,7 @@ def _nodes(role: str, size: int, launch: schema.LaunchConfig) -> list[int]:
 
 
 def meeting_address(launch: schema.LaunchConfig) -> str:
-    """Where the processes meet; of several hosts nobody has named the first of, that this is still to be said."""
+    """The address where the processes meet; a placeholder where nobody has named the first host."""
     address = str(launch.master_addr)
     return UNSAID if launch.nnodes > 1 and address == schema.LaunchConfig.master_addr else address
 

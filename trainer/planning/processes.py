@@ -18,25 +18,25 @@ PORT = 29500
 
 
 def is_elsewhere(config: RunConfig, device: str, nproc: int) -> bool:
-    """Whether a plan is for other machines than this one: for several hosts, or for GPUs that are not here."""
+    """Whether the plan is for other machines than this one: for several hosts, or for GPUs that are not here."""
     return bool(config.plan) and (config.launch.nnodes > 1 or (device == "cuda" and nproc > len(hardware.gpus())))
 
 
 def choose_device(config: RunConfig) -> str:
-    """``cpu`` or ``cuda``."""
+    """Choose ``cpu`` or ``cuda`` for the run."""
     if config.device != "auto":
         return str(config.device)
     return "cuda" if hardware.gpus() else "cpu"
 
 
 def default_workers(config: RunConfig) -> int | None:
-    """How many workers the strategy starts where nobody says; None: one per GPU, else one."""
+    """How many workers the strategy starts by default; None: one per GPU, else one."""
     target = config.strategy._target_
     return None if target == AUTO else getattr(locate(str(target), "strategy._target_"), "default_workers", None)
 
 
 def on_hosts(config: RunConfig) -> RunConfig:
-    """The config with its hosts: how many, which is the first, which is this one, and a port that they can all know.
+    """The config with its hosts filled in: how many, which is the first, which is this one, and a port known to all.
 
     Raises:
         UserError: they contradict each other.
@@ -90,12 +90,12 @@ def _check_workers(launch: schema.LaunchConfig) -> None:
 
 
 def hosts_of(launch: schema.LaunchConfig) -> list[str]:
-    """The addresses of ``launch.ips``, IPv6 ones with or without brackets; none where it is not given."""
+    """The addresses in ``launch.ips``, IPv6 ones with or without brackets; none where it is not given."""
     return [ip for word in str(launch.ips or "").split(",") if (ip := word.strip(" []"))]
 
 
 def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None = None) -> None:
-    """A GPU for every worker of this host. Not asked of a plan, which may be for another machine."""
+    """Refuse more workers on this host than it has GPUs. Not asked of a plan."""
     if device != "cuda" or config.plan:
         return
     gpus = len(hardware.gpus()) if gpus is None else gpus
@@ -106,7 +106,7 @@ def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None =
 
 
 def with_strategy(config: RunConfig, workers: int) -> tuple[RunConfig, str]:
-    """The config with the strategy that fits in place of ``strategy=auto``, and the reason; empty where one was named."""
+    """The config with a strategy in place of ``strategy=auto``, and the reason; empty where one was named."""
     if config.strategy._target_ != AUTO:
         return config, ""
     chosen = schema.StrategyConfig if workers == 1 else schema.CollectiveStrategy
@@ -116,7 +116,7 @@ def with_strategy(config: RunConfig, workers: int) -> tuple[RunConfig, str]:
 
 
 def check_port(config: RunConfig) -> None:
-    """The meeting port is free on the host that serves it."""
+    """Refuse a meeting port that is in use on the host that serves it."""
     launch = config.launch
     port, serves = launch.master_port, launch.node_rank == 0
     address, single = launch.master_addr, launch.nnodes == 1

@@ -19,7 +19,7 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def run_secret(launch: schema.LaunchConfig, environment: Mapping[str, str] = os.environ) -> str:
-    """The user's secret; empty where there is none. This process hides it in all that it prints from now on.
+    """The secret that the user gave the run; empty without one. This process hides it in all output from now on.
 
     Raises:
         UserError: it can be guessed, or its file is none or others can read it.
@@ -55,7 +55,8 @@ def _of_file(name: str) -> str:
 
 
 def check_secret(config: RunConfig, roles: Mapping[str, int]) -> None:
-    """Servers that listen between hosts need a secret, so that nobody else can be their worker, or such a server.
+    """Refuse servers that listen between hosts without a secret, so that nobody else can be their worker, or such a
+    server.
 
     Raises:
         UserError: there is none, or it is no good one.

@@ -39,14 +39,14 @@ KEPT = "sqlite:///mlflow.db"
 
 
 def tracking_uri(tracking: TrackingConfig) -> str:
-    """Where MLflow's points go; empty without tracking."""
+    """The address that MLflow's points go to; empty without tracking."""
     if tracking.kind == "none":
         return ""
     return str(tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}")
 
 
 def named(tracking: TrackingConfig) -> str:
-    """The address as it was given: the key, or the environment variable; without who logs in."""
+    """The tracking address as the user gave it (the key or the environment variable), without a login."""
     if tracking.uri:
         return f"tracking.uri={text(tracking.uri)}"
     if uri := os.environ.get("MLFLOW_TRACKING_URI"):
@@ -55,7 +55,7 @@ def named(tracking: TrackingConfig) -> str:
 
 
 def check_store(tracking: TrackingConfig, experiment: str) -> None:
-    """Everything about the address that can be known without calling it.
+    """Refuse a tracking address for what can be known without calling it.
 
     Raises:
         UserError: it can never work.
@@ -187,7 +187,7 @@ def _deleted(experiment: str) -> UserError:
 
 
 def try_store(tracking: TrackingConfig, experiment: str) -> str:
-    """Call the store once.
+    """Call the tracking store once.
 
     Returns:
         Why it does not answer now, though it may come back; empty where it answers, or is a file.

@@ -39,7 +39,7 @@ from trainer.strategies.contract import Declaration
 
 
 def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
-    """Everything that can be known without importing torch.
+    """Check everything of a config that can be known without importing torch.
 
     Args:
         composed: the config as plain data, resolved, without ``hydra``; it stays as it is.
@@ -92,7 +92,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
 
 
 def declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:
-    """The strategy, as far as it is known before any process starts."""
+    """The :class:`Declaration` of the config's strategy."""
     check_group(config.plain(), "strategy")
     declaration: Declaration = call_target(config.node("strategy"), "strategy", kind=Declaration)
     what = f"strategy._target_={config.strategy._target_}"
@@ -104,7 +104,7 @@ def declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:
 
 
 def check_launcher(config: RunConfig, workers: int, declaration: Declaration, lacks: Lacks) -> None:
-    """The launcher can start so many processes."""
+    """Refuse a launcher that cannot start so many processes."""
     roles = declaration.roles(workers, config.launch)
     others = sum(size for role, size in roles.items() if role != "worker")
     launcher, what = launcher_of(config), f"launch._target_={config.launch._target_}"
@@ -116,7 +116,7 @@ def check_launcher(config: RunConfig, workers: int, declaration: Declaration, la
 def with_batches(
     config: RunConfig, declaration: Declaration, workers: int, merge: int, typed: set[str], lacks: Lacks
 ) -> RunConfig:
-    """The config with the size of a batch; of a plan whose sizes would be refused, with sizes near to them."""
+    """The config with a batch size; of a plan whose sizes would be refused, with sizes near to them."""
     if config.mode != "train":
         return config.changed(data={"batch_size": evaluation_batch_size(config.data, workers)})
     sizes = nearest(config.data, workers * merge)
@@ -129,7 +129,7 @@ def with_batches(
 
 
 def looking(checked: Checked) -> Checked:
-    """With what mode=eval and mode=predict look at."""
+    """The checked config with the images or rows that mode=eval and mode=predict look at."""
     config = checked.config
     looked, output = looked_at(config, checked.source, checked.facts), config.predict.output
     predict = {"input": looked.folder or config.predict.input, "output": output and os.path.abspath(output)}
@@ -143,7 +143,7 @@ def looking(checked: Checked) -> Checked:
 
 
 def check_tracking(config: RunConfig) -> None:
-    """Where MLflow's points go can work, and takes the names of run, experiment and tags."""
+    """Refuse a tracking store that cannot work, or that cannot take the names of run, experiment and tags."""
     tracking = config.tracking
     check_store(tracking, experiment_of(config))
     for key, most in (("experiment", 256), ("run_name", 250)):
@@ -157,12 +157,12 @@ def check_tracking(config: RunConfig) -> None:
 
 
 def experiment_of(config: RunConfig) -> str:
-    """The MLflow experiment of the run."""
+    """The name of the run's MLflow experiment."""
     return str(config.tracking.experiment or config.name)
 
 
 def check_compiler(config: RunConfig, device: str) -> None:
-    """torch.compile needs a C++ compiler for the CPU, and a cache that nobody else can put code into."""
+    """Refuse torch.compile without a C++ compiler for the CPU, or with a cache that another user can write to."""
     if config.compile and device == "cpu" and hardware.cpp_compiler() is None:
         raise UserError("compile=true", "there is no C++ compiler on this machine (g++ or clang++)", "compile=false")
     if config.compile:

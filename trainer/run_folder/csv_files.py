@@ -13,13 +13,14 @@ from trainer.visible import cell
 
 
 class Table:
-    """Writes rows, every cell through :func:`trainer.visible.cell`, and none with a secret."""
+    """Writes a CSV file's rows, every cell through :func:`trainer.visible.cell`, and none with a secret."""
 
     def __init__(self, file: IO[str]) -> None:
         self._rows = csv.writer(file)
 
     def row(self, values: Iterable[Any], name: str | None = None) -> None:
-        """One line; ``name`` of a file before the rest: so that rows can be told apart, only known secrets are hidden in it."""
+        """Write one line; ``name`` of a file goes before the rest, and only known secrets are hidden in it, so that
+        rows differ."""
         shown = [redact.text(value) if isinstance(value, str) else value for value in values]
         if name is not None:
             shown.insert(0, redact.without(name))
@@ -27,7 +28,7 @@ class Table:
 
 
 def write(path: Path, rows: Iterable[Iterable[Any]], private: bool = False) -> None:
-    """A whole file, replaced when it is done.
+    """Write a whole CSV file, replaced when it is done.
 
     Args:
         private: for its owner's eyes alone (0600).

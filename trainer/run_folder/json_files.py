@@ -11,5 +11,5 @@ from trainer.host.files import replace_file
 
 
 def leave(path: Path, node: Any, private: bool = False) -> None:
-    """Write a JSON file without its secrets."""
+    """Write a JSON file into the run's folder without its secrets."""
     replace_file(path, json.dumps(redact.hide(node), indent=1), private)

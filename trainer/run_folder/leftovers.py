@@ -31,7 +31,8 @@ WRITTEN_TO = ("predict.output", "resume.path")
 
 
 def clear(run_dir: Path, hosts: int | None = None) -> bool:
-    """Remove what a run before left there; returns whether there was any. Other files stay, and no link is followed.
+    """Remove what an earlier run left in the folder; returns whether there was any. Other files stay, and no link is
+    followed.
 
     Args:
         hosts: of the run that begins, whose launchers see to their own folders ``host.N``; None: this is one of those.
@@ -51,7 +52,7 @@ def clear(run_dir: Path, hosts: int | None = None) -> bool:
 
 
 def check_reads(config: Mapping[str, Any], run_dir: Path, place: str) -> None:
-    """The run reads nothing of what it clears.
+    """Refuse a run that reads a file which it would clear first.
 
     Args:
         place: the key that names the folder, ``hydra.run.dir``, or ``hydra.sweep.dir`` of all jobs' folders.

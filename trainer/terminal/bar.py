@@ -25,12 +25,12 @@ PEERS = "status.*.json"
 
 
 class Bar(Progress):
-    """A bar over the whole line, and under it lines of text that are cut at the terminal's edge."""
+    """A progress bar over the whole line, and under it lines of text that are cut at the terminal's edge."""
 
     below: tuple[str, ...] = ()
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The bar, then the lines."""
+        """What rich draws: the bar, then the lines."""
         yield from super().get_renderables()
         for line in self.below:  # not to the edge, where the ^C that a terminal shows would begin a new line
             yield Constrain(Text(line, style="dim", no_wrap=True, overflow="ellipsis"), self.console.width - 4)
@@ -38,7 +38,7 @@ class Bar(Progress):
 
 @contextmanager
 def bar(run_dir: Path, total_steps: int, verbosity: str = "normal") -> Iterator[None]:
-    """On a terminal, a progress bar that follows status.json; elsewhere nothing, the lines say enough."""
+    """Show a run's progress bar that follows status.json on a terminal; nothing elsewhere."""
     if not sys.stdout.isatty() or verbosity == "quiet":
         yield
         return
@@ -80,7 +80,7 @@ def _every(seconds: float, look: Callable[[], None]) -> Iterator[None]:
 
 
 def measured(status: dict[str, Any]) -> str:
-    """The last line's metrics and rate, and the best so far: ``loss 0.31  acc1 0.91  286 samples/s  best acc1 0.95``."""
+    """The bar's text of metrics, rate and the best so far: ``loss 0.31 acc1 0.91 286 samples/s best acc1 0.95``."""
     metrics = status["metrics"]
     parts = [f"{name} {metrics[f'train/{name}']:.4f}" for name in SHOWN if f"train/{name}" in metrics]
     if "perf/samples_per_s" in metrics:
@@ -91,7 +91,7 @@ def measured(status: dict[str, Any]) -> str:
 
 
 def peers(run_dir: Path) -> str:
-    """How far each worker is, where they go their own ways: ``worker 0: 120  worker 1: 117``."""
+    """The bar's text of how far each worker is, where they go their own ways: ``worker 0: 120 worker 1: 117``."""
     told = [(int(path.suffixes[-2][1:]), read_json(path)) for path in run_dir.glob(PEERS)]
     return "  ".join(f"worker {rank}: {status['step']}" for rank, status in sorted(told, key=lambda t: t[0]) if status)
 
@@ -102,12 +102,12 @@ def _column(form: str) -> TextColumn:
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
-    """status.json, or nothing yet."""
+    """Read status.json; empty while there is none yet."""
     return read_json(run_dir / "status.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file that is replaced again and again, or nothing yet."""
+    """Read a JSON file that is replaced again and again; empty while there is none yet."""
     try:
         return json.loads(path.read_text())  # type: ignore[no-any-return]
     except (OSError, ValueError):
@@ -116,7 +116,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def preparing(verbosity: str = "normal") -> Iterator[Any]:
-    """Shows how far a preparation (download, drawing) is: a bar on a terminal, a few lines elsewhere."""
+    """Show the progress of a preparation (download, drawing): a bar on a terminal, a few lines elsewhere."""
     if verbosity == "quiet":
         yield lambda what, done, total: None
         return

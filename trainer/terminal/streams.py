@@ -39,7 +39,7 @@ class Guard:
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        """Lines go on at once, the rest when it is complete or the stream is flushed."""
+        """Write text: whole lines go on at once, the rest when it is complete or flushed."""
         with self._lock:
             lines, newline, rest = text.rpartition("\n")
             if newline:
@@ -55,7 +55,7 @@ class Guard:
             self.write(line)
 
     def flush(self) -> None:
-        """What is there goes on, complete or not; but for what may be the first half of a secret, until the other comes."""
+        """Pass on what is there, complete or not, but hold back what may be the first half of a secret."""
         with self._lock:
             pending = "".join(self._pending)
             held = redact.begun(pending)
@@ -65,7 +65,7 @@ class Guard:
         self.stream.flush()
 
     def finish(self) -> None:
-        """Nothing more comes, or it comes by another way: all that is there goes on."""
+        """Pass on everything that is there: nothing more comes."""
         with self._lock:
             pending, self._pending = "".join(self._pending), []
             if pending:
@@ -74,7 +74,7 @@ class Guard:
 
     @property
     def buffer(self) -> _Bytes:
-        """Bytes are cleaned as well."""
+        """The stream's binary side, which cleans bytes as well."""
         return _Bytes(self)
 
     def _emit(self, text: str) -> None:
@@ -123,7 +123,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Guard the standard streams; what is learnt inside of secrets is forgotten at the end."""
+    """While it lasts, the standard streams are guarded; secrets learnt inside are forgotten at the end."""
     with HERE.for_now(), restored():
         guard()
         yield
@@ -131,7 +131,7 @@ def guarded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """The standard streams are as they were at the end, with nothing left in those of meanwhile."""
+    """While it lasts, other standard streams may be used; at the end the former ones are back, the others flushed."""
     names = ("stdout", "stderr", "__stdout__", "__stderr__")
     before = {name: getattr(sys, name) for name in names}
     try:
@@ -145,18 +145,18 @@ def restored() -> Iterator[None]:
 
 
 def finish(stream: Any) -> None:
-    """Everything that was written goes on, complete or not."""
+    """Pass on everything that was written to the guarded streams."""
     if stream is not None:
         (stream.finish if isinstance(stream, Guard) else stream.flush)()
 
 
 def guard() -> None:
-    """Guard the standard streams of this process from here on, also under the names of the interpreter's own."""
+    """Guard the standard streams of this process from now on, also under the interpreter's own names."""
     stand_in(*(s if isinstance(s, Guard) else Guard(s) for s in (sys.stdout, sys.stderr)))
 
 
 def stand_in(out: Any, error: Any) -> None:
-    """Print to these from here on; ``sys.__stdout__`` and ``sys.__stderr__``, if they are somewhere else, are guarded there."""
+    """Print to these streams from now on; ``sys.__stdout__`` and ``sys.__stderr__`` elsewhere are guarded there."""
     for name, stream in (("stdout", out), ("stderr", error)):
         own = getattr(sys, f"__{name}__")
         if own is not None and unguarded(own) is unguarded(getattr(sys, name)):
@@ -168,7 +168,7 @@ def stand_in(out: Any, error: Any) -> None:
 
 
 def confide(payload: Any) -> None:
-    """In a started process: what it prints is guarded, and it knows what its launcher knows."""
+    """Guard a started process's streams, and tell it the secrets that its launcher knows."""
     HERE.learn(getattr(payload, "secrets", ()))
     guard()
     for stream in (sys.stdout, sys.stderr):
@@ -176,13 +176,13 @@ def confide(payload: Any) -> None:
 
 
 def log(path: Path) -> IO[str]:
-    """A new file for what a process prints."""
+    """Open a new log file for what a process prints."""
     private.start_empty(path)
     return path.open("a", encoding="utf-8", errors="backslashreplace")
 
 
 def unguarded(stream: Any) -> Any:
-    """The stream behind the guard: for who cleans texts before they get styles and cursor movements."""
+    """The stream behind a guard, for code that cleans texts before it adds styles and cursor movements."""
     while isinstance(stream, Guard) or hasattr(stream, "rich_proxied_file"):
         stream = stream.stream if isinstance(stream, Guard) else stream.rich_proxied_file
     return stream

@@ -18,7 +18,8 @@ PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 
 
 class Tracker:
-    """One recorder process for one invocation: a single run, or a sweep's parent run with its children.
+    """The parent's handle on the recorder process of one command: a single run, or a sweep's parent run with its
+    children.
 
     The recorder reads the run folders' files, so the training never waits for MLflow; it outlives a parent that is
     killed and then marks what was open as KILLED. Messages are JSON lines on its standard input and output.
@@ -45,7 +46,7 @@ class Tracker:
         threading.Thread(target=self._listen, daemon=True, name="tracking-answers").start()
 
     def tell_away(self, why: str) -> None:
-        """The store did not answer when it was tried before the start."""
+        """Tell the user that the store did not answer when it was tried before the start; training goes on."""
         self.away = why
         self.say(f"MLflow: the tracking server does not answer ({why}); training goes on, points are kept and sent when it does")  # fmt: skip
 
@@ -76,11 +77,11 @@ class Tracker:
         self._send({"open": str(run_dir), **run, "away": self.away})
 
     def trained(self, run_dir: Path) -> None:
-        """The model is there and can be packed; returns at once."""
+        """Tell the recorder that a run's model is there and can be packed; returns at once."""
         self._send({"trained": str(run_dir)})
 
     def close(self, run_dir: Path, status: str, tags: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
-        """Send what is left, the artifacts and the end; wait at most so long.
+        """Have the recorder send what is left, the artifacts and the end of a run; wait at most so long.
 
         Args:
             status: FINISHED, FAILED or KILLED.
@@ -116,7 +117,7 @@ class Tracker:
 
 
 def remembered(run_dir: Path, error: str) -> dict[str, Any]:
-    """What the tracking process left in ``tracking.json`` of how far it came: the answer that it did not give."""
+    """What the recorder had got to, from ``tracking.json``, in place of the answer that it did not give."""
     try:
         state = json.loads((run_dir / "tracking.json").read_text())
         with (run_dir / "metrics.jsonl").open("rb") as points:

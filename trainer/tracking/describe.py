@@ -49,7 +49,8 @@ def describe(
     digest: str,
     swept: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The message that opens a run; see ``Tracker.open``. Nothing in it but ``uri`` and ``secrets`` is confidential.
+    """The message that opens a run at the recorder; see ``Tracker.open``. Only ``uri`` and ``secrets`` in it are
+    confidential.
 
     Args:
         digest: of the data, from its source.
@@ -87,7 +88,7 @@ def _own_tags(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def dataset(plan: Plan, digest: str) -> dict[str, str]:
-    """What MLflow keeps of the data: which, with a digest, and its size."""
+    """The data set as MLflow keeps it: which, with a digest, and its size."""
     facts = plan.facts
     size = {k: getattr(facts, k) for k in ("train_samples", "val_samples", "classes", "shape", "task")}
     source = {"source": facts.source, "kind": facts.kind, "stand_in": facts.stand_in}
@@ -101,7 +102,7 @@ def dataset(plan: Plan, digest: str) -> dict[str, str]:
 
 
 def note(plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None = None) -> str:
-    """The run in Markdown: what ran, on what, with what result, and how to repeat it.
+    """The run's description in Markdown: what ran, on what, with what result, and how to repeat it.
 
     Args:
         ended: the run's result as a dict; None: it has just begun.
@@ -158,7 +159,7 @@ def _first(plan: Plan) -> str:
 
 
 def models(config: RunConfig, plan: Plan) -> dict[str, str]:
-    """Which models are logged, ``best`` and ``last``, and what they are called; none of what is no training."""
+    """Which models are logged (``best`` and ``last``), and their names; none where nothing is trained."""
     tracking = config.tracking
     if plan.mode != "train" or not tracking.log_model:
         return {}
@@ -166,7 +167,7 @@ def models(config: RunConfig, plan: Plan) -> dict[str, str]:
 
 
 def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
-    """What a run can be searched by."""
+    """The tags by which a run can be searched."""
     found = {
         "trainer.recipe": plan.name,
         "trainer.mode": plan.mode,
@@ -195,7 +196,7 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
 
 
 def user() -> str:
-    """Who started the run; a number where the machine has no name for it, as in a container."""
+    """The name of who started the run; a number where the machine has no name, as in a container."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # KeyError: before Python 3.13
@@ -203,7 +204,7 @@ def user() -> str:
 
 
 def git() -> dict[str, str]:
-    """Commit of the working directory and whether it has changes; empty outside a checkout."""
+    """The commit of the working directory and whether it has changes; empty outside a checkout."""
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5

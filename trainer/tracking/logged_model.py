@@ -25,7 +25,7 @@ DIRECTORY = "trainer-model-"
 
 @dataclass(frozen=True)
 class Choice:
-    """A model that a run has left.
+    """A model that a run has left and that is logged: ``best`` or ``last``.
 
     Attributes:
         name: in MLflow; weights: the file.
@@ -67,7 +67,7 @@ def _validated(run_dir: Path, step: int) -> Iterator[dict[str, Any]]:
 
 
 def pack_model(run_dir: Path, choice: Choice) -> tuple[Path, list[str]]:
-    """The model in a new folder outside the run's, in MLflow's layout, and the user's own modules that it takes along.
+    """Pack a model in a new folder outside the run's, in MLflow's layout, with the user's own modules that it needs.
 
     It is called once to see that it works; with modules of the user's own, once more as it will be loaded elsewhere.
 
@@ -159,7 +159,7 @@ def _requirements(target: str, modules: dict[str, Path]) -> Iterator[str]:
 
 
 def send(client: Any, run_id: str, choice: Choice, folder: Path) -> None:
-    """Give the run the packed model, as often as need be: what is there already is not made again.
+    """Send the packed model to the run, as often as need be: what is there already is not made again.
 
     Raises:
         Exception: what MLflow raises for a server that is away.
@@ -196,5 +196,5 @@ def _outputs(run: Any) -> list[Any]:
 
 
 def forget(folder: Path) -> None:
-    """Remove a packed model."""
+    """Remove a packed model's folder."""
     shutil.rmtree(folder.parent, ignore_errors=True)

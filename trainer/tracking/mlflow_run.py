@@ -26,7 +26,7 @@ LOGS = ("workerlog.*", "serverlog.*")
 
 @dataclass
 class Follower:
-    """Follows one run folder's metrics.jsonl into one MLflow run; everything may be retried.
+    """Follows one run folder's metrics.jsonl into one MLflow run; every step may be retried.
 
     ``tracking.json`` in the folder remembers the MLflow run, how many bytes of metrics.jsonl have been acknowledged,
     and how many after these are in doubt: they were sent, and no answer came, because the server or this process went
@@ -54,7 +54,7 @@ class Follower:
     secrets: list[str] = field(default_factory=list, repr=False)
 
     def try_once(self) -> None:
-        """Open the run if need be and send what is new; on an error, try again after a pause that doubles."""
+        """Open the MLflow run if need be, and send what is new; on an error, try again after a pause that doubles."""
         now = time.monotonic()
         if now < self.retry_at:
             return
@@ -172,7 +172,7 @@ class Follower:
             self.forgetful = True
 
     def finish(self, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
-        """Send the rest, the artifacts and the end of the run, within the time."""
+        """Send the rest of the points, the artifacts and the end of the run, within the time."""
         until = time.monotonic() + timeout_s
         done = False
         while not done:
@@ -203,7 +203,7 @@ class Follower:
         return True
 
     def pack_models(self) -> dict[str, Any]:
-        """Pack the trained models that are not yet, each once; that one cannot be packed does not fail the run."""
+        """Pack the run's trained models that are not packed yet; one that cannot be packed does not fail the run."""
         from trainer.tracking import logged_model
 
         choices = {

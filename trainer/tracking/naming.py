@@ -24,7 +24,7 @@ FORBIDDEN = re.compile(r"[/:.%\"'\s]+")
 
 
 def run_name(recipe: str, overrides: Sequence[str], swept: Collection[str] = (), first: str = "") -> str:
-    """At most 30 letters: ``lr=0.1 b64 local_sgd``; the recipe's name where nothing differs.
+    """The MLflow run's name, at most 30 letters: ``lr=0.1 b64 local_sgd``; the recipe's name where nothing differs.
 
     Args:
         overrides: as typed, without secrets.
@@ -36,18 +36,18 @@ def run_name(recipe: str, overrides: Sequence[str], swept: Collection[str] = (),
 
 
 def sweep_name(overrides: Sequence[str], swept: Collection[str]) -> str:
-    """``sweep lr=0.1,0.05 b16,32``, in 30 letters."""
+    """The MLflow parent run's name: ``sweep lr=0.1,0.05 b16,32``, in 30 letters."""
     return run_name("", overrides, swept, "sweep")
 
 
 def model_name(recipe: str, which: str) -> str:
-    """What the logged model is called: its recipe; the model at the end beside the best one: ``RECIPE-last``."""
+    """The logged model's name: its recipe; for the model at the end beside the best one ``RECIPE-last``."""
     name = FORBIDDEN.sub("_", recipe).strip("_") or "model"
     return name if which == "best" else f"{name}-{which}"
 
 
 def key_of(override: str) -> str:
-    """``optimizer.lr`` of ``+optimizer.lr=0.1``."""
+    """The config key of an override: ``optimizer.lr`` of ``+optimizer.lr=0.1``."""
     return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
@@ -85,7 +85,8 @@ def _number(value: str) -> bool:
 
 
 def fitted(parts: Sequence[str]) -> str:
-    """The parts in one line of 30 letters. Long ones are cut; of many, how many had no room is said: ``lr=0.1 b64 +5``."""
+    """The parts of a name in one line of 30 letters; long ones are cut, and how many had no room is told: ``lr=0.1
+    b64 +5``."""
     parts = [printed(part) for part in parts]
     if len(" ".join(parts)) <= MOST:
         return " ".join(parts)

@@ -15,7 +15,7 @@ INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 def own_modules(target: str, new: Iterable[str] = ()) -> dict[str, Path]:
-    """By name, the source files of the imported modules that a target needs, less what is installed.
+    """By name, the source files of the imported modules that a target needs, without installed packages.
 
     Args:
         target: ``package.module.name``; its module has been imported.
@@ -64,13 +64,13 @@ def _imported_by(name: str, file: Path) -> Iterator[str]:
 
 
 def third_parties(modules: Iterable[Path]) -> set[str]:
-    """Names of the packages that these files import, wherever they are from."""
+    """The names of the packages that these files import, wherever they are from."""
     found = (name.partition(".")[0] for file in modules for name in _imported_by("", file))
     return {name for name in found if name and name not in sys.stdlib_module_names}
 
 
 def stage(folder: Path, modules: dict[str, Path]) -> list[str]:
-    """Copy this package's sources and the modules into a folder; returns what MLflow should take along from there.
+    """Copy this package's sources and the user's modules into a folder; returns what MLflow is to take from there.
 
     Files ``*.py`` alone: no links, nothing hidden, no data.
     """

@@ -26,7 +26,7 @@ LAST_WORDS_S = 5.0
 
 
 def follow(parent: int) -> None:
-    """Serve the parent's messages until its end; then close what it left open as KILLED."""
+    """Serve the parent's messages until they end; then close the runs that are still open as KILLED."""
     followers: dict[str, Follower] = {}
     gone = _watch(parent)
     buffered = b""
@@ -133,7 +133,8 @@ USAGE = "python -m trainer.tracking.recorder resend RUN_FOLDER"
 
 
 def main(argv: list[str]) -> int:
-    """``resend RUN_FOLDER``, as a user types it; or a process id, from the launcher that is followed."""
+    """The recorder's command line: ``resend RUN_FOLDER`` from a user; or a process id, from the launcher that is
+    followed."""
     if len(argv) == 1 and argv[0].isdigit():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

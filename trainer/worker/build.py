@@ -46,7 +46,7 @@ UNLIMITED = 1 << 62
 
 
 def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report: Report) -> Training:
-    """Everything that the loop needs, from the config."""
+    """Build everything that the loop needs, from the finished config."""
     check_abilities(config, plan, strategy)
     device = torch.device(seat.device)
     model = build_model(config, plan, device)
@@ -78,7 +78,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
 
 
 def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
-    """A strategy can do what this run needs of it.
+    """Refuse a strategy that cannot do what this run needs of it.
 
     Raises:
         RunFailed: its declaration has promised what its worker cannot do.
@@ -95,7 +95,7 @@ def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
 
 
 def following(run: Training, config: RunConfig, plan: Plan) -> Training:
-    """The same with what follows a training: the best model, the average, an early stop."""
+    """The loop's parts with what follows a training: the best model, the average, an early stop."""
     folder, model = Path(plan.run_dir), run.model
 
     def keep_best() -> None:
@@ -113,7 +113,7 @@ def following(run: Training, config: RunConfig, plan: Plan) -> Training:
 
 
 def make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
-    """How long the run is, and how often it is looked at."""
+    """How long the run is, and how often the loop logs and validates."""
     told, steps = config.execution, UNLIMITED if plan.leased else plan.total_steps
     return Rhythm(plan.epochs, steps, told.log_every, told.val_every, told.val_every_steps)
 
@@ -121,7 +121,7 @@ def make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
 def make_feed(
     config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, splits: Splits, order: Order | None
 ) -> Feed:
-    """The batches of this worker."""
+    """Make the feed of this worker's batches."""
     facts, chosen = plan.facts, plan.chosen
     readers, prefetch = int(chosen.num_workers), int(chosen.prefetch)
     reading = Reading(config.seed, readers, prefetch, chosen.pin_memory, make_mixing(config, facts))
@@ -144,14 +144,14 @@ def make_feed(
 
 
 def early_stop(told: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | None:
-    """As the config has it; None where it watches nothing."""
+    """The early stop that the config asks for; None where it watches nothing."""
     return EarlyStop(told.metric, told.patience, told.min_delta, lower) if told.metric else None
 
 
 def leased_work(
     config: RunConfig, plan: Plan, splits: Splits, reading: Reading, strategy: Strategy, order: Order | None
 ) -> MapWork | StreamWork | None:
-    """The training data in blocks that the strategy hands out; None where they are split beforehand."""
+    """The training data in blocks that the strategy leases; None where it is split beforehand."""
     if not plan.leased or not isinstance(strategy, LeasesWork):
         return None
     sampler, size = config.sampler, plan.batch_size
@@ -168,7 +168,7 @@ def leased_work(
 
 
 def make_order(config: RunConfig, facts: Facts, splits: Splits) -> Order | None:
-    """The epoch's order of samples, where it is not each once.
+    """The epoch's order of samples that the sampler asks for, where not each sample comes once.
 
     Raises:
         RunFailed: classes are to be balanced, and the data do not tell theirs.
@@ -185,14 +185,14 @@ def make_order(config: RunConfig, facts: Facts, splits: Splits) -> Order | None:
 
 
 def make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
-    """Mixup and CutMix of training batches, where they are asked for."""
+    """The mixup and CutMix of training batches that the config asks for."""
     data = config.node("data")
     mixing = Mixing(data.get("mixup", 0.0), data.get("cutmix", 0.0), data.get("mix_probability", 1.0), facts.classes)
     return mixing if mixing.active else None
 
 
 def make_task(facts: Facts, loss: nn.Module) -> Task:
-    """How the data's labels are learnt and measured."""
+    """The task: how the data's labels are learnt and measured."""
     if facts.task == "binary":
         return Binary(loss, facts.ceiling.get("auc"))
     return Classification(loss, facts.classes)

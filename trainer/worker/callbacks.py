@@ -20,7 +20,7 @@ HOOKS = ("on_train_start", "on_update_end", "on_validation_end", "on_train_end",
 
 @dataclass(frozen=True)
 class Event:
-    """What every callback is told.
+    """What every callback is told of a run.
 
     Attributes:
         rank, world_size: this worker's number, and how many began.
@@ -48,12 +48,12 @@ class Event:
 
 @dataclass(frozen=True)
 class TrainStart(Event):
-    """Before the first update: the model is built and equal on all workers."""
+    """The event before the first update: the model is built and equal on all workers."""
 
 
 @dataclass(frozen=True)
 class UpdateEnd(Event):
-    """After an update; the model is in training mode.
+    """The event after an update; the model is in training mode.
 
     Attributes:
         samples: this worker's in the update.
@@ -66,7 +66,7 @@ class UpdateEnd(Event):
 
 @dataclass(frozen=True)
 class ValidationEnd(Event):
-    """After a validation: the model is the agreed one, in evaluation mode, and gradients are off.
+    """The event after a validation: the model is the agreed one, in evaluation mode, and gradients are off.
 
     Attributes:
         metrics: ``val/...`` and, with ``ema.decay``, ``val_ema/...``, the same on all workers.
@@ -79,7 +79,7 @@ class ValidationEnd(Event):
 
 @dataclass(frozen=True)
 class TrainEnd(Event):
-    """After the last validation, before the model is saved.
+    """The event after the last validation, before the model is saved.
 
     Attributes:
         metrics: of the last validation; ended: empty, or why the run ends early.
@@ -91,13 +91,13 @@ class TrainEnd(Event):
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """The training breaks on this worker, or is interrupted; ``error`` is raised again afterwards."""
+    """The event of a failing or interrupted training on this worker; ``error`` is raised again afterwards."""
 
     error: BaseException
 
 
 class Callbacks:
-    """All callbacks of one worker.
+    """All callbacks of one worker, called in order.
 
     Args:
         made: the callbacks, with what each is called in messages.
@@ -135,39 +135,40 @@ class Callbacks:
                 one.load_state_dict(state[name])
 
     def train_start(self, lr: float) -> None:
-        """Before the first update, whose rate will be ``lr``."""
+        """Call the callbacks before the first update, whose rate will be ``lr``."""
         self.lr = lr
         self._tell("on_train_start", TrainStart, 0, 0)
 
     def update_end(self, epoch: int, step: int, lr: float, samples: int, loss: torch.Tensor) -> None:
-        """After an update."""
+        """Call the callbacks after an update."""
         self.lr = lr
         self._tell("on_update_end", UpdateEnd, epoch, step, samples=samples, loss=loss.detach())
 
     def validation_end(self, epoch: int, step: int, metrics: Mapping[str, float], improved: bool) -> None:
-        """After a validation."""
+        """Call the callbacks after a validation."""
         self._tell("on_validation_end", ValidationEnd, epoch, step, metrics=dict(metrics), improved=improved)
 
     def train_end(self, epoch: int, step: int, metrics: Mapping[str, float], ended: str) -> None:
-        """At the end."""
+        """Call the callbacks at the end of the training."""
         self._tell("on_train_end", TrainEnd, epoch, step, metrics=dict(metrics), ended=ended)
 
     def exception(self, epoch: int, step: int, error: BaseException) -> None:
-        """The training breaks; what goes wrong in a callback now is printed and hides nothing."""
+        """Call the callbacks when the training breaks; an error in one now is printed and hides nothing."""
         try:
             self._tell("on_exception", Failed, epoch, step, error=error)
         except RunFailed as another:
             print(another, flush=True)
 
     def asked(self) -> torch.Tensor:
-        """(size,) float64: 1 in this worker's place where a callback has asked to stop; adds up over workers."""
+        """A vector (size,) float64 with 1 in this worker's place where a callback has asked to stop; adds up over
+        workers."""
         flags = torch.zeros(self.size, dtype=torch.float64)
         flags[self.rank] = float(bool(self.requests))
         return flags
 
     def why(self, asked: torch.Tensor, step: int, total: Total) -> str:
-        """Why the run ends, from the sum of ``asked`` over the workers; empty: nobody has asked. The same on all workers
-        but for ``step``, where they have none in common."""
+        """The reason why the run ends, from the sum of ``asked`` over the workers; empty: nobody has asked. The same
+        on all workers but for ``step``."""
         if not asked.any():
             return ""
         mine = self.requests[0] if self.requests else ""
@@ -190,7 +191,7 @@ class Callbacks:
 def made(
     nodes: Sequence[Mapping[str, Any]], rank: int, size: int, run_dir: Path, total_steps: int, model: nn.Module
 ) -> Callbacks | None:
-    """The callbacks of these nodes; None where there are none, which costs nothing."""
+    """Make the callbacks of these config nodes; None where there are none."""
     called = [
         (f"callbacks[{n}] ({node['_target_']})", call_target(node, f"callbacks[{n}]")) for n, node in enumerate(nodes)
     ]

@@ -13,7 +13,7 @@ from trainer.host import cache, private
 
 @contextmanager
 def own_code() -> Iterator[None]:
-    """Meanwhile compiled code is kept in, and loaded from, folders that no other user can write.
+    """While it lasts, compiled code is kept in and loaded from folders that no other user can write.
 
     torch's own choice is ``torchinductor_USER`` in the common temporary folder, which anybody can make first. It is set
     when torch._dynamo is imported; precompiled headers go there whatever the variable says.

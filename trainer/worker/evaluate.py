@@ -13,7 +13,8 @@ from trainer.worker.train import at_work, keep_findings
 
 
 def evaluate_weights(seat: Seat, assignment: Assignment) -> dict[str, Any]:
-    """Evaluate as one worker; see ``trainer.worker.train.train``. ``samples`` are those that were evaluated, of all workers."""
+    """Evaluate a file of weights as one worker; see ``trainer.worker.train.train``. ``samples`` counts all workers'
+    evaluated samples."""
     with at_work(seat, assignment) as run:
         fit.load(Path(assignment.plan.weights), run.model)
         evaluate(run, 0)

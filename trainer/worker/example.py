@@ -1,4 +1,4 @@
-"""What it takes, besides the weights, to use a trained model elsewhere: how it is built, what it is fed, one sample."""
+"""What a trained model needs beside its weights, to be used elsewhere: how it is built, what it is fed, one sample."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def keep(
     run_dir: Path, model: Mapping[str, Any], precision: str, place: Placement, inputs: Inputs,
     rows: Mapping[str, Any] | None = None, preprocessing: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """Write ``model.json`` and ``example.npz``.
+    """Write ``model.json`` and ``example.npz`` for a trained model.
 
     Args:
         model: the ``model`` node of the config.
@@ -43,7 +43,7 @@ def keep(
 
 
 def sample(run_dir: Path) -> Any:
-    """What the logged model takes: the kept inputs as arrays, one or several by name; or a row of text."""
+    """An example input for the logged model: the kept inputs as arrays, one or several by name; or a row of text."""
     if (rows := json.loads((run_dir / SPEC).read_text())["rows"]) is not None:
         return [locate(rows["_target_"]).example]
     with np.load(run_dir / SAMPLE) as kept:

@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @contextmanager
 def watched(node: int, nodes: int, store: Any, report: Report, every_s: float) -> Iterator[None]:
-    """While it lasts, this host is measured, in a thread; host 0's worker writes all hosts' points.
+    """While it lasts, a thread measures this host; host 0's worker writes all hosts' points.
 
     Args:
         node, nodes: the host's number, and how many there are.
@@ -39,7 +39,8 @@ def watched(node: int, nodes: int, store: Any, report: Report, every_s: float) -
 
 
 class Monitor(threading.Thread):
-    """Measures this host. Others than host 0 leave what they measure in the launcher's store, where it is fetched."""
+    """Measures this host. Hosts other than host 0 leave their measurements in the launcher's store, which host 0
+    reads."""
 
     def __init__(self, node: int, nodes: int, store: Any, report: Report, every_s: float) -> None:
         super().__init__(daemon=True, name="system")
@@ -54,7 +55,7 @@ class Monitor(threading.Thread):
         self.seen: dict[int, bytes] = {}
 
     def run(self) -> None:
-        """Measure until the end, and once more then, where that says anything."""
+        """Measure until the end, and once more then if that is worth it."""
         psutil.cpu_percent()  # the first call of each thread has nothing to compare with, and answers 0
         pause, began = min(FIRST_S, self.every_s), time.monotonic()
         while not self.done.wait(pause):
@@ -64,12 +65,12 @@ class Monitor(threading.Thread):
             self.look()
 
     def end(self) -> None:
-        """Stop, with a last measurement."""
+        """Stop measuring, after a last measurement."""
         self.done.set()
         self.join()
 
     def look(self) -> None:
-        """One measurement, and those of other hosts that have come since the last; none is worth a run.
+        """Make one measurement, and take other hosts' new ones; errors are ignored, as none is worth a run.
 
         The launcher, and with it the store, may be gone already.
         """
@@ -96,7 +97,7 @@ class Monitor(threading.Thread):
 
 
 def measured() -> dict[str, float]:
-    """This host since the last call: percent of all cores, memory, and of each GPU that nvidia-smi shows."""
+    """Load of this host since the last call: percent of all cores, memory, and of each GPU that nvidia-smi shows."""
     memory = psutil.virtual_memory()
     found = {
         "cpu_percent": psutil.cpu_percent(),

@@ -28,7 +28,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build_model(config: RunConfig, plan: Plan, device: torch.device) -> nn.Module:
-    """The model on the device, drawn from the seed, in the planned precision and memory format."""
+    """Build the model on the device, drawn from the seed, in the planned precision and memory format."""
     seed_all(config.seed)
     model: nn.Module = call_target(config.model, "model")
     if config.model.get("zero_init_residual"):
@@ -56,12 +56,12 @@ class Updaters:
         return make_updater(self.config, self.plan, module)
 
     def rates(self, module: nn.Module) -> dict[str, Rate]:
-        """How each parameter learns."""
+        """The rate at which each parameter learns."""
         return rates(module, self.config.optimizer)
 
 
 def make_updater(config: RunConfig, plan: Plan, module: nn.Module) -> Updater:
-    """The optimizer, with its counterpart for sparse tables, its schedule, clipping and loss scale."""
+    """Make the optimizer with its counterpart for sparse tables, its schedule, clipping and loss scale."""
     found = rates(module, config.optimizer)
     sparse = {id(table.weight): (table.weight, found[f"{name}.weight"].lr) for name, table in tables(module)}
     trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
@@ -87,14 +87,14 @@ def make_updater(config: RunConfig, plan: Plan, module: nn.Module) -> Updater:
 
 
 def arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """The context of a forward pass."""
+    """The context of a forward pass in the plan's precision."""
     if precision not in DTYPES:
         return nullcontext
     return lambda: torch.autocast(device.type, DTYPES[precision])
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Parameters and buffers as safetensors, replaced atomically."""
+    """Write parameters and buffers as a safetensors file, replaced atomically."""
     from safetensors.torch import save_model
 
     with replacing(path) as part:

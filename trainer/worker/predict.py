@@ -1,4 +1,5 @@
-"""mode=predict: one worker's part of looking at the images of a folder, and the table of what they show; or at rows."""
+"""mode=predict: one worker's part of looking at the images of a folder and the table of what they show; rows go to
+predict_rows.py."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ MOST_NAMED = 20
 
 
 class Pictures(Dataset[torch.Tensor | None]):
-    """Files as inputs; None where one cannot be read.
+    """A data set of picture files as inputs; None where one cannot be read.
 
     Args:
         folder, files: paths relative to the folder.
@@ -60,13 +61,14 @@ class Pictures(Dataset[torch.Tensor | None]):
 
 
 def together(inputs: list[torch.Tensor | None]) -> tuple[torch.Tensor | None, list[bool]]:
-    """A batch of those that could be read, and which these are."""
+    """A batch of the pictures that could be read, and which these are."""
     there = [tensor for tensor in inputs if tensor is not None]
     return torch.stack(there) if there else None, [tensor is not None for tensor in inputs]
 
 
 def predict(seat: Seat, assignment: Assignment) -> dict[str, Any]:
-    """Look at this worker's share of the files; the first worker writes the table. Returns how it went, as training does."""
+    """Predict for this worker's share of the files; the first worker writes the table. Returns the outcome, as
+    training does."""
     config, plan = assignment.config, assignment.plan
     with settings(config, plan, seat), membership(seat, assignment) as strategy:
         report = Report(Path(plan.run_dir) if seat.rank == 0 else None, plan.total_steps)
@@ -178,7 +180,8 @@ def _blocks(
 
 
 def guesses(outputs: torch.Tensor) -> torch.Tensor:
-    """(N, 1 + 2 * TOP) float64: 1 for a file that could be read, the classes of the greatest probabilities, and these.
+    """The guesses for a batch: (N, 1 + 2 * TOP) float64, 1 for a file that could be read, the classes of the greatest
+    probabilities, and these.
 
     Args:
         outputs: (N, C) scores; of fewer than ``TOP`` classes the rest are class -1.
@@ -193,7 +196,7 @@ def guesses(outputs: torch.Tensor) -> torch.Tensor:
 
 
 def write(output: Path, blocks: Iterator[torch.Tensor], pictures: Pictures, names: Sequence[str]) -> list[str]:
-    """Write the table, replaced as a whole when it is done; returns the files that could not be read."""
+    """Write the table of predictions, replaced as a whole when it is done; returns the files that could not be read."""
     unreadable, number = [], 0
     with replacing(output) as part, part.open("w", encoding="utf-8", newline="") as file:
         table = csv_files.Table(file)
@@ -218,7 +221,7 @@ def _columns(row: list[float], names: Sequence[str]) -> Iterator[str]:
 
 
 def why_unreadable(pictures: Pictures, number: int) -> str:
-    """The decoder's own words, in one line."""
+    """A decoder's error in one line, in the decoder's own words."""
     try:
         pictures.preprocessing.read(pictures.folder / pictures.files[number])
     except Exception as error:

@@ -34,7 +34,7 @@ Result = tuple["Chunk", np.ndarray]
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole lines of a file: the number of the first, from 1, and whether they have labels."""
+    """Whole lines of a file to predict: the number of the first, from 1, and whether they have labels."""
 
     file: int
     line: int
@@ -44,7 +44,7 @@ class Chunk:
 
 
 def chunks(files: Sequence[Path], reader: RowReader) -> Iterator[Chunk]:
-    """All lines of the files in their order.
+    """All lines of the files to predict, in their order, as chunks.
 
     Raises:
         UserError: a file is broken.
@@ -66,7 +66,7 @@ def chunks(files: Sequence[Path], reader: RowReader) -> Iterator[Chunk]:
 
 
 def without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
-    """Whole lines without the blank ones at their end, which are no rows at the end of a file, and those blank ones.
+    """Whole lines without the blank ones at their end, which are no rows at the end of a file; and those blank ones.
 
     More of them than anybody types stay lines, so that what is kept of a file stays small.
     """
@@ -76,7 +76,7 @@ def without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
 
 @dataclass
 class Looking:
-    """What a worker needs to look at rows.
+    """What a worker needs for mode=predict of rows: model, reader, placement, batch size.
 
     Attributes:
         batch_size: rows of a forward pass.
@@ -93,7 +93,8 @@ class Looking:
     report: Report
 
     def results(self, files: Sequence[Path]) -> Iterator[Result]:
-        """Each chunk with (N, 2) of its lines: 1 for a row that could be read, and its probability; in order.
+        """The results of each chunk in order: (N, 2) of its lines, 1 for a row that could be read, and its
+        probability.
 
         Every worker reads all lines, which is quick, and parses and looks at every ``size``-th chunk.
         """
@@ -111,7 +112,7 @@ class Looking:
 
     @torch.inference_mode()
     def look(self, chunk: Chunk) -> torch.Tensor:
-        """(N, 2) float64 of a chunk's lines."""
+        """The results (N, 2) float64 of a chunk's lines."""
         rows = self.reader.read(chunk.text, chunk.labelled)
         values = torch.zeros((chunk.lines, 2), dtype=torch.float64)
         good = torch.from_numpy(np.flatnonzero(rows.good))
@@ -129,7 +130,8 @@ class Looking:
 def write(
     output: Path, results: Iterable[Result], names: Sequence[str], reader: RowReader
 ) -> tuple[int, int, list[str]]:
-    """Write the table, replaced as a whole when it is done; returns rows, wrong rows, and the first few wrong ones by name."""
+    """Write the table of predictions for rows, replaced as a whole when it is done; returns rows, wrong rows, and the
+    first few wrong ones by name."""
     rows, wrong = 0, 0
     named: list[str] = []
     with replacing(output) as part, part.open("w", encoding="utf-8", newline="") as file:
@@ -149,7 +151,7 @@ def write(
 
 
 def told(report: Report, rows: int, wrong: int, named: list[str]) -> dict[str, Any]:
-    """Lines on the screen, the numbers as metrics, and the outcome."""
+    """Print the rows that could not be read, report the counts as metrics, and return the outcome."""
     if wrong:
         more = "; ..." if wrong > len(named) else ""
         print(f"{wrong} of {rows} rows could not be read: {'; '.join(named)}{more}", flush=True)

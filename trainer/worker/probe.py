@@ -35,7 +35,8 @@ Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
 def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaration | None = None) -> ModelFacts:
-    """Build everything once, the model without memory (on torch's meta device) where it allows that.
+    """Check what only torch can tell: build everything once, the model without memory (on torch's meta device) where
+    it allows that.
 
     Args:
         facts: of the data; with them, whether the model takes its samples and tells its classes apart.
@@ -96,7 +97,8 @@ def _positions(shape: Shape) -> int:
 
 
 def check_callbacks(nodes: Any) -> None:
-    """Each callback can be called with its keys and has methods that are called. None is made: that may do something.
+    """Check that each callback takes its keys and has methods that are called, without making one: that may do
+    something.
 
     Raises:
         UserError: one cannot, or has none of them, or one that never would be called.
@@ -121,7 +123,7 @@ def check_callbacks(nodes: Any) -> None:
 
 
 def try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str, bool]:
-    """The user's metrics take the task's outputs; of those that say so, by their names, whether less is better.
+    """Check the user's metrics on the task's outputs; returns, for those that tell, whether less is better, by name.
 
     Raises:
         UserError: one cannot be used.
@@ -146,7 +148,7 @@ def before_start(what: str, node: Mapping[str, Any]) -> None:
 
 
 def build_optimizer(node: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer for stand-ins of the model's parameters, in the groups of the run.
+    """Build the optimizer for stand-ins of the model's parameters, in the groups of the run.
 
     Raises:
         UserError: it cannot be built for these, or a pattern of ``lr_factors`` names nothing.
@@ -197,7 +199,7 @@ def check_sizes(config: RunConfig, model: nn.Module) -> None:
 
 
 def check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
-    """``model.zero_init_residual=true`` finds something to set to zero."""
+    """Refuse ``model.zero_init_residual=true`` for a model without anything to set to zero."""
     if not config.model.get("zero_init_residual"):
         return
     for key in ("weights", "pretrained"):
@@ -211,7 +213,7 @@ def check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
 
 
 def build(config: RunConfig) -> nn.Module:
-    """The model on the meta device, or for models that need values while they are made, on the CPU."""
+    """Build the model on the meta device, or for models that need values while they are made, on the CPU."""
     try:
         with torch.device("meta"):
             return call_target(config.model, "model", kind=nn.Module)  # type: ignore[no-any-return]
@@ -220,7 +222,8 @@ def build(config: RunConfig) -> nn.Module:
 
 
 def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: Facts) -> str:
-    """Two empty samples forward, as in training and as in validation: the task's outputs, and a loss that takes them.
+    """Run two empty samples forward, as in training and as in validation, and check the outputs with the task and the
+    loss.
 
     What goes wrong on the meta device says nothing; on the CPU it is the model's word, if samples are images, or
     several inputs by name.

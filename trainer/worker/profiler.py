@@ -25,25 +25,25 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Unprofiled:
-    """The loop's marks when nobody looks: they do nothing."""
+    """The loop's marks when nothing is profiled: they do nothing."""
 
     def __call__(self, part: str) -> AbstractContextManager[None]:
         """Around what belongs to a part of the step."""
         return _NOTHING
 
     def each(self, part: str, items: Iterable[T]) -> Iterable[T]:
-        """The same items; getting each belongs to that part."""
+        """The same items; getting each counts as that part of the step."""
         return items
 
     def step(self) -> None:
-        """After every update."""
+        """Called by the loop after every update."""
 
     def close(self) -> None:
-        """The run ends."""
+        """Called at the end of the run."""
 
 
 class Profiled(Unprofiled):
-    """torch's profiler over a few updates: ``trace.N.json.gz``, ``profile.N.json`` and a printed table.
+    """torch's profiler over a few updates of the loop: ``trace.N.json.gz``, ``profile.N.json`` and a printed table.
 
     On a GPU the marked parts are waited for while the profiler runs, so that a part's time is its kernels'.
 
@@ -116,7 +116,7 @@ class Profiled(Unprofiled):
 
 
 def table(told: dict[str, Any]) -> list[str]:
-    """The lines to print."""
+    """The lines of the printed profile."""
     first, last = told["updates"]
     lines = [f"profile of worker {told['worker']}: updates {first} to {last}, {told['step_ms']:.3f} ms each"]
     lines += [f"  {name:<14}{part['ms']:>12.3f} ms{part['percent']:>8.1f} %" for name, part in told["parts"].items()]
@@ -124,7 +124,7 @@ def table(told: dict[str, Any]) -> list[str]:
 
 
 def parts(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Where the steps of a Chrome trace went.
+    """Where the time of the steps in a Chrome trace went.
 
     Communication is what of it nothing covers: time in which something is sent or awaited and no operator (on a GPU:
     no other kernel) runs. It is taken from the part in which it happens. ``ours`` is what no part claims. Validation
@@ -173,7 +173,7 @@ def _spans(events: Iterable[dict[str, Any]]) -> list[Interval]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time as intervals in order that do not overlap."""
+    """Time intervals sorted and joined where they overlap; the same time."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -184,7 +184,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def minus(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """What of some is in none of the others; both as ``union`` gives them."""
+    """The time in the first intervals and in none of the second; both as ``union`` gives them."""
     kept, after = [], 0
     for start, end in some:
         while after < len(others) and others[after][1] <= start:
@@ -201,10 +201,10 @@ def minus(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval
 
 
 def both(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """What is in some and in others."""
+    """The time that is in both lists of intervals."""
     return minus(some, minus(some, others))
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Of all together."""
+    """The total time of intervals."""
     return sum(end - start for start, end in intervals)

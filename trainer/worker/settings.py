@@ -18,7 +18,8 @@ from trainer.worker.compiling import own_code
 
 @contextlib.contextmanager
 def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
-    """Process-wide settings of a run, put back afterwards, because one process may run several (a sweep, a notebook)."""
+    """While it lasts, the process-wide settings of a run; then they are put back, because one process may run
+    several."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     benchmark = torch.backends.cudnn.benchmark
     if plan.chosen.keep_memory:

@@ -1,4 +1,4 @@
-"""Buffers that all workers agree on."""
+"""Buffers (such as batch-norm statistics) that all workers of a parameter server agree on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 def agree_on(
     buffers: Sequence[torch.Tensor], all_reduce_sum: Callable[[torch.Tensor], torch.Tensor], first: bool, average: bool
 ) -> None:
-    """The first worker's buffers, or their average; a meeting in any case, so that all begin together.
+    """Give all workers the first one's buffers, or their average; a meeting in any case, so that all begin together.
 
     Args:
         first: this is the first worker.

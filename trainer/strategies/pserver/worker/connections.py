@@ -17,7 +17,8 @@ from trainer.strategies.pserver.protocol.sockets import LINGER_MS, WorkerSocket
 
 
 class Connections(Protocol):
-    """Ways to all servers. A message may be lost, come twice, late, or after later ones."""
+    """The worker's connections to all servers, and its clock. A message may be lost, come twice, late, or after later
+    ones."""
 
     count: int
     """Servers."""
@@ -26,23 +27,23 @@ class Connections(Protocol):
         """The worker's clock, in seconds."""
 
     def send(self, server: int, frames: Sequence[Any]) -> None:
-        """Hand a packed message over; its buffers must not change before it is answered."""
+        """Hand a packed message over for one server; its buffers must not change before it is answered."""
 
     def receive(self) -> list[Message]:
-        """The answers that are there."""
+        """The answers that have come from all servers."""
 
     def wait(self, seconds: float) -> None:
-        """Until there is something to receive, or for so long."""
+        """Wait until an answer has come, or for so long."""
 
     def sleep(self, seconds: float) -> None:
-        """For so long, whatever comes."""
+        """Sleep for so long, whatever comes."""
 
     def close(self) -> None:
-        """Close all; nothing is left of them."""
+        """Close the connections to all servers."""
 
 
 class Sockets:
-    """Connections by ZeroMQ. One thread of their own tells the servers that the worker lives.
+    """Connections by ZeroMQ. A thread of their own tells the servers that the worker lives.
 
     Args:
         seat: the worker. endpoints: of the servers.
@@ -96,7 +97,7 @@ class Sockets:
 
 
 def connect(seat: Seat, servers: int, timeout_s: float, lost_after_s: float, io_threads: int = 1) -> Sockets:
-    """Connections to all servers of a run, once they have published where they are.
+    """Connect to all servers of a run, once they have published their addresses.
 
     Raises:
         RunFailed: one of them did not within ``timeout_s``.

@@ -28,7 +28,8 @@ SAVE_S = 3600
 def merged_tables(
     tables: Sequence[RemoteTable], rows: Callable[[RemoteTable, np.ndarray], torch.Tensor], limit: int
 ) -> Iterator[None]:
-    """While it lasts, the model holds tables of at most ``limit`` values; larger tables are left out, with a warning.
+    """While it lasts, the model holds the rows of its tables of at most ``limit`` values; larger tables are left out,
+    with a warning.
 
     Args:
         rows: rows (U, D) of ids (U,) of a table, waited for.
@@ -53,7 +54,8 @@ def merged_tables(
 
 
 def save_persistables(client: Client, folder: Path) -> None:
-    """Every server writes its part; those on hosts that do not share the run's folder are fetched; then they are complete.
+    """Have every server write its part of the persistables, fetch those from hosts that do not share the run's
+    folder, and complete them.
 
     Args:
         folder: in a folder of the run's folder.

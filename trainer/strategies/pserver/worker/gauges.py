@@ -1,4 +1,4 @@
-"""What servers tell of themselves, for a worker's log."""
+"""What the servers tell of themselves, for a worker's log lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNTS = ("pushes", "pulls", "bytes_in", "bytes_out")
 
 
 class Gauges:
-    """Rates and sizes of all servers, asked for now and then."""
+    """Rates and sizes of all servers, which a worker asks for now and then."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -23,8 +23,8 @@ class Gauges:
         self.before: dict[int, dict[str, float]] = {}
 
     def now(self) -> dict[str, float]:
-        """Per server: pushes and pulls per second, megabytes per second, requests that wait there, rows, median staleness;
-        and this worker's queue: its pushes that are not answered yet. Of what was told before nothing is told again."""
+        """What the servers have told since the last call: pushes, pulls and megabytes per second, waiting requests,
+        rows, median staleness; and this worker's unanswered pushes."""
         self.client.take()
         found: dict[str, float] = {}
         if self.requests and all(r.answer is not None for r in self.requests):
@@ -36,7 +36,7 @@ class Gauges:
         return found | {f"server{s}/queue": float(queued.count(s)) for s in self.client.servers}
 
     def last(self) -> dict[str, float]:
-        """The same, waited for."""
+        """What the servers have told at the end, waited for."""
         self.client.wait(self.requests)
         asks = self._ask()
         self.client.wait(asks)

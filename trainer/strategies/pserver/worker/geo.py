@@ -1,4 +1,5 @@
-"""strategy=pserver_geo: local training; every k_steps the difference goes to the servers and what others did comes back."""
+"""The worker's side of strategy=pserver_geo: local training; every k_steps the difference goes to the servers and
+what others did comes back."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from trainer.strategies.pserver.worker.worker import PserverWorker
 
 @dataclass
 class Exchange:
-    """Differences under way: of the dense parameters per server (whole and as pushed), and of rows per table."""
+    """Differences of a worker that are under way: of dense parameters per server (whole and as pushed), and of rows
+    per table."""
 
     requests: list[Request]
     moved: list[torch.Tensor]
@@ -37,7 +39,7 @@ class Exchange:
 
 
 class PserverGeo(PserverWorker):
-    """A worker with its own replica and its own optimizer.
+    """The worker's side of strategy=pserver_geo: its own replica and its own optimizer.
 
     A difference is (local - base) / workers, where base is the servers' value that this worker knows of; the local value
     then moves by what the servers gained beyond it. An exchange is under way while steps go on; the next one begins
@@ -63,7 +65,7 @@ class PserverGeo(PserverWorker):
         return "full"
 
     def make_updater(self, make_updater: MakeUpdater) -> None:
-        """The whole optimizer, here; its part for tables tells which kernel the replicas take."""
+        """Make the whole optimizer in this worker; its part for tables tells which kernel the replicas take."""
         self.updater = make_updater(self.model)
         self.norm, self.updater.clip_norm = self.updater.clip_norm, None
         self.limit, self.updater.clip_value = self.updater.clip_value, None
@@ -96,7 +98,8 @@ class PserverGeo(PserverWorker):
             self.ahead.fetched = coming, self.pulls.fetch(self.missing, dense=False, clock=0)
 
     def take_in(self) -> None:
-        """Insert the rows that were asked for. Before news of others are folded in: these may be newer than the rows."""
+        """Insert the rows that were requested into the replica. Do this before folding in others' changes: those may
+        be newer."""
         if self.ahead.fetched is None:
             return
         missing, self.missing = self.missing, {}
@@ -105,7 +108,7 @@ class PserverGeo(PserverWorker):
             self.insert(number, ids, rows[number])
 
     def insert(self, number: int, ids: np.ndarray, values: torch.Tensor) -> None:
-        """Rows that are new here; a row that came in between stays as it is."""
+        """Insert rows that are new to the replica; a row that is already there stays as it is."""
         new = self.replicas[number].index.find(ids) < 0
         self.replicas[number].insert(ids[new], values[torch.from_numpy(new)])
 
@@ -156,7 +159,7 @@ class PserverGeo(PserverWorker):
                 self.finish_exchange()
 
     def begin_exchange(self) -> None:
-        """Push the differences since the last time."""
+        """Push the differences since the last exchange."""
         share = 1.0 / self.seat.size
         self.since, self.work.must_push = 0, False
         moved = [self.dense.values(s).sub_(self.base[s]) for s in self.client.servers]
@@ -169,7 +172,7 @@ class PserverGeo(PserverWorker):
         self.exchange = Exchange(requests, moved, shares, rows, covered)
 
     def fold(self, settle: bool = False) -> None:
-        """The exchange is back: move by what the servers gained beyond this worker's own share."""
+        """Finish an exchange: move by what the servers gained beyond this worker's own share."""
         self.take_in()
         exchange, self.exchange = self.exchange, None
         assert exchange is not None
@@ -201,7 +204,7 @@ class PserverGeo(PserverWorker):
         self.base[server] = now.clone()
 
     def finish_exchange(self, settle: bool = False) -> None:
-        """Wait for the exchange under way, if there is one."""
+        """Wait for the exchange that is under way, if there is one."""
         if self.exchange is not None:
             self.client.wait(self.exchange.requests)
             self.fold(settle)
@@ -212,7 +215,7 @@ class PserverGeo(PserverWorker):
         self.finish_exchange()
 
     def synchronize(self) -> None:
-        """Exchange, meet, and take the servers' values."""
+        """Exchange, meet the other workers, and take the servers' values."""
         self.finish_exchange()
         self.begin_exchange()
         self.finish_exchange(settle=True)

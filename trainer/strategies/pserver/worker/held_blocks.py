@@ -1,4 +1,4 @@
-"""Leased work, as a worker sees it: which batches its next push covers, and which blocks it has finished."""
+"""The worker's side of leased blocks: which batches its next push covers, and which blocks it has finished."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOBODY = -1
 
 
 class Covered:
-    """The batches that a push covers."""
+    """The batches of leased blocks that a push covers."""
 
     def __init__(self, work: list[list[int]]) -> None:
         self.blocks = {block for _, block, _, _ in work}
@@ -26,7 +26,7 @@ class Covered:
 
 
 class HeldBlocks:
-    """Blocks of this worker.
+    """The leased blocks of this worker.
 
     A block is done when its last batch is pushed and all pushes that cover any batch of it are acknowledged by all
     servers.
@@ -45,7 +45,7 @@ class HeldBlocks:
         self._cuts: dict[tuple[int, int], set[int]] = {}
 
     def note(self, work: tuple[int, int, int, bool] | None) -> None:
-        """A batch is computed now: its epoch, block, number in it, and whether it is the block's last."""
+        """Note that a batch is computed now: its epoch, block, number in it, and whether it is the block's last."""
         if work is None:
             return
         epoch, block, index, last = work
@@ -58,20 +58,20 @@ class HeldBlocks:
         self.must_push = index + 1 in self._cuts.get((epoch, block), ())
 
     def covered(self) -> Covered:
-        """What the push that is made now covers."""
+        """The batches that the push made now covers."""
         covered, self._computed = Covered(self._computed), []
         self._under_way.update(covered.blocks)
         return covered
 
     def acknowledged(self, covered: Covered) -> None:
-        """All servers have that push."""
+        """Note that all servers have a push."""
         self._under_way.subtract(covered.blocks)
         for block in covered.blocks:
             if block in self._at_their_end and not self._under_way[block] and not self._pending(block):
                 self.finished(block)
 
     def finished(self, block: int) -> None:
-        """Nothing more will be pushed of that block."""
+        """Note that nothing more will be pushed of a block."""
         self._at_their_end.discard(block)
         self._done.append(block)
 
@@ -79,7 +79,7 @@ class HeldBlocks:
         return any(computed[1] == block for computed in self._computed)
 
     def ask(self, epoch: int, blocks: int) -> dict[str, Any] | None:
-        """Tell which blocks are done, and ask server 0 for another; None: there is nothing just now."""
+        """Report finished blocks to server 0, and ask for another; None: there is none just now."""
         self.client.take()
         done, self._done = self._done, []
         request = {"epoch": epoch, "blocks": blocks, "done": done}
@@ -88,7 +88,7 @@ class HeldBlocks:
         return None if told["block"] < 0 and not told["over"] else told
 
     def lease(self, epoch: int, told: Mapping[str, Any]) -> Lease:
-        """The block that was handed out, from the first batch on that a server lacks."""
+        """The lease of a block that was handed out, from the first batch on that a server lacks."""
         block = int(told["block"])
         start = 0
         if told["fence"]:

@@ -1,4 +1,4 @@
-"""Pulling parameters: dense values into the model, rows for a forward."""
+"""The worker's side of PULL: dense values go into the model, rows to a forward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable
 
 @dataclass
 class Fetched:
-    """A pull under way.
+    """A pull of this worker that is under way.
 
     Attributes:
         requests: to all servers that it concerns.
@@ -32,7 +32,7 @@ class Fetched:
 
 
 class Pulls:
-    """Pulls of one worker.
+    """A worker's pulls from all servers.
 
     Args:
         tables: the model's, by number from 1.
@@ -51,7 +51,7 @@ class Pulls:
         self.versions = [0] * self.servers
 
     def fetch(self, wanted: Mapping[int, np.ndarray], dense: bool, clock: int, flags: int = CREATES) -> Fetched:
-        """Ask for rows by table number, and for the dense parameters; nothing is waited for.
+        """Request rows by table number and the dense parameters; nothing is waited for.
 
         Args:
             clock: the update that the parameters must contain.

@@ -1,4 +1,4 @@
-"""A push: what every server gets of a worker's gradients or differences."""
+"""The worker's side of PUSH: what every server gets of a worker's gradients or differences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
 
 @dataclass
 class Push:
-    """What is pushed to all servers at once.
+    """A push of this worker, before it is cut into a part for each server.
 
     Attributes:
         dense: by server, (n,) of its part. rows: by table.
@@ -39,7 +39,7 @@ class Push:
 
 
 class PushEncoder:
-    """Makes messages of pushes.
+    """Makes the messages of a worker's pushes, one for each server.
 
     Args:
         tables: the model's, by number from 1.
@@ -52,7 +52,7 @@ class PushEncoder:
         self.feedback = [Feedback(wire) for _ in range(servers)]
 
     def messages(self, push: Push) -> list[Message]:
-        """One for each server."""
+        """The messages of a push, one for each server."""
         places = {n: self.tables[n - 1].split(ids) for n, (ids, _) in push.rows.items()}
         return [
             Message(Verb.PUSH, clock=push.clock, records=self._records(push, server, places))

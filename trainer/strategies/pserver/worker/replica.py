@@ -17,7 +17,8 @@ REMEMBERED = 4
 
 
 class Replica:
-    """Rows of one table on a worker: D values, S columns of optimizer state, D of the base, in one storage.
+    """The worker's own copy of rows of one table, for pserver_geo: D values, S columns of optimizer state, D of the
+    base, in one storage.
 
     Args:
         dim: D. dtype: of everything. kernel: the local sparse optimizer. num_rows: of the table, where it has an end.
@@ -49,7 +50,7 @@ class Replica:
         self.dirty, self.steps = [slots[dirty]], steps
 
     def slots(self, ids: np.ndarray) -> np.ndarray:
-        """(U,) of unique ids that are all here. One array of ids is asked for two or three times; slots do not move."""
+        """Slots (U,) of unique ids that are all in the replica."""
         for known, slots in self.found:
             if known is ids:
                 return slots
@@ -58,7 +59,7 @@ class Replica:
         return slots
 
     def missing(self, ids: np.ndarray) -> np.ndarray:
-        """Those of these unique ids (U,) that are not here."""
+        """Those of these unique ids (U,) that are not in the replica."""
         slots = self.index.find(ids)
         absent: np.ndarray = ids[slots < 0]
         if not len(absent):
@@ -66,7 +67,7 @@ class Replica:
         return absent
 
     def insert(self, ids: np.ndarray, values: torch.Tensor) -> None:
-        """Rows that are new here: the servers' values (U, D)."""
+        """Insert rows that are new to the replica: the servers' values (U, D)."""
         slots = self.index.add(ids)
         if self.index.high > len(self.rows):
             capacity = max(self.index.high, 2 * len(self.rows))
@@ -81,12 +82,12 @@ class Replica:
         self.ids[slots] = ids
 
     def look_up(self, ids: np.ndarray) -> torch.Tensor:
-        """(U, D) values of ids that are here."""
+        """Values (U, D) of ids that are in the replica."""
         slots = torch.from_numpy(self.slots(ids))
         return self.rows.index_select(0, slots)[:, : self.dim].contiguous()
 
     def update(self, ids: np.ndarray, gradients: torch.Tensor, lr: float) -> None:
-        """One local step of these unique rows; also without any the optimizer's step counts."""
+        """Update these unique rows by one local step; also without rows, the optimizer counts the step."""
         self.steps += 1
         if not len(ids):
             return
@@ -98,7 +99,8 @@ class Replica:
         self.dirty.append(slots)
 
     def differences(self, share: float) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-        """Rows changed since the last time: ids ascending (N,), (values - base) * share (N, D), values - base (N, D)."""
+        """Rows changed since the last exchange: ids ascending (N,), (values - base) * share (N, D), values - base (N,
+        D)."""
         changed = np.zeros(self.index.high, dtype=np.bool_)  # np.unique of all steps' slots takes ten times as long
         for part in self.dirty:
             changed[part] = True
@@ -113,7 +115,8 @@ class Replica:
     def fold(
         self, pushed: tuple[np.ndarray, torch.Tensor, torch.Tensor], ids: np.ndarray, values: torch.Tensor, settle: bool
     ) -> None:
-        """What the servers have now: pushed rows that nobody else changed, and rows (N,) with values (N, D) that others did.
+        """Take over what the servers have now: pushed rows that nobody else changed, and rows (N,) with values (N, D)
+        that others did.
 
         A row's value moves by what the servers gained beyond its own difference. ``settle``: it takes the servers' value.
         """

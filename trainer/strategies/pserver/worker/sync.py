@@ -1,4 +1,5 @@
-"""strategy=pserver_sync: all workers' gradients of a step are combined at the servers, applied once, pulled by all."""
+"""The worker's side of strategy=pserver_sync: the servers combine all workers' gradients of a step, apply them once,
+and all pull."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from trainer.strategies.pserver.worker.worker import PserverWorker
 
 
 class PserverSync(PserverWorker):
-    """Pushes sums of gradients weighted by samples; pulls parameters of the next step as soon as they are made."""
+    """The worker's side of strategy=pserver_sync: pushes gradients weighted by samples, pulls the next step's
+    parameters as soon as they are there."""
 
     Options = PserverSyncStrategy
     options: PserverSyncStrategy
@@ -39,7 +41,7 @@ class PserverSync(PserverWorker):
         self.stale = False
 
     def take_current(self) -> None:
-        """The dense parameters that contain all steps so far."""
+        """Pull the dense parameters that contain all steps so far."""
         self.pulls.receive(self.pulls.fetch({}, dense=True, clock=self.clock))
 
     def take_all(self) -> None:

@@ -1,4 +1,5 @@
-"""What all parameter-server modes do in a worker. Each subject is an object or a function of its own; this is their order."""
+"""The worker's side that all parameter-server modes share. Each subject is an object or a function of its own; this
+is their order."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class Own:
 
 
 class PserverWorker(Strategy):
-    """A worker of a parameter server.
+    """The worker's side of a parameter server, of which each mode overrides a part.
 
     Subclasses say when parameters are pulled and what is pushed.
     """
@@ -79,7 +80,7 @@ class PserverWorker(Strategy):
         self.event_time = 0
 
     def connections(self) -> Connections:
-        """Ways to all servers."""
+        """Open the connections to all servers."""
         told = self.options
         return connect(self.seat, self.seat.servers, told.timeout_s, told.lost_after_s, self.io_threads)
 
@@ -112,16 +113,16 @@ class PserverWorker(Strategy):
 
     @property
     def io_threads(self) -> int:
-        """ZeroMQ's threads of this worker."""
+        """How many threads ZeroMQ has in this worker."""
         return 1
 
     @property
     def wire(self) -> str:
-        """Form of the values of a push."""
+        """How the values of a push are encoded."""
         return str(self.options.wire)
 
     def make_updater(self, make_updater: MakeUpdater) -> None:
-        """A worker that owns no optimizer needs it for the schedule alone."""
+        """Make the updater for the schedule alone: the servers own the optimizer."""
         self.updater = make_updater(nn.ParameterList([nn.Parameter(torch.zeros(1, dtype=self.dtype))]))
 
     def _go_on(self) -> None:
@@ -136,7 +137,7 @@ class PserverWorker(Strategy):
             print(f"goes on from {self.options.load_from} {told}", flush=True)
 
     def take_all(self) -> None:
-        """Pull the dense parameters as they are."""
+        """Pull all dense parameters as they are now."""
         self.pulls.receive(self.pulls.fetch({}, dense=True, clock=0, flags=0))
 
     # --- a batch ---------------------------------------------------------------------------------------------------
@@ -145,14 +146,14 @@ class PserverWorker(Strategy):
         self.ahead.expect(batch.inputs)
 
     def note(self, batch: Any) -> None:
-        """Remember what is needed of a batch that is computed now."""
+        """Remember what is needed of the batch that is computed now."""
         self.ahead.computing(batch.inputs)
         if isinstance(batch.inputs, dict) and "time" in batch.inputs:
             self.event_time = int(batch.inputs["time"].max())
         self.work.note(getattr(batch, "work", None))
 
     def take_fetched(self) -> bool:
-        """Wait for what was fetched ahead, if anything was; returns whether."""
+        """Wait for the rows that were fetched ahead, if any were; returns whether."""
         if self.ahead.fetched is None:
             return self.ahead.recall()
         (ids, fetched), self.ahead.fetched = self.ahead.fetched, None
@@ -160,7 +161,7 @@ class PserverWorker(Strategy):
         return True
 
     def look_up(self, table: RemoteTable, ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-        """A forward's rows: fetched ahead where the batch was known, else now."""
+        """The rows of a table for a forward: fetched ahead where the batch was known, else pulled now."""
         training = torch.is_grad_enabled() and table.module.training
         if training and (ready := self.ahead.take(table, ids)) is not None:
             once, positions, rows = ready
@@ -171,33 +172,33 @@ class PserverWorker(Strategy):
         return once, positions, self.rows_now(table, once, training).to(ids.device)
 
     def rows_now(self, table: RemoteTable, ids: np.ndarray, training: bool) -> torch.Tensor:
-        """Rows of these ids, waited for. In evaluation none is made."""
+        """Pull the rows of these ids and wait for them. In evaluation no new row is made."""
         wanted, flags = {table.number: ids}, CREATES if training else 0
         return self.pulls.receive(self.pulls.fetch(wanted, dense=False, clock=self.clock, flags=flags))[table.number]
 
     @property
     def clock(self) -> int:
-        """The update that pulled parameters must contain."""
+        """The update that pulled parameters must contain at least."""
         return 0
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def drop_gradients(self) -> None:
-        """As ``zero_grad``."""
+        """Drop the gradients of the dense parameters, as ``zero_grad`` does."""
         for parameter in self.dense.parameters.values():
             parameter.grad = None
 
     def age(self) -> int:
-        """What rows are stamped with: steps, or the data's own time."""
+        """The age that this worker's rows are stamped with: steps, or the data's own time."""
         return self.event_time if self.options.evict_by == "event_time" else self.steps + 1
 
     def push_pending(self) -> None:
-        """Everything that was computed is pushed."""
+        """Push everything that was computed."""
         self.finish_pushes()
 
     def finish_pushes(self) -> None:
-        """Everything that was computed is pushed and acknowledged."""
+        """Push everything that was computed, and wait until it is acknowledged."""
 
     @property
     def lr(self) -> float:
@@ -205,7 +206,7 @@ class PserverWorker(Strategy):
         return self.updater.lr
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Every worker tells all servers what validations have brought a plateau schedule to, before its next push."""
+        """Tell all servers the rate that validations have given a plateau schedule, before this worker's next push."""
         self.updater.observe(step, metrics)
         if self.updater.plateau is not None:
             self._tell_all(Verb.RATE, {"scale": self.updater.plateau.scale})
@@ -237,10 +238,10 @@ class PserverWorker(Strategy):
             yield lease
 
     def rest(self) -> None:
-        """No steps are taken until ``wake``; who waits for the slowest does not wait for this worker."""
+        """Take no more steps until :meth:`wake`; who waits for the slowest worker does not wait for this one."""
 
     def wake(self, anew: bool) -> None:
-        """Steps are taken again; ``anew``: after a meeting, all begin together."""
+        """Take steps again; ``anew``: after a meeting, all workers begin together."""
 
     # --- meetings --------------------------------------------------------------------------------------------------
 
@@ -370,7 +371,8 @@ class PserverWorker(Strategy):
         return self.gauge.last()
 
     def whole(self) -> AbstractContextManager[None]:
-        """Tables of at most ``export_limit`` values are merged into the model; larger tables are left out, with a warning."""
+        """While it lasts, the model holds the rows of its tables of at most ``export_limit`` values; larger ones are
+        left out, with a warning."""
 
         def rows(table: RemoteTable, ids: np.ndarray) -> torch.Tensor:
             return self.rows_now(table, ids, training=False)
@@ -378,7 +380,7 @@ class PserverWorker(Strategy):
         return merged_tables(self.remote, rows, self.options.export_limit)
 
     def persist(self, folder: Path) -> None:
-        """Persistables: every server writes its part, the first worker completes them."""
+        """Have every server write its part of the persistables; the first worker completes them."""
         if not self.options.persistables:
             return
 
