@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def start_here(assignment: Assignment) -> dict[str, Any]:
-    """The plan's processes of this host, by the launcher that the config names; returns its first worker's outcome."""
+    """Run this host's part of the plan by the config's launcher; returns the outcome of its first worker."""
     launcher = launcher_of(assignment.config)
     outcome = launcher.start(assignment)
     if not isinstance(outcome, Mapping):
@@ -38,7 +38,7 @@ def start_here(assignment: Assignment) -> dict[str, Any]:
 
 
 def start_processes(assignment: Assignment, engine: Engine | None = None) -> dict[str, Any]:
-    """Run them all to their end.
+    """Start the processes of this host, and run them to their end.
 
     Args:
         engine: starts each; None: a forkserver does.

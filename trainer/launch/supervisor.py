@@ -22,7 +22,7 @@ LINGER_S = 5
 
 @dataclass(frozen=True)
 class Role:
-    """Processes of one role on this host.
+    """The processes of one role on this host: their number, ranks and entry.
 
     Attributes:
         name: ``worker`` or ``server``.
@@ -41,12 +41,12 @@ class Role:
 
     @property
     def here(self) -> int:
-        """Processes on this host."""
+        """How many processes of this role are on this host."""
         return len(self.devices)
 
 
 class Handle(Protocol):
-    """A started process. Another engine than the forkserver brings handles of its own."""
+    """A started process as the supervisor sees it, of whatever engine."""
 
     log: Path
     """What the process printed."""
@@ -59,31 +59,31 @@ class Handle(Protocol):
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs; negative for a signal."""
+        """The process's exit code: None while it runs, negative for a signal."""
 
     @property
     def well(self) -> bool:
-        """It has ended and done its work."""
+        """Whether the process has ended and done its work."""
 
     def look(self) -> None:
-        """Take what it has sent."""
+        """Take what the process has sent."""
 
     def signs(self) -> list[Any]:
         """What becomes ready when there is something to look at."""
 
     def dismiss(self) -> None:
-        """Let it end: nobody needs it any more."""
+        """Let the process end: nobody needs it any more."""
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is still there."""
+        """Send the process a signal, if it is still there."""
 
     def join(self, seconds: float) -> None:
-        """Wait until it has ended, for so long."""
+        """Wait until the process has ended, at most so long."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A started process of a role."""
+    """A started process of a role: role, rank, handle."""
 
     role: Role
     rank: int
@@ -120,7 +120,8 @@ class Supervisor:
         self._unneeded_since: float | None = None
 
     def watch(self) -> dict[str, dict[int, Any]]:
-        """For each role and rank what its entry returned; under ``lost``, by rank, why a process was done without.
+        """Watch to the end; returns for each role and rank what its entry returned, and under ``lost`` why processes
+        were done without.
 
         Raises:
             RunFailed: a process failed that the others cannot do without; the message names it, its own error and its log.
@@ -143,8 +144,8 @@ class Supervisor:
 
     @property
     def ends_all(self) -> bool:
-        """Whether what ends here ends the processes of other hosts, too: they cannot do without it, or it told that the run
-        cannot go on."""
+        """Whether the failure here ends the processes of other hosts as well: they cannot do without it, or it said
+        that the run cannot go on."""
         over = [m for m in self.members if not m.handle.well]
         return any(not m.role.apart or (m.handle.failure is not None and m.handle.failure.ends_run) for m in over)
 
@@ -207,7 +208,7 @@ class Supervisor:
 
 
 def end(handles: Sequence[Handle], patience_s: float) -> None:
-    """End them all, at once: a worker takes SIGTERM for a request, and hears nothing while it waits for others."""
+    """End these processes at once by SIGKILL: a worker takes SIGTERM for a request, and hears nothing while it waits."""
     for handle in handles:
         handle.signal(signal.SIGKILL)
     until = time.monotonic() + patience_s
@@ -224,7 +225,7 @@ def _lingers(member: Member) -> bool:
 
 
 def first_failure(members: Sequence[Member]) -> str:
-    """The message of the process that failed first; the others' errors are only its echo.
+    """The message of the process that failed first; the other errors are only its echo.
 
     A process that was killed says nothing, but those that lost it do, so a signal counts before all errors. SIGTERM and
     SIGINT count last: they reach many at once, and others of them may have told why.

@@ -20,7 +20,7 @@ from trainer.planning.assignment import Assignment
 
 
 def main(file: Path) -> int:
-    """Do what the file tells, and leave on the run's board what came of it; returns the exit code."""
+    """Run the process that the file describes, and leave what came of it on the run's board; returns the exit code."""
     try:
         start = start_of(**json.loads(private.read(file)))
     except FileNotFoundError:
@@ -42,7 +42,7 @@ def main(file: Path) -> int:
 def start_of(
     role: Mapping[str, Any], payload: Mapping[str, Any], place: Mapping[str, Any], log: str, scratch: str, **others: Any
 ) -> Start:
-    """From the plain data that :func:`trainer.launch.tasks.told` has made."""
+    """The :class:`Start` from the plain data that :func:`trainer.launch.tasks.told` has made."""
     return Start(Role(**role), payload=Assignment.of(payload), place=_place(**place), log=Path(log), scratch=Path(scratch), **others)  # fmt: skip
 
 

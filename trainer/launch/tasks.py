@@ -33,7 +33,7 @@ BEGUN = "begun"
 
 @dataclass(frozen=True)
 class Task:
-    """One process of the plan.
+    """One process of the plan, as a :class:`TaskLauncher` gets it: its command and environment.
 
     Attributes:
         role, rank, device: e.g. ``worker``, 0 and ``cuda:0``.
@@ -51,17 +51,17 @@ class Task:
 
 
 class Running(Protocol):
-    """A command that was started. :class:`subprocess.Popen` is one."""
+    """A command that was started; :class:`subprocess.Popen` is one."""
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """The command's exit code, negative for a signal; None while it runs."""
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """End the command, whatever it does."""
 
 
 class TaskLauncher(Launcher):
-    """Starts each process of this host as a command."""
+    """Base of launchers that start each process of this host as a command; subclass it and write :meth:`launch`."""
 
     def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:
         if "TORCHELASTIC_RUN_ID" not in os.environ or "RANK" not in os.environ:
@@ -70,7 +70,7 @@ class TaskLauncher(Launcher):
 
     @abstractmethod
     def launch(self, task: Task) -> Running:
-        """Start a process, and return at once."""
+        """Start the command of one process, and return at once."""
 
     def start(self, assignment: Assignment) -> dict[str, Any]:
         from trainer.launch.start import start_processes
@@ -80,7 +80,7 @@ class TaskLauncher(Launcher):
 
 
 class TaskHandle:
-    """A started command, as the supervisor sees it.
+    """The handle of a started command, as the supervisor sees it.
 
     Args:
         board: of the run, where the process leaves that it has begun, and what it returns.
@@ -106,7 +106,7 @@ class TaskHandle:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs.
+        """The command's exit code; None while it runs.
 
         Raises:
             RunFailed: the user's ``poll`` breaks, or returns something else.
@@ -122,11 +122,11 @@ class TaskHandle:
 
     @property
     def well(self) -> bool:
-        """It has ended and done its work."""
+        """Whether the process has ended and done its work."""
         return self.exitcode == 0 and self.returned
 
     def look(self) -> None:
-        """Take what it has left; a process that has not begun in time has failed."""
+        """Take what the process has left on the board; a process that has not begun in time has failed."""
         if not self.arrived:
             self.arrived = self.board.check([BEGUN])
             if not self.arrived and self.failure is None and self.clock() - self.began > self.timeout_s:
@@ -144,15 +144,15 @@ class TaskHandle:
         return f"has not begun within {self.timeout_s:g} s (launch.timeout_s). Its launcher must run task.command with the variables of task.environment{program}"  # fmt: skip
 
     def signs(self) -> list[Any]:
-        """Nothing tells: the supervisor looks again soon."""
+        """No signs: the supervisor looks again soon."""
         return []
 
     def dismiss(self) -> None:
-        """Let it end: nobody needs it any more."""
+        """Let the process end: nobody needs it any more."""
         self.board.set("leave", "")
 
     def signal(self, number: signal.Signals) -> None:
-        """End it, if it is still there."""
+        """End the command, if it is still there."""
         try:
             if self.exitcode is None:
                 self.running.kill()
@@ -160,7 +160,7 @@ class TaskHandle:
             print(f"{self.task.role} {self.task.rank} cannot be ended: {why(error)}", flush=True)
 
     def join(self, seconds: float) -> None:
-        """Wait until it has ended, for so long."""
+        """Wait until the command has ended, at most so long."""
         until = time.monotonic() + seconds
         with contextlib.suppress(RunFailed):  # of the user's poll, which has been told of
             while self.exitcode is None and time.monotonic() < until:
@@ -168,12 +168,12 @@ class TaskHandle:
 
 
 def place_of(role: str, rank: int) -> str:
-    """The process's own part of the board."""
+    """The part of the run's board that belongs to one process."""
     return f"task/{role}/{rank}"
 
 
 class Commands:
-    """An engine: each process is a command that a launcher starts.
+    """The engine of task launchers: each process is a command that the launcher starts.
 
     Args:
         launch: of the launcher.
@@ -185,10 +185,10 @@ class Commands:
         self.launch, self.name, self.timeout_s = launch, name, timeout_s
 
     def prepare(self, scratch: Path) -> None:
-        """As :class:`trainer.launch.engine.Engine`'s: nothing."""
+        """Nothing to prepare for commands."""
 
     def begin(self, start: Start, board: OwnBoard) -> TaskHandle:
-        """As :class:`trainer.launch.engine.Engine`'s. What the process is told is in a file for this user alone."""
+        """Have the launcher start a process's command. What the process is handed is in a file for this user alone."""
         name = start.role.name
         file = start.scratch / f"{name}.{start.rank}.json"
         private.write(file, json.dumps(told(start)))
@@ -222,7 +222,7 @@ class Commands:
 
 
 def told(start: Start) -> dict[str, Any]:
-    """All of it as plain data."""
+    """What a process is handed, as plain data."""
     return {
         **vars(start),
         "role": {**asdict(start.role), "devices": list(start.role.devices)},

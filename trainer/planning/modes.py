@@ -58,7 +58,7 @@ def in_its_mode(config: RunConfig) -> RunConfig:
 
 
 def weights_file(path: Path) -> Path:
-    """The file that ``weights=`` means, or the folder of a checkpoint.
+    """The file of weights that ``weights=`` names, or the folder of a checkpoint.
 
     Raises:
         UserError: there is none, its name does not say what it is, or the checkpoint is damaged.
@@ -82,13 +82,13 @@ def weights_file(path: Path) -> Path:
 
 
 def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
-    """Samples per worker and batch where nothing is trained: any number will do."""
+    """The batch size of a worker where nothing is trained: any will do."""
     given, together = data.val_batch_size or data.batch_size, data.global_batch_size
     return int(given or max(1, (together or 32 * workers) // workers))
 
 
 def facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> Facts:
-    """What is known of the data. mode=predict looks at none of them: what the run that made the weights knew will do.
+    """The facts of the data; mode=predict reads none, and takes those of the run that made the weights.
 
     Raises:
         UserError: the data are not there, and no run tells.
@@ -118,12 +118,12 @@ def _of_the_run(config: RunConfig) -> Facts | None:
 
 
 def run_of(weights: Path) -> Path | None:
-    """The folder of the run that left these weights."""
+    """The run's folder that these weights lie in."""
     return next((folder for folder in weights.parents[:2] if (folder / "plan.json").is_file()), None)
 
 
 def class_names_of(weights: Path) -> list[str] | None:
-    """The classes' names in the run that left these weights; None where none says."""
+    """The names of the classes from the run that left these weights; None where it does not tell."""
     folder = run_of(weights)
     if folder is None or not (folder / CLASSES).is_file():
         return None
@@ -142,7 +142,7 @@ def _no_classes(folder: Path, reason: str) -> UserError:
 
 @dataclass(frozen=True)
 class LookedAt:
-    """What mode=predict looks at; of mode=eval, none.
+    """The images or rows that mode=predict looks at; of mode=eval, none.
 
     Attributes:
         folder: that all files are in; empty where none are looked at.
@@ -158,7 +158,7 @@ class LookedAt:
 
 
 def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
-    """The images, or the files of rows, that are looked at.
+    """Find the images, or the files of rows, that mode=predict looks at.
 
     Raises:
         UserError: there are none, or no validation samples.
