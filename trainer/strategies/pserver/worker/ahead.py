@@ -22,7 +22,7 @@ def wanted(coming: Ids) -> dict[int, np.ndarray]:
 
 
 class Ahead:
-    """What is known of the next batch.
+    """What a worker knows of its next batch, so that the rows it needs are fetched while this batch is computed.
 
     Args:
         tables: the model's.
@@ -42,17 +42,18 @@ class Ahead:
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, np.ndarray, torch.Tensor, torch.Tensor]] = {}
 
     def computing(self, inputs: Any) -> None:
-        """A batch of these inputs is computed now. If it is the one that was to come, nothing is known of the next."""
+        """Note that a batch of these inputs is computed now; if it was the expected one, nothing is known of the
+        next."""
         if inputs is self._expected:
             self._expected = None
         self._inputs = inputs
 
     def expect(self, inputs: Any) -> None:
-        """The batch after it has these."""
+        """Note the inputs of the batch after the present one."""
         self._expected = inputs
 
     def coming(self) -> Ids | None:
-        """Ids of the batch after this one, found when they are asked for, and only once; None: nothing is known of it."""
+        """Ids of the next batch, found when first requested, and only once; None: nothing is known of it."""
         inputs, self._expected = self._expected, None
         return None if inputs is None else self._ids_of(inputs)
 
@@ -66,7 +67,7 @@ class Ahead:
         return found
 
     def learn_path(self, table: RemoteTable, ids: torch.Tensor) -> None:
-        """Which part of a batch holds a table's ids, so that the next batch's can be fetched ahead."""
+        """Find out which part of a batch holds a table's ids, so that the next batch's rows can be fetched ahead."""
         if table.number in self._paths:
             return
         named = self._inputs.items() if isinstance(self._inputs, dict) else [("", self._inputs)]
@@ -104,10 +105,10 @@ class Ahead:
         self.received = None if received is None else (dict(received[0]), dict(received[1]))
 
     def keep(self, ids: Ids, rows: Mapping[int, torch.Tensor]) -> None:
-        """Rows that were fetched ahead, for the forward that comes."""
+        """Keep the rows that were fetched ahead, for the coming forward."""
         self._rows = {(n, id(own)): (own, once, places, rows[n]) for n, (own, once, places) in ids.items()}
 
     def take(self, table: RemoteTable, ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor, torch.Tensor] | None:
-        """Unique ids (U,), positions and rows (U, D) of a forward's ids, if they were fetched ahead; once."""
+        """Rows of a forward's ids, if they were fetched ahead: unique ids (U,), positions, rows (U, D); each once."""
         ready = self._rows.pop((table.number, id(ids)), None)
         return ready[1:] if ready is not None and ready[0] is ids else None

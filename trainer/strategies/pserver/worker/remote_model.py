@@ -29,7 +29,7 @@ from trainer.strategies.pserver.tables.kernels import summed
 
 
 class DenseMap:
-    """Where each server's part of the dense parameters is in the model.
+    """Where each server's part of the dense vector lies among the model's parameters.
 
     Args:
         parameters: (name, parameter), in the model's order.
@@ -51,15 +51,15 @@ class DenseMap:
         ]
 
     def size(self, server: int) -> int:
-        """Elements that a server keeps."""
+        """How many elements a server keeps."""
         return sum(p.stop - p.start for p in self.pieces[server])
 
     def values(self, server: int) -> torch.Tensor:
-        """(n,) a copy of a server's part of the parameters, on the CPU."""
+        """A copy of a server's part (n,) of the parameters, on the CPU."""
         return self._gathered(server, lambda p: p.detach())
 
     def gradients(self, server: int, factor: float = 1.0) -> torch.Tensor:
-        """(n,) a copy of a server's part of the gradients times a factor; zeros where there are none."""
+        """A copy of a server's part (n,) of the gradients times a factor; zeros where there are none."""
         return self._gathered(server, lambda p: p.grad, factor)
 
     def _gathered(
@@ -83,7 +83,7 @@ class DenseMap:
 
     @torch.no_grad()
     def write(self, server: int, vector: torch.Tensor, add: bool = False) -> None:
-        """Put a server's part (n,) into the parameters, or add it to them."""
+        """Put a server's part (n,) into the model's parameters, or add it to them."""
         offset = 0
         for piece in self.pieces[server]:
             parameter, length = self.parameters[piece.name], piece.stop - piece.start
@@ -102,7 +102,7 @@ class DenseMap:
 
 @dataclass
 class Looked:
-    """Ids that a forward has asked for, once each and ascending (U,), and the rows (U, D) as a leaf of its graph."""
+    """A look-up by a forward: its ids, unique and ascending (U,), and their rows (U, D) as a leaf of its graph."""
 
     ids: np.ndarray
     rows: torch.Tensor
@@ -113,7 +113,7 @@ LookUp = Callable[["RemoteTable", torch.Tensor], tuple[np.ndarray, torch.Tensor,
 
 
 class RemoteTable:
-    """One sparse table of the model, seen from a worker.
+    """One sparse table of the model, whose rows a worker pulls from the servers on demand.
 
     Args:
         number: on the wire. name, module: in the model.
@@ -137,17 +137,17 @@ class RemoteTable:
         module.forward = self.forward
 
     def detach(self) -> None:
-        """Leave the module a weight without rows; what they are is the servers' business."""
+        """Leave the table's module a weight without rows: the servers keep those."""
         self.module.weight = nn.Parameter(torch.empty((0, self.dim), dtype=self.dtype))
 
     @property
     def spec(self) -> TableSpec:
-        """What servers are told of it."""
+        """The :class:`TableSpec` by which servers know this table."""
         init = self.init or RowInit("zeros")
         return TableSpec(self.number, self.name, self.dim, self.rows, init.kind, init.scale, self.lr)
 
     def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the module's own, on the rows that these ids need."""
+        """Called in place of the module's forward: computes it on the rows that these ids need."""
         ids, positions, rows = self.look_up(self, input)
         if torch.is_grad_enabled() and self.module.training:
             rows.requires_grad_()
@@ -166,14 +166,15 @@ class RemoteTable:
         )  # fmt: skip
 
     def split(self, ids: np.ndarray) -> list[np.ndarray]:
-        """For each server, the places of its ids in these (U,)."""
+        """For each server, the places of its own ids among these (U,)."""
         if self.servers == 1:
             return [np.arange(len(ids))]
         homes = self.home[buckets_of(self.key, ids)]
         return [np.flatnonzero(homes == server) for server in range(self.servers)]
 
     def gradient(self) -> tuple[np.ndarray, torch.Tensor]:
-        """Unique ids (U,) and their gradients (U, D) summed over all look-ups since the last time; forget them."""
+        """Take the table's gradient: unique ids (U,) and gradients (U, D) summed over all look-ups since the last
+        time."""
         used = [(u.ids, u.rows.grad) for u in self.used if u.rows.grad is not None]
         self.used = []
         if not used:
@@ -184,7 +185,7 @@ class RemoteTable:
 
 
 def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
-    """The ids once each, ascending (U,), and where each is among them, in their shape and on their device."""
+    """Unique ids, ascending (U,), and the place of each id among them, in the ids' shape and on their device."""
     flat = ids.detach().cpu().numpy().reshape(-1).astype(np.int64, copy=False)
     bits = len(flat).bit_length()
     if not len(flat) or flat.min() < 0 or int(flat.max()) >> (63 - bits):
@@ -203,7 +204,7 @@ def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
 
 
 def layouts(dense: DenseMap, remote: Sequence[RemoteTable], dtype: torch.dtype, servers: int) -> list[Layout]:
-    """What each server is told to keep."""
+    """The layout that each server is told to keep."""
     specs = [t.spec for t in remote]
     name = str(dtype).removeprefix("torch.")
     return [
