@@ -16,6 +16,7 @@ from trainer.data.augment.mixing import Mixing
 from trainer.data.auto_num_workers import growing_readers
 from trainer.data.feed import Feed
 from trainer.data.leased_blocks import MapWork, StreamWork
+from trainer.data.opened import opened
 from trainer.data.placement import Placement
 from trainer.data.reader import BlockReader, Reading
 from trainer.data.sampler import (
@@ -55,7 +56,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     forward = strategy.setup(model, Updaters(config, plan))
     if config.mode == "train":  # evaluators have no optimizer
         check_set_up(strategy, forward)
-    splits = call_target(config.node("data"), "data").open(plan.facts)
+    splits = opened(call_target(config.node("data"), "data"), plan.facts)
     order = make_order(config, plan.facts, splits)
     seed_all(config.seed + 1 + seat.rank)
     feed = make_feed(config, plan, seat, strategy, splits, order)

@@ -1,0 +1,126 @@
+"""The data sets that a source opens are what its facts have promised; else one sentence names the source's class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from trainer.data.augment.randomness import own_randomness
+from trainer.data.source import DataSource, Facts, Splits
+from trainer.errors import RunFailed, UserError, failed, first_line
+
+LOOKED_AT, OF_SLOW = 16, 2
+"""Samples of a data set that are looked at, spread over all of them; fewer where each takes long to read."""
+IMAGE_DIMENSIONS = 3
+
+
+def opened(source: DataSource, facts: Facts) -> Splits:
+    """The source's data sets.
+
+    Raises:
+        RunFailed: they cannot be opened, or are not what the facts say.
+    """
+    name = f"{type(source).__module__}.{type(source).__qualname__}"
+    try:
+        splits = source.open(facts)
+    except (RunFailed, UserError, OSError):
+        raise
+    except Exception as error:
+        raise failed(name, "open", source.open, error) from error
+    if not isinstance(splits, Splits):
+        raise RunFailed(f"{name}: open returned something of type {type(splits).__name__}. Return a trainer.data.source.Splits(train, val)")  # fmt: skip
+    _check_normalisation(splits, facts, name)
+    if not facts.streams:
+        _check(splits.train, "training", facts.train_samples, facts.shape, facts, name)
+    _check(splits.val, "validation", facts.val_samples, facts.val_shape or facts.shape, facts, name)
+    return splits
+
+
+def _check_normalisation(splits: Splits, facts: Facts, name: str) -> None:
+    """Mean and standard deviation are one number for each channel of images."""
+    for what in ("mean", "std"):
+        values = getattr(splits, what)
+        if values is None:
+            continue
+        if not isinstance(facts.shape, tuple) or len(facts.shape) != IMAGE_DIMENSIONS:
+            raise RunFailed(f"{name}: Splits has {what}={values}, and only images (C, H, W) are normalised; these inputs are {facts.shape}. Leave mean and std out")  # fmt: skip
+        if len(values) not in (1, facts.shape[0]):
+            raise RunFailed(f"{name}: Splits has {len(values)} numbers as {what}, and the images have {facts.shape[0]} channels")  # fmt: skip
+
+
+def _check(dataset: Any, which: str, samples: int, shape: Any, facts: Facts, name: str) -> None:
+    """A data set has so many samples, of this shape, with labels that the task can learn."""
+    where = f"{name}, the {which} set"
+    kind = type(dataset).__name__
+    if dataset is None:
+        raise RunFailed(f"{where} is None. A run needs both: open returns Splits(train, val)")
+    try:
+        there = len(dataset)
+    except TypeError as error:
+        raise RunFailed(f"{where} ({kind}) has no length. A data set has __len__ and __getitem__, or a method batch(indices)") from error  # fmt: skip
+    if there != samples:
+        raise RunFailed(f"{where} ({kind}) has {there} samples, and its facts say {samples}")
+    if not there or hasattr(dataset, "augmented"):
+        return
+    most = OF_SLOW if facts.slow else LOOKED_AT
+    labels = _labels(dataset)
+    for index in np.unique(np.linspace(0, there - 1, most).astype(np.int64)):
+        inputs, label = _sample(dataset, int(index), f"{where} ({kind})")
+        _check_shape(inputs, shape, f"{where} ({kind})")
+        _check_labels(label, facts, f"{where} ({kind})")
+    if labels is not None:
+        _check_labels(labels, facts, f"{where} ({kind})")
+
+
+def _labels(dataset: Any) -> torch.Tensor | None:
+    """All labels of a data set that holds them."""
+    tensors = getattr(dataset, "tensors", None)
+    held = tensors[1] if isinstance(tensors, tuple) and len(tensors) > 1 else getattr(dataset, "labels", None)
+    return torch.as_tensor(held) if isinstance(held, (torch.Tensor, np.ndarray)) else None
+
+
+def _sample(dataset: Any, index: int, where: str) -> tuple[Any, torch.Tensor]:
+    """One sample as a batch."""
+    batched = hasattr(dataset, "batch")
+    method = f"batch([{index}])" if batched else f"item {index}"
+    try:
+        with own_randomness():
+            found = dataset.batch(np.array([index])) if batched else dataset[index]
+    except (RunFailed, UserError, OSError):
+        raise
+    except Exception as error:
+        raise failed(where, method, dataset.batch if batched else dataset.__getitem__, error) from error
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        size = f" of {len(found)}" if isinstance(found, (tuple, list)) else ""
+        what = "(inputs, labels)" if batched else "(input, label)"
+        raise RunFailed(f"{where}: {method} is a {type(found).__name__}{size}, not a pair {what}")
+    if not batched:
+        try:
+            found = default_collate([tuple(found)])
+        except TypeError as error:
+            raise RunFailed(f"{where}: {method} cannot be part of a batch: {first_line(error)}") from error
+    inputs, labels = found
+    if not isinstance(inputs, (torch.Tensor, Mapping)) or not isinstance(labels, torch.Tensor):
+        raise RunFailed(f"{where}: {method} has inputs of type {type(inputs).__name__} and labels of type {type(labels).__name__}. Both must be tensors")  # fmt: skip
+    return inputs, labels
+
+
+def _check_shape(inputs: Any, shape: Any, where: str) -> None:
+    """One sample's inputs (1, ...) have the shape of the facts."""
+    found = {name: tuple(tensor.shape[1:]) for name, tensor in inputs.items()} if isinstance(inputs, Mapping) else tuple(inputs.shape[1:])  # fmt: skip
+    if found != shape:
+        raise RunFailed(f"{where} has samples of {found}, and its facts say {shape}")
+
+
+def _check_labels(labels: torch.Tensor, facts: Facts, where: str) -> None:
+    """Classes are whole numbers from 0; of two classes, 0 and 1 in any type."""
+    if facts.task == "classification" and (labels.is_floating_point() or labels.dim() != 1):
+        raise RunFailed(f"{where} has labels ({', '.join(map(str, ('N', *labels.shape[1:])))}) of type {labels.dtype}. Labels are whole numbers (N,), from 0 to {facts.classes - 1}")  # fmt: skip
+    most = facts.classes - 1 if facts.task == "classification" else 1
+    low, high = labels.min().item(), labels.max().item()
+    if low < 0 or high > most:
+        raise RunFailed(f"{where} has the label {low if low < 0 else high}, and its facts say {facts.classes} classes: labels are from 0 to {most}")  # fmt: skip
