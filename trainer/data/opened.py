@@ -15,6 +15,7 @@ from trainer.errors import RunFailed, UserError, failed, first_line
 
 LOOKED_AT, OF_SLOW = 16, 2
 """Samples of a data set that are looked at, spread over all of them; fewer where each takes long to read."""
+MOST_LABELS = 10_000_000
 IMAGE_DIMENSIONS = 3
 
 
@@ -77,10 +78,12 @@ def _check(dataset: Any, which: str, samples: int, shape: Any, facts: Facts, nam
 
 
 def _labels(dataset: Any) -> torch.Tensor | None:
-    """All labels of a data set that holds them."""
+    """All labels of a data set that holds them, if reading them takes no time."""
     tensors = getattr(dataset, "tensors", None)
     held = tensors[1] if isinstance(tensors, tuple) and len(tensors) > 1 else getattr(dataset, "labels", None)
-    return torch.as_tensor(held) if isinstance(held, (torch.Tensor, np.ndarray)) else None
+    if not isinstance(held, (torch.Tensor, np.ndarray)) or len(held) > MOST_LABELS:
+        return None
+    return held if isinstance(held, torch.Tensor) else torch.tensor(held)
 
 
 def _sample(dataset: Any, index: int, where: str) -> tuple[Any, torch.Tensor]:
