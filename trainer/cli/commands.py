@@ -71,9 +71,10 @@ def run_one(
         with compose.usual_values(app, overrides, config_name):
             ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed)
         if ready.checked.config.plan:
+            from trainer.job.checkpoint_rows import kept_rows
             from trainer.job.plan_table import show_plan
 
-            show_plan(ready.plan)
+            show_plan(ready.plan, more=kept_rows(ready))
             return planned(ready)
         if (away := try_tracking(ready)) and trackers[0] is not None:
             trackers[0].tell_away(away)

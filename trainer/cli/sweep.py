@@ -86,10 +86,11 @@ class Sweep:
 
     def show_plans(self) -> list[Result]:
         """Print the plan of each point; nothing starts."""
+        from trainer.job.checkpoint_rows import kept_rows
         from trainer.job.plan_table import show_plan
 
         for point in self.points:
-            show_plan(point.plan)
+            show_plan(point.plan, more=kept_rows(point))
         return [planned(point) for point in self.points]
 
     def run(self) -> list[Result]:

@@ -58,10 +58,24 @@ def is_private(folder: Path) -> bool:
     return is_own(folder) and not folder.lstat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
-def start_empty(path: Path) -> None:
-    """Make an empty file of that name. What was there is removed; a link's target is left alone."""
+def start_empty(path: Path) -> int:
+    """Make an empty file of that name. What was there is removed; a link's target is left alone. Returns its bytes, 0."""
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+    return 0
+
+
+def go_on(path: Path) -> int:
+    """As :func:`start_empty`, but what is there stays if it is a file and no link; returns its bytes."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return start_empty(path)
+    found = os.fstat(descriptor)
+    os.close(descriptor)
+    if stat.S_ISREG(found.st_mode):
+        return found.st_size
+    return start_empty(path)
 
 
 def write(path: Path, text: str, mode: int = PRIVATE) -> None:

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.config.redact import hide, scrub
+from trainer.config.redact import hide, scrub, text
 from trainer.errors import PREEMPTED, first_line
 from trainer.planning.plan import Plan
+from trainer.run_folder import lives
 from trainer.wording import counted
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
         _close_status(result, run_dir, ready.plan)
     with closing.step("result.json"):
         leave(run_dir / "result.json", asdict(result))
+    if ready.plan.mode == "train" and not ready.plan.node_rank:
+        with closing.step("lives.json"):
+            lives.end(run_dir, result.status, result.steps, text(result.error.partition("\n")[0], ready.secrets))
     with closing.step("logs without secrets"):
         from trainer.tracking.mlflow_run import LOGS
 
@@ -87,6 +91,7 @@ def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
     from trainer.terminal.bar import read_status
 
     status = {"state": "starting", "step": 0, "total": plan.total_steps, **read_status(run_dir)}
+    status["life"] = lives.number(run_dir)
     status["state"] = result.status
     if result.status == "done":
         total = max(status["total"], result.steps)
@@ -128,7 +133,7 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
         tags["trainer.num_workers"] = f"{result.chosen['num_workers']}: {result.why['num_workers']}"
     if result.lost_workers:
         tags["trainer.lost_workers"] = "; ".join(result.lost_workers.values())[:4000]
-    tags[NOTE] = note(ready.plan, overrides, asdict(result))
+    tags[NOTE] = note(ready.plan, overrides, asdict(result), lives.read(run_dir))
     answer = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)
     result.run_id, result.experiment_id = answer["run_id"], answer.get("experiment_id")
     if answer["error"] or answer["unsent"]:

@@ -9,22 +9,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.checkpoint import store
 from trainer.config.redact import hide, text, values
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts, Progress
 from trainer.errors import BY_CTRL_C, PREEMPTED, Interrupted, RunFailed, RunPreempted, UserError
 from trainer.host.signals import termination_raises, undisturbed
+from trainer.job.checkpoint_rows import kept_rows
 from trainer.job.closing import finish
 from trainer.job.ready import Ready, this_machine
 from trainer.job.result import Result
+from trainer.job.room import make_room, own_folder
 from trainer.planning.answers import checked_facts
 from trainer.planning.assignment import Assignment
 from trainer.planning.checked import Checked
 from trainer.planning.modes import CLASSES
 from trainer.planning.plan import Plan, make_plan
-from trainer.run_folder.again import go_back
-from trainer.run_folder.leftovers import clear
+from trainer.run_folder import lives
 
 if TYPE_CHECKING:
     from trainer.tracking.client import Tracker
@@ -44,7 +44,6 @@ def execute(
     from trainer.job import plan_table
     from trainer.run_folder.json_files import leave
     from trainer.terminal.bar import bar
-    from trainer.tracking.describe import describe
 
     began = time.monotonic()
     run_dir, config = Path(ready.plan.run_dir), ready.checked.config
@@ -53,7 +52,7 @@ def execute(
     tracked = False
     try:
         with termination_raises():
-            _make_room(mine, ready)
+            make_room(mine, ready, overrides, lambda line: plan_table.console().print(line, soft_wrap=True))
             _leave_config(mine, config)
             if config.mode == "train":
                 (run_dir / "checkpoints").mkdir(exist_ok=True)
@@ -62,11 +61,11 @@ def execute(
             result.chosen, result.why = asdict(plan.chosen), plan.why
             result.data_source, result.stand_in = plan.facts.source, plan.facts.stand_in
             leave(mine / "plan.json", plan.as_dict(), private=True)
-            (plan_table.show_briefly if ready.later else plan_table.show_plan)(plan, config.verbosity)
+            _show(ready)
             if config.mode == "train":
                 _leave_names(mine, ready)
             if tracker is not None:
-                tracker.open(run_dir, describe(config, plan, overrides, parent, _digest(ready), ready.swept))
+                tracker.open(run_dir, _told(ready, overrides, parent))
                 tracked = True
             with bar(run_dir, plan.total_steps, config.verbosity):
                 outcome = start(ready.assignment)
@@ -103,12 +102,6 @@ def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
     return replace(ended, status=PREEMPTED if ended.ended == PREEMPTED else "done")
 
 
-def own_folder(plan: Plan) -> Path:
-    """The folder for this host's launcher: the run's folder belongs to host 0 and may be shared."""
-    run_dir = Path(plan.run_dir)
-    return run_dir / f"host.{plan.node_rank}" if plan.node_rank else run_dir
-
-
 def prepared(ready: Ready) -> Ready:
     """The job with its data downloaded or drawn; the plan is made again where that changed the facts."""
     from trainer.terminal.bar import preparing
@@ -137,18 +130,23 @@ def prepared_facts(checked: Checked, show: Progress) -> Facts:
     return checked_facts(checked.source.prepare(checked.facts, show), what, "prepare")
 
 
-def _make_room(mine: Path, ready: Ready) -> None:
-    """Make this host's folder, without what a run before left there; a run that goes on finds its own files."""
+def _show(ready: Ready) -> None:
+    """The plan on the screen."""
     from trainer.job import plan_table
 
-    plan = ready.plan
-    mine.mkdir(parents=True, exist_ok=True)
-    if ready.resume is not None and ready.resume.here:
-        store.forget_unfinished(Path(plan.run_dir) / "checkpoints")
-        if not plan.node_rank:
-            go_back(mine, ready.resume.about.points)
-    elif clear(mine, None if plan.node_rank else plan.nnodes):
-        plan_table.console().print(f"written over: the run that was in {mine}", soft_wrap=True)
+    if ready.later:
+        plan_table.show_briefly(ready.plan, ready.checked.config.verbosity)
+    else:
+        plan_table.show_plan(ready.plan, ready.checked.config.verbosity, kept_rows(ready))
+
+
+def _told(ready: Ready, overrides: Sequence[str], parent: Path | None) -> dict[str, Any]:
+    """What MLflow is told of the run."""
+    from trainer.tracking.describe import describe
+
+    config, plan = ready.checked.config, ready.plan
+    told = lives.read(Path(plan.run_dir)) if plan.mode == "train" else ()
+    return describe(config, plan, overrides, parent, _digest(ready), ready.swept, told, ready.resume)
 
 
 def _leave_config(run_dir: Path, config: RunConfig) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -20,11 +20,15 @@ def console() -> Screen:
     return Screen()
 
 
-def show_plan(plan: Plan, verbosity: str = "normal") -> None:
-    """Print the resolved plan, the first process's environment, and what the user should know first."""
+def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, str]] = ()) -> None:
+    """Print the resolved plan, the first process's environment, and what the user should know first.
+
+    Args:
+        more: lines at the plan's end.
+    """
     out = console()
     if verbosity != "quiet":
-        out.facts(f"Plan of {plan.name}", rows(plan))
+        out.facts(f"Plan of {plan.name}", [*rows(plan), *more])
         out.facts("Environment of worker 0", plan.environment.items())
     _warn(out, plan)
 

@@ -117,9 +117,17 @@ def resumed(config: RunConfig, plan: Plan) -> Resume | None:
     Raises:
         UserError: it cannot.
     """
+    from trainer.job.room import check_nobody_follows
     from trainer.terminal.screen import Screen
+    from trainer.tracking.run_lookup import folder_of
 
-    folder = resuming.find(config, Path(plan.run_dir), lambda line: Screen().print(line))
+    def say(line: str) -> None:
+        Screen().print(line, soft_wrap=True)
+
+    run_dir = Path(plan.run_dir)
+    if config.resume.path == resuming.AUTO and not (config.plan or plan.node_rank):
+        check_nobody_follows(run_dir, say)
+    folder = resuming.find(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
     return None if folder is None else resuming.fit(config, plan, folder)
 
 

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def launch(
         Interrupted: SIGINT or SIGTERM came, and nothing was to be saved or it took too long; all processes are ended.
     """
     _place_sockets()
-    scratch = private.scratch("trainer-")
+    scratch, kept = private.scratch("trainer-"), dict[Path, int]()
     members: list[Member] = []
     shown: list[Shown] = []
     try:
@@ -84,8 +84,8 @@ def launch(
             try:
                 place = _place(meeting, scratch, here)
                 for role in roles:
-                    _start(role, payload, log_dir, scratch, meeting, place, lambda start: engine.begin(start, here[0]), members)  # fmt: skip
-                shown += _shown(members, verbosity)
+                    _start(role, payload, log_dir, scratch, meeting, place, lambda start: engine.begin(start, here[0]), members, kept)  # fmt: skip
+                shown += _shown(members, verbosity, kept)
                 with _asked_to_leave(grace, here):
                     return _watched(members, here, OtherHosts(here, meeting, roles))
             except KeyboardInterrupt:
@@ -134,13 +134,15 @@ def _watched(members: Sequence[Member], here: Sequence[Any], others: OtherHosts)
         raise
 
 
-def _shown(members: Sequence[Member], verbosity: str) -> list[Shown]:
-    """Who is seen on the screen; where it is more than the first worker, all say who they are."""
+def _shown(members: Sequence[Member], verbosity: str, kept: Mapping[Path, int]) -> list[Shown]:
+    """Who is seen on the screen, but for what logs have from before; where it is more than the first worker, all say who they are."""
     if verbosity == "quiet":
         return []
     if verbosity == "debug":
-        return [Shown(m.handle.log, f"{m} | ") for m in members]
-    return [Shown(m.handle.log) for m in members if (m.role.name, m.rank) == ("worker", 0)]
+        return [Shown(m.handle.log, f"{m} | ", kept.get(m.handle.log, 0)) for m in members]
+    return [
+        Shown(m.handle.log, since=kept.get(m.handle.log, 0)) for m in members if (m.role.name, m.rank) == ("worker", 0)
+    ]
 
 
 def _place_sockets() -> None:
@@ -203,8 +205,13 @@ def _start(
     place: Place,
     begin: Callable[[Start], Handle],
     members: list[Member],
+    kept: dict[Path, int],
 ) -> None:
-    """Start the role's processes here; each joins the members at once, so that it is ended whatever comes next."""
+    """Start the role's processes here; each joins the members at once, so that it is ended whatever comes next.
+
+    Args:
+        kept: gets the bytes that each log has from the run's lives before.
+    """
     base = {
         "MASTER_ADDR": meeting.host,
         "MASTER_PORT": str(place.port or meeting.port or free_port(meeting.host)),
@@ -218,7 +225,7 @@ def _start(
     for i in range(role.here):
         rank = role.first_rank + i
         log = log_dir / f"{LOG_NAMES[role.name]}.{rank}"
-        private.start_empty(log)
+        kept[log] = private.go_on(log) if getattr(payload, "resume", "") else private.start_empty(log)
         environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
         start = Start(role, i, payload, place, meeting.here, os.getpid(), sockets, environment, log, scratch)
         members.append(Member(role, rank, begin(start)))

@@ -35,7 +35,7 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
     board = SealedBoard(dist.HashStore(), secrets.token_bytes(32))
     seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, board, group_store=dist.HashStore())
     quiet = assignment.config.verbosity == "quiet"
-    with kept_log(run_dir / "workerlog.0") as log, teed(log, quiet), interpreter.at_work():
+    with kept_log(run_dir / "workerlog.0", bool(assignment.resume)) as log, teed(log, quiet), interpreter.at_work():
         try:
             outcome: dict[str, Any] = locate(plan.entries["worker"])(seat, assignment)
             return outcome
@@ -52,9 +52,9 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def kept_log(path: Path) -> Iterator[Any]:
+def kept_log(path: Path, goes_on: bool = False) -> Iterator[Any]:
     """While it lasts, a log; an error while it closes (a full disk) cannot replace the error that ends the run."""
-    log = streams.log(path)
+    log = streams.log(path, goes_on)
     try:
         yield log
     finally:

@@ -14,11 +14,13 @@ class Shown:
 
     Args:
         who: what each line begins with.
+        since: bytes of the log that are not shown.
     """
 
-    def __init__(self, log: Path, who: str = "") -> None:
+    def __init__(self, log: Path, who: str = "", since: int = 0) -> None:
         self.who = who
         self.log = log.open(errors="replace")
+        self.log.seek(since)
         self.rest = ""
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._follow, daemon=True, name="screen")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from trainer.planning.key_checks import leaves
 from trainer.planning.plan import Plan
 
 AUTO, FRESH = "auto", "fresh"
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+"""An MLflow run's id."""
 CHECKPOINTS = "checkpoints"
 HARMLESS = (
     "name", "verbosity", "debug", "plan", "profile", "tracking", "checkpoint", "resume", "launch", "predict", "device",
@@ -50,6 +53,11 @@ class Resume:
         """Updates that are done."""
         return self.about.step
 
+    @property
+    def source(self) -> Path:
+        """The folder of the run that wrote it."""
+        return self.folder.parent.parent
+
 
 def keeps(config: RunConfig, plan: Plan) -> bool:
     """Whether the run leaves checkpoints."""
@@ -58,8 +66,11 @@ def keeps(config: RunConfig, plan: Plan) -> bool:
     return asked and config.mode == "train"
 
 
-def find(config: RunConfig, run_dir: Path, say: Callable[[str], None]) -> Path | None:
+def find(config: RunConfig, run_dir: Path, say: Callable[[str], None], folder_of: Callable[[str], Path]) -> Path | None:
     """The checkpoint that ``resume.path`` means; None: the run begins.
+
+    Args:
+        folder_of: the run's folder of an MLflow run id.
 
     Raises:
         UserError: there is none, or a run that could go on would be written over.
@@ -80,11 +91,16 @@ def find(config: RunConfig, run_dir: Path, say: Callable[[str], None]) -> Path |
         if (folder := store.newest_whole(own, say)) is None:
             say(f"resume=auto: there is no checkpoint in {own}; the run begins")
         return folder
-    return _named(Path(path).expanduser().absolute(), say)
+    if RUN_ID.fullmatch(path) and not Path(path).exists():
+        return _named(path, folder_of(path), say)
+    return _named(path, Path(path).expanduser().absolute(), say)
 
 
-def _named(path: Path, say: Callable[[str], None]) -> Path:
+def _named(asked: str, path: Path, say: Callable[[str], None]) -> Path:
     """A checkpoint, or the newest of a run's folder.
+
+    Args:
+        asked: what was typed.
 
     Raises:
         UserError: it is none.
@@ -94,7 +110,9 @@ def _named(path: Path, say: Callable[[str], None]) -> Path:
     for checkpoints in (path, path / CHECKPOINTS):
         if (folder := store.newest_whole(checkpoints, say)) is not None:
             return folder
-    raise UserError(f"resume={path}", "there is no whole checkpoint", "resume=FOLDER of a run or of a checkpoint")
+    raise UserError(
+        f"resume={asked}", f"there is no whole checkpoint in {path}", "resume=FOLDER of a run or of a checkpoint"
+    )
 
 
 def _check_nothing_lost(run_dir: Path) -> None:

@@ -3,18 +3,57 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+from trainer.host.files import replacing
+from trainer.host.private import start_empty
 
-def go_back(run_dir: Path, points: int) -> bytes:
-    """Cut metrics.jsonl where the run goes on; returns what was cut off.
+POINTS = "metrics.jsonl"
+
+
+def go_back(run_dir: Path, points: int, say: Callable[[str], None]) -> None:
+    """Cut metrics.jsonl where the run goes on, and forget how the life before ended.
 
     Args:
         points: bytes that stay.
+        say: is told where there are fewer.
     """
-    with (run_dir / "metrics.jsonl").open("r+b") as file:
-        file.seek(points)
-        again = file.read()
-        file.truncate(points)
+    path = run_dir / POINTS
+    (run_dir / "result.json").unlink(missing_ok=True)
+    if not path.is_file():
+        start_empty(path)
+    with path.open("r+b") as file:
+        there = file.read(points)
+        kept = points if len(there) == points else there.rfind(b"\n") + 1
+        file.truncate(kept)
         os.fsync(file.fileno())
-    return again
+    if kept < points:
+        say(f"ATTENTION: {path} is shorter than it was at the checkpoint: {points - kept} bytes of points are lost")
+
+
+def bring(source: Path, run_dir: Path, points: int, best: bool, say: Callable[[str], None]) -> None:
+    """Copy from another run's folder what its curves and its best model are until there.
+
+    Args:
+        points: bytes of its metrics.jsonl.
+        best: its best weights are of that time.
+        say: is told where it has fewer.
+    """
+    path = source / POINTS
+    there = _head(path, points) if path.is_file() else b""
+    with replacing(run_dir / POINTS) as part:
+        part.write_bytes(there[: there.rfind(b"\n") + 1])
+    if len(there) < points:
+        say(f"ATTENTION: {path} is shorter than it was at the checkpoint: the curves of this run are not whole")
+    weights = Path("checkpoints") / "best.safetensors"
+    if best and (source / weights).is_file():
+        (run_dir / weights).parent.mkdir(exist_ok=True)
+        with replacing(run_dir / weights) as part:
+            shutil.copyfile(source / weights, part)
+
+
+def _head(path: Path, size: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(size)

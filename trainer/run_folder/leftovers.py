@@ -13,7 +13,7 @@ from trainer.errors import UserError
 from trainer.host.files import PART
 
 FILES = re.compile(
-    r"metrics\.jsonl|(result|status|tracking|plan|model|classes)\.json|config\.yaml|example\.npz|predictions\.csv"
+    r"metrics\.jsonl|(result|status|tracking|plan|model|classes|lives)\.json|config\.yaml|example\.npz|predictions\.csv"
     r"|model(_ema)?\.safetensors|(server|status|profile)\.\d+\.json|trace\.\d+\.json\.gz|(worker|server)log\.\d+"
     r"|(curves|servers)\.png|(best_)?(confusion\.png|per_class\.csv|mistakes\.(csv|png))|validation\.(last|best)\.npz"
 )

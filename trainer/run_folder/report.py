@@ -14,6 +14,7 @@ from trainer.host.files import replace_file
 from trainer.host.private import start_empty
 from trainer.metrics.best import AVERAGED, NOBODY, RAW, Best, falls
 from trainer.run_folder.json_files import leave
+from trainer.run_folder.lives import number
 
 STATUS_EVERY_S = 0.5
 KEPT = ("metrics", "best", "samples", "step", "epoch", "elsewhere", "data_waited", "_validated")
@@ -60,6 +61,7 @@ class Report:
     ) -> None:  # fmt: skip
         self.own = own
         self.run_dir = run_dir
+        self.life = number(run_dir) if run_dir else 1
         self.watched = Best(watched, lower=lower)
         self.ended = ""
         self.total_steps = total_steps
@@ -82,7 +84,14 @@ class Report:
     def doing(self, what: str) -> None:
         """Before the first update: what it is waited for."""
         if self.run_dir and not self.step:
-            told = {"state": "starting", "doing": what, "step": 0, "total": self.total_steps, "metrics": {}}
+            told = {
+                "state": "starting",
+                "doing": what,
+                "step": 0,
+                "total": self.total_steps,
+                "metrics": {},
+                "life": self.life,
+            }
             leave(self.run_dir / "status.json", told)
 
     def progress(self, epoch: int, step: int) -> None:
@@ -175,7 +184,7 @@ class Report:
     def take_over(self, run_dir: Path) -> None:
         """Report in the place of the worker that did so before and is gone."""
         if self.run_dir is None:
-            self.run_dir = run_dir
+            self.run_dir, self.life = run_dir, number(run_dir)
             self._points = (run_dir / "metrics.jsonl").open("a", buffering=1)
             print("reports from here on", flush=True)
 
@@ -210,6 +219,7 @@ class Report:
         left = (total - self.step) * elapsed / self.step if self.step else None
         status = {
             "state": state,
+            "life": self.life,
             "epoch": self.epoch,
             "step": self.step,
             "total": total,

@@ -175,9 +175,9 @@ def confide(payload: Any) -> None:
         multiprocessing.util.Finalize(None, finish, (stream,), exitpriority=0)
 
 
-def log(path: Path) -> IO[str]:
-    """Open a new log file for what a process prints."""
-    private.start_empty(path)
+def log(path: Path, goes_on: bool = False) -> IO[str]:
+    """Open a log file for what a process prints: a new one, or with ``goes_on`` the one of the run's life before."""
+    (private.go_on if goes_on else private.start_empty)(path)
     return path.open("a", encoding="utf-8", errors="backslashreplace")
 
 

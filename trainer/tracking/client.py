@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.tracking.tracking_file import read
+
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 
 
@@ -34,13 +36,12 @@ class Tracker:
         if away:
             self.tell_away(away)
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
-        path = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
             [sys.executable, "-m", "trainer.tracking.recorder", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment(),
             start_new_session=True,
         )
         threading.Thread(target=self._listen, daemon=True, name="tracking-answers").start()
@@ -116,13 +117,19 @@ class Tracker:
             self.process.wait()
 
 
+def environment() -> dict[str, str]:
+    """Of a process that asks MLflow: ours, with this package on its path."""
+    path = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}
+
+
 def remembered(run_dir: Path, error: str) -> dict[str, Any]:
     """What the recorder had got to, from ``tracking.json``, in place of the answer that it did not give."""
-    try:
-        state = json.loads((run_dir / "tracking.json").read_text())
-        with (run_dir / "metrics.jsonl").open("rb") as points:
-            points.seek(state["sent_bytes"])
-            unsent = points.read().count(b"\n")
-    except (OSError, ValueError):
+    told = read(run_dir)
+    if told is None:
         return {"run_id": None, "unsent": 0, "error": error}
-    return {"run_id": state["run_id"], "unsent": unsent, "error": error}
+    unsent = 0
+    with contextlib.suppress(OSError), (run_dir / "metrics.jsonl").open("rb") as points:
+        points.seek(told.sent_bytes)
+        unsent = points.read().count(b"\n")
+    return {"run_id": told.run_id, "unsent": unsent, "error": error}

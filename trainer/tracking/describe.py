@@ -18,16 +18,21 @@ from typing import Any
 from trainer.config.redact import HERE, command, hide, text, values
 from trainer.config.run_config import RunConfig
 from trainer.planning.plan import Plan
+from trainer.planning.resume import Resume
+from trainer.run_folder.lives import Life
 from trainer.tracking.naming import model_name, run_name
+from trainer.tracking.reopened_run import RESUMED_FROM
 from trainer.wording import counted
 
 NOTE = "mlflow.note.content"
+RUN_DIR, RESUMED = "trainer.run_dir", "trainer.resumed"
 DOING = {"train": "training", "eval": "evaluation of saved weights", "predict": "predictions"}
 ARTIFACTS = (
     "config.yaml",
     "plan.json",
     "result.json",
     "classes.json",
+    "lives.json",
     "workerlog.*",
     "serverlog.*",
     "server.*.json",
@@ -48,6 +53,8 @@ def describe(
     parent: Path | None,
     digest: str,
     swept: Collection[str] = (),
+    lives: Sequence[Life] = (),
+    resume: Resume | None = None,
 ) -> dict[str, Any]:
     """The message that opens a run at the recorder; see ``Tracker.open``. Only ``uri`` and ``secrets`` in it are
     confidential.
@@ -55,13 +62,20 @@ def describe(
     Args:
         digest: of the data, from its source.
         swept: keys of which the sweep that the run belongs to takes several values.
+        lives: of the run, the present one included.
+        resume: where it goes on from; None: it begins.
     """
     plain = config.plain()
     tracking, secrets = config.tracking, values(plain) | HERE.values
     told = {
         "experiment": tracking.experiment or plan.name,
         "run_name": tracking.run_name or run_name(plan.name, public(overrides, secrets), swept, _first(plan)),
-        "tags": {**tags(plan, overrides), **_own_tags(hide(tracking.tags, secrets)), NOTE: note(plan, overrides)},
+        "tags": {
+            **tags(plan, overrides),
+            **_lived(lives, resume),
+            **_own_tags(hide(tracking.tags, secrets)),
+            NOTE: note(plan, overrides, lives=lives),
+        },
         "params": {
             **dict(flat(hide(plain, secrets))),
             "lr": plan.lr,
@@ -76,10 +90,17 @@ def describe(
         "start_time": int(time.time() * 1000),
         "parent": str(parent) if parent else None,
         "opened": uuid.uuid4().hex,
+        "resumed": resume is not None and resume.here,
         "secrets": sorted(secrets),
         "models": models(config, plan),
         **hide(told, secrets),
     }
+
+
+def _lived(lives: Sequence[Life], resume: Resume | None) -> dict[str, str]:
+    """How often the run went on, and from where if that is another run's folder."""
+    resumed = {RESUMED: str(len(lives) - 1)} if lives else {}
+    return {**resumed, RESUMED_FROM: str(resume.folder)} if resume is not None and not resume.here else resumed
 
 
 def _own_tags(given: Mapping[str, Any]) -> dict[str, str]:
@@ -101,11 +122,14 @@ def dataset(plan: Plan, digest: str) -> dict[str, str]:
     }
 
 
-def note(plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None = None) -> str:
+def note(
+    plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None = None, lives: Sequence[Life] = ()
+) -> str:
     """The run's description in Markdown: what ran, on what, with what result, and how to repeat it.
 
     Args:
         ended: the run's result as a dict; None: it has just begun.
+        lives: of a run that went on from a checkpoint, each is shown.
     """
     facts, chosen = plan.facts, plan.chosen
     hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 else ""
@@ -137,8 +161,18 @@ def note(plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None =
             lines += [f"| {k} | {v:.5f} | {f'{best[k]:.5f}' if k in best else ''} |" for k, v in shown.items()]
         for who in ended["lost_workers"].values():
             lines += ["", f"lost on the way: {who}"]
+    if len(lives) > 1:
+        lines += ["", "| life | began | ended | updates | how |", "|---|---|---|---|---|", *map(_life, lives)]
     repeat = f"python -m trainer {command(overrides)}"
     return "\n".join([*lines, "", "Repeat it:", "", "```", repeat, "```", "", f"Files: `{plan.run_dir}`"])
+
+
+def _life(life: Life) -> str:
+    """A row of the table of lives."""
+    how = f"{life.how}: {life.why[:200]}".replace("|", "\\|") if life.why else life.how or "(it runs)"
+    last = life.last if life.how else "..."
+    began, ended = (told or "unknown" for told in (life.began, life.ended))
+    return f"| {life.number} | {began} | {ended if life.how else ''} | {life.first} to {last} | {how} |"
 
 
 def _size(plan: Plan) -> str:
@@ -180,7 +214,7 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
         "trainer.stand_in": plan.facts.stand_in or "no",
         "trainer.insecure": "yes" if plan.insecure else "no",
         "trainer.overrides": command(overrides)[:5000],
-        "trainer.run_dir": plan.run_dir,
+        RUN_DIR: plan.run_dir,
         "mlflow.user": user(),
         "mlflow.source.name": f"trainer {plan.name}",
         "mlflow.source.type": "LOCAL",

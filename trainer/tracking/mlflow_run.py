@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,8 +10,10 @@ from typing import Any
 
 from trainer.config import redact
 from trainer.errors import first_line
-from trainer.run_folder.json_files import leave
+from trainer.tracking import reopened_run, tracking_file
 from trainer.tracking.answers import NO_ANSWER, UNREACHED, tell
+from trainer.tracking.sent_points import Point, Sent, metrics_of, points_of, without
+from trainer.tracking.tracking_file import Hold, Remembered
 
 BATCH = 1000
 LONGEST_PAUSE_S = 30.0
@@ -32,6 +32,9 @@ class Follower:
     and how many after these are in doubt: they were sent, and no answer came, because the server or this process went
     away. Of those the server is asked what it has, and the rest is sent, so that nothing is lost or sent twice. The same
     holds for opening the run: it is looked for by ``trainer.opened``, a number that no other has.
+
+    A run that goes on from a checkpoint writes points again that may have been sent in the life before, at other times.
+    Of the updates ``again``, the server is asked how many points of each name it has, and only what is missing is sent.
     """
 
     run_dir: Path
@@ -52,6 +55,9 @@ class Follower:
     forgetful: bool = False
     client: Any = field(default=None, repr=False)
     secrets: list[str] = field(default_factory=list, repr=False)
+    again: tuple[int, int] | None = None
+    counted: Sent | None = field(default=None, repr=False)
+    hold: Hold | None = field(default=None, repr=False)
 
     def try_once(self) -> None:
         """Open the MLflow run if need be, and send what is new; on an error, try again after a pause that doubles."""
@@ -62,6 +68,7 @@ class Follower:
             self._open()
             self._send_points()
         except Exception as error:  # whatever MLflow raises for a server that is away or in trouble: try again later
+            self.counted = None
             self.error = _said(error)
             self.pause = min(LONGEST_PAUSE_S, max(1.0, self.pause * 2))
             self.retry_at = now + self.pause
@@ -75,21 +82,50 @@ class Follower:
 
     def _open(self) -> None:
         from mlflow import MlflowClient
-        from mlflow.entities import Param
 
         if self.client is None:
             self.client = MlflowClient(tracking_uri=self.run["uri"])
+        before = None
+        if self.run_id is not None and self.run.get("resumed") and not self.described:
+            before = reopened_run.find(self.client, self.run_id)
+            if before is None:
+                self._forget_run()
         if self.run_id is None:
             self.experiment_id = experiment_id = self._experiment()
-            self.run_id = self._opened_before(experiment_id) or self._create(experiment_id)
+            self.run_id = self._opened_before(experiment_id)
+            if self.run_id is None:
+                self.run_id = self._create(experiment_id)
+            elif self.run.get("resumed"):
+                before = reopened_run.find(self.client, self.run_id)
             self.remember()
         if not self.described:
-            if dataset := self.run.get("dataset"):
-                self.client.log_inputs(self.run_id, datasets=[_dataset(dataset)])
-            params = [Param(k, str(v)[:6000]) for k, v in self.run["params"].items()]
-            for start in range(0, len(params), 100):
-                self.client.log_batch(self.run_id, params=params[start : start + 100])
+            self._describe(before)
             self.described = True
+
+    def _describe(self, before: Any) -> None:
+        """Data and parameters.
+
+        Args:
+            before: the run as the server has it, which goes on; None: it is new.
+        """
+        from mlflow.entities import Param
+
+        if dataset := self.run.get("dataset"):
+            self.client.log_inputs(self.run_id, datasets=[_dataset(dataset)])
+        told = {k: str(v)[:6000] for k, v in self.run["params"].items()}
+        if before is not None:
+            self.experiment_id = str(before.info.experiment_id)
+            told = reopened_run.go_on(self.client, before, self.run["tags"], told)
+        params = [Param(k, v) for k, v in told.items()]
+        for start in range(0, len(params), 100):
+            self.client.log_batch(self.run_id, params=params[start : start + 100])
+
+    def _forget_run(self) -> None:
+        """The run of the life before was deleted: another one gets all points."""
+        tell({"warning": f"the run {self.run_id} is not there any more; another run gets all its points"})
+        self.run = reopened_run.anew(self.run, str(self.run_id))
+        self.run_id, self.sent, self.doubt, self.asked, self.again = None, 0, 0, False, None
+        self.remember()
 
     def _experiment(self) -> str:
         """The run's experiment, which MLflow shows as one of trainings and not of agents; a kind that is set stays."""
@@ -129,12 +165,14 @@ class Follower:
     def _send_points(self) -> None:
         new = self._new_lines()
         if self.doubt:
-            metrics = _metrics(new[: self.doubt].splitlines())
-            self._send(_without(metrics, self._there(metrics)), self.doubt)
+            metrics = metrics_of(new[: self.doubt].splitlines())
+            once = [metric for metric in metrics if not self._is_again(metric)]
+            twice = [metric for metric in metrics if self._is_again(metric)]
+            self._send([*without(once, self._there(once)), *twice], self.doubt)
             new = self._new_lines()
         metrics, size = [], 0
         for line in new.splitlines(keepends=True):
-            more = _metrics([line])
+            more = metrics_of([line])
             if len(metrics) + len(more) > BATCH:
                 self._send(metrics, size)
                 metrics, size = [], 0
@@ -147,6 +185,8 @@ class Follower:
         """Send these points, which are so many bytes of metrics.jsonl; until the answer comes they are in doubt."""
         self.doubt = size
         self.remember()
+        if any(map(self._is_again, metrics)):
+            metrics = self._not_there(metrics)
         if metrics:
             self.client.log_batch(self.run_id, metrics=metrics)
         self.sent, self.doubt = self.sent + size, 0
@@ -155,17 +195,28 @@ class Follower:
     def _there(self, metrics: list[Any]) -> Counter[Point]:
         """Of the metrics that these points are of, all points that the server has."""
         names = {metric.key for metric in metrics}
-        return Counter(_point(m) for name in sorted(names) for m in self.client.get_metric_history(self.run_id, name))
+        return points_of(m for name in sorted(names) for m in self.client.get_metric_history(self.run_id, name))
+
+    def _is_again(self, metric: Any) -> bool:
+        """The point may have been sent in the life before."""
+        return self.again is not None and self.again[0] <= metric.step <= self.again[1]
+
+    def _not_there(self, metrics: list[Any]) -> list[Any]:
+        """Without those that the server has from the life before."""
+        if self.counted is None:
+            with (self.run_dir / "metrics.jsonl").open("rb") as points:
+                before = metrics_of(points.read(self.sent).splitlines())
+            self.counted = Sent(before, lambda name: self.client.get_metric_history(self.run_id, name))
+        return [m for m in metrics if not self._is_again(m) or self.counted.is_missing(m)]
 
     def remember(self) -> None:
         """Write tracking.json, without what only the server's owner should know."""
-        state = {
-            "uri": self.run["uri"], "experiment": self.run["experiment"], "run_id": self.run_id,
-            "sent_bytes": self.sent, "doubtful_bytes": self.doubt, "asked": self.asked,
-        }  # fmt: skip
+        told = Remembered(
+            self.run["uri"], self.run["experiment"], self.run_id, self.sent, self.doubt, self.asked, self.again, self.run
+        )  # fmt: skip
         try:
             if self.run_dir.is_dir():
-                leave(self.run_dir / "tracking.json", {**state, "run": self.run}, private=True)
+                tracking_file.write(self.run_dir, told)
         except OSError as error:  # a full disk is no reason not to send what is there
             if not self.forgetful:
                 tell({"warning": f"{error.filename or self.run_dir / 'tracking.json'} cannot be written ({error.strerror}): should this run be killed, nobody knows how far it was sent"})  # fmt: skip
@@ -184,6 +235,8 @@ class Follower:
                     break
                 time.sleep(min(0.2, max(0.0, until - time.monotonic())) or 0.01)
         self._forget_models()
+        if self.hold is not None:
+            self.hold.leave()
         unsent = self._new_lines().count(b"\n")
         return {"closed": str(self.run_dir), "run_id": self.run_id, "experiment_id": self.experiment_id, "unsent": unsent, "error": "" if done else self.error}  # fmt: skip
 
@@ -237,35 +290,6 @@ class Follower:
 
             for folder in self.packed.values():
                 logged_model.forget(folder)
-
-
-Point = tuple[str, int, int, str]
-
-
-def _metrics(lines: list[bytes]) -> list[Any]:
-    """The points of lines of metrics.jsonl."""
-    from mlflow.entities import Metric
-
-    points = [json.loads(line) for line in lines]
-    return [Metric(k, v, point["time"], point["step"]) for point in points for k, v in point["metrics"].items()]
-
-
-def _point(metric: Any) -> Point:
-    """A point as it can be compared: a server keeps what is infinite as the greatest number."""
-    value = max(-sys.float_info.max, min(sys.float_info.max, metric.value))
-    return metric.key, int(metric.timestamp), int(metric.step), repr(float(value)) if value == value else "nan"
-
-
-def _without(metrics: list[Any], there: Counter[Point]) -> list[Any]:
-    """Those of the points that are not there."""
-    missing = []
-    for metric in metrics:
-        point = _point(metric)
-        if there[point]:
-            there[point] -= 1
-        else:
-            missing.append(metric)
-    return missing
 
 
 def _dataset(told: dict[str, str]) -> Any:

@@ -10,6 +10,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError
 from trainer.host import interpreter
 from trainer.run_folder.json_files import leave
+from trainer.tracking import reopened_run, tracking_file
 from trainer.tracking.answers import tell
 from trainer.tracking.mlflow_run import LOGS, Follower
+from trainer.tracking.tracking_file import Hold, Remembered
 
 EVERY_S = 1.0
 LAST_WORDS_S = 5.0
@@ -68,9 +71,7 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
             parent.try_once()
         secrets, away = message.pop("secrets"), message.pop("away", "")
         redact.HERE.learn(secrets)
-        follower = Follower(
-            Path(message["open"]), message, children_of=parent.run_id if parent else None, secrets=secrets
-        )
+        follower = following(message, parent.run_id if parent else None, secrets)
         if away:  # which has been said
             follower.away_since, follower.error = time.monotonic(), away
         follower.remember()
@@ -80,6 +81,27 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
     elif "close" in message:
         follower = followers.pop(message["close"])
         tell(follower.finish(message["status"], message["tags"], message["timeout_s"]))
+
+
+def following(message: dict[str, Any], children_of: str | None, secrets: list[str]) -> Follower:
+    """Who follows a run that begins, or that goes on where its life before was."""
+    run_dir = Path(message["open"])
+    told = reopened_run.taken_up(run_dir, message) if message.get("resumed") else None
+    if told is None:
+        follower = Follower(run_dir, message, children_of=children_of, secrets=secrets)
+    else:
+        follower = going_on(run_dir, told, children_of, secrets)
+    follower.hold = Hold(run_dir)
+    follower.hold.take()
+    return follower
+
+
+def going_on(run_dir: Path, told: Remembered, children_of: str | None = None, secrets: Sequence[str] = ()) -> Follower:
+    """Who goes on where another has ended."""
+    return Follower(
+        run_dir, told.run, told.run_id, told.sent_bytes, told.doubtful_bytes, asked=told.asked, again=told.again,
+        children_of=children_of, secrets=list(secrets),
+    )  # fmt: skip
 
 
 def _mark_killed(follower: Follower) -> None:
@@ -103,26 +125,21 @@ def _watch(pid: int) -> list[int]:
 
 def resend(run_dir: Path) -> int:
     """Send what a finished run could not send: ``python -m trainer.tracking.recorder resend RUN_DIR``."""
-    try:
-        state = json.loads((run_dir / "tracking.json").read_text())
-        uri = state["run"]["uri"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"resend {run_dir}", "is no folder of a run that was tracked: it has no tracking.json that can be read", USAGE) from error  # fmt: skip
-    if HIDDEN in uri:
+    told = tracking_file.read(run_dir)
+    if told is None or not told.run.get("uri"):
+        raise UserError(f"resend {run_dir}", "is no folder of a run that was tracked: it has no tracking.json that can be read", USAGE)  # fmt: skip
+    if HIDDEN in told.uri:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
-            print(f"error: the password of {state['run']['uri']} is not kept in the run's folder. Give the whole address in MLFLOW_TRACKING_URI.")  # fmt: skip
+            print(f"error: the password of {told.uri} is not kept in the run's folder. Give the whole address in MLFLOW_TRACKING_URI.")  # fmt: skip
             return 2
-        state["run"]["uri"] = os.environ["MLFLOW_TRACKING_URI"]
-    follower = Follower(
-        run_dir, state["run"], run_id=state["run_id"], sent=state["sent_bytes"], doubt=state["doubtful_bytes"],
-        asked=state["asked"],
-    )  # fmt: skip
+        told.run["uri"] = os.environ["MLFLOW_TRACKING_URI"]
+    follower = going_on(run_dir, told)
     result = json.loads((run_dir / "result.json").read_text()) if (run_dir / "result.json").exists() else {}
     if not result:
         print(
             "The run's launcher was killed: nobody has looked for secrets in the workers' logs, so they are not sent."
         )
-        state["run"]["artifacts"] = [name for name in state["run"]["artifacts"] if name not in LOGS]
+        told.run["artifacts"] = [name for name in told.run.get("artifacts", ()) if name not in LOGS]
     status = {"done": "FINISHED", "failed": "FAILED"}.get(result.get("status", ""), "KILLED")
     answer = follower.finish(status, {}, 60.0)
     print(f"MLflow run {answer['run_id']}: {answer['unsent']} points unsent. {answer['error']}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.host import private
 from trainer.job.pictures.lettering import DPI, Ruler, families
+from trainer.run_folder.lives import read
 from trainer.visible import printed
 
 PANELS = (("loss", "loss"), ("acc", "accuracy"), ("perf/samples_per_s", "samples per second"), ("lr", "learning rate"))
@@ -39,13 +40,14 @@ def points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
 def draw(run_dir: Path, title: str) -> Path | None:
     """Draw ``curves.png`` into the run's folder; returns its path, or None when there is nothing to draw."""
     series = points(run_dir)
+    begun = tuple(life.first for life in read(run_dir)[1:])
     ranked = any(name.endswith("/auc") for name in series)
-    panels = []
+    panels: list[Panel | None] = []
     for wanted, label in PANELS:
         if wanted == "acc" and ranked:
             wanted, label = AUC
         named = {name: s for name, s in series.items() if wanted in name and not name.endswith("_share")}
-        panels.append(lines(named, "update", label))
+        panels.append(lines(named, "update", label, begun, told=not any(panels)))
     return _saved(run_dir / "curves.png", title, panels)
 
 
@@ -120,8 +122,14 @@ def save(figure: Any, path: Path) -> None:
     figure.savefig(path, dpi=DPI)
 
 
-def lines(series: Mapping[str, tuple[list[int], list[float]]], x: str, y: str) -> Panel | None:
-    """A panel of named curves, validation's with points; None without curves."""
+def lines(
+    series: Mapping[str, tuple[list[int], list[float]]], x: str, y: str, begun: Sequence[int] = (), told: bool = False
+) -> Panel | None:
+    """A panel of named curves, validation's with points; None without curves.
+
+    Args:
+        begun: updates from which the run went on, each a thin line; told: the legend says so.
+    """
     series = {name: points for name, points in series.items() if any(math.isfinite(value) for value in points[1])}
     if not series:
         return None
@@ -131,6 +139,8 @@ def lines(series: Mapping[str, tuple[list[int], list[float]]], x: str, y: str) -
         for name, (steps, values) in sorted(series.items()):
             pointed = name.startswith(("val/", "val_ema/")) or len(steps) == 1
             axis.plot(steps, values, label=printed(name).lstrip("_"), marker="o" if pointed else None, markersize=4)
+        for number, step in enumerate(sorted(set(begun))):
+            axis.axvline(step, label="resumed" if told and not number else None, color="0.4", linewidth=0.8, linestyle="--", zorder=1)  # fmt: skip
         axis.set_xlabel(x)
         axis.set_ylabel(y)
         axis.xaxis.set_major_locator(whole_numbers())

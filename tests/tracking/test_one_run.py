@@ -1,0 +1,113 @@
+"""A training that is killed and goes on is one run to who looks: in MLflow, in its folder, on the screen."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from tests.pace import wait_for
+from tests.runs import mlflow_runs, read, start, trainer
+from trainer.run_folder import lives
+
+TYPED = (
+    "+recipe=digits_lenet", "epochs=1", "execution.log_every=1", "checkpoint.every_steps=10", "checkpoint.background=false",
+    "tracking.log_model=false", "tracking.system_every_s=null",
+    "callbacks=[{_target_: tests.faults.gate.Gate, at: 27, until: go}]",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder in which ``run`` was killed by SIGKILL at update 27 of 44 and went on; and what the second life showed."""
+    folder = tmp_path_factory.mktemp("resumed")
+    run = folder / "run"
+    process = start(*TYPED, "hydra.run.dir=run", cwd=folder)
+    try:
+        wait_for(lambda: read(run / "tracking.json").get("sent_bytes", 0) and b'"step": 26' in sent(run), 90, "sent")
+    finally:
+        process.kill()
+        process.wait()
+    (run / "go").touch()
+    done = trainer(*TYPED, "hydra.run.dir=run", "resume=auto", "launch.timeout_s=77", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def sent(run: Path) -> bytes:
+    """The points that the server has acknowledged."""
+    return (run / "metrics.jsonl").read_bytes()[: read(run / "tracking.json")["sent_bytes"]]
+
+
+def in_file(run: Path) -> Counter[tuple[str, int]]:
+    """How often each name and update is written."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return Counter((name, line["step"]) for line in lines for name in line["metrics"])
+
+
+def at_server(folder: Path, run: Any) -> Counter[tuple[str, int]]:
+    """How often MLflow has them."""
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    return Counter((k, m.step) for k in run.data.metrics for m in client.get_metric_history(run.info.run_id, k))
+
+
+def first_run(folder: Path) -> Any:
+    """The one that the folder's first run is in MLflow."""
+    [run] = [r for r in mlflow_runs(folder) if r.data.tags["trainer.run_dir"] == str(folder / "run")]
+    return run
+
+
+def test_mlflow_has_one_run_with_every_point_once(resumed: tuple[Path, str]) -> None:
+    folder, _ = resumed
+    run, written = first_run(folder), in_file(folder / "run")
+    assert run.info.status == "FINISHED" and at_server(folder, run) == written
+    assert [written["train/loss", step] for step in range(1, 45)] == [1] * 44
+    tags = run.data.tags
+    assert (tags["trainer.resumed"], tags["trainer.changed.launch.timeout_s"]) == ("1", "77.0")
+    assert "trainer.ended" not in tags and "trainer.changed.resume.path" not in tags
+    rows = [line for line in tags["mlflow.note.content"].splitlines() if line.startswith(("| 1 |", "| 2 |"))]
+    assert [row.split(" | ")[-1] for row in rows] == ["killed |", "done |"]
+
+
+def test_the_folder_tells_of_both_lives(resumed: tuple[Path, str]) -> None:
+    run = resumed[0] / "run"
+    first, second = lives.read(run)
+    assert (first.how, first.first, second.how, second.first, second.last) == ("killed", 0, "done", 20, 44)
+    assert first.last >= 26 and read(run / "status.json")["life"] == 2
+    log = (run / "workerlog.0").read_text()
+    assert log.index("batch 25") < log.index("goes on from") < log.index("batch 43")
+
+
+def test_the_plan_says_what_it_goes_on_from_and_what_it_keeps(resumed: tuple[Path, str]) -> None:
+    shown = resumed[1]
+    assert "resumes        checkpoints/step-000000020 after update 20 of 44 (epoch 0, update 20)" in shown
+    assert "changed      launch.timeout_s was" in shown and "resume.path was" not in shown
+    assert "every 10 updates, every epoch and every 10 min, 0.1 MB each, the 2 newest stay" in shown
+
+
+def test_another_folder_goes_on_with_an_mlflow_run(resumed: tuple[Path, str]) -> None:
+    """Its checkpoint is the last one; all points are copied."""
+    folder, _ = resumed
+    run_id = first_run(folder).info.run_id
+    typed = [*(t for t in TYPED if not t.startswith("callbacks")), "hydra.run.dir=other"]
+    done = trainer(*typed, f"resume={run_id}", "resume.allow_changes=true", "epochs=2", "max_steps=46", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [new] = [r for r in mlflow_runs(folder) if r.data.tags["trainer.run_dir"] == str(folder / "other")]
+    written = in_file(folder / "other")
+    assert new.data.tags["trainer.resumed_from"] == str(folder / "run" / "checkpoints" / "step-000000044")
+    assert at_server(folder, new) == written and [written["train/loss", n] for n in range(1, 47)] == [1] * 46
+    assert [life.first for life in lives.read(folder / "other")] == [0, 20, 44]
+    assert (folder / "other" / "checkpoints" / "best.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("more", "why"), [((), "there is no such run at"), (("tracking=none",), "tracking=none asks no server")])  # fmt: skip
+def test_a_run_that_mlflow_does_not_know_is_a_sentence(
+    resumed: tuple[Path, str], more: tuple[str, ...], why: str
+) -> None:
+    done = trainer("+recipe=digits_lenet", f"resume={'ab' * 16}", "hydra.run.dir=none", *more, cwd=resumed[0])
+    assert done.returncode == 2 and f"resume={'ab' * 16}: " in done.stderr and why in done.stderr
+    assert "Traceback" not in done.stderr and not (resumed[0] / "none").exists()

@@ -1,0 +1,259 @@
+"""A run that goes on is one MLflow run: a point that was sent, cut off and written again is there once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer.run_folder.again import go_back
+from trainer.tracking import recorder, tracking_file
+from trainer.tracking.mlflow_run import Follower
+from trainer.tracking.tracking_file import Hold, free
+
+KEPT, WRITTEN = 40, 60
+"""Updates of which the points stay, and updates that the first life has done."""
+
+
+class Gone(Exception):
+    """What MLflow raises for a run that is not there."""
+
+    error_code = "RESOURCE_DOES_NOT_EXIST"
+
+
+class Store:
+    """A tracking server that keeps what it is sent, and fails at calls of a name that a test chooses."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, Any] = {}
+        self.points: dict[str, list[Any]] = {}
+        self.failing: list[str] = []
+
+    def _called(self, name: str) -> str:
+        """How this call fails; empty: it does not."""
+        if self.failing and self.failing[0].startswith(name):
+            return self.failing.pop(0)
+        return ""
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        return SimpleNamespace(experiment_id="0", tags={"mlflow.experimentKind": "x"})
+
+    def search_runs(self, *told: Any, **more: Any) -> list[Any]:
+        return []
+
+    def create_run(self, experiment_id: str, start_time: int, tags: dict[str, str], run_name: str) -> Any:
+        name = f"run{len(self.runs)}"
+        info = SimpleNamespace(run_id=name, experiment_id="0", lifecycle_stage="active", status="RUNNING")
+        self.runs[name] = SimpleNamespace(info=info, data=SimpleNamespace(params={}, tags=dict(tags)))
+        self.points[name] = []
+        return self.runs[name]
+
+    def get_run(self, run_id: str) -> Any:
+        if self._called("get_run"):
+            raise ConnectionError("away")
+        if run_id not in self.runs:
+            raise Gone(run_id)
+        return self.runs[run_id]
+
+    def update_run(self, run_id: str, status: str) -> None:
+        self.runs[run_id].info.status = status
+
+    set_terminated = update_run
+
+    def set_tag(self, run_id: str, key: str, value: str) -> None:
+        self.runs[run_id].data.tags[key] = value
+
+    def delete_tag(self, run_id: str, key: str) -> None:
+        del self.runs[run_id].data.tags[key]
+
+    def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
+        held = self.runs[run_id].data.params
+        for param in params:
+            if held.setdefault(param.key, param.value) != param.value:
+                raise ValueError(f"Changing param values is not allowed: {param.key}")
+        how = self._called("log_batch") if metrics else ""
+        if how == "log_batch before":
+            raise ConnectionError("away")
+        self.points[run_id] += metrics[: len(metrics) // 2] if how == "log_batch half" else metrics
+        if how:
+            raise ConnectionError("reply lost")
+
+    def get_metric_history(self, run_id: str, key: str) -> list[Any]:
+        if self._called("history"):
+            raise ConnectionError("away")
+        return [m for m in self.points[run_id] if m.key == key]
+
+
+def message(run_dir: Path, **more: Any) -> dict[str, Any]:
+    """What opens a run."""
+    told = {"open": str(run_dir), "uri": "sqlite:///a.db", "experiment": "e", "run_name": "r", "start_time": 0}
+    return {**told, "tags": {"t": "1"}, "params": {"lr": 1, "workers": 2}, "opened": "17", "resumed": False, **more}
+
+
+def followed(run_dir: Path, store: Store, **more: Any) -> Follower:
+    """Who follows a new life of the run."""
+    follower = recorder.following(message(run_dir, **more), None, [])
+    follower.client = store
+    follower.remember()
+    return follower
+
+
+def again(follower: Follower) -> None:
+    """Try once, however short ago it was tried."""
+    follower.retry_at = 0.0
+    follower.try_once()
+
+
+def write(run_dir: Path, first: int, last: int, time: int) -> int:
+    """Points of these updates, of which some have two of a name; returns the bytes of the file."""
+    path = run_dir / "metrics.jsonl"
+    with path.open("a") as file:
+        for step in range(first, last):
+            for _ in range(1 + (step % 7 == 0)):
+                values = {"loss": 1.0 / (step + 1), "system/0/cpu": float(time)}
+                file.write(json.dumps({"time": time + step, "step": step, "epoch": 0, "metrics": values}) + "\n")
+    return path.stat().st_size
+
+
+def counts(store: Store, run_id: str, run_dir: Path) -> tuple[Counter[Any], Counter[Any]]:
+    """How often each name and update is at the server, and in the file."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return (
+        Counter((m.key, m.step) for m in store.points[run_id]),
+        Counter((name, line["step"]) for line in lines for name in line["metrics"]),
+    )
+
+
+def first_life(run_dir: Path, store: Store, failing: list[str], parts: int = 3) -> int:
+    """Points are written and sent in parts; then the run is killed. Returns the bytes at the checkpoint."""
+    follower = followed(run_dir, store)
+    store.failing = list(failing)
+    ends = sorted({KEPT, *(WRITTEN * part // parts for part in range(1, parts + 1))})
+    kept = began = 0
+    for end in ends:
+        size = write(run_dir, began, end, 1000)
+        kept, began = (size if end == KEPT else kept), end
+        again(follower)
+    assert follower.hold is not None
+    follower.hold.leave()
+    store.failing = []
+    return kept
+
+
+def cut(run_dir: Path, kept: int) -> None:
+    """What the next life's launcher does."""
+    tracking_file.cut(run_dir, kept)
+    go_back(run_dir, kept, print)
+
+
+SENT: list[list[str]] = [
+    [], ["log_batch before"] * 9, ["log_batch half"], ["log_batch half", "log_batch half"], ["log_batch after"] * 5,
+    ["log_batch half", "history", "log_batch after", "history"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("failing", SENT, ids=str)
+@pytest.mark.parametrize("kills", [0, 1, 2])
+@pytest.mark.parametrize("later", [[], ["get_run", "history", "log_batch half", "history", "log_batch after"]], ids=str)
+def test_points_of_two_lives_are_there_once(tmp_path: Path, failing: list[str], kills: int, later: list[str]) -> None:
+    store = Store()
+    kept = first_life(tmp_path, store, failing)
+    cut(tmp_path, kept)
+    for kill in range(kills):  # before anything is sent again, and after a part
+        write(tmp_path, KEPT, KEPT + 3 * kill + 1, 2000 + kill)
+        if kill:
+            follower = followed(tmp_path, store, resumed=True)
+            store.failing = ["log_batch half"]
+            again(follower)
+        cut(tmp_path, kept)
+    follower = followed(tmp_path, store, resumed=True)
+    store.failing = list(later)
+    write(tmp_path, KEPT, 50, 9000)
+    again(follower)
+    write(tmp_path, 50, 90, 9000)
+    for _ in range(8):
+        again(follower)
+    assert not follower.error and list(store.runs) == ["run0"]
+    there, wanted = counts(store, "run0", tmp_path)
+    assert there == wanted
+
+
+def test_a_kill_between_the_note_and_the_cut_loses_nothing(tmp_path: Path) -> None:
+    store = Store()
+    kept = first_life(tmp_path, store, [])
+    tracking_file.cut(tmp_path, kept)  # killed here: the file is as long as it was
+    cut(tmp_path, kept)
+    told = tracking_file.read(tmp_path)
+    assert told is not None and told.again == (KEPT, WRITTEN - 1) and told.sent_bytes == kept
+
+
+def test_points_that_a_power_cut_took_are_not_sent_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store()
+    kept = first_life(tmp_path, store, [])
+    with (tmp_path / "metrics.jsonl").open("r+b") as file:
+        file.truncate(kept // 2)
+    cut(tmp_path, kept)
+    assert "is shorter than it was at the checkpoint" in capsys.readouterr().out
+    assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"\n")
+    write(tmp_path, KEPT, 90, 9000)
+    again(followed(tmp_path, store, resumed=True))
+    there, wanted = counts(store, "run0", tmp_path)
+    assert max((there - wanted).values(), default=0) <= 2 and not wanted - there
+    assert all(step < WRITTEN for _, step in there - wanted), "only what the file has lost"
+
+
+def test_changed_parameters_are_tags_and_the_end_before_is_forgotten(tmp_path: Path) -> None:
+    store = Store()
+    cut(tmp_path, first_life(tmp_path, store, []))
+    store.runs["run0"].info.status = "KILLED"
+    store.runs["run0"].data.tags |= {"trainer.error": "broke", "trainer.changed.old": "1", "own": "stays"}
+    again(followed(tmp_path, store, resumed=True, params={"lr": 1, "workers": 3, "new": 4}, tags={"t": "2"}))
+    run = store.runs["run0"]
+    assert run.info.status == "RUNNING" and run.data.params == {"lr": "1", "workers": "2", "new": "4"}
+    opened = {k: v for k, v in run.data.tags.items() if k != "trainer.opened"}
+    assert opened == {"t": "2", "own": "stays", "trainer.changed.workers": "3"}
+
+
+@pytest.mark.parametrize("gone", ["deleted", "unknown", "another address", "another experiment"])
+def test_where_the_run_is_not_there_another_gets_all_points(tmp_path: Path, gone: str) -> None:
+    store, more = Store(), dict[str, Any]()
+    cut(tmp_path, first_life(tmp_path, store, []))
+    write(tmp_path, KEPT, 50, 9000)
+    if gone == "deleted":
+        store.runs["run0"].info.lifecycle_stage = "deleted"
+    elif gone == "unknown":
+        store.runs = {"other": store.runs["run0"]}
+    else:
+        more = {"uri": "http://b"} if gone == "another address" else {"experiment": "f"}
+    before = set(store.runs)
+    follower = followed(tmp_path, store, resumed=True, **more)
+    again(follower)
+    [new] = set(store.runs) - before
+    there, wanted = counts(store, new, tmp_path)
+    assert there == wanted and store.runs[new].data.tags["trainer.resumed_from"] == "run0"
+    assert follower.run["uri"] == more.get("uri", "sqlite:///a.db")
+
+
+def test_resend_sends_what_a_resumed_run_could_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+
+    store = Store()
+    cut(tmp_path, first_life(tmp_path, store, []))
+    followed(tmp_path, store, resumed=True, artifacts=[])  # and the server is away until the end
+    write(tmp_path, KEPT, 90, 9000)
+    (tmp_path / "result.json").write_text('{"status": "done", "best_step": 0, "steps": 90}')
+    monkeypatch.setattr(mlflow, "MlflowClient", lambda tracking_uri: store)
+    assert recorder.resend(tmp_path) == 0
+    there, wanted = counts(store, "run0", tmp_path)
+    assert there == wanted and store.runs["run0"].info.status == "FINISHED"
+
+
+def test_a_life_waits_until_nobody_follows_the_one_before(tmp_path: Path) -> None:
+    held, waited = Hold(tmp_path), list[str]()
+    assert held.take() and not free(tmp_path, 0.0, lambda: waited.append("told")) and waited == ["told"]
+    assert free(tmp_path, 60.0, held.leave)
+    assert free(tmp_path / "nowhere", 0.0, lambda: waited.append("no")) and waited == ["told"]

@@ -1,0 +1,77 @@
+"""Lines of the plan: where a run goes on from, and what it will be able to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainer.checkpoint import sealed, store
+from trainer.config.schema import CheckpointConfig
+from trainer.job.ready import Ready
+from trainer.planning.resume import Resume
+
+SLOTS = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "Adam": 2, "AdamW": 2}
+"""Numbers that an optimizer keeps for each parameter."""
+MOVED = ("SGD", "RMSprop")
+"""Optimizers that keep one more with momentum."""
+MOST_SLOTS = 2
+"""Of an optimizer that is not known here."""
+
+
+def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
+    """What, and how much or where; nothing where nothing is trained."""
+    plan, told = ready.plan, ready.checked.config.checkpoint
+    if plan.mode != "train":
+        return
+    if ready.resume is not None:
+        yield from _resumes(ready.resume)
+    rhythm = ", ".join(_rhythm(told))
+    rhythm = " and ".join(rhythm.rsplit(", ", 1))
+    if not rhythm:
+        yield "checkpoints", "none: the run cannot be resumed"
+    else:
+        yield "checkpoints", f"{rhythm}, {_size(ready)} each, {_stay(told)}"
+
+
+def _resumes(resume: Resume) -> Iterator[tuple[str, str]]:
+    about = resume.about
+    place = f"checkpoints/{resume.folder.name}" if resume.here else str(resume.folder)
+    yield (
+        "resumes",
+        f"{place} after update {about.step} of {about.total_steps} (epoch {about.epoch}, update {about.update})",
+    )
+    for change in resume.changed:
+        if not change.startswith("resume."):
+            yield "  changed", change
+
+
+def _rhythm(told: CheckpointConfig) -> Iterator[str]:
+    if told.every_steps is not None:
+        yield "every update" if told.every_steps == 1 else f"every {told.every_steps} updates"
+    if told.every_epochs is not None:
+        yield "every epoch" if told.every_epochs == 1 else f"every {told.every_epochs} epochs"
+    if told.every_minutes is not None:
+        yield f"every {told.every_minutes:g} min"
+
+
+def _stay(told: CheckpointConfig) -> str:
+    newest = "the newest" if told.keep_last == 1 else f"the {told.keep_last} newest"
+    best = f" and the {told.keep_best} best" if told.keep_best else ""
+    return f"{newest}{best} {'stay' if told.keep_last + told.keep_best > 1 else 'stays'}"
+
+
+def _size(ready: Ready) -> str:
+    """As large as the checkpoint that the run goes on from, or as the model and the optimizer make it."""
+    if ready.resume is not None:
+        files = sealed.files(ready.resume.folder, store.FORMAT).values()
+        return f"{sum(seal.get('bytes', 0) for seal in files) / 1e6:.1f} MB"
+    config, plan = ready.checked.config, ready.plan
+    copies = 1 + _slots(config.node("optimizer")) + (config.ema.decay is not None)
+    each = (8 if plan.chosen.precision == "fp64" else 4) * plan.parameters * copies
+    return f"about {each * (1 if plan.traits.same_everywhere else plan.workers) / 1e6:.1f} MB"
+
+
+def _slots(optimizer: Mapping[str, Any]) -> int:
+    """Numbers that the optimizer keeps for each parameter."""
+    name = str(optimizer.get("_target_", "")).rpartition(".")[2]
+    return SLOTS.get(name, MOST_SLOTS) + (name in MOVED and bool(optimizer.get("momentum")))

@@ -1,0 +1,123 @@
+"""The lives of a run: it begins, and each time that it goes on from a checkpoint another life begins; ``lives.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trainer.errors import PREEMPTED
+from trainer.run_folder.json_files import leave
+
+FILE = "lives.json"
+TOLD, LOST = ("done", "failed", "killed", PREEMPTED), "lost"
+"""How a life ends, as its launcher tells it; ``lost``: it could not."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """One of a run's lives.
+
+    Attributes:
+        number: from 1.
+        began, ended: UTC, as ``2026-11-23T21:45:00+00:00``; empty: nobody knows, or it runs.
+        how: how it ended; empty: it runs.
+        first, last: updates of the run that were done when it began and when it ended.
+        why: the error that ended it, in one line.
+    """
+
+    number: int
+    began: str
+    ended: str = ""
+    how: str = ""
+    first: int = 0
+    last: int = 0
+    workers: int = 1
+    command: str = ""
+    why: str = ""
+
+
+def read(run_dir: Path) -> tuple[Life, ...]:
+    """The lives so far; none where the folder tells of none that can be read."""
+    try:
+        return tuple(Life(**life) for life in json.loads((run_dir / FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def number(run_dir: Path) -> int:
+    """Of the present life; 1 where the folder tells of none, as of an evaluation."""
+    return max(1, len(read(run_dir)))
+
+
+def begin(run_dir: Path, before: Iterable[Life], first: int, workers: int, command: str) -> Life:
+    """Another life begins.
+
+    Args:
+        before: the lives before, see :func:`past`; of a run that begins, none.
+        first: the update that it goes on from.
+    """
+    lives = tuple(before)
+    life = Life(len(lives) + 1, now(), first=first, last=first, workers=workers, command=command)
+    _leave(run_dir, (*lives, life))
+    return life
+
+
+def end(run_dir: Path, how: str, last: int, why: str = "") -> None:
+    """The present life ends; nothing where none has begun."""
+    found = read(run_dir)
+    if not found or found[-1].how:
+        return
+    *before, life = found
+    _leave(run_dir, (*before, replace(life, ended=now(), how=how, last=max(last, life.first), why=why)))
+
+
+def past(run_dir: Path) -> tuple[Life, ...]:
+    """The lives of a run that another one goes on with. One that was killed could not tell its end: ``status.json`` does."""
+    *before, life = read(run_dir) or (Life(1, ""),)
+    return (*before, life if life.how else _ended(run_dir, life))
+
+
+def until(lives: Iterable[Life], step: int) -> tuple[Life, ...]:
+    """The lives, numbered anew, that began before that update: the others are none of a run that goes on from there."""
+    return tuple(replace(life, number=n) for n, life in enumerate((one for one in lives if one.first <= step), 1))
+
+
+def _ended(run_dir: Path, life: Life) -> Life:
+    """The life with its end as status.json tells it; who was killed with the machine has left ``running`` there."""
+    path = run_dir / "status.json"
+    try:
+        status, when = json.loads(path.read_text()), _at(path.stat().st_mtime)
+        state, step = status.get("state"), int(status.get("step") or 0)
+        its_own = status.get("life", life.number) == life.number
+    except (OSError, ValueError, TypeError, AttributeError):
+        return replace(life, how=LOST)
+    if when < life.began:  # of the life before: this one came to nothing
+        return replace(life, how=LOST)
+    how = state if state in TOLD else LOST
+    last = max(step, _last_point(run_dir), life.first) if its_own else life.first
+    return replace(life, ended=when, how=how, last=last)
+
+
+def _last_point(run_dir: Path) -> int:
+    """The update of the last point, which may be after the last one that status.json tells of; 0: there is none."""
+    try:
+        lines = (run_dir / "metrics.jsonl").read_bytes().rpartition(b"\n")[0]
+        return int(json.loads(lines.rpartition(b"\n")[2]).get("step"))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return 0
+
+
+def now() -> str:
+    """The time as it is told of lives."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _at(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _leave(run_dir: Path, lives: Iterable[Life]) -> None:
+    leave(run_dir / FILE, [asdict(life) for life in lives])

@@ -1,0 +1,67 @@
+"""The MLflow run of a training that goes on from a checkpoint: opened again as long as it is there, or another one."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainer.config import redact
+from trainer.tracking import tracking_file
+from trainer.tracking.tracking_file import Remembered
+
+RESUMED_FROM = "trainer.resumed_from"
+CHANGED = "trainer.changed."
+"""Tags of parameters that have another value than in the first life: MLflow keeps a parameter as it was."""
+OF_AN_END = ("trainer.error", "trainer.ended", "trainer.state", "trainer.lost_workers")
+"""Tags that tell how a life ended."""
+
+
+def find(client: Any, run_id: str) -> Any:
+    """The run; None: it was deleted, or the store is another one.
+
+    Raises:
+        Exception: what MLflow raises for a server that is away.
+    """
+    try:
+        found = client.get_run(run_id)
+    except Exception as error:
+        if getattr(error, "error_code", "") != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+    return None if found.info.lifecycle_stage == "deleted" else found
+
+
+def go_on(client: Any, run: Any, tags: Mapping[str, str], params: Mapping[str, str]) -> dict[str, str]:
+    """The run is running again, with the tags of its new life; returns the parameters that it does not have yet."""
+    run_id, there, had = run.info.run_id, dict(run.data.params), dict(run.data.tags)
+    client.update_run(run_id, status="RUNNING")
+    other = {k: v for k, v in params.items() if there.get(k, v) != v and not k.startswith("resume.")}
+    changed = {f"{CHANGED}{k}"[:250]: v[:5000] for k, v in other.items()}
+    now = {**tags, **changed}
+    for name in had:
+        if name not in now and (name in OF_AN_END or name.startswith(CHANGED)):
+            client.delete_tag(run_id, name)
+    for name, value in now.items():
+        if had.get(name) != value:
+            client.set_tag(run_id, name, value)
+    return {k: v for k, v in params.items() if k not in there}
+
+
+def anew(run: Mapping[str, Any], before: str) -> dict[str, Any]:
+    """The message that opens another run in the place of the one before."""
+    tags = {**run["tags"], RESUMED_FROM: before}
+    return {**run, "tags": tags, "opened": uuid.uuid4().hex, "resumed": False}
+
+
+def taken_up(run_dir: Path, run: Mapping[str, Any]) -> Remembered | None:
+    """Where the run's life before had come to, with the message that opens it again; None: that was not tracked."""
+    told = tracking_file.read(run_dir)
+    if told is None:
+        return None
+    if (told.uri, told.experiment) != (redact.text(run["uri"]), run["experiment"]):
+        return Remembered(told.uri, told.experiment, None, run=anew(run, told.run_id or told.uri))
+    first = {name: told.run.get(name, run[name]) for name in ("opened", "start_time")}
+    return replace(told, run={**run, **first})

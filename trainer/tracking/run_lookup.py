@@ -1,0 +1,78 @@
+"""The folder of an MLflow run, by its tag ``trainer.run_dir``; the server is asked by another process, as the launcher imports no MLflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from trainer.config.redact import text
+from trainer.config.schema import TrackingConfig
+from trainer.errors import UserError, first_line
+from trainer.planning.tracking_store import named, tracking_uri
+from trainer.tracking.client import environment
+from trainer.tracking.describe import RUN_DIR
+
+PATIENCE_S = 60.0
+INSTEAD = "resume=FOLDER of the run"
+
+
+def folder_of(tracking: TrackingConfig, run_id: str) -> Path:
+    """Where that run's files are.
+
+    Raises:
+        UserError: there is no such run, or its folder is not on this machine.
+    """
+    what, uri = f"resume={run_id}", tracking_uri(tracking)
+    if not uri:
+        raise UserError(what, "is an MLflow run, and tracking=none asks no server", INSTEAD)
+    answer = _asked(uri, run_id)
+    if "error" in answer:
+        raise UserError(what, f"{named(tracking)} cannot be asked: {answer['error']}", INSTEAD)
+    if not answer.get("there"):
+        raise UserError(what, f"there is no such run at {named(tracking)}", f"{INSTEAD}, or another tracking.uri")
+    folder = answer.get("folder")
+    if not folder:
+        raise UserError(what, f"the run has no tag {RUN_DIR}: no training of ours made it", INSTEAD)
+    if not Path(folder).is_dir():
+        raise UserError(what, f"the run's folder {folder} is not there", INSTEAD)
+    return Path(folder)
+
+
+def _asked(uri: str, run_id: str) -> dict[str, str]:
+    """What the other process says; the address, which may hold a password, goes through its standard input."""
+    try:
+        done = subprocess.run(  # this interpreter with this module; no shell  # nosec B603
+            [sys.executable, "-m", "trainer.tracking.run_lookup"], input=json.dumps([uri, run_id]),
+            capture_output=True, text=True, env=environment(), timeout=PATIENCE_S,
+        )  # fmt: skip
+        return dict(json.loads(done.stdout))
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {PATIENCE_S:g} s"}
+    except ValueError:
+        return {"error": first_line(ValueError(done.stderr.strip().splitlines()[-1:] or "no answer"))}
+
+
+def look(uri: str, run_id: str) -> dict[str, str]:
+    """Ask the server."""
+    from mlflow import MlflowClient
+
+    try:
+        run = MlflowClient(tracking_uri=uri).get_run(run_id)
+    except Exception as error:  # whatever MLflow raises for a server that is away
+        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+            return {}
+        return {"error": text(first_line(error)[:300])}
+    return {"there": "yes", "folder": run.data.tags.get(RUN_DIR, "")}
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ["MLFLOW_LOGGING_LEVEL"] = "ERROR"
+    asked = json.load(sys.stdin)
+    answers, sys.stdout = sys.stdout, sys.stderr
+    found = look(*asked)
+    print(json.dumps(found), file=answers)

@@ -1,0 +1,148 @@
+"""``tracking.json`` of a run's folder: which MLflow run it is, and how far its points are sent."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.sealed import sync
+from trainer.run_folder.json_files import leave
+
+FILE, POINTS = "tracking.json", "metrics.jsonl"
+NO_END = 1 << 62
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What the next process must know.
+
+    Attributes:
+        uri: without who logs in; experiment: its name; run_id: None before the server has given one.
+        sent_bytes: of metrics.jsonl, acknowledged; doubtful_bytes: after these, sent without an answer.
+        asked: the server was asked to open the run.
+        again: first and last update of points that may be sent and were cut off metrics.jsonl, to be written again.
+        run: the message that opened the run.
+    """
+
+    uri: str
+    experiment: str
+    run_id: str | None
+    sent_bytes: int = 0
+    doubtful_bytes: int = 0
+    asked: bool = False
+    again: tuple[int, int] | None = None
+    run: dict[str, Any] = field(default_factory=dict)
+
+    def after_cut(self, lines: bytes, points: int) -> Remembered:
+        """The same where metrics.jsonl is to be cut.
+
+        Args:
+            lines: metrics.jsonl before; points: bytes of it that stay.
+        """
+        sent, reached = self.sent_bytes, self.sent_bytes + self.doubtful_bytes
+        if reached <= points <= len(lines):
+            return self
+        if len(lines) < max(reached, points):  # the machine stopped before all was on the disk
+            again = (0, NO_END)
+            points = min(points, lines.rfind(b"\n") + 1)
+        else:
+            again = _updates(lines[points:reached])
+        if self.again is not None:
+            again = (min(again[0], self.again[0]), max(again[1], self.again[1]))
+        return replace(
+            self, sent_bytes=min(sent, points), doubtful_bytes=max(0, min(reached, points) - sent), again=again
+        )
+
+
+def _updates(lines: bytes) -> tuple[int, int]:
+    """First and last update of these points; of lines that cannot be read, any may be."""
+    try:
+        steps = [int(json.loads(line).get("step")) for line in lines.splitlines()]
+    except (ValueError, TypeError, AttributeError):
+        return (0, NO_END)
+    return (min(steps), max(steps))
+
+
+def read(run_dir: Path) -> Remembered | None:
+    """What a run's folder tells; None: it was never tracked, or the file cannot be read."""
+    try:
+        told = json.loads((run_dir / FILE).read_text())
+        known = {one.name: told[one.name] for one in fields(Remembered) if one.name in told}
+        if known.get("again") is not None:
+            known |= {"again": tuple(known.pop("again"))}
+        return Remembered(**known)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write(run_dir: Path, told: Remembered) -> None:
+    """Replace it; what is secret in it is left out."""
+    leave(run_dir / FILE, asdict(told), private=True)
+
+
+def cut(run_dir: Path, points: int) -> None:
+    """Before metrics.jsonl is cut: remember which of its points the server may have. To do it twice changes nothing."""
+    told = read(run_dir)
+    path = run_dir / POINTS
+    if told is None:
+        return
+    write(run_dir, told.after_cut(path.read_bytes() if path.is_file() else b"", points))
+    sync(run_dir / FILE)
+    sync(run_dir)
+
+
+class Hold:
+    """Who follows a run's folder holds it, so that the next life of the run waits until the last point of this one is sent."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.descriptor = -1
+        with suppress(OSError):
+            self.descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+
+    def take(self) -> bool:
+        """Whether nobody else holds it; where the file system cannot tell, nobody does."""
+        if self.descriptor < 0:
+            return True
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def leave(self) -> None:
+        """Let others hold it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def free(run_dir: Path, patience_s: float, waiting: Callable[[], None]) -> bool:
+    """Whether nobody follows the folder any more.
+
+    Args:
+        patience_s: longest wait for that.
+        waiting: called once, before it is waited.
+    """
+    hold = Hold(run_dir)
+    until = time.monotonic() + patience_s
+    try:
+        if hold.take():
+            return True
+        waiting()
+        while time.monotonic() < until:
+            time.sleep(LOOK_S)
+            if hold.take():
+                return True
+        return False
+    finally:
+        hold.leave()
