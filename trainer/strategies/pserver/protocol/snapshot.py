@@ -30,7 +30,7 @@ INDEX = "index.json"
 
 @dataclass(frozen=True)
 class Part:
-    """One server's file; tensors are mapped into memory and read when asked for."""
+    """One server's file of a snapshot; tensors are mapped into memory and read when asked for."""
 
     server: int
     path: Path
@@ -41,15 +41,15 @@ class Part:
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """What was given to :func:`write_part`."""
+        """The metadata that was given to :func:`write_part`."""
         return dict(json.loads(self._file.metadata()["meta"]))
 
     def keys(self) -> list[str]:
-        """Names of its tensors."""
+        """Names of the tensors in this part."""
         return list(self._file.keys())
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One tensor by its name."""
+        """A tensor of this part by its name."""
         tensor: torch.Tensor = self._file.get_tensor(name)
         return tensor
 
@@ -79,12 +79,12 @@ class Snapshot:
 
 
 def begin(folder: Path) -> Path:
-    """Before the servers write: forget parts of a save that was never completed. Returns the folder."""
+    """Remove parts of a save that was never completed, before the servers write. Returns the folder."""
     return sealed.begin(folder)
 
 
 def write_part(folder: Path, server: int, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
-    """Write what one server keeps. The snapshot exists after :func:`complete` only.
+    """Write one server's part of a snapshot; the snapshot exists only after :func:`complete`.
 
     Args:
         folder: of the snapshot to come; an older one there stays as it is until then.
@@ -99,7 +99,7 @@ def write_part(folder: Path, server: int, tensors: dict[str, torch.Tensor], meta
 
 
 def complete(folder: Path, servers: int) -> None:
-    """Make the parts of servers 0..servers-1 the snapshot of that folder. Called once, after all parts are written.
+    """Make the parts of servers 0..servers-1 the snapshot of a folder; called once, after all parts are written.
 
     Raises:
         UserError: a part is missing or damaged, or two parts describe one table differently.
@@ -112,7 +112,7 @@ def complete(folder: Path, servers: int) -> None:
 
 
 def write_index(folder: Path, servers: int) -> None:
-    """Write what the parts of servers 0..servers-1 hold together.
+    """Write the index of what the parts of servers 0..servers-1 hold together.
 
     Raises:
         UserError: two parts describe one table differently.
@@ -124,7 +124,7 @@ def write_index(folder: Path, servers: int) -> None:
 
 
 def read(folder: Path, verify: bool = True) -> Snapshot:
-    """The complete snapshot of that folder.
+    """Open the complete snapshot of a folder.
 
     Args:
         verify: also read every file once and compare its checksum; sizes are always compared.
@@ -166,5 +166,5 @@ def _index(folder: Path, metas: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def part_name(server: int | str) -> str:
-    """The file of a server."""
+    """The file name of a server's part."""
     return f"server-{server}.safetensors"

@@ -14,7 +14,7 @@ from trainer.strategies.pserver.protocol.messages import Malformed
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has a block: a worker, in one of its lives."""
+    """Which worker holds a block, and in which of its lives."""
 
     rank: int
     life: int
@@ -26,8 +26,8 @@ NOBODY = -1
 
 @dataclass
 class Epoch:
-    """One epoch's blocks: not handed out yet, out (block -> its holder), finished, left behind by lost workers, and those
-    that were out when the run was saved that it goes on from (block -> whose they were)."""
+    """The blocks of one epoch: not handed out yet, out (block -> its holder), finished, left behind by lost workers,
+    and those that were out when the run was saved that it goes on from (block -> whose they were)."""
 
     number: int
     blocks: int
@@ -40,14 +40,15 @@ class Epoch:
 
     @property
     def over(self) -> bool:
-        """Nothing is left to do or to wait for."""
+        """Whether every block of the epoch is finished or dropped."""
         return len(self.finished) + len(self.dropped) >= self.blocks
 
 
 @dataclass(frozen=True)
 class Answer:
-    """``block``: the lease, with the holder that left it behind (None: nobody); ``over``: no block and none will come;
-    ``again``: the block was out when the run was saved, and a part of it may be done."""
+    """The answer to a worker that asks for a block: ``block``, with the holder that left it behind (None: nobody);
+    ``over``: no block and none will come; ``again``: the block was out when the run was saved, and a part of it
+    may be done."""
 
     block: int = -1
     before: Holder | None = None
@@ -56,7 +57,7 @@ class Answer:
 
 
 class Leases:
-    """The blocks of the present epoch.
+    """Server 0's ledger of the blocks of the present epoch: who holds which.
 
     Args:
         take_over: the blocks of a lost worker are given to others; False: they are dropped for this epoch.
@@ -69,7 +70,7 @@ class Leases:
         self.taken_over = 0
 
     def ask(self, holder: Holder, epoch: int, blocks: int, done: Iterable[int]) -> Answer | None:
-        """A worker reports blocks whose pushes are acknowledged and asks for another; None: it has to wait."""
+        """Called for a worker that reports finished blocks and asks for another; None: it has to wait."""
         if epoch > self.epoch.number:
             self.epoch = Epoch(epoch, blocks)
         if epoch < self.epoch.number:
@@ -95,11 +96,11 @@ class Leases:
         return Answer(over=True) if now.over else None
 
     def holders(self) -> list[int]:
-        """Workers that have a block."""
+        """Ranks of the workers that hold a block."""
         return sorted({holder.rank for holder in self.epoch.out.values()})
 
     def lose(self, rank: int) -> None:
-        """A worker's life is over: its blocks go to others, or are dropped."""
+        """Give a lost worker's blocks to others, or drop them."""
         now = self.epoch
         for block in [b for b, whose in now.kept.items() if whose == rank]:
             self._let_go(block)
@@ -121,7 +122,7 @@ class Leases:
         self.dropped += 1
 
     def state(self) -> dict[str, Any]:
-        """Plain numbers, for ``load``."""
+        """The blocks of the present epoch as plain numbers, for ``load``."""
         now = self.epoch
         whose = {b: holder.rank for b, holder in now.out.items()} | {b: NOBODY for b, _ in now.orphans} | now.kept
         return {
@@ -133,7 +134,7 @@ class Leases:
         self, epoch: int, blocks: int, next: int, finished: Iterable[tuple[int, int]], dropped: Iterable[int],
         kept: Iterable[tuple[int, int]],
     ) -> None:  # fmt: skip
-        """Go on from there: what was out is handed out again, first to whom it was."""
+        """Go on from a ``state``: blocks that were out are handed out again, first to whom they were."""
         done = {block for start, stop in finished for block in range(start, stop)}
         self.epoch = Epoch(epoch, blocks, next, finished=done, dropped=set(dropped), kept=dict(kept))
 
@@ -149,7 +150,7 @@ class Progress:
         self.applied: dict[int, Intervals] = {}
 
     def covered(self, work: np.ndarray) -> bool:
-        """Whether all of it (N, 4: epoch, block, start, stop in batches) is applied already.
+        """Whether all batches of a push (N, 4: epoch, block, start, stop) are applied already.
 
         Raises:
             Malformed: some of it is and some is not. Such a push cannot be applied, and no worker makes one.
@@ -166,7 +167,7 @@ class Progress:
         return False
 
     def mark(self, work: np.ndarray) -> None:
-        """It is applied now."""
+        """Note that the batches of a push (N, 4) are applied."""
         for epoch, block, start, stop in work.tolist():
             if epoch > self.epoch:
                 self.epoch, self.applied = epoch, {}
@@ -183,7 +184,7 @@ class Progress:
         self.applied = {int(block): Intervals((start, stop) for start, stop in p) for block, p in applied.items()}
 
     def of(self, epoch: int, block: int) -> Intervals:
-        """Batches of a block that are applied."""
+        """The batches of a block that are applied at this server."""
         return self._of(block) if epoch == self.epoch else Intervals()
 
     def _of(self, block: int) -> Intervals:

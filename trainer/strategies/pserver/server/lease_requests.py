@@ -1,4 +1,4 @@
-"""Blocks of an epoch's work: who gets which, and who takes over what a lost worker has left."""
+"""LEASE and FENCE: a worker asks for a block of the epoch, and takes over what a lost worker has left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEVER_CAME = 0
 
 
 class LeaseRequests:
-    """What is handed out, and which pushes of it are applied here.
+    """The server's handlers of LEASE and FENCE, and which pushes of leased blocks are applied here.
 
     Args:
         leases: the blocks; server 0 hands them out.
@@ -36,7 +36,7 @@ class LeaseRequests:
         self.moved = now()
 
     def lease(self, message: Message) -> Message:
-        """LEASE: a block of the epoch's work. A copy of a request gets what is remembered: its answer goes nowhere."""
+        """LEASE: hand out a block of the epoch. A copy of a request gets the remembered answer."""
         rank, incarnation, number = message.rank, message.incarnation, message.number
         if (before := self.answered.get(rank)) and before[:2] >= (incarnation, number):
             return before[2]
@@ -58,8 +58,8 @@ class LeaseRequests:
         return reply
 
     def fence(self, message: Message) -> Message:
-        """FENCE: a worker takes over a block. Nothing more is taken from the life before, unless it is one of a run before;
-        the answer tells which batches of the block are applied here."""
+        """FENCE: a worker takes over a block. Nothing more is taken from the life before, unless it is one of a run
+        before; answers which batches of the block are applied here."""
         told = message.mapping()
         rank, life, epoch, block = (int(told[k]) for k in ("rank", "life", "epoch", "block"))
         if rank != NOBODY:
@@ -76,16 +76,16 @@ class LeaseRequests:
             self.lose(rank, "another worker has taken over its work")
 
     def go_on(self, progress: Mapping[str, Any], leases: Mapping[str, Any]) -> None:
-        """What servers have saved of it, where the run goes on."""
+        """Go on from what servers have saved of blocks and of the pushes of them."""
         self.progress.load(**progress)
         self.leases.load(**leases)
 
     def applied(self, work: np.ndarray) -> None:
-        """Batches (N, 4) of blocks have been pushed."""
+        """Note that the batches (N, 4) of blocks have been pushed and applied."""
         self.progress.mark(work)
         if len(work):
             self.moved = self.now()
 
     def away(self, seconds: float) -> None:
-        """The server was busy or stopped for so long and took nothing: that is nobody's standing still."""
+        """Add the seconds in which the server was busy or stopped; those are not a worker's standing still."""
         self.moved += seconds

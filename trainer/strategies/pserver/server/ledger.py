@@ -1,4 +1,4 @@
-"""Which work a server has applied, line by line, for those who want to check it."""
+"""A ledger of the work that a server has applied, line by line, for those who want to check it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ HEADER = "worker\tpush\tepoch\tblock\tfirst\tafter_last\n"
 
 
 class Ledger:
-    """Told of each push that was taken, and of its leased work (N, 4); this one keeps nothing."""
+    """The ledger that is not kept: it is told of each push that was taken and of its leased work (N, 4), and writes
+    nothing."""
 
     def __call__(self, push: Push, work: np.ndarray) -> None:
-        """A push was taken."""
+        """Note a push that was taken."""
 
     @property
     def bytes(self) -> int:
-        """Its length so far."""
+        """The length of the ledger's file so far."""
         return 0
 
 
 class LedgerFile(Ledger):
-    """Appends to a file: a line for each piece of leased work, or for the push where no work is leased.
+    """The ledger in a file: a line for each piece of leased work, or for the push where no work is leased.
 
     Every line is written at once, so that the file tells the truth also if the server is killed.
 

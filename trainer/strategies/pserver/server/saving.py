@@ -1,4 +1,5 @@
-"""SAVE: a server's part of the persistables, or of a checkpoint."""
+"""SAVE and FETCH: a server's part of the persistables or of a checkpoint is written, and fetched by a worker on
+another host."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from trainer.strategies.pserver.server.turns import Outlet
 
 
 class Saving:
-    """Writes what a server keeps.
+    """The server's handlers of SAVE and FETCH.
 
     Args:
         outlet: makes room for files.
@@ -60,7 +61,7 @@ class Saving:
 
     @property
     def flags(self) -> int:
-        """Of the answer to SAVE: whether the part is apart from where the worker completes the snapshot."""
+        """The flags of the answer to SAVE: whether the part is apart from where the worker completes the snapshot."""
         return 0 if self.apart is None else APART
 
     def fetch(self, message: Message) -> Message:

@@ -1,4 +1,5 @@
-"""strategy=pserver_async and pserver_ssp: pushes are applied when they come; with ssp nobody runs too far ahead."""
+"""The worker's side of strategy=pserver_async and pserver_ssp: a worker pushes its gradients when it likes; with ssp
+nobody runs too far ahead."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from trainer.strategies.pserver.worker.worker import PserverWorker
 
 
 class Stale(PserverWorker):
-    """Pushes the gradient of its own batch and goes on.
+    """The worker's side that pserver_async and pserver_ssp share: pushes the gradient of its own batch and goes on.
 
     Gradients are merged (added up) while ``send_queue_size`` pushes are under way, up to ``most_merged``.
     """
@@ -48,7 +49,7 @@ class Stale(PserverWorker):
             self.fetch_ahead(batch.last)
 
     def begin(self) -> None:
-        """All workers begin their first step together, if that is asked for."""
+        """Begin the first step together with all workers, if ``launch_barrier`` asks for it."""
         if not self.begun and self.options.launch_barrier:
             self.meet()
         self.begun = True
@@ -59,17 +60,17 @@ class Stale(PserverWorker):
 
     @property
     def early(self) -> bool:
-        """Whether the next batch's parameters are asked for before this one is computed."""
+        """Whether the next batch's parameters are requested before the present batch is computed."""
         return False
 
     @property
     def most_merged(self) -> int:
-        """Gradients in one push."""
+        """How many gradients one push may merge."""
         return 1
 
     @property
     def patience(self) -> int:
-        """Updates that a merge waits for more although it could go."""
+        """How many updates a merge waits for more gradients although it could be pushed."""
         return 0
 
     @property
@@ -81,7 +82,7 @@ class Stale(PserverWorker):
         return True
 
     def fetch_ahead(self, ends: bool = True) -> None:
-        """Ask for what the next batch needs, where it is known which that is.
+        """Request the rows and parameters that the next batch needs, where the next batch is known.
 
         Args:
             ends: the update ends before that batch; all batches of one see the same dense parameters.
@@ -117,7 +118,7 @@ class Stale(PserverWorker):
 
     @property
     def limit(self) -> int:
-        """Requests of pushes that may be under way."""
+        """How many requests of pushes may be under way."""
         return self.options.send_queue_size * self.seat.servers
 
     def _merge(self, dense: list[torch.Tensor], rows: Rows, samples: float) -> None:
@@ -130,7 +131,7 @@ class Stale(PserverWorker):
             self.merged_rows.setdefault(number, []).append(part)
 
     def send(self) -> None:
-        """Push what is merged; waits while too many pushes are under way."""
+        """Push the merged gradients; waits while too many pushes are under way."""
         if not self.merged:
             return
 
@@ -160,7 +161,7 @@ class Stale(PserverWorker):
 
     @property
     def clock_after(self) -> int:
-        """This worker's steps after the push."""
+        """This worker's number of steps after the push."""
         return self.steps
 
     def push_pending(self) -> None:
@@ -187,7 +188,7 @@ class Stale(PserverWorker):
 
 
 class PserverAsync(Stale):
-    """Nobody waits for anybody.
+    """The worker's side of strategy=pserver_async: pushes its gradients and goes on; nobody waits for anybody.
 
     With ``independent_recv_thread`` what the next batch needs is asked for before this one is computed: nothing is waited
     for, and the parameters lack this worker's last push. Without, it is asked for after the push, and contains it.
@@ -214,7 +215,8 @@ class PserverAsync(Stale):
 
 
 class PserverSsp(Stale):
-    """Asynchronous, with at most ``staleness`` steps between the fastest and the slowest worker.
+    """The worker's side of strategy=pserver_ssp: asynchronous, with at most ``staleness`` steps between the fastest
+    and the slowest worker.
 
     Every step begins with a pull that the servers answer only when the slowest worker is near enough; ``done`` counts
     this worker's steps since the last meeting.
@@ -254,8 +256,8 @@ class PserverSsp(Stale):
         self._say(RESTS, 0)
 
     def wake(self, anew: bool) -> None:
-        """With as many steps done as the slowest of the others. Servers may see another as the slowest; then all of
-        them get the greatest number, or one would wait for this worker's steps that it has left out."""
+        """Go on with as many steps as the slowest of the others; where servers disagree on who that is, with the
+        greatest number, so that nobody waits for steps this worker has left out."""
         self.rests = False
         clocks = {answer.clock for answer in self._say(WAKES, 0 if anew else self.done)}
         self.done = max(clocks)

@@ -39,7 +39,7 @@ class Fenced(RunFailed):
 
 @dataclass
 class Request:
-    """A request under way to one server, and its answer when it is there."""
+    """A request of this worker to one server, and its answer when it is there."""
 
     server: int
     message: Message
@@ -52,12 +52,12 @@ class Request:
 
 
 def new_life() -> int:
-    """A random number for a worker's life."""
+    """Draw the random number of a worker's new life."""
     return secrets.randbits(62) | 1
 
 
 class Client:
-    """Requests of one worker to all servers of a run.
+    """The worker's side of the protocol: its requests to all servers of a run.
 
     Args:
         rank: the worker.
@@ -85,7 +85,8 @@ class Client:
             raise
 
     def hello(self) -> None:
-        """Begin a life: learn which of this worker's pushes are applied already; go on counting after the last that any server has."""
+        """Begin a life: learn which pushes of this worker are applied; go on counting after the last that any server
+        has."""
         answers = self.wait([self.ask(s, Message(Verb.HELLO, sequence=self.life)) for s in self.servers])
         self.incarnations = [a.incarnation for a in answers]
         self.watermarks = [a.sequence for a in answers]
@@ -94,7 +95,7 @@ class Client:
         self.sequence = int(max(n[1] for n in limits))
 
     def ask(self, server: int, message: Message, then: Callable[[Message], None] | None = None) -> Request:
-        """Send a request; its buffers must not change until it is answered.
+        """Send a request to one server; its buffers must not change until it is answered.
 
         Args:
             then: called with the answer, by the next call that waits for anything.
@@ -126,14 +127,14 @@ class Client:
             raise RunFailed(f"{what} has {part} in one frame, and servers take {limit:,}. What helps: {instead}")
 
     def push(self, messages: Sequence[Message], then: Callable[[Message], None] | None = None) -> list[Request]:
-        """The next push: its part for each server, all with the same sequence number."""
+        """Send the next push: its part for each server, all with the same sequence number."""
         self.sequence += 1
         for message in messages:
             message.sequence = self.sequence
         return [self.ask(server, message, then) for server, message in enumerate(messages)]
 
     def take(self) -> None:
-        """Take the answers that are there, without waiting."""
+        """Take the answers that have come, without waiting."""
         for message in self.connections.receive():
             self._answered(message)
 
@@ -151,7 +152,7 @@ class Client:
     def wait(
         self, requests: Iterable[Request], patience_s: float | None = None, meanwhile: Callable[[], None] | None = None
     ) -> list[Message]:
-        """The answers of all of them.
+        """Wait for the answers of all these requests.
 
         Args:
             meanwhile: called now and then; what it takes is no part of the patience.
@@ -166,7 +167,7 @@ class Client:
     def until(
         self, done: Callable[[], bool], patience_s: float | None = None, meanwhile: Callable[[], None] | None = None
     ) -> None:
-        """Take answers until that is so.
+        """Take answers until the condition holds.
 
         Raises:
             RunFailed: as ``wait``.
@@ -218,5 +219,5 @@ class Client:
             pass
 
     def close(self) -> None:
-        """Close all connections; nothing is left of them."""
+        """Close all connections."""
         self.connections.close()
