@@ -98,3 +98,13 @@ def test_a_run_that_is_done_may_be_written_over(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert trainer.run([*BASE, "hydra.run.dir=run"]).status == "done"
+
+
+def test_newer_checkpoints_are_set_aside_where_a_run_goes_on_from_an_older_one(here: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(here, run)
+    older = run / "checkpoints" / "step-000000006"
+    trainer.run([*BASE, f"hydra.run.dir={run}", f"resume={older}", "max_steps=7", "resume.allow_changes=true"])
+    assert (run / "checkpoints" / "aside-step-000000008").is_dir()
+    assert (run / "checkpoints" / "latest").read_text() != "step-000000008\n"
+    assert b"\0" not in (run / "metrics.jsonl").read_bytes()

@@ -19,6 +19,7 @@ from trainer.checkpoint import sealed
 from trainer.errors import UserError, why
 
 FORMAT = 1
+GIVEN_UP = "aside-"
 ABOUT, LATEST = "checkpoint.json", "latest"
 NAME = re.compile(r"step-(\d{9,})")
 ASIDE = re.compile(r"(step-\d{9,})\.(partial|previous)")
@@ -185,6 +186,16 @@ def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
 def forget_unfinished(checkpoints: Path) -> None:
     """Before a run goes on: remove what the one before did not complete."""
     _forget_unfinished(checkpoints, None)
+
+
+def set_aside_newer(checkpoint: Path) -> None:
+    """Before a run goes on from a checkpoint: newer ones beside it are of a training that is given up (``aside-step-...``)."""
+    for path in found(checkpoint.parent):
+        if path.name <= checkpoint.name:
+            continue
+        aside = path.with_name(f"{GIVEN_UP}{path.name}")
+        sealed.remove(aside)
+        path.rename(aside)
 
 
 def _forget_unfinished(checkpoints: Path, newest: Path | None) -> None:
