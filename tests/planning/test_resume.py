@@ -55,7 +55,7 @@ def files(folder: Path) -> dict[str, int]:
         (("resume=auto", "epochs=1"), "epochs was 2, is 1"),
         (("resume=auto", "epochs=1", "resume.allow_changes=true"), "step-000000008 is after update 8. Type instead: epochs=3"),
         (("resume=auto", "strategy=local_sgd", "launch.nproc=2", "data.global_batch_size=32"), "is of strategy=single. Type instead: strategy=single"),
-        (("resume=nowhere",), "there is no whole checkpoint. Type instead: resume=FOLDER of a run or of a checkpoint"),
+        (("resume=nowhere",), "Type instead: resume=FOLDER of a run or of a checkpoint"),
         (("resume=run/checkpoints/step-000000099",), "there is no whole checkpoint"),
         (("resume=/",), "there is no whole checkpoint"),
     ],

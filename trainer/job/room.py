@@ -45,7 +45,7 @@ def make_room(mine: Path, ready: Ready, overrides: Sequence[str], say: Callable[
     mine.mkdir(parents=True, exist_ok=True)
     if resume is not None and resume.here:
         store.forget_unfinished(Path(plan.run_dir) / CHECKPOINTS)
-        store.set_aside_newer(ready.resume.folder)
+        store.set_aside_newer(resume.folder)
     elif clear(mine, None if plan.node_rank else plan.nnodes):
         say(f"written over: the run that was in {mine}")
     if plan.mode == "train" and not plan.node_rank:
