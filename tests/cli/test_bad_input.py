@@ -211,12 +211,12 @@ TARGETS = [
     digits("+model.foo=1", "model.foo", "LeNet takes no such argument", "num_classes, in_channels"),
     digits("+loss.foo=1", "loss.foo", "takes no such argument", "label_smoothing"),
     digits("optimizer._target_=torch.optim.Adam", "optimizer.momentum", "Adam takes no", instead="~optimizer.momentum"),
-    digits("data._target_=collections.OrderedDict", "gave a OrderedDict", "trainer DataSource"),
-    digits("strategy._target_=collections.OrderedDict", "strategy._target_", "trainer Declaration"),
+    digits("data._target_=collections.OrderedDict", "gave a OrderedDict", "not a trainer.data.source.DataSource"),
+    digits("strategy._target_=collections.OrderedDict", "strategy._target_", "not a trainer.strategies.contract.Declaration"),
 ]  # fmt: skip
 
 TORCH = [
-    digits("model._target_=collections.OrderedDict", "gave a OrderedDict", "torch Module"),
+    digits("model._target_=collections.OrderedDict", "gave a OrderedDict", "not a torch.nn.Module"),
     digits("model._target_=torch.nn.Identity", "has no parameters to train"),
     digits("model._target_=torch.distributed.is_available ~model.num_classes ~model.in_channels ~model.image_size", "gave a bool"),
     digits("model._target_=torch.nn.init.xavier_unifrom_", "has no 'xavier_unifrom_'", instead="torch.nn.init.xavier_uniform_"),
@@ -227,9 +227,9 @@ TORCH = [
     digits("optimizer=torch", "optimizer.name", "has no value", instead="optimizer.name=VALUE"),
     digits("optimizer=torch optimizer.name=RMSpropp", "optimizer.name=RMSpropp", instead="optimizer.name=RMSprop"),
     digits("loss._target_=torch.nn.functional.cross_entropy", "loss (", "missing 2 required"),
-    digits("loss._target_=torch.Tensor ~loss.label_smoothing", "gave a Tensor", "torch Module"),
+    digits("loss._target_=torch.Tensor ~loss.label_smoothing", "gave a Tensor", "not a torch.nn.Module"),
     digits("loss._target_=torch.Tensor", "loss.label_smoothing=0.0", "new() received an invalid"),
-    digits("optimizer._target_=torch.nn.Linear ~optimizer.lr ~optimizer.weight_decay ~optimizer.momentum ~optimizer.nesterov", "optimizer ("),
+    digits("optimizer._target_=torch.nn.Linear ~optimizer.lr ~optimizer.weight_decay ~optimizer.momentum ~optimizer.nesterov", "is no torch.optim.Optimizer, which optimizer needs"),
 ]  # fmt: skip
 
 SIZES = [
@@ -713,3 +713,18 @@ def test_trainer_run_raises_the_same_sentence(folder: Path) -> None:
 
     with pytest.raises(UserError, match=r"epoch=3: there is no such key\. Type instead: epochs=3"):
         trainer.run([DIGITS, "epoch=3"])
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("/schema/DataConfg@_here_", "/schema/DataConfg (in data/mine.yaml): there are no such keys. Type instead: /schema/DataConfig@_here_"),
+        ("/schema/DataConfig", "/schema/DataConfig (in data/mine.yaml): its keys would go to data.schema. Type instead: /schema/DataConfig@_here_"),
+    ],
+)  # fmt: skip
+def test_wrong_schema_of_an_own_option_is_named_with_its_file(line: str, says: str, run: Run, folder: Path) -> None:
+    own = folder / "mine" / "data"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text(f"defaults:\n  - {line}\n  - _self_\n_target_: trainer.data.sets.digits.Digits\n")
+    code, _, errors = run("--config-dir", "mine", DIGITS, "data=mine")
+    assert (code, errors) == (2, f"error: {says}\n")

@@ -383,3 +383,9 @@ def test_every_recipe_can_run_on_servers(recipe: str, mode: str, tmp_path: Path)
     plan = planned(f"+recipe={recipe}", f"strategy=pserver_{mode}", *needs(recipe, tmp_path))
     assert plan.roles == {"worker": 2, "server": 1}
     assert plan.total_steps > 0
+
+
+def test_launcher_other_than_the_usual_one_is_named() -> None:
+    plan = planned(DIGITS, "launch=forkserver")
+    assert ("launcher", "trainer.launch.builtin.Forkserver") in list(plan_table.rows(plan))
+    assert planned(DIGITS).launcher == ""

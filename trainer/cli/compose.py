@@ -175,6 +175,7 @@ def compose(app: Hydra, overrides: list[str], config_name: str = "config", multi
     overrides = quoted(overrides)
     with sentences(app, overrides, config_name):
         config = app.compose_config(config_name, [*overrides, f"hydra.mode={mode.name}"], run_mode=mode)
+        _check_schema(app, config)
         config.hydra.overrides.hydra = [o for o in config.hydra.overrides.hydra if not o.startswith("hydra.mode=")]
         if not multirun:
             OmegaConf.select(config, "hydra.run.dir")
@@ -182,6 +183,24 @@ def compose(app: Hydra, overrides: list[str], config_name: str = "config", multi
                 OmegaConf.masked_copy(config, [str(k) for k in config if k != "hydra"]), resolve=True
             )
         return config
+
+
+def _check_schema(app: Hydra, config: DictConfig) -> None:
+    """Each schema is taken in where its keys belong.
+
+    Raises:
+        UserError: a file of the user's names one without ``@_here_``.
+    """
+    loader: Any = app.config_loader
+    for group in schema.GROUPS:
+        if "schema" not in (config.get(group) or ()):
+            continue
+        file = f"{group}/{config.hydra.runtime.choices.get(group)}"
+        loaded = loader.repository.load_config(file)
+        for default in (loaded.defaults_list or ()) if loaded is not None else ():
+            path = str(getattr(default, "path", "") or "")
+            if path.startswith("/schema/") and not default.package:
+                raise UserError(f"{path} (in {file}.yaml)", f"its keys would go to {group}.schema", f"{path}@_here_")
 
 
 def compose_sweep(app: Hydra, overrides: list[str], config_name: str) -> tuple[DictConfig, list[str]]:

@@ -88,6 +88,9 @@ def _by_text(vocabulary: Vocabulary, text: str) -> UserError | None:
 def _no_option(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     group, name = found[1], found[2]
     options = vocabulary.options(group)
+    if group == "schema" and (of := re.search(r"In '([^']+)': Could not load", found.string)):
+        near = keys.nearest(name, options, 0.4)
+        return UserError(f"/schema/{name} (in {of[1]}.yaml)", "there are no such keys", near and f"/schema/{near}@_here_")  # fmt: skip
     typed = "+recipe=" if group == "recipe" else f"{group}="
     word = "recipe" if group == "recipe" else "option"
     source = "" if any(name in o for o in vocabulary.overrides) else f" (in +recipe={vocabulary.recipe})"

@@ -78,7 +78,8 @@ def _check_class(target: type, what: str, key: str, kind: type) -> None:
 
 def named(kind: type) -> str:
     """A class, as users import it."""
-    return "torch.nn.Module" if kind.__module__.startswith("torch.") else f"{kind.__module__}.{kind.__qualname__}"
+    package = ".".join(kind.__module__.split(".")[:2]) if kind.__module__.startswith("torch.") else kind.__module__
+    return f"{package}.{kind.__qualname__}"
 
 
 def blamed(call: Callable[[dict[str, Any]], Any], arguments: Mapping[str, Any]) -> str | None:

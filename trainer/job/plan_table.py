@@ -102,6 +102,8 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "  ...", f"and {counted(len(plan.processes) - MOST_PROCESSES_SHOWN, 'more process')}"
     for override in plan.left_out:
         yield "left out", override
+    if plan.launcher:
+        yield "launcher", plan.launcher
     yield "meeting point", plan.endpoint
     if plan.insecure:
         yield "secret", "none (launch.insecure=true)"

@@ -75,6 +75,7 @@ class Plan:
         lacks: why this would not run as it is, each reason a sentence; empty for a plan that can.
         left_out: what was given for a sweep and this point of it has no use for, each with the reason.
         predict: of mode=predict, what it looks at.
+        launcher: the class that starts the processes; empty: the usual one.
         concern: a warning about settings that run but are probably a mistake; usually empty.
         insecure: servers take any program that reaches the launcher's store for a process of the run.
     """
@@ -118,6 +119,7 @@ class Plan:
     insecure: bool = False
     lower: dict[str, bool] = field(default_factory=dict)
     predict: Predicted | None = None
+    launcher: str = ""
 
     @property
     def workers(self) -> int:
@@ -198,6 +200,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         insecure=is_insecure(config, roles),
         lower=model.lower,
         predict=_looked_at(checked, pictures) if config.mode == "predict" else None,
+        launcher="" if launch._target_ == schema.LaunchConfig._target_ else str(launch._target_),
     )
 
 
