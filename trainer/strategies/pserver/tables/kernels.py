@@ -150,8 +150,19 @@ def kernel(name: str, **hyperparameters: Any) -> Kernel:
 
 
 def summed(parts: Sequence[tuple[np.ndarray, torch.Tensor]]) -> tuple[np.ndarray, torch.Tensor]:
-    """Gradients of the same rows added up: unique ids (U,) ascending, and (U, D)."""
-    ids, positions = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)
+    """Gradients of the same rows added up: unique ids (U,) ascending, and (U, D). The ids of each part ascend."""
+    ids = np.concatenate([ids for ids, _ in parts])
+    order = ids.argsort(kind="stable")  # merges the parts, where np.unique would sort them
+    once, positions = distinct(ids[order], order)
     gradients = torch.cat([g for _, g in parts])
-    total = gradients.new_zeros((len(ids), gradients.shape[1]))
-    return ids, total.index_add_(0, torch.from_numpy(positions.reshape(-1)), gradients)
+    total = gradients.new_zeros((len(once), gradients.shape[1]))
+    return once, total.index_add_(0, torch.from_numpy(positions), gradients)
+
+
+def distinct(ordered: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of sorted ids (N,) and the places (N,) where they came from: the ids once each (U,), and (N,) where each is in these."""
+    first = np.ones(len(ordered), dtype=np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    positions = np.empty(len(ordered), dtype=np.int64)
+    positions[order] = np.cumsum(first) - 1
+    return ordered[first], positions

@@ -25,7 +25,7 @@ from trainer.strategies.pserver.protocol.sharding import (
     place,
     server_of_bucket,
 )
-from trainer.strategies.pserver.tables.kernels import summed
+from trainer.strategies.pserver.tables.kernels import distinct, summed
 
 
 class DenseMap:
@@ -193,14 +193,8 @@ def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
         return once, torch.from_numpy(positions.reshape(ids.shape)).to(ids.device)
     packed = (flat << bits) | np.arange(len(flat))  # one sort of id and place together is faster than an argsort
     packed.sort()
-    places = packed & ((1 << bits) - 1)
-    packed >>= bits
-    first = np.empty(len(packed), dtype=np.bool_)
-    first[0] = True
-    np.not_equal(packed[1:], packed[:-1], out=first[1:])
-    positions = np.empty(len(packed), dtype=np.int64)
-    positions[places] = np.cumsum(first) - 1
-    return packed[first], torch.from_numpy(positions.reshape(ids.shape)).to(ids.device)
+    once, positions = distinct(packed >> bits, packed & ((1 << bits) - 1))
+    return once, torch.from_numpy(positions.reshape(ids.shape)).to(ids.device)
 
 
 def layouts(dense: DenseMap, remote: Sequence[RemoteTable], dtype: torch.dtype, servers: int) -> list[Layout]:
