@@ -86,6 +86,18 @@ class RunFailed(Exception):
     ends_run = True
 
 
+class Died(RunFailed):
+    """A process of the run was killed, ended without a word, or hangs; it told no error of its own.
+
+    Args:
+        who: e.g. ``worker 1``; update: how many updates it had done.
+    """
+
+    def __init__(self, message: str, who: str, update: int = 0) -> None:
+        super().__init__(message)
+        self.who, self.update = who, update
+
+
 BY_CTRL_C = "got SIGINT"
 """How an interruption is told whose exception says nothing."""
 

@@ -174,7 +174,11 @@ def test_run_ends_without_a_worker_that_stays_stopped(tmp_path: Path) -> None:
 
 
 def test_sync_run_stops_and_names_the_killed_worker(tmp_path: Path) -> None:
-    with running(tmp_path, "strategy=pserver_sync", "epochs=1000") as (process, run, everybody):
+    with running(tmp_path, "strategy=pserver_sync", "epochs=1000", "launch.max_restarts=0") as (
+        process,
+        run,
+        everybody,
+    ):
         member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
         ended(process, tmp_path, 1, 20)
     assert "worker 1 was killed by SIGKILL" in screen(tmp_path)

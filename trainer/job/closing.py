@@ -131,6 +131,8 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
         tags["trainer.ended"] = result.ended
     if result.chosen.get("num_workers") not in (None, ready.plan.chosen.num_workers):
         tags["trainer.num_workers"] = f"{result.chosen['num_workers']}: {result.why['num_workers']}"
+    if result.restarts:
+        tags |= {"trainer.restarts": str(result.restarts)}
     if result.lost_workers:
         tags["trainer.lost_workers"] = "; ".join(result.lost_workers.values())[:4000]
     tags[NOTE] = note(ready.plan, overrides, asdict(result), lives.read(run_dir))

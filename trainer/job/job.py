@@ -17,6 +17,7 @@ from trainer.host.signals import termination_raises, undisturbed
 from trainer.job.checkpoint_rows import kept_rows
 from trainer.job.closing import finish
 from trainer.job.ready import Ready, this_machine
+from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
 from trainer.job.room import make_room, own_folder
 from trainer.planning.answers import checked_facts
@@ -68,7 +69,7 @@ def execute(
                 tracker.open(run_dir, _told(ready, overrides, parent))
                 tracked = True
             with bar(run_dir, plan.total_steps, config.verbosity):
-                outcome = start(ready.assignment)
+                outcome = start_and_restart(start, ready, result, tracker)
         result = _with(outcome, result, plan)
         if result.status == PREEMPTED:
             raise RunPreempted(f"a checkpoint was saved after update {result.steps}")

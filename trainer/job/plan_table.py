@@ -104,6 +104,10 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "left out", override
     if plan.launcher:
         yield "launcher", plan.launcher
+    if plan.mode == "train" and plan.traits.lockstep and plan.nnodes > 1:
+        yield "restarts", "none: a run on several hosts ends when a process dies"
+    elif plan.restarts and len(plan.processes) > 1:
+        yield "restarts", f"at most {plan.restarts} within an hour, when a process dies"
     yield "meeting point", plan.endpoint
     if plan.insecure:
         yield "secret", "none (launch.insecure=true)"

@@ -19,6 +19,7 @@ class Result:
         chosen, why: what ``auto`` picked and the reasons.
         data_source: what was really trained on.
         mode: what was done; unreadable: with ``predict``, the first files that could not be read.
+        restarts: how often all processes were started again because one had died.
         lost_workers: by rank, how workers died whom the others did without.
     """
 
@@ -42,4 +43,5 @@ class Result:
     unreadable: list[str] = field(default_factory=list)
     stand_in: str = ""
     lost_workers: dict[str, str] = field(default_factory=dict)
+    restarts: int = 0
     error: str = ""

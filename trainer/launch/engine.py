@@ -24,6 +24,7 @@ class Start:
         sockets: folder for Unix sockets; empty: none.
         environment: its variables.
         log: an existing file, where all that it prints goes; scratch: the folder for its temporary files.
+        pulse: file in which the launcher sees how far it is.
     """
 
     role: Role
@@ -36,6 +37,7 @@ class Start:
     environment: Mapping[str, str]
     log: Path
     scratch: Path
+    pulse: str = ""
 
     @property
     def rank(self) -> int:

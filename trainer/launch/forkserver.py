@@ -12,15 +12,15 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, first_line
-from trainer.host import private
+from trainer.errors import BY_CTRL_C, Died, Interrupted, RunFailed, first_line
+from trainer.host import private, pulse
 from trainer.host.addresses import free_port, listening, with_port
 from trainer.host.board import NoNote, OwnBoard, SealedBoard
 from trainer.host.parent_death import end_with
@@ -28,6 +28,7 @@ from trainer.host.patient_store import PatientStore
 from trainer.host.requests import LEAVE, NUMBERS, Grace, requests, say_leaving
 from trainer.host.signals import termination_raises
 from trainer.launch.engine import Engine, Start
+from trainer.launch.hang import Hang
 from trainer.launch.log_on_screen import Shown
 from trainer.launch.other_hosts import OtherHosts
 from trainer.launch.place import Place
@@ -52,6 +53,7 @@ def launch(
     engine: Engine | None = None,
     verbosity: str = "normal",
     grace: Grace | None = None,
+    hang_s: float | None = None,
 ) -> dict[str, dict[int, Any]]:
     """Run the plan's processes of this host to their end.
 
@@ -63,6 +65,7 @@ def launch(
         engine: starts each process; None: a forkserver does.
         verbosity: whose output is also shown on the screen: ``quiet`` nobody's, ``normal`` worker 0's, ``debug`` everybody's.
         grace: SIGTERM and SIGUSR1 ask the workers to save and end; None: they end all at once.
+        hang_s: longest time in which no worker shows a sign of life; None: for ever.
 
     Returns:
         For each role and rank here, what its entry returned.
@@ -87,7 +90,7 @@ def launch(
                     _start(role, payload, log_dir, scratch, meeting, place, lambda start: engine.begin(start, here[0]), members, kept)  # fmt: skip
                 shown += _shown(members, verbosity, kept)
                 with _asked_to_leave(grace, here):
-                    return _watched(members, here, OtherHosts(here, meeting, roles))
+                    return _watched(members, here, OtherHosts(here, meeting, roles), scratch, hang_s)
             except KeyboardInterrupt:
                 raise Interrupted(BY_CTRL_C) from None
             finally:
@@ -99,26 +102,52 @@ def launch(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> AbstractContextManager[Any]:
-    """The first SIGTERM or SIGUSR1 is passed on to the workers."""
+@contextmanager
+def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> Iterator[None]:
+    """The first SIGTERM or SIGUSR1 is passed on to the workers.
+
+    Raises:
+        Interrupted: a process has died after it.
+    """
     if grace is None:
-        return nullcontext()
+        yield
+        return
 
     def tell(name: str) -> None:
         say_leaving(name, grace.seconds)
         for board in here[:1]:
             board.clone().set(LEAVE, "")
 
-    return requests(grace.begun, grace.seconds, tell)
+    with requests(grace.begun, grace.seconds, tell) as request:
+        try:
+            yield
+        except Died as death:
+            if not request:
+                raise
+            raise Interrupted(f"got {request.name}, and then {death}") from death
 
 
-def _watched(members: Sequence[Member], here: Sequence[Any], others: OtherHosts) -> dict[str, dict[int, Any]]:
+def pulse_of(role: str, rank: int) -> str:
+    """The name of a process's pulse."""
+    return f"pulse.{role}.{rank}"
+
+
+def _watched(
+    members: Sequence[Member], here: Sequence[Any], others: OtherHosts, scratch: Path, hang_s: float | None
+) -> dict[str, dict[int, Any]]:
     """The members' results, when all are done on all hosts. If they end otherwise, the other hosts are told.
 
     Raises:
         RunFailed: as ``launch``; or host 0 cannot be reached.
     """
-    supervisor = Supervisor(members, here, multiprocessing.connection.wait, look=others.look)
+    pulses = {str(m): scratch / pulse_of(m.role.name, m.rank) for m in members}
+    hang = Hang([m for m in members if m.role.name == "worker"], pulses, hang_s)
+
+    def look() -> Mapping[int, str]:
+        hang.look()
+        return others.look()
+
+    supervisor = Supervisor(members, here, multiprocessing.connection.wait, look=look)
     try:
         results = supervisor.watch()
         others.leave(results)
@@ -126,6 +155,8 @@ def _watched(members: Sequence[Member], here: Sequence[Any], others: OtherHosts)
     except NoNote as error:
         raise RunFailed(f"{others.meeting.name(0)} cannot be reached: {error}") from error
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
+        if isinstance(error, Died) and error.who in pulses:
+            error.update = pulse.look(pulses[error.who]).update
         why = str(error) or BY_CTRL_C
         if supervisor.ends_all:
             others.end(why)
@@ -225,9 +256,10 @@ def _start(
     for i in range(role.here):
         rank = role.first_rank + i
         log = log_dir / f"{LOG_NAMES[role.name]}.{rank}"
-        kept[log] = private.go_on(log) if getattr(payload, "resume", "") else private.start_empty(log)
+        kept[log] = private.go_on(log) if getattr(payload, "goes_on", False) else private.start_empty(log)
+        own = pulse.make(scratch / pulse_of(role.name, rank))
         environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
-        start = Start(role, i, payload, place, meeting.here, os.getpid(), sockets, environment, log, scratch)
+        start = Start(role, i, payload, place, meeting.here, os.getpid(), sockets, environment, log, scratch, str(own))
         members.append(Member(role, rank, begin(start)))
 
 
@@ -264,6 +296,7 @@ def enter(start: Start) -> Any:
     seat = Seat(
         role.name, start.rank, role.size, start.index, role.here, role.devices[start.index],
         board, secret=start.place.secret, host=start.host, folder=start.sockets, group_store=store,
+        pulse=start.pulse,
     )  # fmt: skip
     return resolve(role.entry)(seat, start.payload)
 

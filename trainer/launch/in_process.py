@@ -35,7 +35,7 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
     board = SealedBoard(dist.HashStore(), secrets.token_bytes(32))
     seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, board, group_store=dist.HashStore())
     quiet = assignment.config.verbosity == "quiet"
-    with kept_log(run_dir / "workerlog.0", bool(assignment.resume)) as log, teed(log, quiet), interpreter.at_work():
+    with kept_log(run_dir / "workerlog.0", assignment.goes_on) as log, teed(log, quiet), interpreter.at_work():
         try:
             outcome: dict[str, Any] = locate(plan.entries["worker"])(seat, assignment)
             return outcome

@@ -26,6 +26,8 @@ from trainer.errors import RunFailed, UserError
 MOST_TEXT = 30_000
 """Characters of an error, which a pipe takes without a reader."""
 DONE = b""
+STACKS = signal.SIGUSR2
+"""A started process that gets it writes its Python stacks into its log, wherever it is."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,11 @@ class Child:
             self.hung_up = True
             self.pipe.close()
 
+    def dump(self) -> bool:
+        """Have it write its Python stacks into its log."""
+        self.signal(STACKS)
+        return True
+
     def signal(self, number: signal.Signals) -> None:
         """Send the child a signal, if it is still there."""
         if self.process.is_alive() and self.process.pid is not None:
@@ -166,6 +173,7 @@ def to_log(log: str, folder: str) -> None:
     os.close(output)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable(all_threads=True)
+    faulthandler.register(STACKS, all_threads=True)
 
 
 def returned(enter: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

@@ -76,7 +76,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     grace = Grace(config.checkpoint.grace_s, lambda: read_status(run_dir).get("state") == "running")
     results = launch(
         roles, assignment, run_dir, meeting, engine or Forked(preload), config.verbosity,
-        grace if keeps(config, plan) else None,
+        grace if keeps(config, plan) else None, told.hang_timeout_s if config.mode == "train" else None,
     )  # fmt: skip
     _leave_statistics(Path(plan.run_dir), results.get("server", {}))
     if not results["worker"]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.errors import RunFailed
+from trainer.errors import Died, RunFailed
 from trainer.host.board import Board
 from trainer.launch.process import Failure
 
@@ -74,6 +74,9 @@ class Handle(Protocol):
     def dismiss(self) -> None:
         """Let the process end: nobody needs it any more."""
 
+    def dump(self) -> bool:
+        """Have it write its Python stacks into its log; returns whether it can be asked."""
+
     def signal(self, number: signal.Signals) -> None:
         """Send the process a signal, if it is still there."""
 
@@ -132,7 +135,7 @@ class Supervisor:
                 if member.handle.exitcode is not None:
                     self._ended(member)
             if any(_lingers(member) for member in self.running):
-                raise RunFailed(first_failure(self.members))
+                raise failed_first(self.members)
             for rank, why in self.look().items():
                 self.lost[rank] = why
                 print(f"\nATTENTION: {why}\n  the others go on without it\n", flush=True)
@@ -160,8 +163,8 @@ class Supervisor:
             return
         if not self._can_do_without(member):
             mine = [self.lost[m.rank] for m in self.members if m.rank in self.lost and m.role.apart]
-            raise RunFailed(mine[0] if mine else first_failure(self.members))
-        self.lost[member.rank] = first_failure([member])
+            raise RunFailed(mine[0]) if mine else failed_first(self.members)
+        self.lost[member.rank] = str(failed_first([member]))
         self.board[0].set(f"lost/{member.role.name}/{member.rank}", "its process ended")
         print(f"\nATTENTION: {self.lost[member.rank]}\n  the others go on without it\n", flush=True)
 
@@ -224,29 +227,34 @@ def _lingers(member: Member) -> bool:
     return failure is not None and time.monotonic_ns() - failure.at > LINGER_S * 1e9
 
 
-def first_failure(members: Sequence[Member]) -> str:
-    """The message of the process that failed first; the other errors are only its echo.
+def failed_first(members: Sequence[Member]) -> RunFailed:
+    """The end of the process that failed first, with its message; the others' errors are only its echo.
 
     A process that was killed says nothing, but those that lost it do, so a signal counts before all errors. SIGTERM and
-    SIGINT count last: they reach many at once, and others of them may have told why.
+    SIGINT count last: they reach many at once, and others of them may have told why. One that told no error has ``Died``.
     """
     time.sleep(POLL_S)  # the echo may be here before the cause
-    reports: list[tuple[float, str, Path]] = []
+    reports: list[tuple[float, str, Path, str]] = []
     for member in members:
         handle = member.handle
         handle.look()
         code = handle.exitcode
         if handle.failure is not None:
-            reports.append((handle.failure.at, f"{member}{handle.failure}", handle.log))
+            reports.append((handle.failure.at, f"{member}{handle.failure}", handle.log, ""))
         elif code and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""
             when = float("inf") if -code in (signal.SIGTERM, signal.SIGINT) else -2
-            reports.append((when, f"{member} was killed by {_name(-code)}{hint}{_tail(handle.log)}", handle.log))
+            reports.append(
+                (when, f"{member} was killed by {_name(-code)}{hint}{_tail(handle.log)}", handle.log, str(member))
+            )
         elif code is not None and not handle.well:
             early = "" if code else ", before it had done its work"
-            reports.append((-1, f"{member} ended with exit code {code}{early}{_tail(handle.log)}", handle.log))
-    _, text, log = min(reports, key=lambda report: report[0])
-    return f"{text}\n  its log: {log}"
+            reports.append(
+                (-1, f"{member} ended with exit code {code}{early}{_tail(handle.log)}", handle.log, str(member))
+            )
+    _, text, log, died = min(reports, key=lambda report: report[0])
+    message = f"{text}\n  its log: {log}"
+    return Died(message, died) if died else RunFailed(message)
 
 
 def _name(number: int) -> str:

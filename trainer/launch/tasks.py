@@ -151,6 +151,10 @@ class TaskHandle:
         """Let the process end: nobody needs it any more."""
         self.board.set("leave", "")
 
+    def dump(self) -> bool:
+        """A command cannot be asked: it may be another program, which starts the process."""
+        return False
+
     def signal(self, number: signal.Signals) -> None:
         """End the command, if it is still there."""
         try:

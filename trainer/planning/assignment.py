@@ -19,6 +19,7 @@ class Assignment:
         secrets: what is never printed.
         imported: packages that the launcher has imported while it checked the config.
         resume: folder of the checkpoint that the run goes on from; empty: it begins.
+        again: these are not the first processes of this job: others have died.
     """
 
     config: RunConfig
@@ -27,16 +28,29 @@ class Assignment:
     secrets: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
     resume: str = ""
+    again: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """The run has had a life before, whose logs are written on."""
+        return self.again or bool(self.resume)
 
     def as_dict(self) -> dict[str, Any]:
         """The assignment as plain data, for JSON."""
         return {
             "config": self.config.plain(), "plan": self.plan.as_dict(), "files": self.files, "secrets": self.secrets,
             "imported": self.imported, "resume": self.resume,
+            "again": self.again,
         }  # fmt: skip
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Assignment:
         """The assignment from ``as_dict``, which may have been JSON meanwhile."""
         lists = {name: tuple(plain[name]) for name in ("files", "secrets", "imported")}
-        return Assignment(RunConfig.of(plain["config"]), Plan.of(plain["plan"]), **lists, resume=plain["resume"])
+        return Assignment(
+            RunConfig.of(plain["config"]),
+            Plan.of(plain["plan"]),
+            **lists,
+            resume=plain["resume"],
+            again=bool(plain.get("again", False)),
+        )

@@ -77,6 +77,7 @@ class Plan:
         predict: of mode=predict, what it looks at.
         launcher: the class that starts the processes; empty: the usual one.
         concern: a warning about settings that run but are probably a mistake; usually empty.
+        restarts: how often within an hour the processes are started again when one of them dies.
         insecure: servers take any program that reaches the launcher's store for a process of the run.
     """
 
@@ -120,6 +121,7 @@ class Plan:
     lower: dict[str, bool] = field(default_factory=dict)
     predict: Predicted | None = None
     launcher: str = ""
+    restarts: int = 0
 
     @property
     def workers(self) -> int:
@@ -201,7 +203,14 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         lower=model.lower,
         predict=_looked_at(checked, pictures) if config.mode == "predict" else None,
         launcher="" if launch._target_ == schema.LaunchConfig._target_ else str(launch._target_),
+        restarts=launch.max_restarts if restartable(checked) else 0,
     )
+
+
+def restartable(checked: Checked) -> bool:
+    """All processes can be started again together: none of them goes on when another dies, and all are on this host."""
+    traits, config = checked.declaration.traits, checked.config
+    return config.mode == "train" and config.launch.nnodes == 1 and traits.lockstep and not traits.survives
 
 
 def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -> tuple[Chosen, dict[str, str]]:

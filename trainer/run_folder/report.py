@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from trainer.host.files import replace_file
 from trainer.host.private import start_empty
+from trainer.host.pulse import Pulse
 from trainer.metrics.best import AVERAGED, NOBODY, RAW, Best, falls
 from trainer.run_folder.json_files import leave
 from trainer.run_folder.lives import number
@@ -53,13 +54,15 @@ class Report:
         lower: of a user's own metrics, whether less is better.
         own: where this worker says how far it is itself, where the workers go their own ways.
         goes_on: metrics.jsonl is that of the run before, and is written on.
+        pulse: where the launcher sees that the worker lives; None: it does not look.
     """
 
     def __init__(
         self, run_dir: Path | None, total_steps: int, watched: str = "val/acc1", lower: Mapping[str, bool] = NOBODY,
-        own: Path | None = None, goes_on: bool = False,
+        own: Path | None = None, goes_on: bool = False, pulse: Pulse | None = None,
     ) -> None:  # fmt: skip
         self.own = own
+        self.pulse = pulse or Pulse()
         self.run_dir = run_dir
         self.life = number(run_dir) if run_dir else 1
         self.watched = Best(watched, lower=lower)
@@ -96,6 +99,7 @@ class Report:
 
     def progress(self, epoch: int, step: int) -> None:
         """After every update: where the run is."""
+        self.pulse.update(step)
         self.epoch, self.step = epoch, step
         now = time.perf_counter()
         if now >= self._next_status:
@@ -250,6 +254,7 @@ class Report:
         for name in KEPT:
             setattr(self, name, kept[name])
         self.watched.load(watched)
+        self.pulse.update(self.step)
         now = time.perf_counter()
         self.started = now - seconds
         self._window = self._window_before = Window(now, self.step, self.data_waited, self.samples)

@@ -142,6 +142,7 @@ class Seat:
         servers: how many parameter servers the run has; server_hosts: the host of each, where there are several hosts.
         folder: of the run on this host, for this user alone, short enough for Unix sockets; empty: the run spans hosts.
         group_store: torch's own, where process groups meet; None: there are no other processes.
+        pulse: file in which the launcher sees how far this process is; empty: it does not look.
     """
 
     role: str
@@ -158,6 +159,7 @@ class Seat:
     server_hosts: tuple[int, ...] = ()
     folder: str = ""
     group_store: Store | None = None
+    pulse: str = ""
 
     def server_name(self, number: int) -> str:
         """What a parameter server is called in messages, with its host where there are several."""

@@ -77,6 +77,10 @@ class Tracker:
         self.opened = True
         self._send({"open": str(run_dir), **run, "away": self.away})
 
+    def go_back(self, run_dir: Path, points: int, cut: str) -> None:
+        """The run goes back: metrics.jsonl has so many bytes again, and what was cut off comes again; returns at once."""
+        self._send({"back": str(run_dir), "points": points, "cut": cut})
+
     def trained(self, run_dir: Path) -> None:
         """Tell the recorder that a run's model is there and can be packed; returns at once."""
         self._send({"trained": str(run_dir)})

@@ -153,6 +153,16 @@ class Follower:
         found = self.client.search_runs([experiment_id], f"tags.`{OPENED}` = '{self.run['opened']}'", max_results=1)
         return str(found[0].info.run_id) if found else None
 
+    def go_back(self, points: int, cut: str) -> None:
+        """metrics.jsonl has so many bytes again; what was cut off it will be written again.
+
+        Args:
+            cut: what was cut off.
+        """
+        told = self._told().after_cut(bytes(points) + cut.encode(), points)
+        self.sent, self.doubt, self.again, self.counted = told.sent_bytes, told.doubtful_bytes, told.again, None
+        self.remember()
+
     def _new_lines(self) -> bytes:
         try:
             with (self.run_dir / "metrics.jsonl").open("rb") as points:
@@ -211,16 +221,18 @@ class Follower:
 
     def remember(self) -> None:
         """Write tracking.json, without what only the server's owner should know."""
-        told = Remembered(
-            self.run["uri"], self.run["experiment"], self.run_id, self.sent, self.doubt, self.asked, self.again, self.run
-        )  # fmt: skip
         try:
             if self.run_dir.is_dir():
-                tracking_file.write(self.run_dir, told)
+                tracking_file.write(self.run_dir, self._told())
         except OSError as error:  # a full disk is no reason not to send what is there
             if not self.forgetful:
                 tell({"warning": f"{error.filename or self.run_dir / 'tracking.json'} cannot be written ({error.strerror}): should this run be killed, nobody knows how far it was sent"})  # fmt: skip
             self.forgetful = True
+
+    def _told(self) -> Remembered:
+        return Remembered(
+            self.run["uri"], self.run["experiment"], self.run_id, self.sent, self.doubt, self.asked, self.again, self.run
+        )  # fmt: skip
 
     def finish(self, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
         """Send the rest of the points, the artifacts and the end of the run, within the time."""

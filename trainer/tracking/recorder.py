@@ -76,6 +76,8 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
             follower.away_since, follower.error = time.monotonic(), away
         follower.remember()
         followers[message["open"]] = follower
+    elif "back" in message:
+        followers[message.pop("back")].go_back(**message)
     elif "trained" in message:  # while the parent draws its pictures
         followers[message["trained"]].pack_models()
     elif "close" in message:

@@ -182,6 +182,7 @@ def train_epoch(run: Training, epoch: int) -> None:
             with strategy.accumulate(batch.last), counting(run.model, batch.samples):
                 with profile("forward"), run.arithmetic():
                     loss, outputs = run.task.forward(run.forward, batch.inputs, batch.labels)
+                run.report.pulse.sign()
                 with profile("backward"):
                     strategy.backward(loss * (weight * batch.share) if weight * batch.share != 1.0 else loss)
             line.meter.add(loss, outputs, batch.labels, batch.samples)
@@ -329,6 +330,7 @@ def _evaluated(run: Training, index: int, count: int) -> torch.Tensor:
     for numbers, batch in run.feed.evaluation(index, count):
         with run.arithmetic():
             loss, outputs = run.task.forward(run.model, batch.inputs, batch.labels)
+        run.report.pulse.sign()
         exam.add(loss, outputs, batch.labels, batch.samples, numbers)
         run.own.add(outputs, batch.labels)
     return exam.sums()

@@ -21,6 +21,7 @@ from trainer.data.sampler import (
     training_sampler,
 )
 from trainer.errors import PREEMPTED, Preempted
+from trainer.host.pulse import Pulse
 from trainer.host.requests import requests, say_leaving
 from trainer.metrics import validation_file
 from trainer.metrics.best import best_metric
@@ -136,7 +137,13 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
         best = best_metric(config, plan.facts.task)
         own = None if plan.traits.lockstep else run_dir / f"status.{seat.rank}.json"
         report = Report(
-            run_dir if seat.rank == 0 else None, plan.total_steps, best, plan.lower, own, bool(assignment.resume)
+            run_dir if seat.rank == 0 else None,
+            plan.total_steps,
+            best,
+            plan.lower,
+            own,
+            bool(assignment.resume),
+            Pulse(seat.pulse),
         )
         try:
             report.doing("building the model and opening the data")

@@ -1,0 +1,140 @@
+"""A process that dies or hangs: all are started again from the newest checkpoint, and the numbers are the undisturbed ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.pace import patient, wait_for
+from tests.runs import alive, family, mlflow_runs, points, read, start, trainer
+from tests.zygote import Started
+
+BASE = [
+    "+recipe=digits_lenet", "limit_train_batches=10", "epochs=2", "execution.log_every=1", "execution.threads=1",
+    "execution.deterministic=true", "checkpoint.every_steps=4", "checkpoint.background=false", "hydra.run.dir=run",
+]  # fmt: skip
+TWO = "launch.nproc=2"
+GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:7,until:go}]"
+BREAKS = ["model._target_=tests.faults.deadly.Deadly", "~model.in_channels", "~model.image_size"]
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [(p["step"], p["metrics"]["train/loss"]) for p in lines if "train/loss" in p["metrics"]]
+
+
+def writes(process: psutil.Process, log: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process.pid}/fd/1").readlink() == log
+    return False
+
+
+@contextlib.contextmanager
+def at_the_gate(folder: Path, *overrides: str) -> Iterator[tuple[Started, Path, list[psutil.Process]]]:
+    """A run whose workers wait in their seventh update; it has ended afterwards, and its output is on the screen."""
+    process, run = start(*BASE, GATE, *overrides, cwd=folder), folder / "run"
+    everybody: list[psutil.Process] = []
+
+    def waits() -> bool:
+        assert process.poll() is None, (folder / "screen.txt").read_text()
+        return (run / "metrics.jsonl").exists() and len(points(run, "train/loss")) >= 7
+
+    try:
+        wait_for(waits, 90, "the workers wait")
+        everybody = family(process.pid)
+        yield process, run, everybody
+        process.wait(90)
+        wait_for(lambda: not alive(everybody), 15, f"{alive(everybody)} end")
+    finally:
+        process.kill()
+        for other in alive(everybody):
+            other.kill()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
+    """Updates and losses of the run by two workers that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = trainer(*BASE, TWO, "tracking=none", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "restarts       at most 3 within an hour, when a process dies" in done.stdout
+    return losses(folder / "run")
+
+
+def test_all_go_on_from_the_checkpoint_when_one_is_killed(tmp_path: Path, undisturbed: list[tuple[int, float]]) -> None:
+    with at_the_gate(tmp_path, TWO) as (process, run, everybody):
+        wait_for(lambda: read(run / "tracking.json").get("run_id"), 90, "the MLflow run is opened")
+        next(p for p in everybody if writes(p, run / "workerlog.1")).kill()
+        (run / "go").touch()
+    screen = (tmp_path / "screen.txt").read_text()
+    assert process.returncode == 0, screen
+    assert "ATTENTION: worker 1 was killed by SIGKILL" in screen
+    assert "restart 1 of 3: all processes are started again, from step-000000004" in screen
+    assert losses(run) == undisturbed
+    assert read(run / "result.json")["restarts"] == 1
+    log = (run / "workerlog.0").read_text()
+    assert "[Epoch 0, batch 0]" in log and "goes on from" in log, "both lives are in the log"
+    assert "[Epoch 0, batch 0]" not in screen.partition("restart 1 of 3")[2], "the first life is not shown again"
+    [tracked] = mlflow_runs(tmp_path)
+    assert tracked.info.status == "FINISHED" and tracked.data.tags["trainer.restarts"] == "1"
+    assert sent(tmp_path) == undisturbed
+
+
+def sent(folder: Path) -> list[tuple[int, float]]:
+    from mlflow import MlflowClient
+
+    [run] = mlflow_runs(folder)
+    history = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}").get_metric_history(run.info.run_id, "train/loss")
+    return sorted((point.step, point.value) for point in history)
+
+
+def test_worker_alone_is_started_again_from_the_beginning_without_a_checkpoint(tmp_path: Path) -> None:
+    done = trainer(*(o for o in BASE if not o.startswith("checkpoint.")), *BREAKS, f"+model.deaths={tmp_path}", "+model.at=[3,5]", "+model.rank=0", "launch=forkserver", "checkpoint=none", "tracking=none", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("from the beginning: there is no checkpoint yet") == 2
+    assert read(tmp_path / "run" / "result.json")["restarts"] == 2
+    assert [step for step, _ in losses(tmp_path / "run")] == list(range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("at", "most", "restarts", "why"),
+    [
+        ("[6,2]", 3, 1, "worker 1 died after update 5 twice in a row: the run is not started again"),
+        ("[2,6]", 1, 1, "after 1 restart within an hour (launch.max_restarts): the run is not started again"),
+        ("[2]", 0, 0, "worker 1 was killed by SIGKILL"),
+    ],
+)
+def test_deaths_that_repeat_end_the_run(tmp_path: Path, at: str, most: int, restarts: int, why: str) -> None:
+    done = trainer(*BASE, TWO, *BREAKS, f"+model.deaths={tmp_path}", f"+model.at={at}", "+model.rank=1", f"launch.max_restarts={most}", "tracking=none", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert why in done.stderr and "worker 1 was killed by SIGKILL" in done.stderr
+    assert read(tmp_path / "run" / "result.json")["restarts"] == restarts
+
+
+def test_error_of_its_own_is_no_death(tmp_path: Path) -> None:
+    done = trainer(*BASE, TWO, "model._target_=tests.e2e.own_models.Breaks", *BREAKS[1:], "+model.rank=1", "tracking=none", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 1 and "the model broke on purpose" in done.stderr
+    assert read(tmp_path / "run" / "result.json")["restarts"] == 0
+
+
+def test_stopped_worker_is_found_named_and_replaced(tmp_path: Path, undisturbed: list[tuple[int, float]]) -> None:
+    with at_the_gate(tmp_path, TWO, "tracking=none", f"launch.hang_timeout_s={patient(3)}") as (process, run, everybody):  # fmt: skip
+        next(p for p in everybody if writes(p, run / "workerlog.1")).send_signal(signal.SIGSTOP)
+        (run / "go").touch()
+    screen = (tmp_path / "screen.txt").read_text()
+    assert process.returncode == 0, screen
+    assert "ATTENTION: worker 1 does not even answer: it is stopped, after 7 updates" in screen
+    assert "(most recent call first)" in (run / "workerlog.0").read_text(), "where the others wait is in their logs"
+    assert losses(run) == undisturbed
+
+
+def test_worker_that_is_stuck_is_named_with_where_it_is(tmp_path: Path) -> None:
+    done = trainer(*BASE, TWO, *BREAKS, f"+model.deaths={tmp_path}", "+model.at=[3]", "+model.rank=1", "+model.how=sleep", "launch.max_restarts=0", f"launch.hang_timeout_s={patient(3)}", "tracking=none", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "worker 1 hangs, after 2 updates" in done.stderr and "in sleeps_for_ever" in done.stderr
