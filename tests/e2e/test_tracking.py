@@ -134,7 +134,7 @@ def test_a_run_lives_through_a_server_that_is_killed_and_started_again(tmp_path:
         before = read(run / "tracking.json")["sent_bytes"]
         server.start()
         wait_for(lambda: read(run / "tracking.json").get("sent_bytes", 0) > before, 60, "points are sent again")
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     finally:
         process.kill()

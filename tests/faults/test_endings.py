@@ -13,7 +13,7 @@ from tests.runs import SMALL, alive, family, mlflow_runs, points, read, start
 
 SECRET = "s3cret-of-a-hub"
 LONG = [
-    *SMALL, "epochs=100000", "hydra.run.dir=run", "execution.val_every=0", "~model.in_channels", "~model.image_size",
+    *SMALL, "epochs=100000", "checkpoint=none", "hydra.run.dir=run", "execution.val_every=0", "~model.in_channels", "~model.image_size",
     "model._target_=tests.e2e.own_models.Talks", f"+model.hub_token={SECRET}",
 ]  # fmt: skip
 

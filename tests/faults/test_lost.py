@@ -174,11 +174,7 @@ def test_run_ends_without_a_worker_that_stays_stopped(tmp_path: Path) -> None:
 
 
 def test_sync_run_stops_and_names_the_killed_worker(tmp_path: Path) -> None:
-    with running(tmp_path, "strategy=pserver_sync", "epochs=1000", "launch.max_restarts=0") as (
-        process,
-        run,
-        everybody,
-    ):
+    with running(tmp_path, "strategy=pserver_sync", "epochs=1000", "launch.max_restarts=0") as (process, run, everybody):  # fmt: skip
         member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
         ended(process, tmp_path, 1, 20)
     assert "worker 1 was killed by SIGKILL" in screen(tmp_path)
@@ -204,7 +200,7 @@ def test_run_without_its_server_ends_and_names_it(tmp_path: Path, how: signal.Si
 
 
 def test_run_with_servers_ends_whole_when_its_parent_is_ended(tmp_path: Path) -> None:
-    with running(tmp_path, "strategy=pserver_async", "launch.servers=2", "epochs=1000") as (process, run, _):
+    with running(tmp_path, "strategy=pserver_async", "launch.servers=2", "epochs=1000", "checkpoint=none") as (process, run, _):
         process.send_signal(signal.SIGTERM)
         ended(process, tmp_path, 130, 20)
     assert read(run / "status.json")["state"] == "killed"
