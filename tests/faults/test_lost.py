@@ -200,7 +200,11 @@ def test_run_without_its_server_ends_and_names_it(tmp_path: Path, how: signal.Si
 
 
 def test_run_with_servers_ends_whole_when_its_parent_is_ended(tmp_path: Path) -> None:
-    with running(tmp_path, "strategy=pserver_async", "launch.servers=2", "epochs=1000", "checkpoint=none") as (process, run, _):
+    with running(tmp_path, "strategy=pserver_async", "launch.servers=2", "epochs=1000", "checkpoint=none") as (
+        process,
+        run,
+        _,
+    ):
         process.send_signal(signal.SIGTERM)
         ended(process, tmp_path, 130, 20)
     assert read(run / "status.json")["state"] == "killed"

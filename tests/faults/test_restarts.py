@@ -78,6 +78,8 @@ def test_all_go_on_from_the_checkpoint_when_one_is_killed(tmp_path: Path, undist
     assert "restart 1 of 3: all processes are started again, from step-000000004" in screen
     assert losses(run) == undisturbed
     assert read(run / "result.json")["restarts"] == 1
+    first, second = json.loads((run / "lives.json").read_text())
+    assert (first["how"], first["last"], second["how"], second["first"]) == ("failed", 7, "done", 4)
     log = (run / "workerlog.0").read_text()
     assert "[Epoch 0, batch 0]" in log and "goes on from" in log, "both lives are in the log"
     assert "[Epoch 0, batch 0]" not in screen.partition("restart 1 of 3")[2], "the first life is not shown again"
