@@ -94,5 +94,6 @@ def test_setup_that_returns_no_model_or_makes_no_optimizer_is_named() -> None:
         check_set_up(strategy, None)
     with pytest.raises(RunFailed, match=r"\.Own: setup made no optimizer\. Write self\.updater = "):
         check_set_up(strategy, torch.nn.Identity())
+    check_set_up(object.__new__(type("Elsewhere", (Single,), {"lr": 0.1})), torch.nn.Identity())
     strategy.updater = object()
     check_set_up(strategy, torch.nn.Identity())

@@ -55,5 +55,5 @@ def check_set_up(strategy: Strategy, forward: object) -> None:
     name = f"{type(strategy).__module__}.{type(strategy).__qualname__}"
     if not isinstance(forward, nn.Module):
         raise RunFailed(f"{name}: setup returned {kind(forward)}. Return the module to call in training, as a rule the model that it was given")  # fmt: skip
-    if not hasattr(strategy, "updater"):
+    if not hasattr(strategy, "updater") and type(strategy).lr is Strategy.lr:  # one without has a rate of its own
         raise RunFailed(f"{name}: setup made no optimizer. Write self.updater = make_updater(model) in it")
