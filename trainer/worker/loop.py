@@ -148,7 +148,6 @@ def _fit(run: Training) -> dict[str, float]:
         due = run.rhythm.val_every and (epoch + 1) % run.rhythm.val_every == 0
         if (due or done or run.stop) and (run.lockstep or not run.stop):
             evaluate(run, epoch)  # workers without a common step are stopped by a validation alone
-        run.update = 0
         if run.checkpoints is not None and not run.stop:
             run.checkpoints.after_epoch(run)
         if done:
@@ -212,6 +211,7 @@ def train_epoch(run: Training, epoch: int) -> None:
             run.checkpoints.after_update(run)
         if run.step >= run.rhythm.total_steps or run.stop:
             break
+    run.update = 0
 
 
 def log_rest(run: Training, epoch: int) -> None:

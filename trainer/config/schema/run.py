@@ -26,7 +26,7 @@ class LaunchConfig:
         None, "file with the secret by which hosts know each other, mode 0600 (null: $TRAINER_RUN_SECRET)"
     )
     insecure: bool = key(False, "parameter servers between hosts without a secret: whoever reaches master_port can change the training")  # fmt: skip
-    max_restarts: int = key(3, "restarts within an hour, from the newest checkpoint, when a process of a lockstep strategy dies (on one host; 0: none)", "restarts", ge=0)  # fmt: skip
+    max_restarts: int = key(3, "restarts within an hour where a process of a lockstep strategy dies, on one host (0: none)", "restarts", ge=0)  # fmt: skip
     hang_timeout_s: Optional[float] = key(1800.0, "no worker does anything for so long: it is named, its stack is logged, and it counts as dead (null: never)", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
     timeout_s: float = key(300.0, "longest wait for all hosts and processes to arrive", "seconds", gt=0, le=LONGEST_S)
 
@@ -77,7 +77,7 @@ class CheckpointConfig:
 class ResumeConfig:
     """resume: whether the run goes on from a checkpoint. ``resume=auto`` on the command line is ``resume.path=auto``."""
 
-    path: Optional[str] = key(None, "auto: the newest whole checkpoint of hydra.run.dir; a checkpoint, a run's folder, or an MLflow run id (null: afresh)")  # fmt: skip
+    path: Optional[str] = key(None, "auto (the newest checkpoint of hydra.run.dir), fresh, a checkpoint, a run's folder, or an MLflow run id")  # fmt: skip
     allow_changes: bool = key(False, "go on although the config has changed in what matters to the numbers")
 
 
