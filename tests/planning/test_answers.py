@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trainer.cli import commands
@@ -9,6 +11,7 @@ from trainer.cli.compose import compose, hydra_app
 from trainer.errors import RunFailed, UserError
 from trainer.job.job import prepared
 from trainer.job.ready import Ready, get_ready
+from trainer.strategies.contract import Strategy
 from trainer.strategies.single import Single
 from trainer.worker.own_strategy import check_set_up
 
@@ -97,3 +100,11 @@ def test_setup_that_returns_no_model_or_makes_no_optimizer_is_named() -> None:
     check_set_up(object.__new__(type("Elsewhere", (Single,), {"lr": 0.1})), torch.nn.Identity())
     strategy.updater = object()
     check_set_up(strategy, torch.nn.Identity())
+
+
+def test_checkpoint_of_a_strategy_without_an_optimizer_and_a_save_of_its_own_is_refused(tmp_path: Path) -> None:
+    elsewhere = object.__new__(type("Elsewhere", (Single,), {"save": Strategy.save}))
+    with pytest.raises(
+        RunFailed, match=r"\.Elsewhere has no optimizer of its own .* and no method save, .*type checkpoint=none"
+    ):
+        elsewhere.save(tmp_path)

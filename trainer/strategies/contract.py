@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_chec
 
 from trainer.config.run_config import RunConfig, typed
 from trainer.config.schema import LaunchConfig, StrategyConfig
-from trainer.errors import UserError
+from trainer.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     import torch
@@ -297,7 +297,13 @@ class Strategy(ABC):
 
         Args:
             folder: of the checkpoint to come, where other processes of the strategy write (``trainer.checkpoint.sealed``).
+
+        Raises:
+            RunFailed: the optimizer is elsewhere, and this method is not the strategy's own.
         """
+        if not hasattr(self, "updater"):
+            name = f"{type(self).__module__}.{type(self).__qualname__}"
+            raise RunFailed(f"{name} has no optimizer of its own (self.updater) and no method save, so no checkpoint can be made. Write save and load, or type checkpoint=none")  # fmt: skip
         return Share({"updater": self.updater.state()})
 
     def load(self, folder: Path, share: Share) -> None:
