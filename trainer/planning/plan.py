@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil
@@ -210,7 +211,8 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
 def restartable(checked: Checked) -> bool:
     """All processes can be started again together: none of them goes on when another dies, and all are on this host."""
     traits, config = checked.declaration.traits, checked.config
-    return config.mode == "train" and config.launch.nnodes == 1 and traits.lockstep and not traits.survives
+    ours = config.launch.nnodes == 1 and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun sees to its ranks itself
+    return config.mode == "train" and ours and traits.lockstep and not traits.survives
 
 
 def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -> tuple[Chosen, dict[str, str]]:
