@@ -124,7 +124,7 @@ def test_an_interrupted_sweep_shows_its_table_and_later_jobs_have_two_lines(
 
     monkeypatch.setattr(sweep, "execute", execute)
     typed = ["+recipe=digits_lenet", "tracking=none", "hydra.sweep.dir=sweep", "optimizer.lr=0.1,0.2,0.3,0.4"]
-    with pytest.raises(KeyboardInterrupt, match="got SIGINT"), compose.hydra_app() as app:
+    with pytest.raises(Interrupted, match="got SIGINT"), compose.hydra_app() as app:
         sweep.sweep(app, typed, "config")
     assert ran == ["optimizer.lr=0.1", "optimizer.lr=0.2", "optimizer.lr=0.3"]
     shown = capsys.readouterr().out

@@ -15,6 +15,7 @@ from torch import nn
 
 from trainer.data.feed import Batch
 from trainer.errors import RunFailed
+from trainer.host.pulse import Pulse
 from trainer.metrics.best import Best, EarlyStop
 from trainer.metrics.classification import Classification
 from trainer.optim.averaged import AveragedWeights
@@ -101,6 +102,7 @@ class Lines:
         self.run_dir = None
         self.watched = Best("val/acc1")
         self.ended = ""
+        self.pulse = Pulse("")
 
     def doing(self, what: str) -> None:
         self.waited_for.append(what)
