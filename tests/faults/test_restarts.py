@@ -88,6 +88,20 @@ def test_all_go_on_from_the_checkpoint_when_one_is_killed(tmp_path: Path, undist
     assert sent(tmp_path) == undisturbed
 
 
+def test_workers_that_outlive_their_forkserver_do_not_outlive_the_life(
+    tmp_path: Path, undisturbed: list[tuple[int, float]]
+) -> None:
+    with at_the_gate(tmp_path, TWO, "tracking=none") as (process, run, everybody):
+        workers = [p for p in everybody if writes(p, run / "workerlog.0") or writes(p, run / "workerlog.1")]
+        assert len(workers) == 2 and workers[0].ppid() == workers[1].ppid() != process.pid
+        psutil.Process(workers[0].ppid()).kill()
+        wait_for(lambda: len(json.loads((run / "lives.json").read_text())) == 2, 60, "the next life begins")
+        assert not alive(workers)
+        (run / "go").touch()
+    assert process.returncode == 0, (tmp_path / "screen.txt").read_text()
+    assert losses(run) == undisturbed
+
+
 def sent(folder: Path) -> list[tuple[int, float]]:
     from mlflow import MlflowClient
 

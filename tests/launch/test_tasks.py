@@ -94,7 +94,7 @@ def test_worker_that_breaks_is_shown_with_its_error_and_the_others_end(tmp_path:
 
 @pytest.mark.parametrize("victim", ["worker", "launcher"])
 def test_process_that_is_killed_takes_all_others_along(tmp_path: Path, victim: str) -> None:
-    run = start_afresh(*DIGITS, *LONG, OWN, "launch.nproc=2", cwd=tmp_path)
+    run = start_afresh(*DIGITS, *LONG, OWN, "launch.nproc=2", "launch.max_restarts=0", cwd=tmp_path)
     try:
         wait_for(lambda: read(tmp_path / "run" / "status.json").get("step", 0) > 5, 600, "they train")
         everybody = family(run.pid)

@@ -205,7 +205,7 @@ def test_debug_shows_what_every_process_prints_with_its_name(
         members.append(kind(handle=SimpleNamespace(log=log), role=SimpleNamespace(name=name), rank=rank))
 
     def shown(verbosity: str) -> list[str]:
-        for screen in _shown(members, verbosity):
+        for screen in _shown(members, verbosity, {}):
             screen.end()
         return sorted(capsys.readouterr().out.splitlines())
 

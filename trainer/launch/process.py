@@ -6,10 +6,12 @@ Errors are JSON. What is returned was pickled by the parent's own child.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import tempfile
@@ -26,6 +28,8 @@ from trainer.errors import RunFailed, UserError
 MOST_TEXT = 30_000
 """Characters of an error, which a pipe takes without a reader."""
 DONE = b""
+END_S = 1.0
+"""Longest wait until the forkserver tells how a process has ended that is gone."""
 STACKS = signal.SIGUSR2
 """A started process that gets it writes its Python stacks into its log, wherever it is."""
 
@@ -90,6 +94,7 @@ class Child:
             target=_main, args=(theirs, enter, tuple(arguments), dict(environment), str(log), str(folder))
         )
         self.process.start()
+        self.itself = _descriptor_of(self.process.pid)
         theirs.close()
 
     @property
@@ -130,16 +135,25 @@ class Child:
         return True
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the child a signal, if it is still there."""
-        if self.process.is_alive() and self.process.pid is not None:
-            try:
-                os.kill(self.process.pid, number)
-            except ProcessLookupError:
-                pass
+        """Send the child a signal, if it is still there: also where its forkserver is not, and its exit code is made up."""
+        if self.itself is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.itself, number)
 
     def join(self, seconds: float) -> None:
         """Wait until the child has ended, at most so long."""
-        self.process.join(seconds)
+        if self.itself is not None and select.select([self.itself], [], [], seconds)[0]:
+            os.close(self.itself)
+            self.itself = None
+        self.process.join(END_S if self.itself is None else 0.0)
+
+
+def _descriptor_of(pid: int | None) -> int | None:
+    """Of a process, whatever becomes of its parent and its number; None: it has gone already."""
+    try:
+        return os.pidfd_open(pid or 0)
+    except ProcessLookupError:
+        return None
 
 
 def _main(
