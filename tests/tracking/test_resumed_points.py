@@ -13,7 +13,6 @@ import pytest
 from trainer.run_folder.again import go_back
 from trainer.tracking import recorder, tracking_file
 from trainer.tracking.mlflow_run import Follower
-from trainer.tracking.tracking_file import Hold, free
 
 KEPT, WRITTEN = 40, 60
 """Updates of which the points stay, and updates that the first life has done."""
@@ -250,10 +249,3 @@ def test_resend_sends_what_a_resumed_run_could_not(tmp_path: Path, monkeypatch: 
     assert recorder.resend(tmp_path) == 0
     there, wanted = counts(store, "run0", tmp_path)
     assert there == wanted and store.runs["run0"].info.status == "FINISHED"
-
-
-def test_a_life_waits_until_nobody_follows_the_one_before(tmp_path: Path) -> None:
-    held, waited = Hold(tmp_path), list[str]()
-    assert held.take() and not free(tmp_path, 0.0, lambda: waited.append("told")) and waited == ["told"]
-    assert free(tmp_path, 60.0, held.leave)
-    assert free(tmp_path / "nowhere", 0.0, lambda: waited.append("no")) and waited == ["told"]

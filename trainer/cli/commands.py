@@ -20,6 +20,7 @@ from trainer.host.links import check_run_folder
 from trainer.job.job import Starter, execute
 from trainer.job.ready import Ready, get_ready
 from trainer.job.result import Result
+from trainer.job.room import held
 from trainer.launch.start import start_here
 from trainer.planning.checked import Checked
 from trainer.planning.tracking_store import tracking_uri, try_store
@@ -80,9 +81,10 @@ def run_one(
             trackers[0].tell_away(away)
         run_dir = claim(run_dir, chosen="hydra.run.dir" in typed_keys(overrides))
         ready.plan = replace(ready.plan, run_dir=str(run_dir))
-        _leave_hydra_files(config, run_dir)
         try:
-            result = execute(ready, start, [*flags, *overrides], trackers[0])
+            with held(ready):
+                _leave_hydra_files(config, run_dir)
+                result = execute(ready, start, [*flags, *overrides], trackers[0])
         except (Interrupted, RunFailed) as error:
             say_broken(ready)
             if resumes := how_to_resume(ready, [*flags, *overrides]):

@@ -19,6 +19,7 @@ from trainer.job.closing import Closing
 from trainer.job.job import execute
 from trainer.job.ready import Ready, get_ready
 from trainer.job.result import Result
+from trainer.job.room import held
 from trainer.launch.start import start_here
 from trainer.terminal.screen import Screen
 
@@ -137,7 +138,8 @@ class Sweep:
         self._announce(mine)
         try:
             ready = self._ready(config, mine, where)
-            result = execute(ready, start_here, [*self.flags, *mine], self.tracker, self.folder)
+            with held(ready):
+                result = execute(ready, start_here, [*self.flags, *mine], self.tracker, self.folder)
         except (Interrupted, KeyboardInterrupt) as error:
             self._break(ready)
             self.cut = error if isinstance(error, Interrupted) else Interrupted(str(error) or BY_CTRL_C)

@@ -117,7 +117,7 @@ def resumed(config: RunConfig, plan: Plan) -> Resume | None:
     Raises:
         UserError: it cannot.
     """
-    from trainer.job.room import check_nobody_follows
+    from trainer.job.room import wait_for_the_life_before
     from trainer.terminal.screen import Screen
     from trainer.tracking.run_lookup import folder_of
 
@@ -125,8 +125,9 @@ def resumed(config: RunConfig, plan: Plan) -> Resume | None:
         Screen().print(line, soft_wrap=True)
 
     run_dir = Path(plan.run_dir)
-    if config.resume.path == resuming.AUTO and not (config.plan or plan.node_rank):
-        check_nobody_follows(run_dir, say)
+    goes_on = config.resume.path not in (None, resuming.FRESH)
+    if goes_on and not (config.plan or plan.node_rank):
+        wait_for_the_life_before(run_dir, say)
     folder = resuming.find(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
     return None if folder is None else resuming.fit(config, plan, folder)
 

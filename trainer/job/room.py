@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from trainer.checkpoint import store
@@ -13,13 +14,14 @@ from trainer.planning.plan import Plan
 from trainer.planning.resume import CHECKPOINTS, Resume
 from trainer.run_folder import lives
 from trainer.run_folder.again import bring, go_back
+from trainer.run_folder.hold import Hold
 from trainer.run_folder.leftovers import clear
 from trainer.run_folder.lives import Life
 from trainer.terminal.bar import read_status
 from trainer.tracking import tracking_file
 
 PATIENCE_S = 30.0
-"""Longest wait for the process that sends the points of the life before: it tries for some seconds to tell its end."""
+"""Longest wait for the processes of the life before: the one that sends its points tries for some seconds to tell its end."""
 
 
 def own_folder(plan: Plan) -> Path:
@@ -28,15 +30,48 @@ def own_folder(plan: Plan) -> Path:
     return run_dir / f"host.{plan.node_rank}" if plan.node_rank else run_dir
 
 
-def check_nobody_follows(run_dir: Path, say: Callable[[str], None]) -> None:
+def wait_for_the_life_before(run_dir: Path, say: Callable[[str], None]) -> None:
     """Wait until all that is left of the life before has ended.
 
     Raises:
         UserError: it does not end.
     """
-    if not tracking_file.free(run_dir, PATIENCE_S, lambda: say("waits for the end of the run's life before")):
-        why = "a process still follows the run in this folder: the run goes on, or its last points are being sent"
-        raise UserError(f"hydra.run.dir={run_dir}", why, "the same command when that has ended")
+    hold = Hold(run_dir)
+    try:
+        _take(hold, run_dir, PATIENCE_S, say)
+    finally:
+        hold.leave()
+
+
+@contextmanager
+def held(ready: Ready) -> Iterator[None]:
+    """The run's folder belongs to this run alone: nobody else works there, and no other run begins there meanwhile.
+
+    A run that goes on has waited before it looked for the newest checkpoint, and does not wait again.
+
+    Raises:
+        UserError: somebody does.
+    """
+    run_dir, hold = Path(ready.plan.run_dir), Hold(Path(ready.plan.run_dir))
+    try:
+        if not ready.plan.node_rank:
+            patience_s = 0.0 if ready.resume is not None else PATIENCE_S
+            _take(hold, run_dir, patience_s, lambda line: print(line, flush=True))
+        if not hold.share():
+            raise _busy(run_dir)
+        yield
+    finally:
+        hold.leave()
+
+
+def _take(hold: Hold, run_dir: Path, patience_s: float, say: Callable[[str], None]) -> None:
+    if not hold.take_within(patience_s, lambda: say(f"waits for the end of the run that is in {run_dir}")):
+        raise _busy(run_dir)
+
+
+def _busy(run_dir: Path) -> UserError:
+    why = "processes of a run still work in this folder: it goes on, or its last points are being sent"
+    return UserError(f"hydra.run.dir={run_dir}", why, "another folder, or the same command when that run has ended")
 
 
 def make_room(mine: Path, ready: Ready, overrides: Sequence[str], say: Callable[[str], None]) -> None:

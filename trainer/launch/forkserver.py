@@ -36,6 +36,7 @@ from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child
 from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.supervisor import Handle, Member, Role, Supervisor, end
+from trainer.run_folder.hold import Hold
 from trainer.strategies.contract import Seat
 from trainer.terminal import streams
 
@@ -289,6 +290,7 @@ def enter(start: Start) -> Any:
     # of this process, would not notice its death.
     multiprocessing.set_start_method("fork", force=True)
     streams.confide(start.payload)
+    Hold(start.log.parent).share()  # until this process ends
     for number in NUMBERS:  # which the forkserver ignores
         signal.signal(number, signal.SIG_DFL)
     board, store = start.place.open()

@@ -18,11 +18,12 @@ from trainer.config import redact
 from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError
 from trainer.host import interpreter
+from trainer.run_folder.hold import Hold
 from trainer.run_folder.json_files import leave
 from trainer.tracking import reopened_run, tracking_file
 from trainer.tracking.answers import tell
 from trainer.tracking.mlflow_run import LOGS, Follower
-from trainer.tracking.tracking_file import Hold, Remembered
+from trainer.tracking.tracking_file import Remembered
 
 EVERY_S = 1.0
 LAST_WORDS_S = 5.0
@@ -94,7 +95,7 @@ def following(message: dict[str, Any], children_of: str | None, secrets: list[st
     else:
         follower = going_on(run_dir, told, children_of, secrets)
     follower.hold = Hold(run_dir)
-    follower.hold.take()
+    follower.hold.share()
     return follower
 
 

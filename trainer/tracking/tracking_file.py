@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +12,6 @@ from trainer.run_folder.json_files import leave
 
 FILE, POINTS = "tracking.json", "metrics.jsonl"
 NO_END = 1 << 62
-LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -97,52 +91,3 @@ def cut(run_dir: Path, points: int) -> None:
     write(run_dir, told.after_cut(path.read_bytes() if path.is_file() else b"", points))
     sync(run_dir / FILE)
     sync(run_dir)
-
-
-class Hold:
-    """Who follows a run's folder holds it, so that the next life of the run waits until the last point of this one is sent."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.descriptor = -1
-        with suppress(OSError):
-            self.descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
-
-    def take(self) -> bool:
-        """Whether nobody else holds it; where the file system cannot tell, nobody does."""
-        if self.descriptor < 0:
-            return True
-        try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
-
-    def leave(self) -> None:
-        """Let others hold it."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-
-def free(run_dir: Path, patience_s: float, waiting: Callable[[], None]) -> bool:
-    """Whether nobody follows the folder any more.
-
-    Args:
-        patience_s: longest wait for that.
-        waiting: called once, before it is waited.
-    """
-    hold = Hold(run_dir)
-    until = time.monotonic() + patience_s
-    try:
-        if hold.take():
-            return True
-        waiting()
-        while time.monotonic() < until:
-            time.sleep(LOOK_S)
-            if hold.take():
-                return True
-        return False
-    finally:
-        hold.leave()

@@ -1,0 +1,43 @@
+"""A run's folder belongs to one run at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests import runs
+from tests.pace import wait_for
+from trainer.run_folder.hold import Hold
+
+DIGITS = ("+recipe=digits_lenet", "tracking=none", "execution.threads=1", "execution.log_every=1", "hydra.run.dir=run")
+GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:2,until:go}]"
+FILES = ("config.yaml", "plan.json", "lives.json", ".hydra/overrides.yaml", ".hydra/config.yaml")
+
+
+def test_many_share_a_folder_and_one_takes_it(tmp_path: Path) -> None:
+    one, other, third = Hold(tmp_path), Hold(tmp_path), Hold(tmp_path)
+    waited: list[str] = []
+    assert one.share() and other.share() and not third.take()
+    assert not third.take_within(0.0, lambda: waited.append("told")) and waited == ["told"]
+    one.leave()
+    assert third.take_within(60.0, other.leave)
+    assert not Hold(tmp_path).share(), "it is taken"
+    third.leave()
+    assert Hold(tmp_path / "nowhere").take(), "there is nothing to hold"
+
+
+def test_a_second_run_in_the_folder_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    first = runs.start(*DIGITS, GATE, "launch.nproc=2", "max_steps=4", cwd=tmp_path)
+    try:
+        wait_for(lambda: runs.read(tmp_path / "run" / "status.json").get("step", 0) >= 1, 90, "it trains")
+        before = {name: (tmp_path / "run" / name).read_bytes() for name in FILES}
+        second = runs.trainer(*DIGITS, "resume=fresh", "seed=5", cwd=tmp_path)
+        assert second.returncode == 2, second.stdout
+        assert "waits for the end of the run" in second.stdout, "it may be a life that has been killed"
+        assert "processes of a run still work in this folder" in second.stderr, second.stderr
+        assert {name: (tmp_path / "run" / name).read_bytes() for name in FILES} == before
+        (tmp_path / "run" / "go").touch()
+        assert first.wait(90) == 0
+    finally:
+        first.kill()
+    third = runs.trainer(*DIGITS, "max_steps=4", cwd=tmp_path)
+    assert third.returncode == 0 and "written over" in third.stdout
