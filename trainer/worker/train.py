@@ -36,6 +36,7 @@ from trainer.worker.checkpoints import Checkpoints, resume
 from trainer.worker.host_monitor import watched
 from trainer.worker.loop import Training, fit
 from trainer.worker.model import save
+from trainer.worker.out_of_memory import memory_named
 from trainer.worker.profiler import Profiled
 from trainer.worker.settings import settings
 from trainer.worker.shared_folder import is_shared
@@ -59,7 +60,8 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
         if assignment.resume:
             resume(run, Path(assignment.resume), seat)
         try:
-            fit(run)
+            with memory_named(run, assignment.plan, seat):
+                fit(run)
         except Preempted:
             return {**run.report.outcome(), "ended": PREEMPTED}
         if run.report.run_dir is not None:

@@ -1,0 +1,56 @@
+"""A device whose memory is not enough: a sentence with the batch, the peak, and the same update in less memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from trainer.errors import RunFailed, first_line
+from trainer.planning.plan import Plan
+from trainer.strategies.contract import Seat
+from trainer.wording import counted
+from trainer.worker.loop import Training
+
+GIB = 1 << 30
+ON_CPU = "can't allocate memory"
+"""What torch says of the host's memory, in a RuntimeError."""
+
+
+@contextlib.contextmanager
+def memory_named(run: Training, plan: Plan, seat: Seat) -> Iterator[None]:
+    """Inside, an allocation that fails is a sentence.
+
+    Raises:
+        RunFailed: one did.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise RunFailed(_sentence(error, run.step, plan, seat.device)) from error
+    except RuntimeError as error:
+        if ON_CPU not in str(error):
+            raise
+        raise RunFailed(_sentence(error, run.step, plan, seat.device)) from error
+
+
+def _sentence(error: Exception, step: int, plan: Plan, device: str) -> str:
+    where = f"after {counted(step, 'update')}, with batches of {counted(plan.batch_size, 'sample')} per worker"
+    return f"{device} is out of memory {where}{_peak(device)}. {_instead(plan)} (torch: {first_line(error)})"
+
+
+def _peak(device: str) -> str:
+    """What this process had at most, of what there is; nothing where torch does not count it."""
+    if not device.startswith("cuda"):
+        return ""
+    peak, (_, there) = torch.cuda.max_memory_allocated(device), torch.cuda.mem_get_info(device)
+    return f"; the peak of its tensors was {peak / GIB:.1f} of {there / GIB:.1f} GiB"
+
+
+def _instead(plan: Plan) -> str:
+    """What needs less."""
+    if plan.batch_size < 2 or plan.global_batch_size % (plan.workers * plan.merge * 2):
+        return "A smaller data.batch_size, precision=bf16 or a smaller model needs less"
+    update = f"data.global_batch_size={plan.global_batch_size} strategy.gradient_merge.k_steps={2 * plan.merge}"
+    return f"The same update in two parts needs less: {update}. So does precision=bf16"
