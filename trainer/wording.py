@@ -1,7 +1,10 @@
-"""How numbers of things are written: 1 worker, 2 workers."""
+"""How numbers of things, and lists of many things, are written: 1 worker, 2 workers; a, b and 3 more."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+MOST_NAMED = 5
 IRREGULAR = {"batch": "batches", "class": "classes", "process": "processes", "entry": "entries"}
 
 
@@ -13,3 +16,9 @@ def counted(number: int, thing: str, form: str = "") -> str:
     """
     head, gap, last = thing.rpartition(" ")
     return f"{number:{form}} {head}{gap}{last if number == 1 else IRREGULAR.get(last, f'{last}s')}"
+
+
+def some(said: Sequence[str]) -> str:
+    """The first few of some names, and how many more there are."""
+    more = [f"and {len(said) - MOST_NAMED} more"] if len(said) > MOST_NAMED else []
+    return "; ".join([*said[:MOST_NAMED], *more])

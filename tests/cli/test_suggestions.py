@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.test_bad_input import CASES, Case
 from trainer.cli import compose, points
-from trainer.cli.options import Vocabulary
+from trainer.cli.vocabulary import Vocabulary
 from trainer.config import keys
 from trainer.errors import UserError
 from trainer.host import hardware

@@ -20,7 +20,7 @@ from tests.faults.stranger import Bomb
 from tests.runs import ROOT, environment
 from trainer.errors import RunFailed, UserError
 from trainer.launch import torchrun
-from trainer.launch.handover import SECRET, InFolder, Sealed, agents_folder, handover
+from trainer.launch.torchrun_handover import SECRET, InFolder, Sealed, agents_folder, handover
 
 GOOD = "0123456789abcdef" * 4
 PAYLOAD = {"config": {"lr": 0.1, "betas": [0.9, 0.999], "name": "ß", "of": None}, "run_dir": "runs/1"}

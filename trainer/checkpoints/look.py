@@ -128,7 +128,7 @@ def shown(folder: Path) -> int:
 
 
 def bytes_of(folder: Path, name: str = "") -> int:
-    """Of a file, or of all."""
+    """The size of a checkpoint, or of one of its files."""
     paths = [folder / name] if name else list(folder.iterdir()) if folder.is_dir() else []
     return sum(path.stat().st_size for path in paths if path.is_file())
 

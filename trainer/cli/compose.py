@@ -287,7 +287,7 @@ def sentences(app: Hydra, overrides: list[str], config_name: str = "config") -> 
         raise
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError) as error:
         from trainer.cli.explain import explain
-        from trainer.cli.options import Vocabulary
+        from trainer.cli.vocabulary import Vocabulary
 
         raise explain(Vocabulary(app, overrides, config_name), error) from error
 
@@ -298,7 +298,7 @@ def usual_values(app: Hydra, overrides: list[str], config_name: str = "config") 
     try:
         yield
     except WrongValue as error:
-        from trainer.cli.options import Vocabulary
+        from trainer.cli.vocabulary import Vocabulary
 
         raise error.usually(Vocabulary(app, overrides, config_name).usual(error.path)) from error
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.cli.options import Vocabulary
+from trainer.cli.vocabulary import Vocabulary
 from trainer.config import keys
 from trainer.errors import UserError, first_line
 

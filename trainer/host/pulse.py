@@ -46,6 +46,11 @@ class Pulse:
             FORM.pack_into(self.memory, 0, *beat)
 
 
+def of(folder: Path, role: str, rank: int) -> Path:
+    """The file of a process's pulse."""
+    return folder / f"pulse.{role}.{rank}"
+
+
 def make(path: Path) -> Path:
     """The file of a process that is to be started."""
     path.write_bytes(bytes(FORM.size))

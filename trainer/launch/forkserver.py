@@ -128,11 +128,6 @@ def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> Iterator[None]:
             raise Interrupted(f"got {request.name}, and then {death}") from death
 
 
-def pulse_of(role: str, rank: int) -> str:
-    """The name of a process's pulse."""
-    return f"pulse.{role}.{rank}"
-
-
 def _watched(
     members: Sequence[Member], here: Sequence[Any], others: OtherHosts, scratch: Path, hang_s: float | None
 ) -> dict[str, dict[int, Any]]:
@@ -141,7 +136,7 @@ def _watched(
     Raises:
         RunFailed: as ``launch``; or host 0 cannot be reached.
     """
-    pulses = {str(m): scratch / pulse_of(m.role.name, m.rank) for m in members}
+    pulses = {str(m): pulse.of(scratch, m.role.name, m.rank) for m in members}
     hang = Hang([m for m in members if m.role.name == "worker"], pulses, hang_s)
 
     def look() -> Mapping[int, str]:
@@ -258,7 +253,7 @@ def _start(
         rank = role.first_rank + i
         log = log_dir / f"{LOG_NAMES[role.name]}.{rank}"
         kept[log] = private.go_on(log) if getattr(payload, "goes_on", False) else private.start_empty(log)
-        own = pulse.make(scratch / pulse_of(role.name, rank))
+        own = pulse.make(pulse.of(scratch, role.name, rank))
         environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
         start = Start(role, i, payload, place, meeting.here, os.getpid(), sockets, environment, log, scratch, str(own))
         members.append(Member(role, rank, begin(start)))

@@ -13,8 +13,8 @@ from trainer.config.redact import text
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import private
 from trainer.host.board import OwnBoard
-from trainer.launch.handover import Handover, handover
 from trainer.launch.in_process import teed
+from trainer.launch.torchrun_handover import Handover, handover
 from trainer.planning.assignment import Assignment
 from trainer.terminal import streams
 

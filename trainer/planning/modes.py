@@ -13,11 +13,11 @@ from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.data.images.listing import EXTENSIONS, images_in, is_image
-from trainer.data.images.representation import some
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError, why
 from trainer.planning.answers import asked, checked_facts
 from trainer.strategies.builtin import EVALUATORS
+from trainer.wording import some
 
 if TYPE_CHECKING:
     from trainer.data.rows import RowReader

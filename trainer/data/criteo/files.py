@@ -14,11 +14,11 @@ from typing import IO, Any
 import numpy as np
 
 from trainer.data.criteo.parse import Parsed, parse
-from trainer.data.images.representation import some
 from trainer.data.opening import open_regular
 from trainer.data.walk import distinct
 from trainer.errors import UserError, why
 from trainer.hashing import mixed
+from trainer.wording import some
 
 PIECE = 1 << 20
 LONGEST_LINE = 16 << 20

@@ -15,7 +15,6 @@ import numpy as np
 from trainer.config.schema import ImagesData
 from trainer.data.images.header import BadImage, size_of
 from trainer.data.images.listing import Listing
-from trainer.data.images.representation import some
 from trainer.data.limits import Limits
 from trainer.data.picture_preprocessing import Centre, Preprocessing
 from trainer.data.prepared import cache_root
@@ -25,6 +24,7 @@ from trainer.hashing import hash_of
 from trainer.host import hardware
 from trainer.host.cache import check_data
 from trainer.visible import shortened
+from trainer.wording import some
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's training images."""

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from trainer.config.schema import ImageFolderData
 from trainer.data.images.listing import EXTENSIONS, Listing, class_folders, folder_of_classes
-from trainer.data.images.representation import attention, refuse_untrained, some
 from trainer.data.images.source import ImageSource, no_such_folder
+from trainer.data.images.split_checks import attention, refuse_untrained
 from trainer.data.limits import Limits
 from trainer.data.opening import printable
 from trainer.data.source import Facts
 from trainer.errors import UserError
+from trainer.wording import some
 
 VALIDATION = ("val", "valid", "validation", "test")
 

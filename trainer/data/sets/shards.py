@@ -20,8 +20,8 @@ import numpy as np
 
 from trainer.config.schema import ShardsData
 from trainer.data.images.listing import EXTENSIONS, Listing
-from trainer.data.images.representation import attention, refuse_untrained, some
 from trainer.data.images.source import ImageSource
+from trainer.data.images.split_checks import attention, refuse_untrained
 from trainer.data.images.tar_index import Member, NotTar, members
 from trainer.data.limits import Limits
 from trainer.data.opening import open_regular
@@ -30,6 +30,7 @@ from trainer.data.source import Facts, Progress
 from trainer.data.walk import distinct
 from trainer.errors import UserError, why
 from trainer.visible import shortened
+from trainer.wording import some
 
 MOST = 2**31
 """Labels are below this."""

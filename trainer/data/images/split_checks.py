@@ -10,14 +10,7 @@ import numpy as np
 from trainer.data.images.listing import Listing
 from trainer.data.opening import printable
 from trainer.errors import UserError
-
-MOST_NAMED = 5
-
-
-def some(said: Sequence[str]) -> str:
-    """The first few of some names, and how many more there are."""
-    more = [f"and {len(said) - MOST_NAMED} more"] if len(said) > MOST_NAMED else []
-    return "; ".join([*said[:MOST_NAMED], *more])
+from trainer.wording import some
 
 
 def without(listing: Listing, names: Sequence[str]) -> list[str]:
