@@ -10,6 +10,7 @@ import re
 import socket
 import sqlite3
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,15 +82,12 @@ def test_folders_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
+def test_a_folder_of_somebody_else_is_refused(open_to_all: Path) -> None:
+    theirs = open_to_all / "theirs"
     theirs.mkdir(mode=0o500)
     if os.geteuid() != 0:
         refused(theirs / "run", "may not be written by this user")
         return
-    for parent in (tmp_path, *tmp_path.parents):
-        if not parent.stat().st_mode & 0o001:
-            parent.chmod(parent.stat().st_mode | 0o011)
     child = os.fork()
     if not child:  # as another user
         os.setgid(65534)
@@ -100,6 +98,14 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
             os._exit(1)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """A folder that other users can enter; every pytest that begins closes the folders of pytest to them."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o711)
+        yield Path(folder)
 
 
 @pytest.fixture
