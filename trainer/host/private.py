@@ -78,6 +78,11 @@ def go_on(path: Path) -> int:
     return start_empty(path)
 
 
+def start(path: Path, goes_on: bool) -> int:
+    """Make a file that is written from now on: empty, or with ``goes_on`` the one that is there; returns its bytes."""
+    return go_on(path) if goes_on else start_empty(path)
+
+
 def write(path: Path, text: str, mode: int = PRIVATE) -> None:
     """Write a file as a whole, for this user alone unless another mode is given; a link is replaced."""
     with replacing(path, mode) as part:

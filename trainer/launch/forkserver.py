@@ -252,7 +252,7 @@ def _start(
     for i in range(role.here):
         rank = role.first_rank + i
         log = log_dir / f"{LOG_NAMES[role.name]}.{rank}"
-        kept[log] = private.go_on(log) if getattr(payload, "goes_on", False) else private.start_empty(log)
+        kept[log] = private.start(log, getattr(payload, "goes_on", False))
         own = pulse.make(pulse.of(scratch, role.name, rank))
         environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
         start = Start(role, i, payload, place, meeting.here, os.getpid(), sockets, environment, log, scratch, str(own))

@@ -28,7 +28,7 @@ from trainer.errors import RunFailed, UserError
 MOST_TEXT = 30_000
 """Characters of an error, which a pipe takes without a reader."""
 DONE = b""
-END_S = 1.0
+TOLD_S = 1.0
 """Longest wait until the forkserver tells how a process has ended that is gone."""
 STACKS = signal.SIGUSR2
 """A started process that gets it writes its Python stacks into its log, wherever it is."""
@@ -145,7 +145,7 @@ class Child:
         if self.itself is not None and select.select([self.itself], [], [], seconds)[0]:
             os.close(self.itself)
             self.itself = None
-        self.process.join(END_S if self.itself is None else 0.0)
+        self.process.join(TOLD_S if self.itself is None else 0.0)
 
 
 def _descriptor_of(pid: int | None) -> int | None:

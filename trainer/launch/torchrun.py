@@ -56,7 +56,7 @@ def _start(way: Handover, store: Any, assignment: Assignment) -> dict[str, Any]:
         raise RunFailed(f"torchrun starts workers alone; strategy={plan.strategy} has {', '.join(plan.roles)}")
     way.give(assignment.as_dict())
     quiet = assignment.config.verbosity == "quiet"
-    with streams.log(Path(plan.run_dir) / "workerlog.0", bool(assignment.resume)) as log, teed(log, quiet):
+    with streams.log(Path(plan.run_dir) / "workerlog.0", assignment.goes_on) as log, teed(log, quiet):
         return _work(store, way.board(), assignment, 0)
 
 
@@ -83,7 +83,7 @@ def _follow(way: Handover, store: Any, rank: int) -> int:
     assignment = Assignment.of(taken)
     log = Path(assignment.plan.run_dir) / f"workerlog.{rank}"
     log.parent.mkdir(parents=True, exist_ok=True)
-    (private.go_on if assignment.resume else private.start_empty)(log)
+    private.start(log, assignment.goes_on)
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -177,7 +177,7 @@ def confide(payload: Any) -> None:
 
 def log(path: Path, goes_on: bool = False) -> IO[str]:
     """Open a log file for what a process prints: a new one, or with ``goes_on`` the one of the run's life before."""
-    (private.go_on if goes_on else private.start_empty)(path)
+    private.start(path, goes_on)
     return path.open("a", encoding="utf-8", errors="backslashreplace")
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.sealed import sync
+from trainer.run_folder.again import POINTS
 from trainer.run_folder.json_files import leave
 
-FILE, POINTS = "tracking.json", "metrics.jsonl"
+FILE = "tracking.json"
 NO_END = 1 << 62
 
 

@@ -27,10 +27,8 @@ def memory_named(run: Training, plan: Plan, seat: Seat) -> Iterator[None]:
     """
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise RunFailed(_sentence(error, run.step, plan, seat.device)) from error
-    except RuntimeError as error:
-        if ON_CPU not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and ON_CPU not in str(error):
             raise
         raise RunFailed(_sentence(error, run.step, plan, seat.device)) from error
 
