@@ -98,6 +98,18 @@ class Died(RunFailed):
         self.who, self.update = who, update
 
 
+class NotFinite(RunFailed):
+    """The loss, a gradient or a parameter of a run is NaN or infinite.
+
+    Args:
+        step: the run's update in which it is, from 1; epoch, update: the same as epoch and number in it, from 0.
+    """
+
+    def __init__(self, message: str, step: int, epoch: int, update: int) -> None:
+        super().__init__(message)
+        self.step, self.epoch, self.update = step, epoch, update
+
+
 BY_CTRL_C = "got SIGINT"
 """How an interruption is told whose exception says nothing."""
 

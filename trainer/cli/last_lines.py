@@ -36,6 +36,10 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     out.print(Text.assemble(("\ndone", "bold green"), f" {_done(result, ready)}"))
     if result.stand_in:
         out.print(f"ATTENTION: {result.stand_in}", style="bold red")
+    if result.skipped:
+        out.print(f"ATTENTION: {counted(result.skipped, 'update')} skipped, not finite (on_nonfinite=skip)", style="bold yellow")  # fmt: skip
+    if result.rewinds:
+        out.print(f"ATTENTION: the run went back {counted(result.rewinds, 'time')}, its numbers were not finite (on_nonfinite=rewind)", style="bold yellow")  # fmt: skip
     early = result.ended.startswith(EARLY)
     if early and ready.checked.config.verbosity == "quiet":  # else the first worker has said so
         out.print(result.ended, style="bold yellow")

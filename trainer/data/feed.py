@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from trainer.data.placement import Placement
 from trainer.data.reader import HERE, Addresses, BlockReader, Reader, Reading, Scatter, ScatteredReader
 from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
 from trainer.data.source import Splits
+from trainer.data.turns import Turn
 
 
 @dataclass
@@ -180,6 +182,35 @@ class Feed:
         for (_, numbers), (inputs, labels) in zip(self.val_addresses, self.val_reader, strict=True):
             inputs, labels = self.place(inputs, labels)
             yield numbers, Batch(inputs, labels, len(labels))
+
+    def turn(self, turns: Sequence[Turn]) -> None:
+        """Give the training batches of some epochs another order (:mod:`trainer.data.turns`)."""
+        self.sampler.turn(turns, self.merge, self.train_addresses.limit)
+
+    def numbers(self, epoch: int, batch: int) -> list[int] | None:
+        """The samples of this worker's training batch of that number in the epoch; None: work is leased, so nobody knows."""
+        address = self._address(epoch, batch)
+        return None if address is None else (address % self.sampler.num_samples).tolist()
+
+    def batch(self, epoch: int, batch: int) -> Batch:
+        """That training batch, read again by this process.
+
+        Raises:
+            LookupError: work is leased, so nobody knows which it was.
+        """
+        address = self._address(epoch, batch)
+        if address is None:
+            raise LookupError("the batch is not kept where work is leased")
+        if not isinstance(self.train_reader, Reader):
+            raise LookupError("the first worker reads for all")
+        inputs, labels = self.place(*self.train_reader.dataset.__getitems__((epoch, address)))
+        return Batch(inputs, labels, len(labels))
+
+    def _address(self, epoch: int, batch: int) -> np.ndarray | None:
+        if self.work is not None:
+            return None
+        self.sampler.set_epoch(epoch)
+        return next(islice(self.sampler.arrays(), batch, None))
 
     def validation_inputs(self, numbers: Sequence[int]) -> Inputs:
         """The inputs of these validation samples, as the data source gives them."""

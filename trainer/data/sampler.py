@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from trainer.config.run_config import RunConfig
+from trainer.data.turns import Turn, turned
 
 
 class Order:
@@ -94,6 +95,16 @@ class TrainingSampler(ABC):
         self.world_size = world_size
         self.whole = order or Order(num_samples, seed, shuffle)
         self.epoch = 0
+        self.turns: tuple[Turn, ...] = ()
+        self.turned_batches = 1, len(self.whole)
+
+    def turn(self, turns: Sequence[Turn], merge: int, limit: int | None) -> None:
+        """Give the batches of some epochs another order (:mod:`trainer.data.turns`).
+
+        Args:
+            merge: batches of an update; limit: so many batches of an epoch are used; None: all.
+        """
+        self.turns, self.turned_batches = tuple(turns), (merge, len(self) if limit is None else min(limit, len(self)))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order is used next."""
@@ -107,8 +118,15 @@ class TrainingSampler(ABC):
     def __len__(self) -> int:
         """Batches per epoch, the same for all workers."""
 
-    @abstractmethod
     def cuts(self) -> Iterator[tuple[int, int, int]]:
+        """``cuts_in_order`` in the order in which the batches come."""
+        if not self.turns:
+            return self.cuts_in_order()
+        cuts, (merge, used) = list(self.cuts_in_order()), self.turned_batches
+        return iter([*turned(cuts[:used], merge, self.epoch, self.turns), *cuts[used:]])
+
+    @abstractmethod
+    def cuts_in_order(self) -> Iterator[tuple[int, int, int]]:
         """For each batch of all workers: from where to where it lies in the epoch's order, and the worker that gets its first
         sample; the next worker gets the next one, and so on in turn."""
 
@@ -186,7 +204,7 @@ class DistributedBatchSampler(TrainingSampler):
         whole, rest = divmod(self.num_samples + self.missing, self.world_size * self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
-    def cuts(self) -> Iterator[tuple[int, int, int]]:
+    def cuts_in_order(self) -> Iterator[tuple[int, int, int]]:
         samples, together = self.num_samples + self.missing, self.world_size * self.batch_size
         return ((i * together, min((i + 1) * together, samples), 0) for i in range(len(self)))
 
@@ -235,7 +253,7 @@ class GlobalBatchSampler(TrainingSampler):
         """Batches of an update of so many samples."""
         return -(-samples * self.merge // self.global_batch_size)
 
-    def cuts(self) -> Iterator[tuple[int, int, int]]:
+    def cuts_in_order(self) -> Iterator[tuple[int, int, int]]:
         for start in range(0, self.num_samples, self.global_batch_size):
             samples = min(self.global_batch_size, self.num_samples - start)
             if self.drop_last and samples < self.global_batch_size:

@@ -133,6 +133,10 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
         tags["trainer.num_workers"] = f"{result.chosen['num_workers']}: {result.why['num_workers']}"
     if result.restarts:
         tags |= {"trainer.restarts": str(result.restarts)}
+    if result.skipped:
+        tags["trainer.skipped"] = str(result.skipped)
+    if result.rewinds:
+        tags["trainer.rewinds"] = str(result.rewinds)
     if result.lost_workers:
         tags["trainer.lost_workers"] = "; ".join(result.lost_workers.values())[:4000]
     tags[NOTE] = note(ready.plan, overrides, asdict(result), lives.read(run_dir))

@@ -1,4 +1,4 @@
-"""A run's processes are started again from the newest checkpoint when one of them has died."""
+"""A run's processes are started again from the newest checkpoint when one of them has died, or their numbers went wrong."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import store
 from trainer.config.redact import text
-from trainer.errors import Died, RunFailed, first_line
+from trainer.config.run_config import RunConfig
+from trainer.data.turns import Turn
+from trainer.errors import Died, NotFinite, RunFailed, first_line
 from trainer.planning.assignment import Assignment
 from trainer.planning.resume import CHECKPOINTS
 from trainer.run_folder import lives
-from trainer.run_folder.again import POINTS, go_back
+from trainer.run_folder.again import POINTS, REPORT, go_back
 from trainer.wording import counted
 
 if TYPE_CHECKING:
@@ -34,36 +36,101 @@ def start_and_restart(
     tracker: Tracker | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
-    """What the first worker returned in the last life of the run's processes; ``result`` counts the restarts.
+    """What the first worker returned in the last life of the run's processes; ``result`` counts restarts and rewinds.
 
     Raises:
-        RunFailed: a process has died too often, or twice after the same update; or the run failed otherwise.
+        RunFailed: a process has died too often, or twice after the same update; numbers were not finite too often; or the run
+            failed otherwise.
     """
-    assignment, times = ready.assignment, deque[float]()
-    before: Died | None = None
+    deaths, assignment = Deaths(ready.plan.restarts, clock), ready.assignment
     while True:
         try:
             return start(assignment)
         except Died as death:
-            most = ready.plan.restarts
-            if not most:
-                raise
-            while times and clock() - times[0] > WINDOW_S:
-                times.popleft()
-            if before is not None and (death.who, death.update) == (before.who, before.update):
-                why = f"{death.who} died after update {death.update} twice in a row: the run is not started again"
-                raise RunFailed(f"{death}\n{why}") from death
-            if len(times) >= most:
-                often = f"{counted(most, 'restart')} within an hour (launch.max_restarts): the run is not started again"
-                raise RunFailed(f"{death}\nafter {often}") from death
-            times.append(clock())
-            before = death
+            which = deaths.restart(death)
             result.restarts += 1
-            assignment = _again(ready, death, f"restart {len(times)} of {most}", tracker)
+            assignment = _again(ready, assignment, death, death.update, which, tracker)
+        except NotFinite as error:
+            which = _rewind(ready.checked.config, error, result.rewinds)
+            result.rewinds += 1
+            bad = _set_report_aside(Path(ready.plan.run_dir), result.rewinds, error)
+            assignment = _again(ready, assignment, bad, bad.step, which, tracker, bad)
 
 
-def _again(ready: Ready, death: Died, which: str, tracker: Tracker | None) -> Assignment:
-    """What the processes of the next life are handed; the run's folder is as it was at the checkpoint."""
+class Deaths:
+    """How often processes have died.
+
+    Args:
+        most: so many restarts may be within an hour; clock: in seconds.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float]) -> None:
+        self.most, self.clock = most, clock
+        self.times = deque[float]()
+        self.before: Died | None = None
+
+    def restart(self, death: Died) -> str:
+        """Which restart the run has after that death.
+
+        Raises:
+            RunFailed: it has none.
+        """
+        most, times, before = self.most, self.times, self.before
+        if not most:
+            raise death
+        while times and self.clock() - times[0] > WINDOW_S:
+            times.popleft()
+        if before is not None and (death.who, death.update) == (before.who, before.update):
+            why = f"{death.who} died after update {death.update} twice in a row: the run is not started again"
+            raise RunFailed(f"{death}\n{why}") from death
+        if len(times) >= most:
+            often = f"{counted(most, 'restart')} within an hour (launch.max_restarts): the run is not started again"
+            raise RunFailed(f"{death}\nafter {often}") from death
+        times.append(self.clock())
+        self.before = death
+        return f"restart {len(times)} of {most}"
+
+
+def _rewind(config: RunConfig, bad: NotFinite, before: int) -> str:
+    """Which rewind the run has after numbers that are not finite.
+
+    Raises:
+        NotFinite, RunFailed: it has none.
+    """
+    if config.on_nonfinite != "rewind":
+        raise bad
+    if before >= config.max_rewinds:
+        raise RunFailed(
+            f"{bad}\nafter {counted(before, 'rewind')} (max_rewinds): the run does not go back again"
+        ) from bad
+    return f"rewind {before + 1} of {config.max_rewinds}"
+
+
+def _set_report_aside(run_dir: Path, number: int, bad: NotFinite) -> NotFinite:
+    """``nonfinite.json`` becomes ``nonfinite.N.json``, so that each rewind has its own; returns the error that tells so."""
+    report = run_dir / REPORT
+    if not report.is_file():
+        return bad
+    aside = report.replace(report.with_suffix(f".{number}.json"))
+    return NotFinite(str(bad).replace(str(report), str(aside)), bad.step, bad.epoch, bad.update)
+
+
+def _again(
+    ready: Ready,
+    last: Assignment,
+    error: RunFailed,
+    update: int,
+    which: str,
+    tracker: Tracker | None,
+    bad: NotFinite | None = None,
+) -> Assignment:
+    """What the processes of the next life are handed; the run's folder is as it was at the checkpoint.
+
+    Args:
+        last: what those of the life before were handed.
+        update: how far these came.
+        bad: numbers that were not finite: the batches come in another order then.
+    """
     from trainer.job.plan_table import console
 
     run_dir, out = Path(ready.plan.run_dir), console()
@@ -71,19 +138,24 @@ def _again(ready: Ready, death: Died, which: str, tracker: Tracker | None) -> As
     def say(line: str) -> None:
         out.print(line, soft_wrap=True)
 
-    say(f"\nATTENTION: {death}")
+    say(f"\nATTENTION: {error}")
     folder = store.newest_whole(run_dir / CHECKPOINTS, say)
     store.forget_unfinished(run_dir / CHECKPOINTS)
     about = store.about(folder) if folder is not None else ready.resume.about if ready.resume is not None else None
     where = f"from {folder.name}" if folder is not None else "from the beginning: there is no checkpoint yet"
     _forget_since(run_dir, about.points if about is not None else 0, tracker, say)
-    lives.end(run_dir, "failed", death.update, text(first_line(death), ready.secrets))
+    lives.end(run_dir, "failed", update, text(first_line(error), ready.secrets))
     before = lives.read(run_dir)
     command = before[-1].command if before else ""
     lives.begin(run_dir, before, about.step if about is not None else 0, ready.plan.workers, command)
-    say(f"{which}: all processes are started again, {where}\n")
-    again = replace(ready.assignment, again=True)
-    return again if folder is None else replace(again, resume=str(folder))
+    order = ", with the batches in another order" if bad is not None else ""
+    say(f"{which}: all processes are started again, {where}{order}\n")
+    resume = str(folder) if folder is not None else ready.assignment.resume
+    turns = last.turns if resume == last.resume else ()  # a newer checkpoint knows those before it
+    if bad is not None:
+        begun = (about.epoch, about.update) if about is not None else (0, 0)
+        turns = (*turns, Turn(*begun, bad.epoch, bad.update))
+    return replace(ready.assignment, again=True, resume=resume, turns=turns)
 
 
 def _forget_since(run_dir: Path, points: int, tracker: Tracker | None, say: Callable[[str], None]) -> None:

@@ -20,6 +20,7 @@ class Result:
         data_source: what was really trained on.
         mode: what was done; unreadable: with ``predict``, the first files that could not be read.
         restarts: how often all processes were started again because one had died.
+        skipped: updates that were left out because they were not finite; rewinds: how often the run went back for that.
         lost_workers: by rank, how workers died whom the others did without.
     """
 
@@ -44,4 +45,6 @@ class Result:
     stand_in: str = ""
     lost_workers: dict[str, str] = field(default_factory=dict)
     restarts: int = 0
+    skipped: int = 0
+    rewinds: int = 0
     error: str = ""

@@ -23,7 +23,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import RunFailed, UserError
+from trainer.errors import NotFinite, RunFailed, UserError
 
 MOST_TEXT = 30_000
 """Characters of an error, which a pipe takes without a reader."""
@@ -43,12 +43,14 @@ class Failure:
         words: a RunFailed's or UserError's message, else the traceback.
         told: the words are made for users.
         ends_run: the run ends, even if other processes could go on.
+        where: of a :class:`NotFinite`, its step, epoch and update.
     """
 
     at: int
     words: str
     told: bool
     ends_run: bool = False
+    where: tuple[int, int, int] | None = None
 
     def __str__(self) -> str:
         return f": {self.words}" if self.told else f":\n{self.words}"
@@ -62,7 +64,8 @@ class Failure:
             if step.__cause__ is not None or step.__context__ is None:
                 return cls(at, _for_pipe("".join(traceback.format_exception(error)).rstrip()), False)
             step = step.__context__
-        return cls(at, _for_pipe(str(step)), True, getattr(step, "ends_run", True))
+        where = (step.step, step.epoch, step.update) if isinstance(step, NotFinite) else None
+        return cls(at, _for_pipe(str(step)), True, getattr(step, "ends_run", True), where)
 
 
 class Child:

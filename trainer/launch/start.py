@@ -113,7 +113,17 @@ def _terms(plan: Plan, config: RunConfig) -> dict[str, Any]:
     """What must be the same on all hosts; places of files and the number of reading processes may differ."""
     groups = ("model", "loss", "optimizer", "scheduler", "strategy", "sampler")
     typed = {key: value for group in groups for key, value in leaves(config.node(group), f"{group}.")}
-    rhythm = ("callbacks", "metrics", "mode", "seed", "epochs", "max_steps", "limit_train_batches", "limit_val_batches")
+    rhythm = (
+        "on_nonfinite",
+        "callbacks",
+        "metrics",
+        "mode",
+        "seed",
+        "epochs",
+        "max_steps",
+        "limit_train_batches",
+        "limit_val_batches",
+    )
     typed |= {key: getattr(config, key) for key in rhythm}
     planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "data.global_batch_size": plan.global_batch_size, "device": plan.device}  # fmt: skip
     if "server" in plan.roles:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.errors import Died, RunFailed
+from trainer.errors import Died, NotFinite, RunFailed
 from trainer.host.board import Board
 from trainer.launch.process import Failure
 
@@ -235,12 +235,15 @@ def failed_first(members: Sequence[Member]) -> RunFailed:
     """
     time.sleep(POLL_S)  # the echo may be here before the cause
     reports: list[tuple[float, str, Path, str]] = []
+    where: dict[str, tuple[int, int, int]] = {}
     for member in members:
         handle = member.handle
         handle.look()
         code = handle.exitcode
         if handle.failure is not None:
             reports.append((handle.failure.at, f"{member}{handle.failure}", handle.log, ""))
+            if handle.failure.where is not None:
+                where[reports[-1][1]] = handle.failure.where
         elif code and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""
             when = float("inf") if -code in (signal.SIGTERM, signal.SIGINT) else -2
@@ -254,6 +257,8 @@ def failed_first(members: Sequence[Member]) -> RunFailed:
             )
     _, text, log, died = min(reports, key=lambda report: report[0])
     message = f"{text}\n  its log: {log}"
+    if text in where:
+        return NotFinite(message, *where[text])
     return Died(message, died) if died else RunFailed(message)
 
 

@@ -81,6 +81,11 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
 
+    def skip(self) -> None:
+        """Drop the gradients without applying them. The update still counts for the schedule."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+
     def state(self) -> dict[str, Any]:
         """Everything that the next updates depend on besides parameters and gradients."""
         return {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.run_config import RunConfig
+from trainer.data.turns import Turn
 from trainer.planning.plan import Plan
 
 
@@ -19,6 +20,7 @@ class Assignment:
         secrets: what is never printed.
         imported: packages that the launcher has imported while it checked the config.
         resume: folder of the checkpoint that the run goes on from; empty: it begins.
+        turns: since that checkpoint, how the batches come in another order (:mod:`trainer.data.turns`).
         again: these are not the first processes of this job: others have died.
     """
 
@@ -28,6 +30,7 @@ class Assignment:
     secrets: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
     resume: str = ""
+    turns: tuple[Turn, ...] = ()
     again: bool = False
 
     @property
@@ -39,7 +42,7 @@ class Assignment:
         """The assignment as plain data, for JSON."""
         return {
             "config": self.config.plain(), "plan": self.plan.as_dict(), "files": self.files, "secrets": self.secrets,
-            "imported": self.imported, "resume": self.resume,
+            "imported": self.imported, "resume": self.resume, "turns": self.turns,
             "again": self.again,
         }  # fmt: skip
 
@@ -52,5 +55,6 @@ class Assignment:
             Plan.of(plain["plan"]),
             **lists,
             resume=plain["resume"],
+            turns=tuple(Turn(*turn) for turn in plain.get("turns", ())),
             again=bool(plain.get("again", False)),
         )

@@ -20,7 +20,7 @@ RUN_ID = re.compile(r"[0-9a-f]{32}")
 """An MLflow run's id."""
 CHECKPOINTS = "checkpoints"
 HARMLESS = (
-    "name", "verbosity", "debug", "plan", "profile", "tracking", "checkpoint", "resume", "launch", "predict", "device",
+    "on_nonfinite", "max_rewinds", "name", "verbosity", "debug", "plan", "profile", "tracking", "checkpoint", "resume", "launch", "predict", "device",
     "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root", "sampler.pad",
     "execution.keep_memory", "execution.threads", "execution.profile_after", "execution.profile_steps",
 )  # fmt: skip

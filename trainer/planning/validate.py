@@ -22,6 +22,7 @@ from trainer.planning.data_checks import check_data, check_enough, check_optimiz
 from trainer.planning.key_checks import check_group, check_keys, check_targets
 from trainer.planning.launcher import launcher_of
 from trainer.planning.modes import evaluation_batch_size, facts_of, in_its_mode, looked_at
+from trainer.planning.nonfinite import check_nonfinite
 from trainer.planning.processes import (
     check_devices,
     check_port,
@@ -86,6 +87,8 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
             step(checked)
     if config.mode != "train":
         return looking(checked)
+    with lacks:
+        check_nonfinite(checked)
     with lacks:
         check_batch_fits(config, facts.train_samples, workers)
     return checked

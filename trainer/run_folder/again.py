@@ -11,6 +11,8 @@ from trainer.host.files import replacing
 from trainer.host.private import start_empty
 
 POINTS = "metrics.jsonl"
+REPORT = "nonfinite.json"
+"""What a worker tells of numbers that are not finite."""
 
 
 def go_back(run_dir: Path, points: int, say: Callable[[str], None]) -> None:
@@ -22,6 +24,7 @@ def go_back(run_dir: Path, points: int, say: Callable[[str], None]) -> None:
     """
     path = run_dir / POINTS
     (run_dir / "result.json").unlink(missing_ok=True)
+    (run_dir / REPORT).unlink(missing_ok=True)
     if not path.is_file():
         start_empty(path)
     with path.open("r+b") as file:

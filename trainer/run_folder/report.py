@@ -143,7 +143,7 @@ class Report:
         self._window_before, self._window = self._window, Window(now, step, feed.waited, self.samples)
         self.data_waited = feed.waited
         self.metrics |= {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf}
-        values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items())
+        values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items()) or "no update"
         rate = f"{perf['perf/samples_per_s']:.1f} samples/s, data wait: {perf['perf/data_wait']:.1%}"
         if not (rest and step == self._validated):  # that validation was the last word: it ends the run
             print(f"[Epoch {epoch}, batch {batch}] {values}, lr: {lr:.5g}, {rate}", flush=True)

@@ -30,7 +30,7 @@ class Single(Declaration):
 
     @property
     def traits(self) -> Traits:
-        return Traits(exact=True, scatters=True)
+        return Traits(exact=True, scatters=True, skips=True)
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
@@ -52,7 +52,7 @@ class Collective(Declaration):
     @property
     def traits(self) -> Traits:
         own_errors = self.comm_hook == "powersgd"  # what it left out of a gradient is each worker's own
-        return Traits(exact=self.comm_hook == "none", same_everywhere=not own_errors, scatters=True)
+        return Traits(exact=self.comm_hook == "none", same_everywhere=not own_errors, scatters=True, skips=True)
 
     @property
     def comm_hook(self) -> str:
@@ -124,7 +124,7 @@ class LocalSgd(Declaration):
     @property
     def traits(self) -> Traits:
         """Exact with k_steps=1 and an optimizer that is linear in the gradient (SGD, momentum)."""
-        return Traits(exact=self.options.k_steps == 1, same_everywhere=False, scatters=True)
+        return Traits(exact=self.options.k_steps == 1, same_everywhere=False, scatters=True, skips=True)
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)

@@ -39,6 +39,7 @@ class Traits:
         survives: the others go on when a worker dies.
         leases: the worker is a :class:`LeasesWork`: work can be leased instead of split beforehand.
         scatters: the worker is a :class:`Scatters`: the first one can read everybody's batches.
+        skips: the optimizer is in the worker, which can leave an update out (``skip``).
         tables_at_servers: sparse tables live in servers; workers never hold them whole, and ids may be unbounded.
     """
 
@@ -49,6 +50,7 @@ class Traits:
     survives: bool = False
     leases: bool = False
     scatters: bool = False
+    skips: bool = False
     tables_at_servers: bool = False
 
 
@@ -258,6 +260,10 @@ class Strategy(ABC):
     def step(self, samples: int) -> None:
         """Turn the accumulated gradients into new parameters. ``samples``: this worker's, in the whole update."""
 
+    def skip(self, samples: int) -> None:
+        """In the place of ``step``, where ``Traits.skips``: drop the gradients; the schedule alone goes on."""
+        self.updater.skip()
+
     @abstractmethod
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over workers of a float64 vector: a meeting point."""
@@ -267,8 +273,7 @@ class Strategy(ABC):
         return self.seat.rank, self.seat.size
 
     def agree(self, action: Callable[[int, int], Agreed]) -> Agreed:
-        """What ``action(index, count)`` returns, called with ``members``: again where somebody was lost meanwhile, so
-        that all who take part in the end have done it with the same numbers."""
+        """What ``action(index, count)`` returns, called with ``members``: again where one of them was lost meanwhile."""
         return action(*self.members())
 
     @abstractmethod
@@ -288,8 +293,7 @@ class Strategy(ABC):
     """``halt`` and ``save`` wait for the other workers: none may leave a checkpoint out by itself."""
 
     def halt(self, step: int) -> int:
-        """On all workers at once, between two updates and before ``save``: nobody goes on before all are here. Returns the
-        greatest step that any of them tells."""
+        """On all workers before ``save``: nobody goes on before all are here. Returns the greatest step of any."""
         return step
 
     def save(self, folder: Path) -> Share:

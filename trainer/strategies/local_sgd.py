@@ -38,6 +38,14 @@ class LocalSgd(Strategy):
 
     def step(self, samples: int) -> None:
         self.updater.step()
+        self._done(samples)
+
+    def skip(self, samples: int) -> None:
+        self.updater.skip()
+        self._done(samples)
+
+    def _done(self, samples: int) -> None:
+        """An update is over, after which the workers may meet."""
         self.updates += 1
         self.samples += samples
         if self.updates <= self.options.begin_step or self.updates % self.options.k_steps == 0:

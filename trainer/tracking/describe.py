@@ -36,6 +36,7 @@ ARTIFACTS = (
     "workerlog.*",
     "serverlog.*",
     "server.*.json",
+    "nonfinite*.json",
     "*.png",
     "*.csv",
     "validation.*.npz",

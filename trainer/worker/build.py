@@ -41,6 +41,7 @@ from trainer.strategies.contract import GoesByValidations, LeasesWork, LooksAhea
 from trainer.worker.callbacks import made
 from trainer.worker.loop import Rhythm, Training
 from trainer.worker.model import Updaters, arithmetic, build_model, save, seed_all
+from trainer.worker.nonfinite import KINDS
 from trainer.worker.own_strategy import check_set_up
 
 UNLIMITED = 1 << 62
@@ -74,6 +75,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         callbacks=made(config.callbacks, seat.rank, seat.size, Path(plan.run_dir), plan.total_steps, model),
         own=OwnMetrics(config.metrics, device),
         compiling=", compiling the model" if config.compile else "",
+        guard=KINDS[config.on_nonfinite](seat.rank, seat.size, plan.traits.lockstep and plan.traits.same_everywhere),
     )
     return following(run, config, plan) if plan.mode == "train" else run
 

@@ -20,6 +20,7 @@ from trainer.host.requests import LEAVE, Request
 from trainer.models.empty_batch import counting
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.worker.loop import Training
+from trainer.worker.nonfinite import check_parameters
 from trainer.worker.state import Part, go_on, part_of, randomness
 
 SLOW_S = 1.0
@@ -189,7 +190,12 @@ class Checkpoints:
     # --- how -------------------------------------------------------------------------------------------------------
 
     def _take(self, run: Training, epoch: int) -> None:
-        """Copy this worker's part, and write it."""
+        """Copy this worker's part, and write it.
+
+        Raises:
+            NotFinite: the parameters are not finite.
+        """
+        check_parameters(run)
         began = self.clock()
         needed = self.leaving or not is_first(run) or epoch == self.epochs or run.strategy.halts
         if not self.writer.wait(None if needed else SLOW_S):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from trainer.data.feed import Feed
-from trainer.errors import RunFailed
+from trainer.data.turns import Turn
 from trainer.metrics.best import AVERAGED, RAW, EarlyStop
 from trainer.metrics.contract import Sums, Task
 from trainer.metrics.own import OwnMetrics
@@ -22,6 +21,7 @@ from trainer.optim.averaged import AveragedWeights
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import GoesByValidations, HasGauges, Strategy
 from trainer.worker.callbacks import Callbacks
+from trainer.worker.nonfinite import Stop
 from trainer.worker.profiler import Unprofiled
 
 
@@ -69,6 +69,9 @@ class Training:
         examined: the sums of the last validation and, where this worker keeps the best model, of the best.
         line: what the next line of training will average.
         compiling: what is said to be done in the first update, where that is long.
+        guard: what is done about numbers that are not finite.
+        skipped, in_a_row: updates that were left out, and the last of them without another between.
+        turns: the epochs whose batches come in another order, see :mod:`trainer.data.turns`.
     """
 
     model: nn.Module
@@ -98,6 +101,10 @@ class Training:
     stop: str = ""
     examined: dict[str, torch.Tensor] = field(default_factory=dict)
     compiling: str = ""
+    guard: Stop = field(default_factory=Stop)
+    skipped: int = 0
+    in_a_row: int = 0
+    turns: tuple[Turn, ...] = ()
     line: Line = field(init=False)
 
     def __post_init__(self) -> None:
@@ -174,6 +181,7 @@ def train_epoch(run: Training, epoch: int) -> None:
     for samples, batches in profile.each("data", run.feed.updates(epoch, run.update)):
         run.report.doing("first update" + run.compiling)
         weight = strategy.weight(samples)
+        run.guard.begin(run)
         for batch in profile.each("data", batches):
             strategy.prepare(batch)
             if run.ema is not None:
@@ -182,6 +190,7 @@ def train_epoch(run: Training, epoch: int) -> None:
                 with profile("forward"), run.arithmetic():
                     loss, outputs = run.task.forward(run.forward, batch.inputs, batch.labels)
                 run.report.pulse.sign()
+                run.guard.look(run, batch, loss)
                 with profile("backward"):
                     strategy.backward(loss * (weight * batch.share) if weight * batch.share != 1.0 else loss)
             line.meter.add(loss, outputs, batch.labels, batch.samples)
@@ -189,7 +198,7 @@ def train_epoch(run: Training, epoch: int) -> None:
             line.batches += 1
         line.lr = strategy.lr
         with profile("optimizer"):
-            strategy.step(samples)
+            run.guard.step(run, samples)
         run.step += 1
         run.update += 1
         run.samples += samples
@@ -241,12 +250,10 @@ def log_training(run: Training, epoch: int, rest: bool = False) -> None:
     line.before, line.printed = sums, line.batches
     metrics = run.task.summary(together)
     gauges = run.strategy.gauges() if run.report.run_dir and isinstance(run.strategy, HasGauges) else {}
+    gauges |= run.guard.skipped(run)
     run.report.training(epoch, line.number, run.step, metrics, samples, line.lr, run.feed, gauges, rest)
-    if metrics and not math.isfinite(metrics["loss"]):
-        raise RunFailed(
-            f"The loss is {metrics['loss']} at update {run.step} (epoch {epoch}, batch {line.number}). "
-            f"A lower optimizer.lr, a warm-up (scheduler.warmup_epochs) or strategy.clip_norm=1.0 usually helps."
-        )
+    if metrics:
+        run.guard.line(run, metrics["loss"])
 
 
 @torch.no_grad()

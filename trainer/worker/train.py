@@ -20,6 +20,7 @@ from trainer.data.reading_processes import deaths_named
 from trainer.data.sampler import (
     training_sampler,
 )
+from trainer.data.turns import Turn
 from trainer.errors import PREEMPTED, Preempted
 from trainer.host.pulse import Pulse
 from trainer.host.requests import requests, say_leaving
@@ -59,6 +60,9 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     with at_work(seat, assignment) as run, checkpoints(run, seat, assignment):
         if assignment.resume:
             resume(run, Path(assignment.resume), seat)
+        if turns := (*run.turns, *assignment.turns):
+            run.turns = tuple(Turn(*turn) for turn in turns)
+            run.feed.turn(run.turns)
         try:
             with memory_named(run, assignment.plan, seat):
                 fit(run)
@@ -68,7 +72,8 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
             run.report.gauges(run.strategy.last_gauges() if isinstance(run.strategy, HasGauges) else {})
         run.strategy.persist(run_dir / "checkpoints")
         run.strategy.agree(lambda index, _: keep_model(run, assignment, run_dir) if index == 0 else None)
-        return {**run.report.outcome(), **(run.feed.growth.found() if run.feed.growth is not None else {})}
+        skipped = {"skipped": int(told)} if (told := run.guard.skipped(run).get("train/skipped")) else {}
+        return {**run.report.outcome(), **skipped, **(run.feed.growth.found() if run.feed.growth is not None else {})}
 
 
 @contextlib.contextmanager

@@ -112,6 +112,8 @@ class Config:
     )
     ema: EmaConfig = key(EmaConfig, "a moving average of the weights, evaluated and saved beside the model")
     best: BestConfig = key(BestConfig, "which model checkpoints/best.safetensors is")
+    on_nonfinite: str = key("stop", "NaN or infinity in a loss or gradient: end, leave the update out, or go back to the last checkpoint", choices=("stop", "skip", "rewind"))  # fmt: skip
+    max_rewinds: int = key(3, "with on_nonfinite=rewind: how often the run goes back before it ends", "rewinds", ge=1)
     early_stop: EarlyStopConfig = key(EarlyStopConfig, "end when a validation metric has stopped getting better")
     callbacks: List[Any] = key([], "called at the start, after updates, validations and at the end: [{_target_: my_package.MyCallback}]")  # fmt: skip
     metrics: Dict[str, Any] = key({}, "further metrics of validations, by name: {f1w: {_target_: torchmetrics.classification.MulticlassF1Score}}")  # fmt: skip

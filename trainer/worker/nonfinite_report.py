@@ -1,0 +1,153 @@
+"""``nonfinite.json``: in which batch, sample, layer and gradient of a run the first value was that is not finite."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from trainer.errors import first_line
+from trainer.run_folder.again import REPORT
+from trainer.run_folder.json_files import leave
+
+if TYPE_CHECKING:
+    from trainer.data.feed import Batch
+    from trainer.worker.loop import Training
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Where it was found.
+
+    Attributes:
+        worker: who found it; update: of the run, from 1; batches: their numbers in the epoch, from 0.
+        what: ``loss`` or ``gradients``; losses: of the batches, on that worker.
+    """
+
+    on_nonfinite: str
+    worker: int
+    epoch: int
+    update: int
+    batches: list[int]
+    what: str
+    losses: list[float]
+
+
+def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
+    """Write the report into the run's folder. Whatever breaks in it is told there, and keeps no run from its own end.
+
+    Args:
+        batch: the first that is to blame; None: it is not at hand, and is read again.
+    """
+    if run.run_dir is None:
+        return
+    told: dict[str, Any] = asdict(finding)
+    parts: dict[str, Callable[[], Any]] = {
+        "samples": lambda: {str(n): run.feed.numbers(finding.epoch, n) for n in finding.batches},
+        "parameters_not_finite": lambda: not_finite(run.model),
+        "forward_again": lambda: again(run, batch or run.feed.batch(finding.epoch, finding.batches[0])),
+    }
+    for name, part in parts.items():
+        try:
+            told[name] = part()
+        except Exception as error:  # of the user's model or data, in a run that has failed already
+            told[name] = {"not_known": f"{type(error).__name__}: {first_line(error)}"}
+    with contextlib.suppress(OSError):
+        leave(run.run_dir / REPORT, plain(told))
+
+
+def not_finite(model: nn.Module) -> list[str]:
+    """The names of the parameters that have a value which is not finite."""
+    return [name for name, p in model.named_parameters() if not torch.isfinite(p.detach()).all()]
+
+
+def again(run: Training, batch: Batch) -> dict[str, Any]:
+    """One forward and backward of the batch again, by this worker alone: what it shows."""
+    layers: list[tuple[str, str]] = []
+    with watched(run.model, layers), alone(run.model), eager(run), run.arithmetic():
+        loss, _ = run.task.forward(run.model, batch.inputs, batch.labels)
+    name, kind = layers[0] if layers else (None, None)
+    found = {
+        "inputs_are_finite": finite(batch.inputs),
+        "first_layer": name,
+        "first_layer_class": kind,
+        "loss": float(loss.detach()),
+    }
+    return {**found, "gradient_norms": gradient_norms(run.model, loss)}
+
+
+def gradient_norms(model: nn.Module, loss: torch.Tensor) -> dict[str, float]:
+    """The L2 norm of the loss's gradient, by the name of the layer whose parameters it is of. No parameter gets its gradient:
+    the exchange between workers would begin."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+    squares: dict[str, float] = {}
+    for (name, _), gradient in zip(named, found, strict=True):
+        if gradient is not None:
+            values = gradient.coalesce().values() if gradient.is_sparse else gradient
+            layer = name.rpartition(".")[0]
+            squares[layer] = squares.get(layer, 0.0) + float(values.double().square().sum())
+    return {layer: math.sqrt(square) for layer, square in squares.items()}
+
+
+@contextlib.contextmanager
+def watched(model: nn.Module, layers: list[tuple[str, str]]) -> Iterator[None]:
+    """While it lasts, each module whose output is not finite is added to the list, with its class, the first one first."""
+
+    def hook(name: str) -> Any:
+        def look(module: nn.Module, _: Any, outputs: Any) -> None:
+            if not finite(outputs):
+                layers.append((name or "(the model)", type(module).__name__))
+
+        return look
+
+    hooks = [module.register_forward_hook(hook(name)) for name, module in model.named_modules()]
+    try:
+        yield
+    finally:
+        for one in hooks:
+            one.remove()
+
+
+@contextlib.contextmanager
+def alone(model: nn.Module) -> Iterator[None]:
+    """While it lasts, no batch norm of the model waits for other workers."""
+    from trainer.models.sync_batch_norm import GlooSyncBatchNorm
+
+    waiting = [m for m in model.modules() if isinstance(m, (nn.SyncBatchNorm, GlooSyncBatchNorm)) and m.training]
+    for module in waiting:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in waiting:
+            module.train()
+
+
+def eager(run: Training) -> Any:
+    """While it lasts, a compiled model runs as it was written, so that its layers can be watched."""
+    stance: Any = torch.compiler.set_stance
+    return stance("force_eager") if run.compiling else contextlib.nullcontext()
+
+
+def finite(values: Any) -> bool:
+    """Whether all numbers in nested tensors are finite."""
+    if isinstance(values, torch.Tensor):
+        return not values.is_floating_point() or bool(torch.isfinite(values.detach()).all())
+    if isinstance(values, dict):
+        return all(finite(value) for value in values.values())
+    return all(finite(value) for value in values) if isinstance(values, (list, tuple)) else True
+
+
+def plain(node: Any) -> Any:
+    """The same for JSON, which knows no NaN and no infinity: they become texts."""
+    if isinstance(node, dict):
+        return {name: plain(value) for name, value in node.items()}
+    if isinstance(node, list):
+        return [plain(value) for value in node]
+    return str(node) if isinstance(node, float) and not math.isfinite(node) else node
