@@ -11,6 +11,7 @@ import torch
 
 from trainer.checkpoint import store, tree
 from trainer.errors import UserError
+from trainer.weights import server_parts
 
 Tensors = dict[str, torch.Tensor]
 
@@ -33,7 +34,8 @@ class Part:
 def read(folder: Path, averaged: bool = False) -> Tensors:
     """Parameters and buffers by name, those too that a state_dict leaves out.
 
-    Where each worker has parameters of its own (``local_sgd``), these are their mean, weighted by the samples behind each.
+    Where each worker has parameters of its own (``local_sgd``), these are their mean, weighted by the samples behind each; those
+    that parameter servers keep are theirs.
 
     Args:
         averaged: the moving average of the weights instead.
@@ -45,9 +47,6 @@ def read(folder: Path, averaged: bool = False) -> Tensors:
     paths = [
         path for worker in range(about.workers) if (path := folder / store.part_of(worker)).is_file()
     ]  # others were lost
-    if (folder / "server-0.safetensors").is_file():
-        why = "parameters and tables are in the parts of its parameter servers, which are not merged yet"
-        raise UserError(str(folder), why, "the run's model.safetensors, or checkpoints/best.safetensors")
     if not paths:
         raise UserError(str(folder), "it has no part of a worker", "another checkpoint")
     parts = [_part(path) for path in paths]
@@ -58,7 +57,9 @@ def read(folder: Path, averaged: bool = False) -> Tensors:
         raise UserError(str(paths[0]), "it holds no parameters", "another checkpoint")
     shares = _shares(parts)
     model = {name: _mean([one[name] for one in models], shares) for name in models[0]}
-    first, everybody = parts[0].buffers, about.config.get("strategy", {}).get("buffers") == "mean"
+    if about.servers:
+        model = server_parts.parameters(folder, model)
+    first, everybody = parts[0].buffers, about.config.get("strategy", {}).get("buffers") == "average"
     alike = [1 / len(parts)] * len(parts)
     buffers = {
         name: _mean([part.buffers[name] for part in parts], alike)

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.models.rows import RowInit
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
+from trainer.weights.fresh_rows import RowInit
 
 WORKERS = 3
 worker = st.integers(0, WORKERS - 1)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.models.rows import RowInit
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import Sgd
 from trainer.strategies.pserver.worker.replica import Replica
+from trainer.weights.fresh_rows import RowInit
 
 ROWS, DIM, ROUNDS, LR = 12, 3, 15, 0.5
 

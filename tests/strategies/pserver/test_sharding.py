@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.models.rows import table_key
 from trainer.strategies.pserver.protocol.sharding import BUCKETS, buckets_of, place, server_of_bucket
+from trainer.weights.fresh_rows import table_key
 
 parameters = st.lists(
     st.tuples(st.text("abcdef.", min_size=1, max_size=8), st.integers(0, 400)), max_size=30, unique_by=lambda p: p[0]
@@ -63,7 +63,7 @@ def test_hash_name_spreads_many_names():
 
 def test_another_process_places_the_same():
     code = (
-        "import numpy as np; from trainer.models.rows import table_key\n"
+        "import numpy as np; from trainer.weights.fresh_rows import table_key\n"
         "from trainer.strategies.pserver.protocol.sharding import *\n"
         "print(place([('a.w', 10), ('b.w', 9000), ('c', 3)], 3, 'hash_name'))\n"
         "print(buckets_of(table_key(1, 't'), np.arange(20)).tolist())"

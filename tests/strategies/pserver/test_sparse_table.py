@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trainer.models.rows import RowInit, draw_rows, table_key
 from trainer.strategies.pserver.protocol.sharding import buckets_of, server_of_bucket
 from trainer.strategies.pserver.server.admission import Count, Probability
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
+from trainer.weights.fresh_rows import RowInit, draw_rows, table_key
 
 DIM, SEED, INIT = 3, 5, RowInit("normal", 0.5)
 KEY = table_key(SEED, "user")

@@ -11,53 +11,20 @@ name steps aside as ``<folder>.previous`` until then, where :func:`read` finds i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from trainer.checkpoint import sealed
+from trainer.weights.server_parts import Part, part_name
 
 FORMAT = 2
 """2: with mode, optimizer, dtype and the step of the schedule."""
 INDEX = "index.json"
-
-
-@dataclass(frozen=True)
-class Part:
-    """One server's file of a snapshot; tensors are mapped into memory and read when asked for."""
-
-    server: int
-    path: Path
-
-    @cached_property
-    def _file(self) -> Any:
-        return safe_open(self.path, framework="pt")  # type: ignore[no-untyped-call]
-
-    @cached_property
-    def meta(self) -> dict[str, Any]:
-        """The metadata that was given to :func:`write_part`."""
-        return dict(json.loads(self._file.metadata()["meta"]))
-
-    def keys(self) -> list[str]:
-        """Names of the tensors in this part."""
-        return list(self._file.keys())
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """A tensor of this part by its name."""
-        tensor: torch.Tensor = self._file.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self.tensor(name)
 
 
 @dataclass(frozen=True)
@@ -143,12 +110,6 @@ def read(folder: Path, verify: bool = True) -> Snapshot:
     return Snapshot(folder, index["servers"], index["tables"], index["dense"], index["meta"], parts)
 
 
-def parts_of(folder: Path) -> list[Part]:
-    """The servers' parts in a folder that was checked by who handed it over: a checkpoint, which holds others' files, too."""
-    servers = len(list(folder.glob(part_name("*"))))
-    return [Part(server, folder / part_name(server)) for server in range(servers)]
-
-
 def _index(folder: Path, metas: list[dict[str, Any]]) -> dict[str, Any]:
     """What all parts hold together."""
     tables: dict[str, dict[str, Any]] = {}
@@ -163,8 +124,3 @@ def _index(folder: Path, metas: list[dict[str, Any]]) -> dict[str, Any]:
     dense = [{**piece, "server": server} for server, meta in enumerate(metas) for piece in meta.get("dense", [])]
     meta = {key: value for key, value in metas[0].items() if key not in ("tables", "dense")} if metas else {}
     return {"format_version": FORMAT, "servers": len(metas), "tables": tables, "dense": dense, "meta": meta}
-
-
-def part_name(server: int | str) -> str:
-    """The file name of a server's part."""
-    return f"server-{server}.safetensors"

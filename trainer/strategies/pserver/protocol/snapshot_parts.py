@@ -15,7 +15,7 @@ import numpy as np
 
 from trainer.checkpoint import sealed
 from trainer.errors import RunFailed
-from trainer.strategies.pserver.protocol import snapshot
+from trainer.weights.server_parts import part_name
 
 PIECE = 8 << 20
 """Bytes of a file that travel at once."""
@@ -41,7 +41,7 @@ def is_shared(folder: Path, name: str) -> bool:
 
 def piece(folder: Path, server: int, first: int) -> tuple[dict[str, Any], np.ndarray]:
     """Size and checksum of a snapshot part, and its bytes from ``first`` on, at most :data:`PIECE`."""
-    path = sealed.partial_of(folder) / snapshot.part_name(server)
+    path = sealed.partial_of(folder) / part_name(server)
     seal = dict(json.loads(sealed.seal_of(path).read_text()))
     with path.open("rb") as file:
         file.seek(first)
@@ -50,7 +50,7 @@ def piece(folder: Path, server: int, first: int) -> tuple[dict[str, Any], np.nda
 
 def forget(folder: Path, server: int) -> None:
     """Remove a snapshot part that is elsewhere now, and its folders if nothing else is in them."""
-    path = sealed.partial_of(folder) / snapshot.part_name(server)
+    path = sealed.partial_of(folder) / part_name(server)
     for file in (path, sealed.seal_of(path)):
         file.unlink(missing_ok=True)
     with suppress(OSError):
@@ -67,7 +67,7 @@ def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, A
     Raises:
         RunFailed: what came is not what was written there.
     """
-    path = sealed.partial_of(folder) / snapshot.part_name(server)
+    path = sealed.partial_of(folder) / part_name(server)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         while True:

@@ -13,7 +13,6 @@ from typing import Any
 from trainer.errors import RunFailed
 from trainer.host.board import Board
 from trainer.strategies.builtin import Pserver
-from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
 from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases
@@ -28,6 +27,7 @@ from trainer.strategies.pserver.server.saving import Saving
 from trainer.strategies.pserver.server.server_assignment import ServersRun
 from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.server.turns import Outlet, Turns
+from trainer.weights.server_parts import parts_of
 
 LOOK_S = 0.2
 """So often a server looks who is silent and which requests are overdue; it waits for messages no longer than that."""
@@ -63,7 +63,7 @@ class Server:
         stops = not declared.traits.survives
         self.liveness = Liveness(self.members, self.parameters, self.leases, self.turns, board, stops, most_bytes)
         self.work = LeaseRequests(self.leases, self.members, self.liveness.lose, options.timeout_s, now)
-        if run.resume and number < len(saved := snapshot.parts_of(Path(run.resume))):
+        if run.resume and number < len(saved := parts_of(Path(run.resume))):
             self.work.go_on(*(saved[number].meta.get(name, {}) for name in ("progress", "leases")))
         self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0)
         self.started = self.ended_turn = self.looked = now()

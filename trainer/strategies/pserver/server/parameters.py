@@ -18,6 +18,7 @@ from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.rules import RULES, Rule
 from trainer.strategies.pserver.server.server_assignment import ServersPlan
 from trainer.strategies.pserver.server.shard import Shard
+from trainer.weights.server_parts import parts_of
 
 RULE = "rule|"
 """Begins the names of what a server's rule remembers of workers."""
@@ -117,7 +118,7 @@ class Parameters:
 
     def _go_on(self, shard: Shard, rule: Rule, folder: Path) -> None:
         """Be what the servers were at a checkpoint; of as many servers each takes its own numbers."""
-        parts = snapshot.parts_of(folder)
+        parts = parts_of(folder)
         parts.sort(key=lambda part: part.server == self.server)
         shard.load([(part, part.meta) for part in parts])
         self.age, self.age_before = (max(int(part.meta[name]) for part in parts) for name in ("age", "age_before"))

@@ -102,7 +102,8 @@ class Saving:
             "dtype": layout.dtype,
             "step": shard.step,
             "tables": {
-                t.name: {"dim": t.dim, "dtype": layout.dtype, "kernel": t.kernel.name, "num_rows": t.num_rows, "rows": len(t)}
+                t.name: {"dim": t.dim, "dtype": layout.dtype, "kernel": t.kernel.name, "num_rows": t.num_rows, "rows": len(t),
+                         "init": t.init.kind, "scale": t.init.scale, "seed": shard.config.seed}
                 for t in shard.tables.values()
             },
             "dense": [{"name": n, "start": a, "stop": b} for n, a, b in layout.pieces],

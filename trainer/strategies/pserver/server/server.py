@@ -17,12 +17,12 @@ from trainer.host.board import NoNote
 from trainer.host.files import replace_file
 from trainer.strategies.builtin import Pserver
 from trainer.strategies.contract import Seat
-from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import ENDPOINT
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
 from trainer.strategies.pserver.server.ledger import LedgerFile
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
 from trainer.strategies.pserver.server.server_assignment import ServersRun
+from trainer.weights.server_parts import parts_of
 
 SMALLEST_LIMIT = 64 << 20
 LEDGER = "ledger.{}.tsv"
@@ -65,7 +65,7 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
 
 def opened_ledger(server: int, run: ServersRun) -> LedgerFile:
     """A server's ledger; where a run goes on, that of the run before up to the checkpoint."""
-    parts = snapshot.parts_of(Path(run.resume)) if run.resume else []
+    parts = parts_of(Path(run.resume)) if run.resume else []
     stays = int(parts[server].meta.get("ledger", 0)) if server < len(parts) else 0
     return LedgerFile(Path(run.plan.run_dir) / LEDGER.format(server), stays)
 

@@ -13,29 +13,25 @@ from torch import nn
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
-from trainer.models.rows import RowInit
 from trainer.optim.groups import Rate, optimizer_of
 from trainer.optim.schedules import Plateau
 from trainer.optim.sparse import SparseRule, rule_of
 from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.protocol.sharding import bucket_key, buckets_of, server_of_bucket
-from trainer.strategies.pserver.protocol.snapshot import Part
 from trainer.strategies.pserver.server.admission import Admission, Count, Probability
 from trainer.strategies.pserver.server.server_assignment import ServersPlan
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
-
-DENSE = "dense"
+from trainer.weights.fresh_rows import RowInit
+from trainer.weights.server_parts import DENSE, Piece, Tensors
+from trainer.weights.server_parts import pieces as pieces_of
 
 SUMS = SparseRule("sgd", 0.0, {})
 """Of tables that only add up differences."""
 Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
 """By table number: unique ids (U,) and values or gradients (U, D)."""
-Tensors = Mapping[str, torch.Tensor] | Part
 Saved = tuple[Tensors, Mapping[str, Any]]
 """A server's state: tensors by name, and plain numbers."""
-Piece = tuple[int, torch.Tensor]
-"""Elements (n,) of a parameter, from that one on."""
 
 
 class Shard:
@@ -208,7 +204,7 @@ class Shard:
         states = [self.optimizer.state[part] for part in self.parts]
         for state in states:
             state.clear()
-        for kind, pieces in _pieces(parts).items():
+        for kind, pieces in pieces_of(parts).items():
             vector = self._assembled(pieces)
             if kind == DENSE:
                 self.vector.copy_(vector)
@@ -259,14 +255,3 @@ class Shard:
                 raise ValueError(f"the saved {parameter} has another size")
             offset += stop - start
         return vector
-
-
-def _pieces(parts: Sequence[Tensors]) -> dict[str, dict[str, list[Piece]]]:
-    """Of each kind of vector (the parameters, momentum) and of each parameter, the pieces that servers have saved."""
-    found: dict[str, dict[str, list[Piece]]] = {}
-    for tensors in parts:
-        for name in tensors:
-            kind, *rest = name.split("|")
-            if kind.partition(".")[0] == DENSE:
-                found.setdefault(kind, {}).setdefault(rest[0], []).append((int(rest[1]), tensors[name]))
-    return found

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from trainer.models.rows import RowInit, draw_rows, table_key
 from trainer.strategies.pserver.server.admission import Admission, Waiting
 from trainer.strategies.pserver.server.changes import Changes
 from trainer.strategies.pserver.tables.index import index_of
 from trainer.strategies.pserver.tables.kernels import Kernel
+from trainer.weights.fresh_rows import RowInit, draw_rows, table_key
 
 SMALLEST = 64  # rows of a table's first storage
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainer.models.rows import RowEmbedding, RowInit
+from trainer.models.rows import RowEmbedding
 from trainer.optim.groups import Rate, grouped
 from trainer.strategies.pserver.protocol.layout import Layout, TableSpec
 from trainer.strategies.pserver.protocol.sharding import (
@@ -26,6 +26,7 @@ from trainer.strategies.pserver.protocol.sharding import (
     server_of_bucket,
 )
 from trainer.strategies.pserver.tables.kernels import distinct, summed
+from trainer.weights.fresh_rows import RowInit
 
 
 class DenseMap:

@@ -30,6 +30,7 @@ from trainer.strategies.pserver.worker.initial_values import send_start
 from trainer.strategies.pserver.worker.pull import Pulls
 from trainer.strategies.pserver.worker.push import PushEncoder
 from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable, unique
+from trainer.weights.server_parts import part_name
 
 LEASE_LOOK_S = 0.02
 
@@ -333,7 +334,7 @@ class PserverWorker(Strategy):
             if len(self.present) == count:
                 break
         self.set_out()
-        files = [*(snapshot.part_name(server) for server in self.client.servers), snapshot.INDEX]
+        files = [*(part_name(server) for server in self.client.servers), snapshot.INDEX]
         own = Own(
             self.seat.rank, self.seat.servers, (self.steps, self.steps_before, self.event_time), self.work.state(),
             self.encoder.state(), self.ahead.state(), self.state(),

@@ -1,0 +1,122 @@
+"""What parameter servers have saved: the file of each, and the model's parameters put together from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from trainer.errors import UserError, why
+from trainer.weights.fresh_rows import RowInit, fresh_table
+
+DENSE, TABLE = "dense", "table"
+"""Begin the names of tensors: of pieces of dense parameters (``dense|NAME|START``), and of rows (``table|NAME|ids``)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One server's file; tensors are mapped into memory and read when asked for."""
+
+    server: int
+    path: Path
+
+    @cached_property
+    def _file(self) -> Any:
+        return safe_open(self.path, framework="pt")  # type: ignore[no-untyped-call]
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        """What the server told besides its tensors."""
+        return dict(json.loads(self._file.metadata()["meta"]))
+
+    def keys(self) -> list[str]:
+        """Names of the tensors in this part."""
+        return list(self._file.keys())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor of this part by its name."""
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.tensor(name)
+
+
+Tensors = Mapping[str, torch.Tensor] | Part
+Piece = tuple[int, torch.Tensor]
+"""Elements (n,) of a parameter, from that one on."""
+
+
+def part_name(server: int | str) -> str:
+    """The file name of a server's part."""
+    return f"server-{server}.safetensors"
+
+
+def parts_of(folder: Path) -> list[Part]:
+    """The servers' parts in a folder that was checked by who handed it over."""
+    servers = len(list(folder.glob(part_name("*"))))
+    return [Part(server, folder / part_name(server)) for server in range(servers)]
+
+
+def pieces(parts: Sequence[Tensors]) -> dict[str, dict[str, list[Piece]]]:
+    """Of each kind of vector (the parameters, momentum) and of each parameter, the pieces that servers have saved."""
+    found: dict[str, dict[str, list[Piece]]] = {}
+    for tensors in parts:
+        for name in tensors:
+            kind, *rest = name.split("|")
+            if kind.partition(".")[0] == DENSE:
+                found.setdefault(kind, {}).setdefault(rest[0], []).append((int(rest[1]), tensors[name]))
+    return found
+
+
+def parameters(folder: Path, model: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The whole parameters by name. A row of a table that nobody has touched has its first values.
+
+    Args:
+        folder: of the checkpoint.
+        model: a worker's parameters, in the model's order; those that servers keep are replaced.
+
+    Raises:
+        UserError: the parts do not make the model.
+    """
+    parts = parts_of(folder)
+    try:
+        dense = {name: _whole(model[name], cut) for name, cut in pieces(parts).get(DENSE, {}).items()}
+        kept = {name: about for part in parts for name, about in part.meta["tables"].items()}
+        for name, about in kept.items():
+            if about["num_rows"] is None:
+                raise UserError(str(folder), f"its table {name} takes any id, so that no file of weights can hold all rows", "the run's persistables")  # fmt: skip
+            dense[f"{name}.weight"] = _table(parts, name, about)
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        why_not = f"its servers' parts cannot be put together ({type(error).__name__}: {why(error)})"
+        raise UserError(str(folder), why_not, "another checkpoint") from error
+    return {**model, **dense}
+
+
+def _whole(like: torch.Tensor, cut: Sequence[Piece]) -> torch.Tensor:
+    """A parameter from its pieces."""
+    flat = torch.empty(like.numel(), dtype=like.dtype)
+    if sum(len(values) for _, values in cut) != len(flat):
+        raise ValueError("pieces are missing")
+    for start, values in cut:
+        flat[start : start + len(values)] = values
+    return flat.view(like.shape)
+
+
+def _table(parts: Sequence[Part], name: str, about: Mapping[str, Any]) -> torch.Tensor:
+    """(rows, columns) of a table."""
+    init, dtype = RowInit(about["init"], about["scale"]), getattr(torch, about["dtype"])
+    weight = fresh_table(about["seed"], name, (about["num_rows"], about["dim"]), init, dtype)
+    for part in parts:
+        rows = part[f"{TABLE}|{name}|rows"]
+        weight.index_copy_(0, part[f"{TABLE}|{name}|ids"], rows[:, : about["dim"]])
+    return weight
