@@ -23,7 +23,7 @@ from trainer.optim.averaged import AveragedWeights
 from trainer.optim.updater import Updater
 from trainer.strategies.single import Single
 from trainer.worker.loop import Rhythm, Training, fit
-from trainer.worker.nonfinite import KINDS, MOST_SKIPS
+from trainer.worker.nonfinite import KINDS, MOST_SKIPS, Stop, check_parameters
 
 BAD = 3
 """The update with a bad batch, from 0."""
@@ -51,7 +51,7 @@ class Root(nn.Module):
 class Batches:
     """The feed of these batches, all in one epoch."""
 
-    waited = 0.0
+    waited, merge = 0.0, 1
 
     def __init__(self, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.batches = batches
@@ -65,6 +65,9 @@ class Batches:
 
     def numbers(self, epoch: int, batch: int) -> list[int]:
         return [10 * batch, 10 * batch + 1]
+
+    def batch(self, epoch: int, batch: int) -> Batch:
+        return next(list(self.updates(epoch))[batch][1])
 
 
 def batches(count: int = 8, spoiled: float = float("nan")) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -172,6 +175,47 @@ def test_report_names_batch_samples_layer_and_gradients(kind: str, tmp_path: Pat
     assert again["inputs_are_finite"] and (again["first_layer"], again["first_layer_class"]) == ("norm", "BatchNorm1d")
     assert again["gradient_norms"].keys() == {"first", "norm", "last"} and again["gradient_norms"]["last"] == "nan"
     assert all(torch.isfinite(p).all() for p in run.model.parameters()), "the step was not taken"
+
+
+class Late(Stop):
+    """As on a GPU, where a look at a loss waits for it."""
+
+    def would_wait(self, loss: torch.Tensor) -> bool:
+        return True
+
+
+def test_on_a_gpu_the_line_finds_the_first_bad_batch_which_is_read_again(tmp_path: Path) -> None:
+    run = training("stop", batches(), tmp_path)
+    run.guard, run.rhythm.log_every = Late(), 4
+    asked: list[int] = []
+    monitored = run.feed.batch
+    run.feed.batch = lambda epoch, batch: asked.append(batch) or monitored(epoch, batch)  # type: ignore[method-assign]
+    with pytest.raises(NotFinite, match=r"The loss is nan at update 4 \(epoch 0, batch 3\)") as caught:
+        fit(run)
+    assert run.step == 5, "the line comes with the fifth batch"
+    assert (caught.value.step, caught.value.update) == (4, 3) and asked == [3]
+    told = json.loads((tmp_path / "nonfinite.json").read_text())
+    assert (told["update"], told["samples"], told["losses"]) == (4, {"3": [30, 31]}, ["nan"])
+    assert not told["forward_again"]["inputs_are_finite"] and told["forward_again"]["first_layer"] == "first"
+    assert "first.weight" in told["parameters_not_finite"], "steps were taken meanwhile"
+
+
+def test_gradient_that_spoils_the_parameters_is_traced_to_its_update(tmp_path: Path) -> None:
+    data = batches(spoiled=0.5)
+    data[BAD][1].fill_(2)
+    run = training("stop", data, tmp_path, loss=Root())
+    with pytest.raises(NotFinite, match="The loss is nan at update 5"):
+        fit(run)
+    told = json.loads((tmp_path / "nonfinite.json").read_text())
+    assert told["samples_of_the_update_before"] == {"3": [30, 31]} and told["parameters_not_finite"]
+
+
+def test_no_checkpoint_is_made_of_parameters_that_are_not_finite(tmp_path: Path) -> None:
+    run = training("rewind", batches(spoiled=0.5))
+    check_parameters(run)
+    run.model.last.weight.data[0, 0] = float("inf")  # type: ignore[union-attr, operator, index]
+    with pytest.raises(NotFinite, match="no checkpoint is made of them"):
+        check_parameters(run)
 
 
 def test_report_is_there_although_the_model_breaks_in_it(tmp_path: Path) -> None:

@@ -18,6 +18,12 @@ MOST_SLOTS = 2
 """Of an optimizer that is not known here."""
 
 
+NOT_FINITE = {
+    "skip": "updates are left out (on_nonfinite=skip)",
+    "rewind": "the run goes back to its last checkpoint, at most {most} times (on_nonfinite=rewind)",
+}
+
+
 def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
     """What, and how much or where; nothing where nothing is trained."""
     plan, told = ready.plan, ready.checked.config.checkpoint
@@ -31,6 +37,8 @@ def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
         yield "checkpoints", "none: the run cannot be resumed"
     else:
         yield "checkpoints", f"{rhythm}, {_size(ready)} each, {_stay(told)}"
+    if (said := NOT_FINITE.get(ready.checked.config.on_nonfinite)) is not None:
+        yield "not finite", said.format(most=ready.checked.config.max_rewinds)
 
 
 def _resumes(resume: Resume) -> Iterator[tuple[str, str]]:

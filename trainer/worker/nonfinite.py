@@ -11,7 +11,7 @@ import torch
 
 from trainer.errors import NotFinite
 from trainer.run_folder.again import REPORT
-from trainer.worker.nonfinite_report import Finding, leave_report
+from trainer.worker.nonfinite_report import Finding, gives_bad_gradients, leave_report
 
 if TYPE_CHECKING:
     from trainer.data.feed import Batch
@@ -60,6 +60,10 @@ class Stop:
     name = "stop"
     seen: list[Seen] = field(default_factory=list)
 
+    def would_wait(self, loss: torch.Tensor) -> bool:
+        """To look at a loss now would wait until the device has computed it."""
+        return loss.device.type != "cpu"
+
     def begin(self, run: Training) -> None:
         """Before an update's first forward."""
 
@@ -69,7 +73,7 @@ class Stop:
         Raises:
             NotFinite: its loss is not finite.
         """
-        if loss.device.type != "cpu":
+        if self.would_wait(loss):
             self.seen.append(_seen(run, loss))
         elif not math.isfinite(loss.item()):
             raise self.found(run, [_seen(run, loss, batch)])
@@ -104,8 +108,9 @@ class Stop:
         value = float(first.loss)
         said = f"The loss is {value}" if what == "loss" else f"The {what} are not finite (the loss is {value})"
         told = Finding(
-            self.name, self.rank, first.epoch, first.step, [s.number for s in seen], what, [float(s.loss) for s in seen]
-        )
+            self.name, self.rank, first.epoch, first.update, first.step, what,
+            [s.number for s in seen], [float(s.loss) for s in seen],
+        )  # fmt: skip
         leave_report(run, told, first.batch)
         return self.error(run, first.step, said, first.number, first.epoch, first.update)
 
@@ -149,11 +154,20 @@ class Looking(Stop):
             return "loss", bad.index(1.0)
         return "gradients" if gradients else "", 0 if self.together else self.rank
 
+    def source(self, run: Training) -> int:
+        """The first worker whose own batches give such gradients when they are computed again; else the first worker."""
+        flags = torch.zeros(self.size, dtype=torch.float64)
+        flags[self.rank] = any(gives_bad_gradients(run, seen.batch) for seen in self.seen if seen.batch is not None)
+        flags = run.strategy.all_reduce_sum(flags)
+        return int(flags.argmax())
+
     def end(self, run: Training, what: str, worker: int) -> NotFinite:
         """The error for an update that is not finite; its report is there."""
         bad = _first_bad(self.seen) if what == "loss" else None
         seen = self.seen if bad is None else self.seen[bad : bad + 1]
         first = seen[0]
+        if what == "gradients" and self.together and self.size > 1:  # after the exchange all workers have them
+            worker = self.source(run)
         if worker == self.rank:
             error = self.found(run, seen, what)
         else:

@@ -14,6 +14,7 @@ from torch import nn
 from trainer.errors import first_line
 from trainer.run_folder.again import REPORT
 from trainer.run_folder.json_files import leave
+from trainer.strategies.contract import FullModel
 
 if TYPE_CHECKING:
     from trainer.data.feed import Batch
@@ -25,16 +26,19 @@ class Finding:
     """Where it was found.
 
     Attributes:
-        worker: who found it; update: of the run, from 1; batches: their numbers in the epoch, from 0.
-        what: ``loss`` or ``gradients``; losses: of the batches, on that worker.
+        worker: who found it.
+        update: of the run, from 1; update_of_epoch: the same in its epoch, from 0.
+        what: ``loss`` or ``gradients``.
+        batches: their numbers in the epoch, from 0; losses: of them, on that worker.
     """
 
     on_nonfinite: str
     worker: int
     epoch: int
+    update_of_epoch: int
     update: int
-    batches: list[int]
     what: str
+    batches: list[int]
     losses: list[float]
 
 
@@ -50,13 +54,14 @@ def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
     parts: dict[str, Callable[[], Any]] = {
         "samples": lambda: {str(n): run.feed.numbers(finding.epoch, n) for n in finding.batches},
         "parameters_not_finite": lambda: not_finite(run.model),
+        "samples_of_the_update_before": lambda: before(run, finding),
         "forward_again": lambda: again(run, batch or run.feed.batch(finding.epoch, finding.batches[0])),
     }
     for name, part in parts.items():
         try:
             told[name] = part()
         except Exception as error:  # of the user's model or data, in a run that has failed already
-            told[name] = {"not_known": f"{type(error).__name__}: {first_line(error)}"}
+            told[name] = unknown(error)
     with contextlib.suppress(OSError):
         leave(run.run_dir / REPORT, plain(told))
 
@@ -66,8 +71,28 @@ def not_finite(model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if not torch.isfinite(p.detach()).all()]
 
 
+def unknown(error: Exception) -> dict[str, str]:
+    """What the report has in place of a part that could not be found out."""
+    return {"not_known": f"{type(error).__name__}: {first_line(error)}"}
+
+
+def before(run: Training, finding: Finding) -> dict[str, list[int] | None]:
+    """The samples of the update before in this epoch, by batch, where the parameters are not finite: that update has spoiled
+    them."""
+    if not finding.update_of_epoch or not not_finite(run.model):
+        return {}
+    merge, update = run.feed.merge, finding.update_of_epoch - 1
+    return {str(n): run.feed.numbers(finding.epoch, n) for n in range(update * merge, (update + 1) * merge)}
+
+
 def again(run: Training, batch: Batch) -> dict[str, Any]:
-    """One forward and backward of the batch again, by this worker alone: what it shows."""
+    """One forward and backward of the batch again, by this worker alone: what it shows.
+
+    Raises:
+        LookupError: the model is not whole in this worker.
+    """
+    if isinstance(run.strategy, FullModel):
+        raise LookupError("parameters are in the servers")
     layers: list[tuple[str, str]] = []
     with watched(run.model, layers), alone(run.model), eager(run), run.arithmetic():
         loss, _ = run.task.forward(run.model, batch.inputs, batch.labels)
@@ -78,7 +103,20 @@ def again(run: Training, batch: Batch) -> dict[str, Any]:
         "first_layer_class": kind,
         "loss": float(loss.detach()),
     }
-    return {**found, "gradient_norms": gradient_norms(run.model, loss)}
+    try:
+        return {**found, "gradient_norms": gradient_norms(run.model, loss)}
+    except Exception as error:  # there is not the memory, or no gradient
+        return {**found, "gradient_norms": unknown(error)}
+
+
+def gives_bad_gradients(run: Training, batch: Batch) -> bool:
+    """Whether the batch's own gradient is not finite when it is computed again; False: it is, or that cannot be done."""
+    try:
+        with alone(run.model), eager(run), run.arithmetic():
+            loss, _ = run.task.forward(run.model, batch.inputs, batch.labels)
+        return not all(math.isfinite(norm) for norm in gradient_norms(run.model, loss).values())
+    except Exception:  # of the user's model, in a run that has failed already
+        return False
 
 
 def gradient_norms(model: nn.Module, loss: torch.Tensor) -> dict[str, float]:
