@@ -150,7 +150,16 @@ def test_parts_of_servers_that_make_no_model_are_refused_with_a_sentence(tmp_pat
     def parts(tables: dict[str, Any], **tensors: torch.Tensor) -> None:
         save_file(tensors, tmp_path / "server-0.safetensors", metadata={"meta": json.dumps({"tables": tables})})
 
-    table = {"dim": 2, "dtype": "float32", "num_rows": 3, "init": "zeros", "scale": 0.0, "seed": 0}
+    table = {
+        "dim": 2,
+        "dtype": "float32",
+        "num_rows": 3,
+        "kernel": "adam",
+        "rows": 1,
+        "init": "zeros",
+        "scale": 0.0,
+        "seed": 0,
+    }
     rows = {"table|t|ids": torch.tensor([2]), "table|t|rows": torch.ones(1, 4)}
     parts({"t": table}, **{"dense|a|0": torch.ones(4)}, **rows)
     made = server_parts.parameters(tmp_path, model)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,19 @@ from torch import nn
 
 from trainer.optim.schedules import Plateau
 from trainer.optim.sparse import clip_norm, clip_value
+
+
+@dataclass(frozen=True)
+class UpdaterState:
+    """What :meth:`Updater.state` gives."""
+
+    steps: int
+    kind: str
+    optimizer: dict[str, Any]
+    made_with: list[dict[str, Any]]
+    scaler: dict[str, Any] | None
+    plateau: dict[str, Any] | None
+    names: list[str]
 
 
 class Updater:
@@ -23,6 +37,7 @@ class Updater:
         clip_value: greatest magnitude of each element of the gradient, or None.
         plateau: the schedule, if it goes by validations.
         lr: the rate that ``lr`` tells of, before the schedule; None: the first parameter group's.
+        names: of the parameters, in the order of the optimizer's groups.
     """
 
     def __init__(
@@ -34,11 +49,13 @@ class Updater:
         clip_value: float | None = None,
         plateau: Plateau | None = None,
         lr: float | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         self.optimizer = optimizer
         self.factor = factor
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.plateau = plateau
+        self.names = list(names)
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self.base_lr = self.base_lrs[0] if lr is None else lr
@@ -46,6 +63,11 @@ class Updater:
         self.scaler = torch.amp.GradScaler(device) if loss_scaling else None
         self.steps = 0
         self.made_with = self._settings()
+
+    @property
+    def sparse_start(self) -> float:
+        """What the optimizer of the tables remembers of a row that it has not updated."""
+        return float(self.optimizer.param_groups[-1].get("initial_accumulator_value", 0.0))
 
     @property
     def lr(self) -> float:
@@ -93,6 +115,7 @@ class Updater:
             "kind": type(self.optimizer).__name__,
             "optimizer": self.optimizer.state_dict(),
             "made_with": self.made_with,
+            "names": self.names,
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "plateau": None if self.plateau is None else self.plateau.state(),
         }
@@ -105,6 +128,7 @@ class Updater:
         made_with: list[dict[str, Any]],
         scaler: dict[str, Any] | None,
         plateau: Mapping[str, Any] | None,
+        names: Sequence[str] = (),
     ) -> None:
         """Go on from what ``state`` gave. Settings of the optimizer (lr, betas, ...) that it was made with otherwise than the
         one before stay as they are. Another optimizer, or one with other groups of parameters, begins without a memory."""

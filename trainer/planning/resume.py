@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import store
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
+from trainer.config.schema.strategy import Entry
 from trainer.errors import UserError
 from trainer.planning.key_checks import leaves
 from trainer.planning.plan import Plan
@@ -28,6 +29,7 @@ HARMLESS = (
 YES_OR_NO = ("true", "false", "yes", "no", "1", "0")
 ALIKE = ("single", "collective")
 """Strategies that can take over each other's checkpoints: every worker holds the same state."""
+CLIPS = ("strategy.clip_norm", "strategy.clip_value")
 SYNC = "pserver_sync"
 """Goes on with any number of workers and servers: servers share their parts anew, and workers have nothing of their own."""
 
@@ -163,7 +165,11 @@ def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
         UserError: it cannot.
     """
     before, now = about.strategy, plan.strategy
-    if before != now and not (before in ALIKE and now in ALIKE):
+    if before != now and {before, now} <= {*ALIKE, SYNC}:
+        if SYNC in (before, now) and (kept := _kept_at_one_place(plan, about)):
+            raise UserError(f"strategy={now}", f"{folder} is of strategy={before}, and {kept}", f"strategy={before}")
+        return
+    if before != now:
         raise UserError(f"strategy={now}", f"{folder} is of strategy={before}", f"strategy={before}")
     if now in ALIKE or now == SYNC:
         return
@@ -175,11 +181,25 @@ def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
         raise UserError(f"launch.servers={servers}", why, f"launch.servers={about.servers}")
 
 
+def _kept_at_one_place(plan: Plan, about: store.About) -> str:
+    """What workers and servers cannot hand over to each other; empty: nothing."""
+    told = about.config.get("strategy", {})
+    if about.strategy == SYNC and (wire := told.get("wire", "full")) != "full":
+        return f"what strategy.wire={wire} has rounded off would be lost"
+    if told.get("comm_hook") == "powersgd":
+        return "what strategy.comm_hook=powersgd has left out would be lost"
+    if about.strategy == SYNC and (told.get("evict_after") is not None or told.get("entry") != asdict(Entry())):
+        return "workers that keep whole tables neither drop rows nor let them in late"
+    if plan.strategy == SYNC and not plan.traits.exact:
+        return "with these options of pserver_sync the updates would be others"
+    return ""
+
+
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
-    """Each key whose value differs, and how; of another strategy its own keys are passed over."""
+    """Each key whose value differs, and how; of another strategy its own keys are passed over, and clipping is not."""
     old, new = dict(leaves(before, "")), dict(leaves(now, ""))
     for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key) and not (other_strategy and key.startswith("strategy.")):
+        if old.get(key) != new.get(key) and not (other_strategy and key.startswith("strategy.") and key not in CLIPS):
             yield key, f"{key} was {old.get(key)}, is {new.get(key)}"
 
 

@@ -20,6 +20,26 @@ DENSE, TABLE = "dense", "table"
 
 
 @dataclass(frozen=True)
+class Table:
+    """What a server tells of a table: columns, type, sparse rule, rows (None: any id) and how many are there, and how fresh rows are
+    drawn."""
+
+    dim: int
+    dtype: str
+    kernel: str
+    num_rows: int | None
+    rows: int
+    init: str
+    scale: float
+    seed: int
+
+    @property
+    def kind(self) -> torch.dtype:
+        """The type of its values."""
+        return getattr(torch, self.dtype)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
 class Part:
     """One server's file; tensors are mapped into memory and read when asked for."""
 
@@ -34,6 +54,16 @@ class Part:
     def meta(self) -> dict[str, Any]:
         """What the server told besides its tensors."""
         return dict(json.loads(self._file.metadata()["meta"]))
+
+    @property
+    def version(self) -> int:
+        """Updates that were applied."""
+        return int(self.meta["version"])
+
+    @cached_property
+    def tables(self) -> dict[str, Table]:
+        """By name."""
+        return {name: Table(**told) for name, told in self.meta["tables"].items()}
 
     def keys(self) -> list[str]:
         """Names of the tensors in this part."""
@@ -90,10 +120,10 @@ def parameters(folder: Path, model: Mapping[str, torch.Tensor]) -> dict[str, tor
     """
     parts = parts_of(folder)
     try:
-        dense = {name: _whole(model[name], cut) for name, cut in pieces(parts).get(DENSE, {}).items()}
-        kept = {name: about for part in parts for name, about in part.meta["tables"].items()}
+        dense = {name: whole(model[name], cut) for name, cut in pieces(parts).get(DENSE, {}).items()}
+        kept = {name: about for part in parts for name, about in part.tables.items()}
         for name, about in kept.items():
-            if about["num_rows"] is None:
+            if about.num_rows is None:
                 raise UserError(str(folder), f"its table {name} takes any id, so that no file of weights can hold all rows", "the run's persistables")  # fmt: skip
             dense[f"{name}.weight"] = _table(parts, name, about)
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -102,8 +132,12 @@ def parameters(folder: Path, model: Mapping[str, torch.Tensor]) -> dict[str, tor
     return {**model, **dense}
 
 
-def _whole(like: torch.Tensor, cut: Sequence[Piece]) -> torch.Tensor:
-    """A parameter from its pieces."""
+def whole(like: torch.Tensor, cut: Sequence[Piece]) -> torch.Tensor:
+    """A parameter, or what is remembered of it, from its pieces.
+
+    Raises:
+        ValueError: some are missing.
+    """
     flat = torch.empty(like.numel(), dtype=like.dtype)
     if sum(len(values) for _, values in cut) != len(flat):
         raise ValueError("pieces are missing")
@@ -112,11 +146,11 @@ def _whole(like: torch.Tensor, cut: Sequence[Piece]) -> torch.Tensor:
     return flat.view(like.shape)
 
 
-def _table(parts: Sequence[Part], name: str, about: Mapping[str, Any]) -> torch.Tensor:
+def _table(parts: Sequence[Part], name: str, about: Table) -> torch.Tensor:
     """(rows, columns) of a table."""
-    init, dtype = RowInit(about["init"], about["scale"]), getattr(torch, about["dtype"])
-    weight = fresh_table(about["seed"], name, (about["num_rows"], about["dim"]), init, dtype)
+    assert about.num_rows is not None
+    weight = fresh_table(about.seed, name, (about.num_rows, about.dim), RowInit(about.init, about.scale), about.kind)
     for part in parts:
         rows = part[f"{TABLE}|{name}|rows"]
-        weight.index_copy_(0, part[f"{TABLE}|{name}|ids"], rows[:, : about["dim"]])
+        weight.index_copy_(0, part[f"{TABLE}|{name}|ids"], rows[:, : about.dim])
     return weight

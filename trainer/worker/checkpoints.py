@@ -21,6 +21,7 @@ from trainer.models.empty_batch import counting
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.worker.loop import Training
 from trainer.worker.nonfinite import check_parameters
+from trainer.worker.other_strategy import for_servers, from_servers
 from trainer.worker.state import Part, go_on, part_of, randomness
 
 SLOW_S = 1.0
@@ -307,8 +308,13 @@ def resume(run: Training, folder: Path, seat: Seat) -> None:
     if isinstance(run.strategy, Rehearses) and run.strategy.rehearses():
         rehearse(run)
     first = Part(**read(folder / store.parts(folder)[0]))
-    go_on(run, folder, _own(folder, first, seat, store.about(folder).workers), first)
+    about, servers = store.about(folder), run.strategy.seat.servers
+    own = _own(folder, first, seat, about.workers)
+    if bool(about.servers) != bool(servers):
+        first = for_servers(run, first) if servers else from_servers(run, folder, first)
+        own = replace(own, model=None, own={})
+    go_on(run, folder, own, first)
     if isinstance(run.checkpoints, Checkpoints):
-        run.checkpoints.saved, run.checkpoints.saved_after = store.about(folder).step, run.step
+        run.checkpoints.saved, run.checkpoints.saved_after = about.step, run.step
     if seat.rank == 0:
         print(f"goes on from {folder} after update {run.step}", flush=True)

@@ -70,6 +70,7 @@ def make_updater(config: RunConfig, plan: Plan, module: nn.Module) -> Updater:
         rule = rule_of(config.optimizer, optimizer)
         weights, factors = zip(*sparse.values(), strict=True)
         optimizer = DenseAndSparse(optimizer, sparse_optimizer(rule, weights, factors), rule)
+    of = {id(p): name for name, p in module.named_parameters()}
     schedule = call_target(
         config.node("scheduler"), "scheduler", total_steps=plan.total_steps, steps_per_epoch=plan.steps_per_epoch
     )
@@ -83,6 +84,7 @@ def make_updater(config: RunConfig, plan: Plan, module: nn.Module) -> Updater:
         clip_value=config.strategy.clip_value,
         plateau=schedule if isinstance(schedule, Plateau) else None,
         lr=plan.lr,
+        names=[of.get(id(p), "") for group in optimizer.param_groups for p in group["params"]],
     )
 
 

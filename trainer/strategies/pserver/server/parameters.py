@@ -15,6 +15,7 @@ from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Messag
 from trainer.strategies.pserver.server import checks
 from trainer.strategies.pserver.server.answers import NotYet
 from trainer.strategies.pserver.server.members import Members
+from trainer.strategies.pserver.server.of_workers import saved_by_workers
 from trainer.strategies.pserver.server.rules import RULES, Rule
 from trainer.strategies.pserver.server.server_assignment import ServersPlan
 from trainer.strategies.pserver.server.shard import Shard
@@ -119,6 +120,10 @@ class Parameters:
     def _go_on(self, shard: Shard, rule: Rule, folder: Path) -> None:
         """Be what the servers were at a checkpoint; of as many servers each takes its own numbers."""
         parts = parts_of(folder)
+        if not parts:
+            shard.load([saved_by_workers(folder, shard)])
+            self.age = shard.version
+            return
         parts.sort(key=lambda part: part.server == self.server)
         shard.load([(part, part.meta) for part in parts])
         self.age, self.age_before = (max(int(part.meta[name]) for part in parts) for name in ("age", "age_before"))

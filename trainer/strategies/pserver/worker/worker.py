@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ LEASE_LOOK_S = 0.02
 
 @dataclass(frozen=True)
 class Own:
-    """A worker's own share in a checkpoint.
+    """A worker's own share in a checkpoint; nothing of it where workers had the optimizer themselves.
 
     Attributes:
         rank, servers: whose it is, and how many servers there are.
@@ -45,13 +45,13 @@ class Own:
         work: computed and not pushed. feedback: of what was pushed. ahead: the next batch's rows. mode: what the mode adds.
     """
 
-    rank: int
-    servers: int
-    steps: tuple[int, int, int]
-    work: Mapping[str, Any]
-    feedback: Sequence[Mapping[int, torch.Tensor]]
-    ahead: Mapping[str, Any]
-    mode: Mapping[str, Any]
+    rank: int = -1
+    servers: int = 0
+    steps: tuple[int, int, int] | None = None
+    work: Mapping[str, Any] = field(default_factory=dict)
+    feedback: Sequence[Mapping[int, torch.Tensor]] = ()
+    ahead: Mapping[str, Any] = field(default_factory=dict)
+    mode: Mapping[str, Any] = field(default_factory=dict)
 
 
 class PserverWorker(Strategy):
@@ -344,7 +344,7 @@ class PserverWorker(Strategy):
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
         own = Own(**share.own)
-        self.steps, self.steps_before, self.event_time = own.steps
+        self.steps, self.steps_before, self.event_time = own.steps or (self.updater.steps, 0, 0)
         if (own.rank, own.servers) == (self.seat.rank, self.seat.servers):
             self.work.load(**own.work)
             self.encoder.load(own.feedback)

@@ -1,0 +1,51 @@
+"""A run that goes on under another strategy of equal mathematics ends as one that never changed it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests import runs
+from tests.checkpoint.test_identity import DIGITS, EVERYTHING, back_at
+
+CLICKS = (
+    "+recipe=wide_and_deep", "data.train_rows=1500", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]", "limit_train_batches=7", "limit_val_batches=2",
+)  # fmt: skip
+ALIKE = ("precision=fp64", "data.batch_size=null", "data.global_batch_size=16", *EVERYTHING, "epochs=2")
+WORK = {
+    "digits, adamw": (*DIGITS, "optimizer=adamw", "optimizer.weight_decay=0.1", "optimizer.lr_factors={classifier: 0.5}", "scheduler=cosine", "ema.decay=0.9"),
+    "digits, momentum, plateau": (*DIGITS, "optimizer.momentum=0.9", "scheduler=plateau", "scheduler.patience=0", "scheduler.metric=val/loss", "strategy.clip_norm=0.5"),
+    "clicks, adam": (*CLICKS, "optimizer=adam"),
+    "clicks, adagrad": (*CLICKS, "optimizer=adagrad"),
+    "clicks, adamw, rowwise": (*CLICKS, "optimizer=adamw", "optimizer.sparse=rowwise_adagrad"),
+}  # fmt: skip
+WORKERS = ("strategy=collective", "launch.nproc=2")
+SERVERS = ("strategy=pserver_sync", "strategy.slice_above=100", "launch.nproc=2", "launch.servers=2")
+
+
+def run(folder: Path, *command: str) -> None:
+    ended = runs.trainer(*command, cwd=folder)
+    assert ended.returncode == 0, ended.stdout[-1500:] + ended.stderr[-3000:]
+
+
+QUICK = ("digits, adamw", "clicks, adagrad")
+
+
+@pytest.mark.parametrize(
+    "work", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in WORK if name not in QUICK)]
+)
+def test_workers_and_servers_go_on_from_each_other(work: str, tmp_path: Path) -> None:
+    for name, told in (("workers", WORKERS), ("servers", SERVERS)):
+        run(tmp_path, *WORK[work], *ALIKE, *told, f"hydra.run.dir={name}")
+    for source, told, there in (("workers", SERVERS, "served"), ("servers", ("strategy=single", "launch.nproc=1"), "alone")):  # fmt: skip
+        back_at(tmp_path / source, 9, tmp_path / there)
+        run(tmp_path, *WORK[work], *ALIKE, *told, f"hydra.run.dir={there}", "resume=auto")
+        for file in ("model.safetensors", "model_ema.safetensors"):
+            if (tmp_path / source / file).is_file():
+                ours, theirs = (load_file(tmp_path / folder / file) for folder in (source, there))
+                assert ours.keys() == theirs.keys()
+                for name, value in ours.items():
+                    np.testing.assert_allclose(theirs[name], value, rtol=0, atol=1e-10, err_msg=f"{there} {name}")

@@ -1,0 +1,57 @@
+"""What an optimizer remembers of each parameter, by the parameters' names, and back: so that another process can go on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+States = dict[str, dict[str, Any]]
+"""By the parameter's name, then by what is remembered: tensors, numbers."""
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "adagrad": ("sum",),
+    "rowwise_adagrad": ("sum",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+}
+"""What each sparse rule's optimizer remembers of a row, in the order in which a server keeps it beside the row."""
+PARTS = ("dense", "sparse")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An optimizer's ``state_dict``."""
+
+    state: Mapping[int, Mapping[str, Any]]
+    param_groups: Sequence[Mapping[str, Any]]
+
+    @property
+    def ids(self) -> list[int]:
+        """Of the parameters, in the order of the groups."""
+        return [number for group in self.param_groups for number in group["params"]]
+
+
+def by_name(saved: Mapping[str, Any], names: Sequence[str]) -> States:
+    """From an optimizer's ``state_dict``, or those of one for dense parameters and one for tables.
+
+    Args:
+        names: of the parameters, in the order of the optimizer's groups.
+    """
+    left, found = iter(names), States()
+    for part in _parts(saved):
+        found |= {name: dict(part.state.get(number, {})) for number, name in zip(part.ids, left, strict=False)}
+    return found
+
+
+def put(live: Mapping[str, Any], names: Sequence[str], states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A ``state_dict`` with these states, and the groups of a live one."""
+    left = iter(names)
+    made = [
+        vars(replace(part, state={n: dict(states[name]) for n, name in zip(part.ids, left, strict=False) if states.get(name)}))
+        for part in _parts(live)
+    ]  # fmt: skip
+    return made[0] if "param_groups" in live else dict(zip(PARTS, made, strict=True))
+
+
+def _parts(saved: Mapping[str, Any]) -> list[Memory]:
+    return [Memory(**one) for one in ([saved] if "param_groups" in saved else [saved[part] for part in PARTS])]

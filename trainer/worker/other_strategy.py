@@ -1,0 +1,87 @@
+"""A worker's part of a checkpoint for another strategy: between workers that have the optimizer (single, collective) and
+servers that have it (pserver_sync)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.optim.states import COLUMNS, States, put
+from trainer.optim.updater import UpdaterState
+from trainer.weights import server_parts
+from trainer.weights.server_parts import DENSE, TABLE
+from trainer.worker.loop import Training
+from trainer.worker.state import Part
+
+
+def from_servers(run: Training, folder: Path, part: Part) -> Part:
+    """For a worker that has parameters and optimizer of its own, from the servers' parts."""
+    assert part.model is not None
+    updater, parts = run.strategy.updater, server_parts.parts_of(folder)
+    model = server_parts.parameters(folder, part.model)
+    states = _dense(parts, model)
+    for name, about in parts[0].tables.items():
+        states[f"{name}.weight"] = _rows(parts, name, about, updater.sparse_start)
+    own, before = UpdaterState(**updater.state()), _before(part)
+    optimizer = put(own.optimizer, updater.names, states)
+    made = replace(own, steps=parts[0].version, optimizer=optimizer, plateau=before.plateau)
+    return replace(part, model=model, strategy={"updater": vars(made)}, own={})
+
+
+def for_servers(run: Training, part: Part) -> Part:
+    """For a worker of parameter servers, which take over from the same file what they keep."""
+    assert part.model is not None
+    live = {name: p.detach() for name, p in run.model.named_parameters()}
+    model = {name: live[name] if live[name].numel() == 0 else value for name, value in part.model.items()}
+    before, own = _before(part), UpdaterState(**run.strategy.updater.state())
+    made = replace(own, steps=before.steps, plateau=before.plateau)
+    return replace(part, model=model, strategy={"updater": vars(made)}, own={})
+
+
+def _before(part: Part) -> UpdaterState:
+    assert part.strategy is not None
+    return UpdaterState(**part.strategy["updater"])
+
+
+def _dense(parts: Sequence[server_parts.Part], model: Mapping[str, torch.Tensor]) -> States:
+    """What the servers' optimizer remembers of each dense parameter."""
+    states: States = {}
+    for kind, cut in server_parts.pieces(parts).items():
+        for name, some in cut.items() if kind != DENSE else ():
+            states.setdefault(name, {})[kind.removeprefix(f"{DENSE}.")] = server_parts.whole(model[name], some)
+    numbers = {
+        key.removeprefix(f"{DENSE}.").partition("|")[0]: value
+        for part in parts
+        for key, value in part.meta["numbers"].items()
+    }
+    for state in states.values():
+        state |= {key: torch.tensor(value) for key, value in numbers.items()}
+    return states
+
+
+def _rows(parts: Sequence[server_parts.Part], name: str, about: server_parts.Table, start: float) -> dict[str, Any]:
+    """What a table's optimizer remembers, of all rows; of untouched ones its start."""
+    rule, rows, dim = about.kernel, about.num_rows, about.dim
+    if not COLUMNS[rule]:
+        return {}
+    assert rows is not None
+    width = 1 if rule == "rowwise_adagrad" else dim
+    whole = torch.full((rows, width * len(COLUMNS[rule])), start, dtype=about.kind)
+    for part in parts:
+        whole.index_copy_(0, part[f"{TABLE}|{name}|ids"], part[f"{TABLE}|{name}|rows"][:, dim:])
+    cut = whole.split(width, dim=1)
+    state: dict[str, Any] = {
+        key: (one.flatten() if rule == "rowwise_adagrad" else one.contiguous())
+        for key, one in zip(COLUMNS[rule], cut, strict=True)
+    }
+    version = parts[0].version
+    return {
+        **state,
+        **(
+            {"step": version} if rule == "adam" else {"step": torch.tensor(float(version))} if rule == "adagrad" else {}
+        ),
+    }
