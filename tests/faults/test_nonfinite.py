@@ -102,6 +102,15 @@ def test_numbers_that_go_wrong_again_and_again_end_the_run(tmp_path: Path) -> No
     assert json.loads((run / "result.json").read_text())["rewinds"] == 2
 
 
+def test_worker_that_fails_says_no_goodbye_after_which_the_others_would_train_and_save_without_it(
+    tmp_path: Path,
+) -> None:
+    done = trainer(*BASE, *TWO, "+model.at=[7]", "strategy=pserver_sync", NO_MLFLOW, cwd=tmp_path)
+    assert done.returncode == 1 and "worker 1: The loss is nan at update 7" in done.stderr, done.stderr
+    assert [step for step, _ in losses(tmp_path / "run")] == list(range(1, 7))
+    assert {p.name for p in (tmp_path / "run" / "checkpoints").glob("step-*[0-9]")} == {"step-000000004"}
+
+
 def test_stopped_run_goes_on_with_another_choice(tmp_path: Path) -> None:
     poison = [*BASE, "+model.at=[7]", f"+model.folder={tmp_path}", NO_MLFLOW]
     done = trainer(*poison, cwd=tmp_path)

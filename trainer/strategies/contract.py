@@ -222,11 +222,13 @@ class Strategy(ABC):
     Attributes:
         options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in ``config``.
         updater: the optimizer, or where it runs elsewhere, its schedule alone; made in ``setup``.
+        failed: this worker ends by an error, so that the others are not to take it for one that is done.
     """
 
     Options: ClassVar[type[StrategyConfig]] = StrategyConfig
     options: StrategyConfig
     updater: Updater
+    failed = False
 
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         self.config = config
@@ -238,11 +240,8 @@ class Strategy(ABC):
         """Give all workers an equal start and the optimizer an owner; returns the module to call in training."""
 
     def weight(self, samples: int) -> float:
-        """Factor on this worker's mean loss of an update, so that the combined gradient is the global batch's mean.
-
-        Called once per update, before its first forward, with this worker's samples in it. 1.0 where the weights are
-        applied elsewhere or all workers have equally many.
-        """
+        """Factor on this worker's mean loss of an update, so that the combined gradient is the global batch's mean; called before
+        its first forward, with its samples here. 1.0: weights are applied elsewhere, or all are equal."""
         return 1.0
 
     def prepare(self, batch: Any) -> None:
@@ -348,8 +347,8 @@ class LooksUp(Protocol):
     """Has workers without a common step, which are stopped together now and then."""
 
     look: Callable[[bool], None] | None
-    """Called now and then while this worker waits for others between two updates; it may call ``halt`` and ``save``. It is
-    told whether this worker may be the one to stop the others: at a meeting of the training it may not."""
+    """Called now and then while this worker waits between two updates; it may call ``halt`` and ``save``. It is told
+    whether this worker may be the one to stop the others: at a meeting of the training it may not."""
 
 
 @runtime_checkable

@@ -181,6 +181,9 @@ def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
     strategy: Strategy = locate(assignment.plan.strategy_worker)(assignment.config.node("strategy"), seat)
     try:
         yield strategy
+    except BaseException:
+        strategy.failed = True
+        raise
     finally:
         strategy.close()
 

@@ -394,6 +394,7 @@ class PserverWorker(Strategy):
 
     def close(self) -> None:
         try:
-            self.client.bye()
+            if not self.failed:
+                self.client.bye()
         finally:
             self.client.close()
