@@ -139,18 +139,34 @@ def about(folder: Path) -> About:
     """
     path = folder / ABOUT
     try:
-        told = json.loads(path.read_text())
-        found = About(**{**told, "watched": Watched(**told.get("watched", {}))})
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        text = path.read_bytes()
+    except OSError as error:
         raise UserError(str(path), f"it cannot be read ({why(error)})") from error
+    return told_by(text, str(path))
+
+
+def told_by(text: bytes, path: str) -> About:
+    """The same, of its content.
+
+    Args:
+        path: named in an error.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        told = json.loads(text)
+        found = About(**{**told, "watched": Watched(**told.get("watched", {}))})
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(path, f"it cannot be read ({why(error)})") from error
     numbers = (found.step, found.epoch, found.update, found.samples, found.points, found.workers, found.global_batch_size, found.total_steps)  # fmt: skip
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise UserError(str(path), "it tells a number that is none")
+        raise UserError(path, "it tells a number that is none")
     value = found.watched.value
     if not isinstance(value, (int, float, type(None))) or not isinstance(found.strategy, str):
-        raise UserError(str(path), "it tells a value of another kind")
+        raise UserError(path, "it tells a value of another kind")
     if not isinstance(found.config, dict) or not isinstance(found.versions, dict):
-        raise UserError(str(path), "it does not tell the config")
+        raise UserError(path, "it does not tell the config")
     return found
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from trainer.checkpoint.remote import is_address
 from trainer.config import redact
 from trainer.errors import UserError, why
 from trainer.host import interpreter
@@ -36,17 +37,22 @@ def parser() -> argparse.ArgumentParser:
         ("verify", "read every file and compare its checksum; exit code 1 where one is damaged"),
     ):
         command = commands.add_parser(name, help=told, description=told, allow_abbrev=False)
-        command.add_argument("path", metavar="PATH", type=Path, help="the folder of a run or of a checkpoint")
+        told = " (or their address)" if name == "list" else ""
+        command.add_argument("path", metavar="PATH", help=f"the folder of a run or of a checkpoint{told}")
     told = "where two checkpoints differ: config, position, and each tensor of the models"
     command = commands.add_parser("diff", help=told, description=told, allow_abbrev=False)
-    command.add_argument("path", metavar="A", type=Path, help="the folder of a checkpoint, or of a run")
-    command.add_argument("other", metavar="B", type=Path, help="another")
+    command.add_argument("path", metavar="A", help="the folder of a checkpoint, or of a run")
+    command.add_argument("other", metavar="B", help="another")
     told = "the model as safetensors weights, a plain state_dict (.pt), a torch.export program (.pt2) or ONNX (.onnx)"
     command = commands.add_parser("export", help=told, description=told, allow_abbrev=False)
-    command.add_argument("path", metavar="PATH", type=Path, help="the folder of a checkpoint, or of a run")
+    command.add_argument("path", metavar="PATH", help="the folder of a checkpoint, or of a run")
     command.add_argument("out", metavar="OUT", type=Path, help="the file to write; its ending tells the format")
     command.add_argument("--format", choices=FORMATS, help="instead of the ending")
     command.add_argument("--ema", action="store_true", help="the averaged weights")
+    told = "bring a checkpoint from an address, as checkpoint.to leaves it, with the run's curves, into the folder of a run"
+    command = commands.add_parser("fetch", help=told, description=told, allow_abbrev=False)
+    command.add_argument("path", metavar="ADDRESS", help="of a run, or of one of its checkpoints: s3://BUCKET/RUNS/RUN")
+    command.add_argument("out", metavar="FOLDER", type=Path, help="of the run here; resume=auto then goes on from it")
     return made
 
 
@@ -71,24 +77,29 @@ def main(argv: list[str] | None = None) -> int:
 
 def dispatch(told: argparse.Namespace) -> int:
     """Do what is asked for."""
-    from trainer.checkpoints import look
+    from trainer.checkpoints import elsewhere, look
 
+    if told.command == "fetch":
+        return elsewhere.fetched(told.path, told.out)
+    if told.command == "list" and is_address(told.path):
+        return elsewhere.listed(told.path)
+    path = elsewhere.here(told.path)
     if told.command == "list":
-        return look.listed(told.path)
+        return look.listed(path)
     if told.command == "verify":
-        return look.verified(told.path)
+        return look.verified(path)
     if told.command == "show":
-        return look.shown(look.one(told.path))
+        return look.shown(look.one(path))
     if told.command == "diff":
         from trainer.checkpoints.compare import compared
 
-        return compared(look.one(told.path), look.one(told.other))
+        return compared(look.one(path), look.one(elsewhere.here(told.other)))
     from trainer.checkpoints.export import exported
 
     kind = told.format or told.out.suffix.removeprefix(".")
     if kind not in FORMATS:
         raise UserError(str(told.out), f"its ending is none of {', '.join('.' + name for name in FORMATS)}", "--format safetensors")  # fmt: skip
-    exported(look.one(told.path), told.out, kind, told.ema)
+    exported(look.one(path), told.out, kind, told.ema)
     return 0
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import sealed, store
+from trainer.checkpoint.remote import address_of
 from trainer.config.schema import CheckpointConfig
 from trainer.job.ready import Ready
 from trainer.planning.resume import Resume
@@ -37,6 +39,8 @@ def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
         yield "checkpoints", "none: the run cannot be resumed"
     else:
         yield "checkpoints", f"{rhythm}, {_size(ready)} each, {_stay(told)}"
+        if told.to is not None:
+            yield "  copied to", address_of(told.to, Path(plan.run_dir))
     if (said := NOT_FINITE.get(ready.checked.config.on_nonfinite)) is not None:
         yield "not finite", said.format(most=ready.checked.config.max_rewinds)
 

@@ -139,6 +139,8 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
         tags["trainer.rewinds"] = str(result.rewinds)
     if result.lost_workers:
         tags["trainer.lost_workers"] = "; ".join(result.lost_workers.values())[:4000]
+    if result.not_copied:
+        tags |= {"trainer.not_copied": ", ".join(result.not_copied)[:4000]}
     tags[NOTE] = note(ready.plan, overrides, asdict(result), lives.read(run_dir))
     answer = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)
     result.run_id, result.experiment_id = answer["run_id"], answer.get("experiment_id")

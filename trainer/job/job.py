@@ -20,6 +20,7 @@ from trainer.job.ready import Ready, this_machine
 from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
 from trainer.job.room import make_room, own_folder
+from trainer.job.uploads import uploading
 from trainer.planning.answers import checked_facts
 from trainer.planning.assignment import Assignment
 from trainer.planning.checked import Checked
@@ -42,7 +43,6 @@ def execute(
     Raises:
         RunFailed, Interrupted: after everything has been recorded.
     """
-    from trainer.job import plan_table
     from trainer.run_folder.json_files import leave
     from trainer.terminal.bar import bar
 
@@ -53,7 +53,7 @@ def execute(
     tracked = False
     try:
         with termination_raises():
-            make_room(mine, ready, overrides, lambda line: plan_table.console().print(line, soft_wrap=True))
+            make_room(mine, ready, overrides, _say)
             _leave_config(mine, config)
             if config.mode == "train":
                 (run_dir / "checkpoints").mkdir(exist_ok=True)
@@ -68,7 +68,7 @@ def execute(
             if tracker is not None:
                 tracker.open(run_dir, _told(ready, overrides, parent))
                 tracked = True
-            with bar(run_dir, plan.total_steps, config.verbosity):
+            with uploading(ready, result, _say), bar(run_dir, plan.total_steps, config.verbosity):
                 outcome = start_and_restart(start, ready, result, tracker)
         result = _with(outcome, result, plan)
         if result.status == PREEMPTED:
@@ -93,6 +93,12 @@ def execute(
         with undisturbed():
             result.seconds = round(time.monotonic() - began, 3)
             finish(result, mine, ready, overrides, tracker if tracked else None)
+
+
+def _say(line: str) -> None:
+    from trainer.job.plan_table import console
+
+    console().print(line, soft_wrap=True)
 
 
 def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
@@ -163,13 +169,12 @@ def _leave_config(run_dir: Path, config: RunConfig) -> None:
 def _leave_names(run_dir: Path, ready: Ready) -> None:
     """The classes' names, by which mode=predict calls them where the data are not at hand."""
     from trainer.host.files import replace_file
-    from trainer.job import plan_table
 
     checked = ready.checked
     try:
         names = list(checked.source.class_names(checked.facts))
     except Exception as error:  # a source of the user's own may break where it is asked for names
-        plan_table.console().print(f"the classes have no names: {type(error).__name__}: {error}")
+        _say(f"the classes have no names: {type(error).__name__}: {error}")
         return
     if names:
         replace_file(run_dir / CLASSES, json.dumps(names, indent=1))

@@ -69,7 +69,7 @@ def get_ready(
     place: str = "hydra.run.dir",
     passed: Callable[[Checked], None] = lambda checked: None,
 ) -> Ready:
-    """Check everything; nothing is written.
+    """Check everything; nothing is written but a checkpoint that is fetched.
 
     Args:
         place: the key that names ``run_dir``.
@@ -117,6 +117,7 @@ def resumed(config: RunConfig, plan: Plan) -> Resume | None:
     Raises:
         UserError: it cannot.
     """
+    from trainer.job.fetching import fetched
     from trainer.job.room import wait_for_the_life_before
     from trainer.terminal.screen import Screen
     from trainer.tracking.run_lookup import folder_of
@@ -128,6 +129,7 @@ def resumed(config: RunConfig, plan: Plan) -> Resume | None:
     goes_on = config.resume.path not in (None, resuming.FRESH)
     if goes_on and not (config.plan or plan.node_rank):
         wait_for_the_life_before(run_dir, say)
+    config = fetched(config, plan, say)
     folder = resuming.find(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
     return None if folder is None else resuming.fit(config, plan, folder)
 

@@ -22,6 +22,7 @@ class Result:
         restarts: how often all processes were started again because one had died.
         skipped: updates that were left out because they were not finite; rewinds: how often the run went back for that.
         lost_workers: by rank, how workers died whom the others did without.
+        not_copied: checkpoints that are not at ``checkpoint.to``.
     """
 
     status: str
@@ -44,6 +45,7 @@ class Result:
     unreadable: list[str] = field(default_factory=list)
     stand_in: str = ""
     lost_workers: dict[str, str] = field(default_factory=dict)
+    not_copied: list[str] = field(default_factory=list)
     restarts: int = 0
     skipped: int = 0
     rewinds: int = 0

@@ -13,6 +13,10 @@ from trainer.host.private import start_empty
 POINTS = "metrics.jsonl"
 REPORT = "nonfinite.json"
 """What a worker tells of numbers that are not finite."""
+CARRIED = (
+    POINTS, "lives.json", "status.json", "tracking.json", "classes.json", "validation.best.npz", "checkpoints/best.safetensors",
+)  # fmt: skip
+"""Files of a run's folder that it takes, beside a checkpoint, to go on on another machine."""
 
 
 def go_back(run_dir: Path, points: int, say: Callable[[str], None]) -> None:

@@ -15,7 +15,7 @@ from trainer.tracking.tracking_file import Remembered
 RESUMED_FROM = "trainer.resumed_from"
 CHANGED = "trainer.changed."
 """Tags of parameters that have another value than in the first life: MLflow keeps a parameter as it was."""
-OF_AN_END = ("trainer.error", "trainer.ended", "trainer.state", "trainer.lost_workers")
+OF_AN_END = ("trainer.error", "trainer.ended", "trainer.state", "trainer.lost_workers", "trainer.not_copied")
 """Tags that tell how a life ended."""
 
 

@@ -92,3 +92,13 @@ def cut(run_dir: Path, points: int) -> None:
     write(run_dir, told.after_cut(path.read_bytes() if path.is_file() else b"", points))
     sync(run_dir / FILE)
     sync(run_dir)
+
+
+def doubt(run_dir: Path, points: int) -> None:
+    """Of a file that came from another machine: what was sent after it was written is not known.
+
+    Args:
+        points: bytes of metrics.jsonl with which the run goes on.
+    """
+    if (told := read(run_dir)) is not None:
+        write(run_dir, replace(told, sent_bytes=min(told.sent_bytes, points), doubtful_bytes=0, again=(0, NO_END)))

@@ -69,6 +69,10 @@ class CheckpointConfig:
     every_epochs: Optional[int] = key(1, "epochs between two checkpoints, after their validation (null: no such rhythm)", "epochs", ge=1)  # fmt: skip
     keep_last: int = key(2, "newest checkpoints that stay", "checkpoints", ge=1)
     keep_best: int = key(0, "checkpoints of the best validations that stay besides", "checkpoints", ge=0)
+    to: Optional[str] = key(
+        None,
+        "address of fsspec to which checkpoints are copied behind the training, e.g. s3://BUCKET/RUNS (null: nowhere); each run has a folder there, named as its own",
+    )
     background: bool = key(True, "written while the training goes on, which waits for the copy alone")
     grace_s: float = key(30.0, "after SIGTERM or SIGUSR1: longest wait for the last checkpoint", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
 

@@ -1,0 +1,255 @@
+"""Checkpoints that are copied to an address: what another machine goes on from, and what it must not take."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+import s3fs
+from moto.server import ThreadedMotoServer
+
+import trainer
+from tests import runs
+from tests.checkpoint.test_identity import DIGITS, EVERYTHING, back_at, check_equal, lines
+from trainer.checkpoint import sealed, store
+from trainer.checkpoint.remote import ASIDE, OF_RUN, Remote
+from trainer.job.uploads import Uploads
+
+RUN = (*DIGITS, *EVERYTHING, "epochs=2", "ema.decay=0.9", "hydra.run.dir=run")
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of an empty bucket of a server on loopback."""
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    told = {"AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    for name, value in {**told, "AWS_DEFAULT_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()  # one of another test knows another server
+    boto3.client("s3").create_bucket(Bucket="checkpoints")
+    yield "s3://checkpoints/of/us"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was never interrupted, and its copies in ``copies``; none of its tests changes it."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        trainer.run([*RUN, f"checkpoint.to=file://{folder}/copies"])
+    return folder
+
+
+@pytest.fixture
+def machine(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh machine, on which the copies are at hand up to update 9."""
+    shutil.copytree(whole / "copies", tmp_path / "copies")
+    for step in steps(tmp_path / "copies" / "run")[9:]:
+        shutil.rmtree(tmp_path / "copies" / "run" / step)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def steps(folder: Path) -> list[str]:
+    return sorted(found.name for found in folder.glob("step-*"))
+
+
+def goes_on(machine: Path, *more: str) -> str:
+    ended = runs.trainer(*RUN, f"checkpoint.to=file://{machine}/copies", "resume=auto", *more, cwd=machine)
+    assert ended.returncode == 0, ended.stdout[-1500:] + ended.stderr[-3000:]
+    return ended.stdout
+
+
+def test_every_checkpoint_is_there_when_the_run_has_ended(whole: Path) -> None:
+    here, there = whole / "run" / "checkpoints", whole / "copies" / "run"
+    assert steps(there) == steps(here) and len(steps(here)) == 14
+    for step in steps(here):
+        for file in (here / step).iterdir():
+            assert (there / step / file.name).read_bytes() == file.read_bytes()
+
+
+def test_another_machine_goes_on_as_if_nothing_had_happened(machine: Path, whole: Path) -> None:
+    assert "fetches file://" in goes_on(machine)
+    assert len(lines(machine / "run")) > 0
+    check_equal(machine / "run", whole / "run")
+    assert steps(machine / "copies" / "run") == steps(whole / "copies" / "run")
+
+
+def test_it_goes_on_from_an_object_store(
+    bucket: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for machine in ("one", "other"):
+        (tmp_path / machine).mkdir()
+        monkeypatch.chdir(tmp_path / machine)
+        trainer.run([*RUN, f"checkpoint.to={bucket}", "resume=auto"])
+        if machine == "one":
+            remote = Remote(f"{bucket}/run")
+            assert len(remote.found()) == 14
+            for step in remote.found()[:5]:
+                remote.remove(step)
+            assert remote.found()[0] == "step-000000009"
+    check_equal(tmp_path / "other" / "run", whole / "run")
+    assert Remote(f"{bucket}/run").found()[0] == "step-000000014"
+    assert lines(tmp_path / "other" / "run")[-1][0] == 14
+
+
+def test_another_run_starts_from_an_address(bucket: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
+    remote = Remote(f"{bucket}/run")
+    remote.put(whole / "run" / "checkpoints" / "step-000000009", whole / "run", ())
+    for address in (f"{bucket}/run", f"{bucket}/run/step-000000009"):
+        monkeypatch.chdir(tmp_path)
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        trainer.run([*RUN, f"resume={address}"])
+        assert (tmp_path / "run" / "model.safetensors").read_bytes() == (whole / "run" / "model.safetensors").read_bytes()  # fmt: skip
+
+
+def test_a_damaged_copy_is_passed_over(machine: Path, whole: Path) -> None:
+    damaged = machine / "copies" / "run" / "step-000000009" / "worker-0.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    said = goes_on(machine)
+    assert "passed over: file://" in said and "worker-0.safetensors" in said and "step-000000008" in said
+    check_equal(machine / "run", whole / "run")
+
+
+def checkpoints(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trainer.checkpoints", *argv]
+    return subprocess.run(command, cwd=cwd, env=runs.environment(), capture_output=True, text=True)
+
+
+class Broken(Exception):
+    """The machine dies here."""
+
+
+@pytest.mark.parametrize("alive", range(5))
+def test_a_copy_that_was_cut_off_is_none(alive: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Whichever file is the last one that arrives, also where a copy of that name is replaced."""
+    remote, source = Remote(f"file://{tmp_path}/copies"), whole / "run" / "checkpoints" / "step-000000009"
+    names = ("metrics.jsonl", "status.json")
+    written = len(names) + len(sealed.files(source, store.FORMAT)) + 1
+    assert written >= 5
+    remote.put(source, whole / "run", names)
+    assert remote.found() == [source.name]
+    put, left = remote.files.put_file, [alive]
+
+    def dying(*told: object, **more: object) -> None:
+        if not left[0]:
+            raise Broken
+        left[0] -= 1
+        put(*told, **more)
+
+    monkeypatch.setattr(remote.files, "put_file", dying)
+    if alive < written:
+        with pytest.raises(Broken):
+            remote.put(source, whole / "run", names)
+    assert Remote(f"file://{tmp_path}/copies").found() == ([] if alive < written else [source.name])
+
+
+def test_copies_of_a_training_that_was_given_up_are_not_taken(machine: Path, whole: Path) -> None:
+    """The user goes back to update 5 and changes the training: what follows update 5 there is of the other one."""
+    back_at(whole / "run", 5, machine / "run")
+    goes_on(machine, "resume=run/checkpoints/step-000000005", "checkpoint.every_steps=100", "checkpoint.keep_last=1")
+    remote = Remote(f"file://{machine}/copies/run")
+    assert remote.found()[0] == steps(machine / "run" / "checkpoints")[-1]
+    given_up = [f"step-{step:09d}" for step in range(6, 10)]
+    assert not set(remote.found()) & set(given_up)
+    assert all((machine / "copies" / "run" / step / ASIDE).exists() for step in given_up)
+
+
+def test_what_is_retired_here_is_removed_there(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole / "run", tmp_path / "run")
+    there = tmp_path / "copies" / "run"
+    uploads = Uploads(tmp_path / "run", Remote(f"file://{there}"), print)
+    uploads.step()
+    assert len(steps(there)) == 14 and not uploads.left()
+    for step in steps(there)[:-2]:
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
+    newest = tmp_path / "run" / "checkpoints" / "step-000000014"
+    newest.rename(newest.with_name("step-000000015"))
+    uploads.step()
+    assert steps(there) == ["step-000000013", "step-000000015"]
+
+
+def test_an_address_that_fails_is_told_and_tried_again(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    now, said = [0.0], []
+    remote = Remote(f"file://{tmp_path}/copies")
+    uploads = Uploads(whole / "run", remote, said.append, clock=lambda: now[0])
+    put = remote.files.put_file
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(remote.files, "put_file", full)
+    uploads.step()
+    uploads.step()
+    assert len(said) == 1 and "No space left" in said[0] and "14 checkpoints" in said[0]
+    assert uploads.again_at > 0
+    left = uploads.close(patience_s=0)
+    assert len(left) == 14 and "resume=auto copies what is left" in said[-1]
+    monkeypatch.setattr(remote.files, "put_file", put)
+    uploads.step()
+    assert not uploads.left() and "is copied to" in said[-1]
+
+
+def test_a_run_that_could_go_on_is_not_written_over(machine: Path) -> None:
+    ended = runs.trainer(*RUN, f"checkpoint.to=file://{machine}/copies", cwd=machine)
+    assert ended.returncode == 2 and "resume=auto" in ended.stderr and "step-000000009" in ended.stderr
+    assert len(steps(machine / "copies" / "run")) == 9 and not (machine / "run").exists()
+
+
+def test_the_plan_fetches_nothing(machine: Path) -> None:
+    ended = runs.trainer(*RUN, f"checkpoint.to=file://{machine}/copies", "resume=auto", "plan=true", "verbosity=normal", cwd=machine)  # fmt: skip
+    assert ended.returncode == 0 and "would be fetched first" in ended.stdout
+    assert "copied to" in ended.stdout and f"{machine}/copies/run" in ended.stdout.replace("\n", "")
+    assert not (machine / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("to", "said"),
+    [
+        ("s3://", "names no bucket"),
+        ("s3:/bucket", "names no bucket"),
+        ("backup", "names no bucket"),
+        ("file://", "names no bucket"),
+        ("foo://a/b", "foo"),
+        ("gs://a/b", "gcsfs"),
+        ("file:///proc/copies", "/proc"),
+    ],
+)
+def test_addresses_that_cannot_be_used_are_refused(to: str, said: str, tmp_path: Path) -> None:
+    ended = runs.trainer(*RUN, f"checkpoint.to={to}", cwd=tmp_path)
+    assert ended.returncode == 2 and said in ended.stderr and "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists() and not (tmp_path / "s3:").exists()
+
+
+def test_an_object_store_that_is_away_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    ended = runs.trainer(*RUN, "checkpoint.to=s3://a/b", cwd=tmp_path)
+    assert ended.returncode == 2 and "s3://a/b/run" in ended.stderr and "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_list_and_fetch(machine: Path, whole: Path) -> None:
+    address = f"file://{machine}/copies/run"
+    listed = checkpoints("list", address, cwd=machine)
+    assert listed.returncode == 0 and len(listed.stdout.splitlines()) == 2 + 9, listed.stdout + listed.stderr
+    fetched = checkpoints("fetch", address, "run", cwd=machine)
+    assert fetched.returncode == 0, fetched.stderr
+    folder = machine / "run" / "checkpoints" / "step-000000009"
+    for file in (whole / "run" / "checkpoints" / folder.name).iterdir():
+        assert (folder / file.name).read_bytes() == file.read_bytes()
+    assert (machine / "copies" / "run" / folder.name / OF_RUN / "metrics.jsonl").exists()
+    none = checkpoints("list", f"file://{machine}/nothing", cwd=machine)
+    assert none.returncode == 2 and "no whole checkpoint" in none.stderr

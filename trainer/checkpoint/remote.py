@@ -1,0 +1,236 @@
+"""Copies of a run's checkpoints at an address of fsspec (``s3://bucket/runs``, ``file:///backup``).
+
+ADDRESS/RUN/step-000000120/         the files of the checkpoint, COMPLETE of them last
+ADDRESS/RUN/step-000000120/run/     the small files of the run's folder at that time
+ADDRESS/RUN/step-000000120/ASIDE    this copy is of a training that was given up
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import sealed, store
+from trainer.errors import UserError, first_line
+
+ASIDE = "ASIDE"
+OF_RUN = "run"
+PACKAGES = {"s3": "pip install 'trainer[s3]'", "s3a": "pip install 'trainer[s3]'"}
+"""What brings the package of a protocol."""
+USAGE = "s3://BUCKET/FOLDER or file:///FOLDER"
+LOCAL = ("file", "local")
+
+
+def is_address(path: str) -> bool:
+    """Whether this names a place as fsspec does, and not a folder of this machine."""
+    return "://" in path
+
+
+def address_of(to: str, run_dir: Path) -> str:
+    """Where the copies of a run's checkpoints are: its folder's name is as seen from the working directory, or else whole.
+
+    Raises:
+        UserError: there is no such place.
+    """
+    here = Path.cwd()
+    name = run_dir.relative_to(here) if run_dir.is_relative_to(here) else run_dir.relative_to(run_dir.anchor)
+    scheme, separator, place = to.partition("://")
+    if not separator or not place.strip("/"):
+        raise UserError(f"checkpoint.to={to}", "it names no bucket and no folder", USAGE)
+    return f"{scheme}://{place.rstrip('/')}/{name.as_posix()}"
+
+
+class Remote:
+    """The checkpoints at an address.
+
+    Args:
+        address: the folder of a run's copies.
+
+    Raises:
+        UserError: there is no such protocol, or its package is not installed.
+    """
+
+    def __init__(self, address: str) -> None:
+        import fsspec
+
+        if not address.partition("://")[2].strip("/"):
+            raise UserError(f"checkpoint.to={address}", "it names no bucket and no folder", USAGE)
+        protocol = address.partition("://")[0]
+        options = {"auto_mkdir": True} if protocol in LOCAL else {}
+        self.address = address
+        try:
+            self.files, self.root = fsspec.core.url_to_fs(address, use_listings_cache=False, **options)
+        except (ImportError, ValueError) as error:
+            raise UserError(f"checkpoint.to={address}", first_line(error), PACKAGES.get(protocol, USAGE)) from error  # fmt: skip
+
+    def found(self) -> list[str]:
+        """Names of the whole checkpoints, the newest first.
+
+        Raises:
+            UserError: the address cannot be reached.
+        """
+        with self._told():
+            names = [path.rsplit("/", 1)[-1] for path in self._below("")]
+            steps = [name for name in names if store.NAME.fullmatch(name)]
+            return sorted(filter(self._is_whole, steps), key=_step, reverse=True)
+
+    def _is_whole(self, name: str) -> bool:
+        files = {path.rsplit("/", 1)[-1] for path in self._below(name)}
+        return sealed.MARKER in files and ASIDE not in files
+
+    def marker(self, name: str) -> bytes:
+        """The content of a checkpoint's COMPLETE, which tells each file's checksum; empty: there is none."""
+        with self._told():
+            try:
+                return bytes(self.files.cat_file(self._at(name, sealed.MARKER)))
+            except FileNotFoundError:
+                return b""
+
+    def about(self, name: str) -> store.About:
+        """What a checkpoint's ``checkpoint.json`` tells.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        with self._told():
+            text = self.files.cat_file(self._at(name, store.ABOUT))
+        return store.told_by(text, f"{self.address}/{name}/{store.ABOUT}")
+
+    def size(self, name: str) -> int:
+        """Bytes of a checkpoint's own files."""
+        told = json.loads(self.marker(name))
+        return sum(int(seal.get("bytes", 0)) for seal in told.get("files", {}).values())
+
+    def put(self, folder: Path, run_dir: Path, names: Sequence[str], moves: Callable[[], None] = lambda: None) -> None:
+        """Copy a whole checkpoint there; what is there of that name is replaced.
+
+        Args:
+            names: of the files of the run's folder that go with it, those that are there.
+            moves: called now and then while bytes go there.
+
+        Raises:
+            Exception: whatever the file system raises; the copy then is none.
+        """
+        from fsspec import Callback
+
+        step, told = folder.name, Callback(hooks={"moves": lambda *_, **__: moves()})
+        self.remove(step)
+        for name in names:
+            if (run_dir / name).is_file():
+                self.files.put_file(str(run_dir / name), self._at(step, OF_RUN, name), callback=told)
+        for file in (*sealed.files(folder, store.FORMAT), sealed.MARKER):
+            self.files.put_file(str(folder / file), self._at(step, file), callback=told)
+            moves()
+
+    def fetch(self, step: str, checkpoints: Path) -> Path:
+        """Copy a checkpoint from there to its place among a run's checkpoints.
+
+        Raises:
+            UserError: it is damaged, or the address cannot be reached.
+        """
+        folder = checkpoints / step
+        unfinished = sealed.partial_of(sealed.begin(folder))
+        sealed.make_folder(unfinished)
+        with self._told():
+            self.files.get_file(self._at(step, sealed.MARKER), str(unfinished / sealed.MARKER))
+            for file in sealed.files(unfinished, store.FORMAT):
+                self.files.get_file(self._at(step, file), str(unfinished / file))
+        sealed.whole(unfinished, store.FORMAT)
+        for path in unfinished.iterdir():
+            sealed.sync(path)
+        sealed.sync(unfinished)
+        sealed.remove(folder)
+        unfinished.rename(folder)
+        sealed.sync(checkpoints)
+        return store.check(folder, verify=False)
+
+    def fetch_run(self, step: str, run_dir: Path, names: Sequence[str]) -> None:
+        """Copy the files of the run's folder that went with a checkpoint, those that are there.
+
+        Raises:
+            UserError: the address cannot be reached.
+        """
+        for name in names:
+            with self._told(), contextlib.suppress(FileNotFoundError):
+                content = bytes(self.files.cat_file(self._at(step, OF_RUN, name)))
+                sealed.make_folder((run_dir / name).parent)
+                sealed.durable(run_dir / name, partial(Path.write_bytes, data=content))
+
+    def set_aside(self, name: str) -> None:
+        """A checkpoint of a training that is given up is no longer found."""
+        with self._told():
+            self.files.pipe_file(self._at(name, ASIDE), b"")
+
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint; what is there of it, should the removal stop in between, is none."""
+        with contextlib.suppress(FileNotFoundError):
+            self.files.rm_file(self._at(name, sealed.MARKER))
+        with contextlib.suppress(FileNotFoundError):
+            self.files.rm(self._at(name), recursive=True)
+
+    def try_writing(self) -> None:
+        """Write and remove a small file.
+
+        Raises:
+            UserError: that cannot be done.
+        """
+        with self._told():
+            self.files.pipe_file(self._at(".writable"), b"")
+            self.files.rm_file(self._at(".writable"))
+
+    def _below(self, name: str) -> list[str]:
+        try:
+            return [str(path) for path in self.files.ls(self._at(name), detail=False)]
+        except FileNotFoundError:
+            return []
+
+    def _at(self, *names: str) -> str:
+        return "/".join(filter(None, (self.root, *names)))
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What the file system raises is told as a UserError: each has exceptions of its own."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(self.address, reason(error), "an address that can be reached with this account") from error
+
+
+def reason(error: BaseException) -> str:
+    """Why an address cannot be used, in one line."""
+    if isinstance(error, UserError):
+        return f"{error.what}: {error.why}"
+    said = first_line(error)
+    return said if said.startswith(type(error).__name__) else f"{type(error).__name__}: {said}"
+
+
+def named(address: str) -> tuple[Remote, str]:
+    """A run's copies and the name of one: of the newest where the address is the run's.
+
+    Raises:
+        UserError: there is none.
+    """
+    above, _, last = address.rstrip("/").rpartition("/")
+    if store.NAME.fullmatch(last):
+        remote, name = Remote(above), last
+        found: Any = name in remote.found()
+    else:
+        remote = Remote(address.rstrip("/"))
+        found = remote.found()
+        name = found[0] if found else ""
+    if not found:
+        raise UserError(
+            address, "there is no whole checkpoint", "the folder of a run there, as the run's plan tells it"
+        )
+    return remote, name
+
+
+def _step(name: str) -> int:
+    match = store.NAME.fullmatch(name)
+    return int(match[1]) if match else -1

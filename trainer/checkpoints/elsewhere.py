@@ -1,0 +1,65 @@
+"""Checkpoints at an address: which there are, and one of them brought here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+
+from trainer.checkpoint.remote import Remote, is_address, named
+from trainer.checkpoints.look import size
+from trainer.errors import UserError
+from trainer.job.fetching import bring
+from trainer.run_folder.hold import Hold
+from trainer.terminal.screen import Screen
+
+
+def here(path: str) -> Path:
+    """A folder of this machine.
+
+    Raises:
+        UserError: it is an address.
+    """
+    if is_address(path):
+        raise UserError(path, "it is not on this machine", f"python -m trainer.checkpoints fetch {path} FOLDER")
+    return Path(path)
+
+
+def listed(address: str) -> int:
+    """A line for each checkpoint at a run's address."""
+    remote = Remote(address.rstrip("/"))
+    if not (found := remote.found()):
+        raise UserError(
+            address, "there is no whole checkpoint", "the folder of a run there, as the run's plan tells it"
+        )
+    table = Table(box=None, pad_edge=False)
+    for column in ("step", "epoch", "metric", "value", "size"):
+        table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
+    for name in found:
+        about = remote.about(name)
+        value = "" if about.watched.value is None else f"{about.watched.value:.5g}"
+        table.add_row(str(about.step), str(about.epoch), about.watched.metric, value, size(remote.size(name)))
+    screen = Screen()
+    screen.print(remote.address)
+    screen.print(table)
+    return 0
+
+
+def fetched(address: str, run_dir: Path) -> int:
+    """A checkpoint, and the run's files that went with it, in a folder here.
+
+    Raises:
+        UserError: there is none, or a run still works in that folder.
+    """
+    remote, step = named(address)
+    run_dir = run_dir.expanduser().absolute()
+    hold = Hold(run_dir)
+    try:
+        if not hold.take():
+            raise UserError(str(run_dir), "processes of a run still work in this folder", "another folder")
+        screen = Screen()
+        screen.print(f"fetches {remote.address}/{step} ({size(remote.size(step))})", soft_wrap=True)
+        screen.print(str(bring(remote, step, run_dir)), soft_wrap=True)
+    finally:
+        hold.leave()
+    return 0

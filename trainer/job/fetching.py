@@ -1,0 +1,98 @@
+"""Before a run goes on: checkpoints that are only at an address, of this run (``checkpoint.to``) or of another
+(``resume=s3://...``), are fetched."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.checkpoint import sealed, store
+from trainer.checkpoint.remote import Remote, address_of, is_address, named
+from trainer.config.run_config import RunConfig
+from trainer.errors import UserError
+from trainer.host.cache import cache_root
+from trainer.planning.plan import Plan
+from trainer.planning.resume import AUTO, CHECKPOINTS
+from trainer.run_folder.again import CARRIED
+from trainer.terminal.bar import read_status
+from trainer.tracking import tracking_file
+
+Say = Callable[[str], None]
+
+
+def fetched(config: RunConfig, plan: Plan, say: Say) -> RunConfig:
+    """The config, with what ``resume`` names in a folder of this machine.
+
+    Raises:
+        UserError: an address cannot be reached or written to, or copies of a run that could go on would be given up unasked.
+    """
+    path, to = config.resume.path, config.checkpoint.to
+    if config.mode != "train" or plan.node_rank:
+        return config
+    if path is not None and is_address(path):
+        return config.changed(resume={"path": str(_into_cache(path, say))})
+    if to is not None:
+        remote, run_dir = Remote(address_of(to, Path(plan.run_dir))), Path(plan.run_dir)
+        if not config.plan:
+            remote.try_writing()
+        if path is None:
+            _check_nothing_lost(remote, run_dir)
+        elif path == AUTO:
+            _fetch_newer(remote, run_dir, plan, config.plan, say)
+    return config
+
+
+def _into_cache(address: str, say: Say) -> Path:
+    """A checkpoint of another run, with its run's files, in the user's cache; what is there already is not fetched again."""
+    remote, step = named(address)
+    source = cache_root() / "fetched" / hashlib.blake2b(remote.address.encode(), digest_size=8).hexdigest()
+    checkpoints = source / CHECKPOINTS
+    marker = checkpoints / step / sealed.MARKER
+    if not marker.is_file() or marker.read_bytes() != remote.marker(step):
+        say(f"fetches {remote.address}/{step} ({remote.size(step) / 1e6:.1f} MB)")
+        remote.fetch(step, checkpoints)
+        remote.fetch_run(step, source, CARRIED)
+    return checkpoints / step
+
+
+def _check_nothing_lost(remote: Remote, run_dir: Path) -> None:
+    """Raises:
+    UserError: the address holds checkpoints of a run of that name, which could go on."""
+    if read_status(run_dir).get("state") != "done" and (found := remote.found()):
+        why = f"{remote.address} holds checkpoints of a run in a folder of that name; the newest is {found[0]}"
+        raise UserError(f"hydra.run.dir={run_dir}", why, "resume=auto to go on (or resume=fresh to write over it)")
+
+
+def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, only_plan: bool, say: Say) -> None:
+    """Fetch the newest copy that is whole, if it is newer than what the run's folder holds."""
+    here = store.newest_whole(run_dir / CHECKPOINTS, verify=False)
+    for step in remote.found():
+        if here is not None and here.name >= step:
+            return
+        place = f"{remote.address}/{step}"
+        if only_plan:
+            say(
+                f"resume=auto: {place} is newer than what is here and would be fetched first; this plan is made without it"
+            )
+            return
+        if plan.nnodes > 1:
+            raise UserError("resume=auto", f"{place} is newer than what is here, and several hosts have to see it", f"python -m trainer.checkpoints fetch {remote.address} {run_dir}")  # fmt: skip
+        say(f"fetches {place} ({remote.size(step) / 1e6:.1f} MB)")
+        try:
+            bring(remote, step, run_dir)
+            return
+        except UserError as error:
+            say(f"passed over: {place}: {error.what}: {error.why}")
+
+
+def bring(remote: Remote, step: str, run_dir: Path) -> Path:
+    """Fetch a checkpoint and the run's files that went with it into the folder of a run.
+
+    Raises:
+        UserError: it is damaged, or the address cannot be reached.
+    """
+    folder = remote.fetch(step, run_dir / CHECKPOINTS)
+    remote.fetch_run(step, run_dir, CARRIED)
+    tracking_file.doubt(run_dir, store.about(folder).points)
+    return folder

@@ -1,0 +1,170 @@
+"""Copies a run's checkpoints to ``checkpoint.to`` behind the training, from the launcher's process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from trainer.checkpoint import sealed, store
+from trainer.checkpoint.remote import Remote, address_of, reason
+from trainer.job.ready import Ready
+from trainer.job.result import Result
+from trainer.planning.resume import CHECKPOINTS, FRESH, keeps
+from trainer.run_folder.again import CARRIED
+from trainer.wording import counted
+
+LOOK_S = 0.5
+AGAIN_S = (5.0, 60.0)
+"""After a failure it is tried again after so long; each further wait is twice the last one, up to the second."""
+PATIENCE_S = 60.0
+"""At the end of the run: longest wait in which nothing is copied."""
+
+
+class Uploads:
+    """What is whole among the run's checkpoints is copied, the newest first; what is retired here is removed there.
+
+    Args:
+        run_dir: the run's folder.
+        remote: the run's copies.
+        say: shows a line to the user.
+        keep: so many of the newest copies stay, also those that were never here.
+
+    Attributes:
+        failed: why the last try came to nothing; empty: it did not.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        remote: Remote,
+        say: Callable[[str], None],
+        keep: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.run_dir, self.remote, self.say, self.keep, self.clock = run_dir, remote, say, keep, clock
+        self.there = {name: remote.marker(name) for name in remote.found()}
+        self.failed = ""
+        self.again_at, self.wait_s = 0.0, AGAIN_S[0]
+        self.moved_at = clock()
+        self.ends = threading.Event()
+        self.thread = threading.Thread(target=self._work, name="uploads", daemon=True)
+
+    def left(self) -> list[Path]:
+        """Checkpoints that are not there yet, the newest first."""
+        marked = [(folder, _marker(folder)) for folder in store.found(self.run_dir / CHECKPOINTS)]
+        return [folder for folder, marker in marked if marker and self.there.get(folder.name) != marker]
+
+    def close(self, patience_s: float = PATIENCE_S) -> list[str]:
+        """Wait until everything is copied, or nothing is for so long; names of what is not."""
+        self.moved_at, self.again_at, self.wait_s = self.clock(), 0.0, AGAIN_S[0]
+        self.ends.set()
+        told = False
+        while self.thread.is_alive() and self.clock() - self.moved_at < patience_s:
+            self.thread.join(LOOK_S)
+            if self.thread.is_alive() and not told and self.clock() - self.moved_at > 2 * LOOK_S:
+                self.say(f"waits until the checkpoints are at {self.remote.address}")
+                told = True
+        if left := self.left():
+            names, why = ", ".join(folder.name for folder in left), self.failed or "it takes too long"
+            self.say(
+                f"ATTENTION: not copied to {self.remote.address}: {names} ({why}). The next resume=auto copies what is left"
+            )
+        return [folder.name for folder in left]
+
+    def _work(self) -> None:
+        while True:
+            ends = self.ends.is_set()
+            if self.clock() >= self.again_at:
+                self.step()
+            if ends and not self.left():
+                return
+            time.sleep(LOOK_S)
+
+    def _moves(self) -> None:
+        self.moved_at = self.clock()
+
+    def step(self) -> None:
+        """Copy what is left, and remove what is retired."""
+        try:
+            for folder in self.left():
+                self._copy(folder)
+        except Exception as error:  # each file system has exceptions of its own
+            self._failed(reason(error))
+
+    def _copy(self, folder: Path) -> None:
+        began, marker = self.clock(), _marker(folder)
+        try:
+            self.remote.put(folder, self.run_dir, CARRIED, self._moves)
+        except Exception:
+            if _marker(folder):
+                raise
+            self.remote.remove(folder.name)  # it was retired meanwhile
+            return
+        if _marker(folder) != marker:
+            return
+        first = not self.there
+        self.there[folder.name] = marker
+        self._moves()
+        if first or self.failed:
+            size = self.remote.size(folder.name) / 1e6
+            self.say(
+                f"{folder.name} is copied to {self.remote.address} ({size:.1f} MB in {self.clock() - began:.1f} s)"
+            )
+        self.failed, self.again_at, self.wait_s = "", 0.0, AGAIN_S[0]
+        self._retire(folder)
+
+    def _retire(self, newest: Path) -> None:
+        """Remove copies of what is no longer here and is older."""
+        for name in sorted(self.there, reverse=True)[self.keep :]:
+            if name < newest.name and not (newest.parent / name).is_dir():
+                self.remote.remove(name)
+                del self.there[name]
+
+    def _failed(self, why: str) -> None:
+        if why != self.failed:
+            left = counted(len(self.left()), "checkpoint")
+            self.say(f"ATTENTION: {left} cannot be copied to {self.remote.address}: {why}. It is tried again")
+        self.failed = why
+        self.again_at, self.wait_s = self.clock() + self.wait_s, min(2 * self.wait_s, AGAIN_S[1])
+
+
+def _marker(folder: Path) -> bytes:
+    """Which checkpoint it is, by the checksums of its files; empty: it is not whole."""
+    with contextlib.suppress(OSError):
+        return (folder / sealed.MARKER).read_bytes()
+    return b""
+
+
+@contextlib.contextmanager
+def uploading(ready: Ready, result: Result, say: Callable[[str], None]) -> Iterator[None]:
+    """While it lasts, checkpoints are copied; at its end, what is left; ``result.not_copied`` tells what could not be.
+
+    Raises:
+        UserError: the address cannot be reached.
+    """
+    config, plan = ready.checked.config, ready.plan
+    to, run_dir = config.checkpoint.to, Path(plan.run_dir)
+    if to is None or plan.node_rank or not keeps(config, plan):
+        yield
+        return
+    remote = Remote(address_of(to, run_dir))
+    _give_up_others(ready, remote)
+    uploads = Uploads(run_dir, remote, say, config.checkpoint.keep_last)
+    uploads.thread.start()
+    try:
+        yield
+    finally:
+        result.not_copied = uploads.close()
+
+
+def _give_up_others(ready: Ready, remote: Remote) -> None:
+    """Copies of a training that this run does not go on from are no longer found."""
+    resume = ready.resume
+    for name in remote.found():
+        if resume is None and ready.checked.config.resume.path == FRESH:
+            remote.remove(name)
+        elif resume is None or not resume.here or name > resume.folder.name:
+            remote.set_aside(name)
