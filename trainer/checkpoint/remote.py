@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from trainer.checkpoint import sealed, store
 from trainer.errors import UserError, first_line
@@ -38,10 +37,20 @@ def address_of(to: str, run_dir: Path) -> str:
     """
     here = Path.cwd()
     name = run_dir.relative_to(here) if run_dir.is_relative_to(here) else run_dir.relative_to(run_dir.anchor)
-    scheme, separator, place = to.partition("://")
-    if not separator or not place.strip("/"):
-        raise UserError(f"checkpoint.to={to}", "it names no bucket and no folder", USAGE)
-    return f"{scheme}://{place.rstrip('/')}/{name.as_posix()}"
+    scheme, place = _parts(to)
+    return f"{scheme}://{place}/{name.as_posix()}"
+
+
+def _parts(address: str) -> tuple[str, str]:
+    """Scheme and place.
+
+    Raises:
+        UserError: it names no place.
+    """
+    scheme, _, place = address.partition("://")
+    if not place.strip("/"):
+        raise UserError(f"checkpoint.to={address}", "it names no bucket and no folder", USAGE)
+    return scheme, place.rstrip("/")
 
 
 class Remote:
@@ -57,9 +66,7 @@ class Remote:
     def __init__(self, address: str) -> None:
         import fsspec
 
-        if not address.partition("://")[2].strip("/"):
-            raise UserError(f"checkpoint.to={address}", "it names no bucket and no folder", USAGE)
-        protocol = address.partition("://")[0]
+        protocol, _ = _parts(address)
         options = {"auto_mkdir": True} if protocol in LOCAL else {}
         self.address = address
         try:
@@ -76,7 +83,7 @@ class Remote:
         with self._told():
             names = [path.rsplit("/", 1)[-1] for path in self._below("")]
             steps = [name for name in names if store.NAME.fullmatch(name)]
-            return sorted(filter(self._is_whole, steps), key=_step, reverse=True)
+            return sorted(filter(self._is_whole, steps), key=store.step_of, reverse=True)
 
     def _is_whole(self, name: str) -> bool:
         files = {path.rsplit("/", 1)[-1] for path in self._below(name)}
@@ -142,10 +149,7 @@ class Remote:
         sealed.whole(unfinished, store.FORMAT)
         for path in unfinished.iterdir():
             sealed.sync(path)
-        sealed.sync(unfinished)
-        sealed.remove(folder)
-        unfinished.rename(folder)
-        sealed.sync(checkpoints)
+        sealed.put_in_place(folder)
         return store.check(folder, verify=False)
 
     def fetch_run(self, step: str, run_dir: Path, names: Sequence[str]) -> None:
@@ -216,21 +220,16 @@ def named(address: str) -> tuple[Remote, str]:
     Raises:
         UserError: there is none.
     """
-    above, _, last = address.rstrip("/").rpartition("/")
-    if store.NAME.fullmatch(last):
-        remote, name = Remote(above), last
-        found: Any = name in remote.found()
-    else:
-        remote = Remote(address.rstrip("/"))
-        found = remote.found()
-        name = found[0] if found else ""
-    if not found:
-        raise UserError(
-            address, "there is no whole checkpoint", "the folder of a run there, as the run's plan tells it"
-        )
-    return remote, name
+    run, _, asked = address.rstrip("/").rpartition("/")
+    if not store.NAME.fullmatch(asked):
+        run, asked = address.rstrip("/"), ""
+    remote = Remote(run)
+    for name in remote.found():
+        if asked in ("", name):
+            return remote, name
+    raise nothing_at(address)
 
 
-def _step(name: str) -> int:
-    match = store.NAME.fullmatch(name)
-    return int(match[1]) if match else -1
+def nothing_at(address: str) -> UserError:
+    """What is said of an address without a whole checkpoint."""
+    return UserError(address, "there is no whole checkpoint", "the folder of a run there, as the run's plan tells it")

@@ -80,11 +80,17 @@ def complete(folder: Path, names: Sequence[str], version: int) -> None:
         UserError: one is missing or damaged.
     """
     check_own(folder)
-    partial, previous = partial_of(folder), previous_of(folder)
+    partial = partial_of(folder)
     durable_text(partial / MARKER, _marker(seals(folder, names), version))
     for path in partial.iterdir():  # seals, and files of somebody who did not get to the end
         if path.name not in (*names, MARKER):
             path.unlink()
+    put_in_place(folder)
+
+
+def put_in_place(folder: Path) -> None:
+    """The folder to come, in which all files are synced, takes its name; one of that name steps aside until then."""
+    partial, previous = partial_of(folder), previous_of(folder)
     sync(partial)
     if os.path.lexists(folder):
         remove(previous)

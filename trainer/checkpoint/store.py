@@ -75,6 +75,12 @@ def folder_of(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"step-{step:09d}"
 
 
+def step_of(name: str) -> int:
+    """How many updates were done, from the name of a checkpoint's folder; -1: it is no such name."""
+    match = NAME.fullmatch(name)
+    return int(match[1]) if match else -1
+
+
 def part_of(worker: int) -> str:
     """The file of a worker."""
     return f"worker-{worker}.safetensors"
@@ -93,8 +99,7 @@ def found(checkpoints: Path) -> list[Path]:
     """
     folders = [path.name for path in _entries(checkpoints) if path.is_dir()]
     names = {name.removesuffix(".previous") for name in folders}
-    steps = {checkpoints / name: int(match[1]) for name in names if (match := NAME.fullmatch(name))}
-    return sorted(steps, key=lambda path: -steps[path])
+    return [checkpoints / name for name in sorted(filter(NAME.fullmatch, names), key=step_of, reverse=True)]
 
 
 def newest_whole(checkpoints: Path, say: Callable[[str], None] = lambda line: None, verify: bool = True) -> Path | None:
@@ -125,8 +130,8 @@ def check(folder: Path, verify: bool = True) -> Path:
         whole = sealed.whole(folder, FORMAT, verify)
     except OSError as error:
         raise UserError(str(error.filename or folder), f"it cannot be read ({why(error)})") from error
-    step, named = about(whole).step, NAME.fullmatch(folder.name)
-    if named and int(named[1]) != step:
+    step = about(whole).step
+    if step_of(folder.name) not in (-1, step):
         raise UserError(str(folder), f"it holds the checkpoint of update {step}", f"the name {folder_of(folder.parent, step).name}")  # fmt: skip
     return whole
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.table import Table
-
-from trainer.checkpoint.remote import Remote, is_address, named
-from trainer.checkpoints.look import size
+from trainer.checkpoint.remote import Remote, is_address, named, nothing_at
+from trainer.checkpoints.look import cells, size, table_of
 from trainer.errors import UserError
 from trainer.job.fetching import bring
 from trainer.run_folder.hold import Hold
@@ -29,16 +27,10 @@ def listed(address: str) -> int:
     """A line for each checkpoint at a run's address."""
     remote = Remote(address.rstrip("/"))
     if not (found := remote.found()):
-        raise UserError(
-            address, "there is no whole checkpoint", "the folder of a run there, as the run's plan tells it"
-        )
-    table = Table(box=None, pad_edge=False)
-    for column in ("step", "epoch", "metric", "value", "size"):
-        table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
+        raise nothing_at(address)
+    table = table_of("step", "epoch", "metric", "value", "size")
     for name in found:
-        about = remote.about(name)
-        value = "" if about.watched.value is None else f"{about.watched.value:.5g}"
-        table.add_row(str(about.step), str(about.epoch), about.watched.metric, value, size(remote.size(name)))
+        table.add_row(*cells(remote.about(name)), size(remote.size(name)))
     screen = Screen()
     screen.print(remote.address)
     screen.print(table)

@@ -49,9 +49,7 @@ def one(path: Path) -> Path:
 
 def listed(path: Path) -> int:
     """A line for each checkpoint."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("step", "epoch", "metric", "value", "size", "age"):
-        table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
+    table = table_of("step", "epoch", "metric", "value", "size", "age")
     table.add_column("state", overflow="fold")
     found = all_of(path)
     latest = _latest(found[0].parent)
@@ -65,15 +63,28 @@ def listed(path: Path) -> int:
     return 0
 
 
-def _told(folder: Path) -> tuple[str, str, str, str]:
+def table_of(*columns: str) -> Table:
+    """Without rows yet; the names of metrics are left, numbers right."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
+    return table
+
+
+def cells(about: store.About) -> tuple[str, str, str, str]:
     """Step, epoch, metric and its value."""
+    value = about.watched.value
+    return str(about.step), str(about.epoch), about.watched.metric, "" if value is None else f"{value:.5g}"
+
+
+def _told(folder: Path) -> tuple[str, str, str, str]:
+    """The same of a folder; of a damaged one the step alone."""
     step = folder.name.removeprefix("step-").lstrip("0") or "0"
     try:
         about = store.about(store.check(folder, verify=False))
     except UserError:
         return step, "", "", ""
-    value = about.watched.value
-    return step, str(about.epoch), about.watched.metric, "" if value is None else f"{value:.5g}"
+    return cells(about)
 
 
 def _latest(checkpoints: Path) -> str:

@@ -131,16 +131,9 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
         tags["trainer.ended"] = result.ended
     if result.chosen.get("num_workers") not in (None, ready.plan.chosen.num_workers):
         tags["trainer.num_workers"] = f"{result.chosen['num_workers']}: {result.why['num_workers']}"
-    if result.restarts:
-        tags |= {"trainer.restarts": str(result.restarts)}
-    if result.skipped:
-        tags["trainer.skipped"] = str(result.skipped)
-    if result.rewinds:
-        tags["trainer.rewinds"] = str(result.rewinds)
-    if result.lost_workers:
-        tags["trainer.lost_workers"] = "; ".join(result.lost_workers.values())[:4000]
-    if result.not_copied:
-        tags |= {"trainer.not_copied": ", ".join(result.not_copied)[:4000]}
+    counts = {"restarts": result.restarts, "skipped": result.skipped, "rewinds": result.rewinds}
+    lists = {"lost_workers": "; ".join(result.lost_workers.values()), "not_copied": ", ".join(result.not_copied)}
+    tags |= {f"trainer.{name}": str(told)[:4000] for name, told in {**counts, **lists}.items() if told}
     tags[NOTE] = note(ready.plan, overrides, asdict(result), lives.read(run_dir))
     answer = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)
     result.run_id, result.experiment_id = answer["run_id"], answer.get("experiment_id")

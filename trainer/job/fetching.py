@@ -57,8 +57,11 @@ def _into_cache(address: str, say: Say) -> Path:
 
 
 def _check_nothing_lost(remote: Remote, run_dir: Path) -> None:
-    """Raises:
-    UserError: the address holds checkpoints of a run of that name, which could go on."""
+    """Refuse to give up what could go on.
+
+    Raises:
+        UserError: the address holds checkpoints of a run in a folder of that name.
+    """
     if read_status(run_dir).get("state") != "done" and (found := remote.found()):
         why = f"{remote.address} holds checkpoints of a run in a folder of that name; the newest is {found[0]}"
         raise UserError(f"hydra.run.dir={run_dir}", why, "resume=auto to go on (or resume=fresh to write over it)")
@@ -68,7 +71,7 @@ def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, only_plan: bool, say
     """Fetch the newest copy that is whole, if it is newer than what the run's folder holds."""
     here = store.newest_whole(run_dir / CHECKPOINTS, verify=False)
     for step in remote.found():
-        if here is not None and here.name >= step:
+        if here is not None and store.step_of(here.name) >= store.step_of(step):
             return
         place = f"{remote.address}/{step}"
         if only_plan:

@@ -49,12 +49,12 @@ def start_and_restart(
         except Died as death:
             which = deaths.restart(death)
             result.restarts += 1
-            assignment = _again(ready, assignment, death, death.update, which, tracker)
+            assignment = _again(ready, assignment, death, which, tracker)
         except NotFinite as error:
             which = _rewind(ready.checked.config, error, result.rewinds)
             result.rewinds += 1
             bad = _set_report_aside(Path(ready.plan.run_dir), result.rewinds, error)
-            assignment = _again(ready, assignment, bad, bad.step, which, tracker, bad)
+            assignment = _again(ready, assignment, bad, which, tracker)
 
 
 class Deaths:
@@ -115,21 +115,12 @@ def _set_report_aside(run_dir: Path, number: int, bad: NotFinite) -> NotFinite:
     return NotFinite(str(bad).replace(str(report), str(aside)), bad.step, bad.epoch, bad.update)
 
 
-def _again(
-    ready: Ready,
-    last: Assignment,
-    error: RunFailed,
-    update: int,
-    which: str,
-    tracker: Tracker | None,
-    bad: NotFinite | None = None,
-) -> Assignment:
+def _again(ready: Ready, last: Assignment, error: Died | NotFinite, which: str, tracker: Tracker | None) -> Assignment:
     """What the processes of the next life are handed; the run's folder is as it was at the checkpoint.
 
     Args:
         last: what those of the life before were handed.
-        update: how far these came.
-        bad: numbers that were not finite: the batches come in another order then.
+        error: why these ended; after numbers that were not finite the batches come in another order.
     """
     from trainer.job.plan_table import console
 
@@ -144,6 +135,8 @@ def _again(
     about = store.about(folder) if folder is not None else ready.resume.about if ready.resume is not None else None
     where = f"from {folder.name}" if folder is not None else "from the beginning: there is no checkpoint yet"
     _forget_since(run_dir, about.points if about is not None else 0, tracker, say)
+    bad = error if isinstance(error, NotFinite) else None
+    update = error.update if isinstance(error, Died) else error.step
     lives.end(run_dir, "failed", update, text(first_line(error), ready.secrets))
     before = lives.read(run_dir)
     command = before[-1].command if before else ""

@@ -109,7 +109,7 @@ class Uploads:
         self.there[folder.name] = marker
         self._moves()
         if first or self.failed:
-            size = self.remote.size(folder.name) / 1e6
+            size = sum(seal.get("bytes", 0) for seal in sealed.files(folder, store.FORMAT).values()) / 1e6
             self.say(
                 f"{folder.name} is copied to {self.remote.address} ({size:.1f} MB in {self.clock() - began:.1f} s)"
             )
@@ -118,8 +118,8 @@ class Uploads:
 
     def _retire(self, newest: Path) -> None:
         """Remove copies of what is no longer here and is older."""
-        for name in sorted(self.there, reverse=True)[self.keep :]:
-            if name < newest.name and not (newest.parent / name).is_dir():
+        for name in sorted(self.there, key=store.step_of, reverse=True)[self.keep :]:
+            if store.step_of(name) < store.step_of(newest.name) and not (newest.parent / name).is_dir():
                 self.remote.remove(name)
                 del self.there[name]
 
@@ -166,5 +166,5 @@ def _give_up_others(ready: Ready, remote: Remote) -> None:
     for name in remote.found():
         if resume is None and ready.checked.config.resume.path == FRESH:
             remote.remove(name)
-        elif resume is None or not resume.here or name > resume.folder.name:
+        elif resume is None or not resume.here or store.step_of(name) > resume.about.step:
             remote.set_aside(name)

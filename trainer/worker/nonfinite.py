@@ -95,7 +95,7 @@ class Stop:
         if bad is not None or not run.lockstep:
             error = self.found(run, seen[bad or 0 :][:1], loss=loss)
         else:
-            error = self.error(run, run.step, f"The loss is {loss}", run.line.number)
+            error = self.error(run, f"The loss is {loss}")
         if run.lockstep:  # nobody ends before the report is there
             run.strategy.all_reduce_sum(torch.zeros(1, dtype=torch.float64))
         raise error
@@ -103,7 +103,7 @@ class Stop:
     def found(self, run: Training, seen: Sequence[Seen], what: str = "loss", loss: float = math.nan) -> NotFinite:
         """Leave the report of these batches, of which the first is to blame; returns the error to raise."""
         if not seen:
-            return self.error(run, run.step, f"The loss is {loss}", run.line.number)
+            return self.error(run, f"The loss is {loss}")
         first = seen[0]
         value = float(first.loss)
         said = f"The loss is {value}" if what == "loss" else f"The {what} are not finite (the loss is {value})"
@@ -112,13 +112,17 @@ class Stop:
             [s.number for s in seen], [float(s.loss) for s in seen],
         )  # fmt: skip
         leave_report(run, told, first.batch)
-        return self.error(run, first.step, said, first.number, first.epoch, first.update)
+        return self.error(run, said, first)
 
-    def error(
-        self, run: Training, step: int, said: str, number: int, epoch: int | None = None, update: int | None = None
-    ) -> NotFinite:
-        """The error, with where the report is."""
-        epoch, update = run.epoch if epoch is None else epoch, max(0, run.update - 1) if update is None else update
+    def error(self, run: Training, said: str, at: Seen | None = None) -> NotFinite:
+        """The error, with where the report is.
+
+        Args:
+            at: the batch to blame; None: it is not known, and the update that was done last is named.
+        """
+        step, number, epoch, update = run.step, run.line.number, run.epoch, max(0, run.update - 1)
+        if at is not None:
+            step, number, epoch, update = at.step, at.number, at.epoch, at.update
         report = f"\nreport: {run.run_dir / REPORT}" if run.run_dir is not None else ""
         return NotFinite(
             f"{said} at update {step} (epoch {epoch}, batch {number}). {ADVICE}{report}", step, epoch, update
@@ -172,7 +176,7 @@ class Looking(Stop):
             error = self.found(run, seen, what)
         else:
             said = f"The {what} of worker {worker} {'is' if what == 'loss' else 'are'} not finite"
-            error = self.error(run, first.step, said, first.number, first.epoch, first.update)
+            error = self.error(run, said, first)
         if self.together and self.size > 1:
             run.strategy.all_reduce_sum(torch.zeros(1, dtype=torch.float64))
         return error
@@ -260,7 +264,7 @@ def check_parameters(run: Training) -> None:
     trained = [p.detach() for p in run.model.parameters() if p.requires_grad]
     if not _are_finite(trained):
         said = "The parameters are not finite, so no checkpoint is made of them,"
-        raise run.guard.error(run, run.step, said, run.line.number)
+        raise run.guard.error(run, said)
 
 
 def _seen(run: Training, loss: torch.Tensor, batch: Batch | None = None) -> Seen:

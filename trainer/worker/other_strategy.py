@@ -79,9 +79,5 @@ def _rows(parts: Sequence[server_parts.Part], name: str, about: server_parts.Tab
         for key, one in zip(COLUMNS[rule], cut, strict=True)
     }
     version = parts[0].version
-    return {
-        **state,
-        **(
-            {"step": version} if rule == "adam" else {"step": torch.tensor(float(version))} if rule == "adagrad" else {}
-        ),
-    }
+    steps = {"adam": version, "adagrad": torch.tensor(float(version))}
+    return state | ({"step": steps[rule]} if rule in steps else {})
