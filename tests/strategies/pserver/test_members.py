@@ -9,7 +9,7 @@ import pytest
 from tests.pace import patient, wait_for
 from tests.strategies.pserver.harness import Bare, Cluster, Sum, config, push_all
 from trainer.errors import RunFailed
-from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Message, Verb
+from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Message, Verb, text
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.worker.client import Fenced
 
@@ -84,6 +84,23 @@ def test_worker_that_one_server_has_lost_is_lost_at_all() -> None:
         assert one.members.present() == other.members.present() == [0, 1]
         workers[1].die()
         again.close()
+        workers[0].close()
+
+
+def test_first_cause_of_a_loss_is_told_whoever_declares_the_worker_lost_next() -> None:
+    silence = "nothing was heard of it for 3 s"
+    with Cluster(config("async", 2, 2)) as cluster:
+        workers, [one, other] = [Bare(cluster, rank) for rank in (0, 1)], cluster.servers
+        workers[0].begin()
+        other.liveness.look_after = lambda: None  # type: ignore[method-assign]  # it hears of the loss by FENCE first
+        life = workers[1].client.life
+        cluster.store.set(f"fenced/worker/1/{life}", silence)
+        wait_for(lambda: one.members.present() == [0], 60, "one loses worker 1")
+        body = text({"rank": 1, "life": life, "epoch": 0, "block": 0})
+        workers[0].client.wait([workers[0].client.ask(1, Message(Verb.FENCE, records=[body]))])
+        assert other.members.present() == [0] and other.members.all[1].lost == silence
+        assert cluster.store.get("fenced/worker/1").decode() == silence
+        workers[1].die()
         workers[0].close()
 
 

@@ -71,7 +71,7 @@ class CheckpointConfig:
     keep_best: int = key(0, "checkpoints of the best validations that stay besides", "checkpoints", ge=0)
     to: Optional[str] = key(
         None,
-        "address of fsspec to which checkpoints are copied behind the training, e.g. s3://BUCKET/RUNS (null: nowhere); each run has a folder there, named as its own",
+        "fsspec address to which checkpoints are copied, e.g. s3://BUCKET/RUNS; each run has a folder there",
     )
     background: bool = key(True, "written while the training goes on, which waits for the copy alone")
     grace_s: float = key(30.0, "after SIGTERM or SIGUSR1: longest wait for the last checkpoint", "seconds", gt=0, le=LONGEST_S)  # fmt: skip

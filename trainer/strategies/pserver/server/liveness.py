@@ -83,14 +83,18 @@ class Liveness:
                 self.lose(rank, self.board.get(fenced).decode())
 
     def lose(self, rank: int, why: str) -> None:
-        """Declare a worker lost: nothing more is taken from it, its work goes to others.
+        """Declare a worker lost: nothing more is taken from it, its work goes to others. Where another server has lost
+        that life before, its reason counts: what follows from a loss is not its cause.
 
         Raises:
             RunFailed: the run cannot go on without it.
         """
+        fenced = f"fenced/worker/{rank}/{self.members.all[rank].life}"
+        if self.board.check([fenced]):
+            why = self.board.get(fenced).decode()
         print(f"worker {rank} is lost: {why}", flush=True)
         self.members.lose(rank, why)
-        self.board.set(f"fenced/worker/{rank}/{self.members.all[rank].life}", why)
+        self.board.set(fenced, why)
         self.board.set(f"fenced/worker/{rank}", why)  # its launcher ends it when nothing else runs
         self.leases.lose(rank)
         if cause := self._cannot_go_on(rank):
