@@ -10,6 +10,7 @@ from rich.text import Text
 
 from trainer.checkpoint import store
 from trainer.config.redact import command
+from trainer.job.batch_size import repeatable
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.terminal.bar import read_status
@@ -49,7 +50,8 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
         out.fact("guesses", short(Path(output)), INDENT, "")
     if ready.plan.tracking and result.run_id is not None:
         out.fact("look", _look(ready.plan.tracking, result), INDENT, "")
-    out.command("repeat", ["python", "-m", "trainer", *(command([o]) for o in overrides)], INDENT)
+    again = repeatable(overrides, result.chosen.get("batch_size"))
+    out.command("repeat", ["python", "-m", "trainer", *(command([o]) for o in again)], INDENT)
 
 
 def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ class RunConfig(schema.Config):
     @property
     def batch_size(self) -> int:
         """Samples per worker and batch, once that is decided."""
-        assert self.data.batch_size is not None
+        assert isinstance(self.data.batch_size, int)
         return self.data.batch_size
 
     @staticmethod

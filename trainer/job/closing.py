@@ -93,6 +93,7 @@ def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
     status = {"state": "starting", "step": 0, "total": plan.total_steps, **read_status(run_dir)}
     status["life"] = lives.number(run_dir)
     status["state"] = result.status
+    status |= {name: size for name, size in result.chosen.items() if name == "batch_size"}
     if result.status == "done":
         total = max(status["total"], result.steps)
         status |= {"step": result.steps, "total": total, "percent": 100.0, "eta_s": 0.0, "metrics": result.metrics}
@@ -131,6 +132,8 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
         tags["trainer.ended"] = result.ended
     if result.chosen.get("num_workers") not in (None, ready.plan.chosen.num_workers):
         tags["trainer.num_workers"] = f"{result.chosen['num_workers']}: {result.why['num_workers']}"
+    if size := result.chosen.get("batch_size"):
+        tags |= {"trainer.batch_size": f"{size}: {result.why.get('batch_size', '')}"}
     counts = {"restarts": result.restarts, "skipped": result.skipped, "rewinds": result.rewinds}
     lists = {"lost_workers": "; ".join(result.lost_workers.values()), "not_copied": ", ".join(result.not_copied)}
     tags |= {f"trainer.{name}": str(told)[:4000] for name, told in {**counts, **lists}.items() if told}

@@ -14,9 +14,10 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts, Progress
 from trainer.errors import BY_CTRL_C, PREEMPTED, Interrupted, RunFailed, RunPreempted, UserError
 from trainer.host.signals import termination_raises, undisturbed
+from trainer.job.batch_size import found, repeatable
 from trainer.job.checkpoint_rows import kept_rows
 from trainer.job.closing import finish
-from trainer.job.ready import Ready, this_machine
+from trainer.job.ready import Ready
 from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
 from trainer.job.room import make_room, own_folder
@@ -25,7 +26,7 @@ from trainer.planning.answers import checked_facts
 from trainer.planning.assignment import Assignment
 from trainer.planning.checked import Checked
 from trainer.planning.modes import CLASSES
-from trainer.planning.plan import Plan, make_plan
+from trainer.planning.plan import Plan
 from trainer.run_folder import lives
 
 if TYPE_CHECKING:
@@ -57,9 +58,10 @@ def execute(
             _leave_config(mine, config)
             if config.mode == "train":
                 (run_dir / "checkpoints").mkdir(exist_ok=True)
-            ready = prepared(ready)
+            ready = _with_batch(ready, prepared(ready))
+            overrides = repeatable(overrides, _chosen(ready.plan).get("batch_size"))
             plan = ready.plan
-            result.chosen, result.why = asdict(plan.chosen), plan.why
+            result.chosen, result.why = _chosen(plan), plan.why
             result.data_source, result.stand_in = plan.facts.source, plan.facts.stand_in
             leave(mine / "plan.json", plan.as_dict(), private=True)
             _show(ready)
@@ -103,10 +105,25 @@ def _say(line: str) -> None:
 
 def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
     """The result of a run whose workers have all ended well."""
-    chosen = {**asdict(plan.chosen), **outcome.pop("chosen", {})}
+    chosen = {**_chosen(plan), **outcome.pop("chosen", {})}
     why = {**plan.why, **outcome.pop("why", {})}
     ended = replace(result, chosen=chosen, why=why, **outcome)
     return replace(ended, status=PREEMPTED if ended.ended == PREEMPTED else "done")
+
+
+def _with_batch(asked: Ready, ready: Ready) -> Ready:
+    """The job with the largest batch that fits, where that is asked for; ``asked``: before its data were prepared."""
+    if ready.sized is None:
+        return ready
+    ready = found(asked, ready, prepared, _say)
+    _leave_config(own_folder(ready.plan), ready.checked.config)
+    return ready
+
+
+def _chosen(plan: Plan) -> dict[str, Any]:
+    """What ``auto`` stands for in this run; with the batch size where that was not given."""
+    size = {"batch_size": plan.batch_size} if "batch_size" in plan.why else {}
+    return {**size, **asdict(plan.chosen)}
 
 
 def prepared(ready: Ready) -> Ready:
@@ -120,11 +137,7 @@ def prepared(ready: Ready) -> Ready:
     with preparing(checked.config.verbosity) as show:
         facts = prepared_facts(checked, show)
     before_start("prepare", checked.config.model)
-    if facts == checked.facts:
-        return ready
-    checked = replace(checked, facts=facts)
-    plan = make_plan(checked, ready.model, this_machine(), ready.plan.run_dir)
-    return replace(ready, checked=checked, plan=replace(plan, left_out=ready.plan.left_out))
+    return ready.with_facts(facts)
 
 
 def prepared_facts(checked: Checked, show: Progress) -> Facts:

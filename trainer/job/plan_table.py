@@ -120,7 +120,8 @@ def _sizes(plan: Plan) -> Iterator[tuple[str, str]]:
     merged = f" x {plan.merge} merged" if plan.merge > 1 else ""
     portions = f"{plan.batch_size} per worker x {counted(plan.workers, 'worker')}{merged}"
     even = plan.batch_size * plan.workers * plan.merge == plan.global_batch_size
-    yield "batch size", f"{portions} = {plan.global_batch_size} global" if even else f"{plan.global_batch_size} global, shared out: at most {portions}"  # fmt: skip
+    size = f"{portions} = {plan.global_batch_size} global" if even else f"{plan.global_batch_size} global, shared out: at most {portions}"  # fmt: skip
+    yield "batch size", size + _because(plan, "batch_size")
     if plan.mode == "train":
         yield "updates", f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({counted(plan.epochs, 'epoch')})"  # fmt: skip
         if plan.lr is not None:

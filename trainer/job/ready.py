@@ -8,16 +8,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint import store
 from trainer.config import redact
 from trainer.config.instantiate import for_saved_weights
 from trainer.config.redact import values
 from trainer.config.run_config import RunConfig
+from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.writable import LEAST, check_folder
 from trainer.planning import resume as resuming
 from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
+from trainer.planning.batches import FIRST_TRY
 from trainer.planning.checked import Checked
 from trainer.planning.plan import Plan, make_plan
 from trainer.planning.resume import Resume
@@ -36,6 +39,7 @@ class Ready:
         swept: keys of which the sweep that it belongs to takes several values.
         later: it is not the first of its sweep, and is told of in few words.
         resume: where it goes on from; None: it begins.
+        sized: this job, checked with a batch size per worker; None: its batch size is known.
     """
 
     checked: Checked
@@ -46,6 +50,7 @@ class Ready:
     swept: frozenset[str] = frozenset()
     later: bool = False
     resume: Resume | None = None
+    sized: Callable[[int], Ready] | None = None
 
     @property
     def assignment(self) -> Assignment:
@@ -55,6 +60,14 @@ class Ready:
             checked.config, self.plan, checked.files, tuple(sorted(self.secrets)), tuple(self.imported),
             str(self.resume.folder) if self.resume is not None else "",
         )  # fmt: skip
+
+    def with_facts(self, facts: Facts) -> Ready:
+        """The same job, where its data are known to be otherwise."""
+        if facts == self.checked.facts:
+            return self
+        checked = replace(self.checked, facts=facts)
+        plan = make_plan(checked, self.model, this_machine(), self.plan.run_dir)
+        return replace(self, checked=checked, plan=replace(plan, left_out=self.plan.left_out))
 
     @property
     def secrets(self) -> set[str]:
@@ -89,12 +102,45 @@ def _get_ready(
     config: Mapping[str, Any], typed: Sequence[str], run_dir: str, place: str, passed: Callable[[Checked], None]
 ) -> Ready:
     before = frozenset(sys.modules)
+    ready = _planned(config, typed, run_dir, place, passed)
+    from trainer.launch.preload import imported_since
+
+    ready.imported = imported_since(before)
+
+    def sized(size: int) -> Ready:
+        known = {**config, "data": {**config.get("data", {}), "batch_size": size}}
+        return replace(_planned(known, typed, run_dir, place), imported=ready.imported)
+
+    checked, resume = ready.checked, None
+    with checked.lacks:
+        folder = checkpoint(checked.config, ready.plan)
+        if folder is not None and checked.searches:
+            ready = as_in_checkpoint(sized, folder)
+        resume = None if folder is None else resuming.fit(ready.checked.config, ready.plan, folder)
+    plan = replace(ready.plan, lacks=list(dict.fromkeys([*ready.checked.lacks, *checked.lacks])))
+    return replace(ready, plan=plan, resume=resume, sized=sized if ready.checked.searches else None)
+
+
+def as_in_checkpoint(sized: Callable[[int], Ready], folder: Path) -> Ready:
+    """A job whose batch size is not searched for again: the one that the checkpoint's run had."""
+    data = store.about(folder).config.get("data", {})
+    ready = sized(int(data.get("batch_size", 0)) or FIRST_TRY)
+    return replace(ready, plan=replace(ready.plan, why={**ready.plan.why, "batch_size": f"as in {folder.name}"}))
+
+
+def _planned(
+    config: Mapping[str, Any],
+    typed: Sequence[str],
+    run_dir: str,
+    place: str,
+    passed: Callable[[Checked], None] = lambda checked: None,
+) -> Ready:
+    """The job with its plan, whether or not it goes on from somewhere."""
     checked = check(config, typed)
     with checked.lacks:
         if not checked.elsewhere:
             check_reads(checked.config.plain(), Path(run_dir), place)
     passed(checked)
-    from trainer.launch.preload import imported_since
     from trainer.worker.probe import probe  # imports torch: only what has passed the light checks waits for that
 
     if checked.config.mode != "train":
@@ -105,14 +151,11 @@ def _get_ready(
         _check_weights(checked.config)
     check_places(checked, model, Path(run_dir), place)
     plan = make_plan(checked, model, this_machine(), run_dir)
-    resume = None
-    with checked.lacks:
-        resume = resumed(checked.config, plan)
-    return Ready(checked, model, replace(plan, lacks=list(checked.lacks)), imported_since(before), resume=resume)
+    return Ready(checked, model, replace(plan, lacks=list(checked.lacks)))
 
 
-def resumed(config: RunConfig, plan: Plan) -> Resume | None:
-    """Where the run goes on from; None: it begins.
+def checkpoint(config: RunConfig, plan: Plan) -> Path | None:
+    """The checkpoint that the run goes on from; None: it begins.
 
     Raises:
         UserError: it cannot.
@@ -130,8 +173,7 @@ def resumed(config: RunConfig, plan: Plan) -> Resume | None:
     if goes_on and not (config.plan or plan.node_rank):
         wait_for_the_life_before(run_dir, say)
     config = fetched(config, plan, say)
-    folder = resuming.find(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
-    return None if folder is None else resuming.fit(config, plan, folder)
+    return resuming.find(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
 
 
 def check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -> None:

@@ -2,10 +2,50 @@
 
 from __future__ import annotations
 
+import os
+
 from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.wording import counted
+
+AUTO = "auto"
+FIRST_TRY = 32
+"""Samples per worker with which the search for the largest batch begins, and which a plan without one has."""
+
+
+def searched(config: RunConfig, typed: set[str]) -> bool:
+    """Whether the batch size is to be found by trying. A typed global batch goes before a recipe's ``auto``.
+
+    Raises:
+        UserError: the global batch is given as well, or not all workers are on this host.
+    """
+    data, launch, what = config.data, config.launch, "data.batch_size=auto"
+    if config.mode != "train" or data.batch_size != AUTO:
+        return False
+    mine, together = "data.batch_size" in typed, "data.global_batch_size" in typed
+    if data.global_batch_size is not None and together and not mine:
+        return False
+    if data.global_batch_size is not None and mine == together:
+        why = f"finds the samples of an update, and data.global_batch_size={data.global_batch_size} sets them"
+        raise UserError(what, why, "data.global_batch_size=null (or data.batch_size=null)")
+    if launch.nnodes > 1:
+        why = "is searched for on one host, and the run has several: search with launch.nnodes=1, and give all hosts what is found"
+        raise UserError(what, why, f"data.batch_size={FIRST_TRY}")
+    if "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ:
+        why = "starts processes for each try, and torchrun has started the run's already"
+        raise UserError(what, why, "python -m trainer ... launch.nproc=N without torchrun")
+    return True
+
+
+def at_most(config: RunConfig, samples: int, workers: int) -> RunConfig:
+    """The config with no larger a batch than the training data make for each worker."""
+    return config.changed(data={"batch_size": max(1, min(config.batch_size, most(config, samples, workers)))})
+
+
+def most(config: RunConfig, samples: int, workers: int) -> int:
+    """Samples of the largest batch per worker that the training data make; 0: not one for each."""
+    return samples // workers if config.sampler.drop_last else -(-samples // workers)
 
 
 def batch_sizes(
@@ -19,7 +59,11 @@ def batch_sizes(
     Raises:
         UserError: they contradict each other, or the batch cannot be shared out.
     """
-    mine, together, portions = data.batch_size, data.global_batch_size, workers * merge
+    mine, together, portions = (
+        None if data.batch_size == AUTO else data.batch_size,
+        data.global_batch_size,
+        workers * merge,
+    )
     if together is None:
         return {"batch_size": 32 if mine is None else mine}
     if mine is not None and "data.batch_size" in typed and "data.global_batch_size" not in typed:
@@ -40,7 +84,8 @@ def batch_sizes(
 
 def nearest(data: schema.DataConfig, portions: int) -> dict[str, int | None]:
     """Batch sizes near to what was asked for, for the plan of a run that would be refused."""
-    together = data.global_batch_size or (data.batch_size or 1) * portions
+    mine = None if data.batch_size == AUTO else data.batch_size
+    together = data.global_batch_size or (mine or 1) * portions
     return {"batch_size": max(1, round(together / portions)), "global_batch_size": None}
 
 

@@ -49,6 +49,7 @@ class Checked:
         elsewhere: the plan is for other machines than this one.
         files: what mode=predict looks at, in the order of its rows, relative to predict.input, which is a folder then.
         samples: images or about how many rows there are in these files.
+        searches: the largest batch that fits is to be found before the training; until then ``data.batch_size`` is a guess.
     """
 
     config: RunConfig
@@ -64,6 +65,7 @@ class Checked:
     elsewhere: bool = False
     files: tuple[str, ...] = ()
     samples: int = 0
+    searches: bool = False
 
     @property
     def leased(self) -> bool:

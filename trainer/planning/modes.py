@@ -16,6 +16,7 @@ from trainer.data.images.listing import EXTENSIONS, images_in, is_image
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError, why
 from trainer.planning.answers import asked, checked_facts
+from trainer.planning.batches import AUTO
 from trainer.strategies.builtin import EVALUATORS
 from trainer.wording import some
 
@@ -83,7 +84,10 @@ def weights_file(path: Path) -> Path:
 
 def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
     """The batch size of a worker where nothing is trained: any will do."""
-    given, together = data.val_batch_size or data.batch_size, data.global_batch_size
+    given, together = (
+        data.val_batch_size or (None if data.batch_size == AUTO else data.batch_size),
+        data.global_batch_size,
+    )
     return int(given or max(1, (together or 32 * workers) // workers))
 
 

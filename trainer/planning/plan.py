@@ -226,6 +226,8 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
     chosen, why = choose(config, checked.device, model, machine, checked.nproc, slow, config.batch_size)
     if checked.elsewhere and checked.device == "cpu" and "precision" in why:
         why["precision"] += ", if the hosts' is like it"
+    if checked.searches:
+        why |= {"batch_size": "the most that fits is searched for before the training; until then this is a guess"}
     if checked.auto_strategy:
         why["strategy"] = checked.auto_strategy
     return chosen, why

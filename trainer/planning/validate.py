@@ -16,7 +16,7 @@ from trainer.host import hardware
 from trainer.host.cache import check_code
 from trainer.host.writable import check_name
 from trainer.planning.answers import check_declaration, refusals
-from trainer.planning.batches import batch_sizes, check_batch_fits, check_padding, nearest
+from trainer.planning.batches import FIRST_TRY, at_most, batch_sizes, check_batch_fits, check_padding, nearest, searched
 from trainer.planning.checked import Checked, Lacks
 from trainer.planning.data_checks import check_data, check_enough, check_optimization, check_orders, with_classes
 from trainer.planning.key_checks import check_group, check_keys, check_targets
@@ -74,14 +74,20 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
         with lacks:
             check_compiler(config, device)
     merge = config.strategy.gradient_merge.k_steps
+    searches = False
+    with lacks:
+        searches = searched(config, typed)
+    if searches:
+        config = config.changed(data={"batch_size": FIRST_TRY, "global_batch_size": None})
     config = with_batches(config, declaration, workers, merge, typed, lacks)
     source: DataSource = call_target(config.node("data"), "data", kind=DataSource)
     together = config.data.global_batch_size if config.mode == "train" else None
     facts = facts_of(config, source, together or config.batch_size * workers * merge)
-    config = with_classes(config, facts)
+    config = with_classes(at_most(config, facts.train_samples, workers) if searches else config, facts)
     checked = Checked(
-        config, declaration, source, facts, auto_strategy, workers, nproc, device, merge, lacks, elsewhere
-    )
+        config, declaration, source, facts, auto_strategy, workers, nproc, device, merge, lacks, elsewhere,
+        searches=searches,
+    )  # fmt: skip
     for step in (check_orders, check_data, check_enough, check_optimization):
         with lacks:
             step(checked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ PIECE = re.compile(
     r"(server|worker)-\d+\.(safetensors|seal)|worker-\d+\.safetensors\.failed|(index|checkpoint)\.(json|seal)|COMPLETE|.*\.\d+\.tmp|\.tmp\w{6}"
 )
 """Files in a snapshot of the parameter servers, or in a checkpoint."""
+TRIALS = ".batch_size"
+"""Folders of tries that have failed (data.batch_size=auto)."""
 HYDRA = ".hydra"
 HOST = re.compile(r"host\.(\d+)")
 WRITTEN_TO = ("predict.output", "resume.path")
@@ -44,6 +47,9 @@ def clear(run_dir: Path, hosts: int | None = None) -> bool:
             _drop(snapshot)
         found |= _clear_files(checkpoints, BEST)
         _drop(checkpoints)
+    for trials in _folders(run_dir, re.compile(re.escape(TRIALS))):
+        shutil.rmtree(trials)
+        found = True
     for host in _folders(run_dir, HOST):
         if hosts is not None and int(host.name.partition(".")[2]) >= hosts:
             found |= _clear_files(host, FILES)

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 import torch
 
 from trainer.errors import RunFailed, first_line
+from trainer.host.memory import GIB
 from trainer.planning.plan import Plan
 from trainer.strategies.contract import Seat
 from trainer.wording import counted
 from trainer.worker.loop import Training
 
-GIB = 1 << 30
-ON_CPU = "can't allocate memory"
-"""What torch says of the host's memory, in a RuntimeError."""
+SAID = (
+    "can't allocate memory", "bad_alloc", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "could not create a memory",
+)  # fmt: skip
+"""What torch and the libraries below it say of memory that is not enough, in a RuntimeError."""
 
 
 @contextlib.contextmanager
@@ -28,9 +30,16 @@ def memory_named(run: Training, plan: Plan, seat: Seat) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and ON_CPU not in str(error):
+        if not is_memory(error):
             raise
         raise RunFailed(_sentence(error, run.step, plan, seat.device)) from error
+
+
+def is_memory(error: BaseException | None) -> bool:
+    """Whether an error says that memory is not enough."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in SAID)
 
 
 def _sentence(error: Exception, step: int, plan: Plan, device: str) -> str:

@@ -1,0 +1,79 @@
+"""This machine's memory: what is free for this process and those that it starts, and what a process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+GIB = 1 << 30
+CGROUPS = Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 60
+"""What cgroup v1 writes where there is no limit is more."""
+FILES = {"": ("memory.max", "memory.current"), "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes")}
+"""By the controllers of a line of /proc/self/cgroup (v2, v1): the limit, and what is used of it."""
+
+
+def free(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes that can still be used: of the machine, and of each cgroup (a container, a job of a scheduler) that this process is in."""
+    return max(0, min([int(psutil.virtual_memory().available), *_free_of_groups(cgroups, own)]))
+
+
+def _free_of_groups(cgroups: Path, own: Path) -> Iterable[int]:
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        controllers, _, path = line.partition(":")[2].partition(":")
+        name = "memory" if "memory" in controllers.split(",") else controllers
+        if name not in FILES:
+            continue
+        root = cgroups / name
+        folder = root / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            if not group.is_relative_to(root):
+                break
+            if (left := _free_of(group, *FILES[name])) is not None:
+                yield left
+
+
+def _free_of(group: Path, limit: str, used: str) -> int | None:
+    """What is left of one group's limit; None: it has none. Files that the kernel keeps at hand count as free."""
+    try:
+        most, now = (group / limit).read_text().strip(), int((group / used).read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if most == "max" or int(most) >= UNLIMITED:
+        return None
+    return int(most) - now + int(stat.get("inactive_file", 0))
+
+
+def held_by(pids: Iterable[int]) -> int:
+    """Bytes of memory that these processes hold; pages that several processes share are divided among them."""
+    held = 0
+    for pid in pids:
+        try:
+            held += psutil.Process(pid).memory_full_info().pss
+        except psutil.Error:
+            continue
+    return held
+
+
+def own(name: str) -> int:
+    """Bytes that the kernel counts of this process: ``VmRSS`` (held), ``VmHWM`` (held at most), ``VmData`` (asked for)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
+
+
+def of_children() -> int:
+    """Bytes that the processes started by this one hold for themselves alone."""
+    held = 0
+    for child in psutil.Process().children(recursive=True):
+        try:
+            held += child.memory_full_info().uss
+        except psutil.Error:
+            continue
+    return held

@@ -1,0 +1,229 @@
+"""data.batch_size=auto: the largest batch per worker for which memory is enough, found by trying in processes of their own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from trainer.config.run_config import RunConfig
+from trainer.data.source import Facts
+from trainer.errors import Died, RunFailed, UserError, first_line
+from trainer.host import memory
+from trainer.host.memory import GIB
+from trainer.job.ready import Ready
+from trainer.launch.builtin import Forkserver, InProcess, Local
+from trainer.launch.start import start_here
+from trainer.planning.assignment import Assignment
+from trainer.planning.batches import FIRST_TRY, most
+from trainer.run_folder.leftovers import TRIALS
+from trainer.wording import counted
+
+KEY = "data.batch_size"
+ENTRY = "trainer.worker.batch_size_trial:trial"
+MOST = 1 << 20
+"""Samples per worker that are tried at most, where the data are as many as are asked for."""
+KILLED = re.compile(r"was killed by SIG(KILL|ABRT|BUS|SEGV)")
+"""How a process ends that gets no memory, where it gets no chance to say so."""
+STEPS = 16
+"""What is found is less than a sixteenth below the largest."""
+
+
+@dataclass(frozen=True)
+class Try:
+    """How one size went.
+
+    Attributes:
+        fits: memory was enough.
+        how: in a few words.
+    """
+
+    fits: bool
+    how: str
+
+
+def largest(fits: Callable[[int], bool], most: int, first: int = FIRST_TRY) -> int:
+    """The largest size up to ``most`` for which memory is enough, by doubling and then bisection; 0: there is none.
+
+    Up to 16 it is found exactly, above to less than a sixteenth, in whole steps of a power of two.
+    """
+    low, high, size = 0, most + 1, min(first, most)
+    bounded = False
+    while size > low:
+        if fits(size):
+            low = size
+        else:
+            high, bounded = size, True
+        size = _next(low, high, bounded)
+    return low
+
+
+def _next(low: int, high: int, bounded: bool) -> int:
+    """The size to try; ``low`` when there is nothing more to learn."""
+    if not bounded:
+        return min(2 * low, high - 1)
+    if not low:
+        return high // 2
+    step = 1 << max(0, low.bit_length() - STEPS.bit_length())
+    gap = high - low
+    return low if gap <= step else low + max(1, gap // 2 // step) * step
+
+
+def found(before: Ready, ready: Ready, prepared: Callable[[Ready], Ready], say: Callable[[str], None]) -> Ready:
+    """The job with the largest batch that fits.
+
+    Args:
+        before: the job before its data were prepared; ready: with its data; prepared: prepares a job's data.
+        say: shows a line to the user.
+
+    Raises:
+        RunFailed: not even one sample per worker fits, or a try failed for another reason.
+    """
+    search = Search(before, ready, prepared, say)
+    try:
+        size = largest(search.fits, search.most)
+    finally:
+        if not search.broken:
+            shutil.rmtree(search.folder, ignore_errors=True)
+    if not size:
+        raise RunFailed(f"{KEY}=auto: memory is not enough for one sample per worker ({search.last.how})")
+    job = search.sized(size)
+    why = f"the most that fits into {search.memory}" if size < search.most else "all training samples fit"
+    say(f"{KEY}=auto: {size}, {why}{_rate(job)}")
+    return replace(job, plan=replace(job.plan, why={**job.plan.why, "batch_size": why}))
+
+
+def _rate(job: Ready) -> str:
+    """What becomes of the learning rate."""
+    plan, scaling = job.plan, str(job.checked.config.optimizer.get("lr_scaling", "none"))
+    if plan.lr is None:
+        return ""
+    if scaling == "none":
+        return f"; optimizer.lr stays {plan.lr:g} (optimizer.lr_scaling=linear goes by the batch size)"
+    return f"; optimizer.lr is {plan.lr:g} by optimizer.lr_scaling={scaling}"
+
+
+class Search:
+    """Tries sizes, each in processes that end with the try.
+
+    Attributes:
+        most: the largest size that the data make.
+        broken: a try failed for another reason than memory; its folder stays.
+        last: the last try.
+    """
+
+    def __init__(
+        self, before: Ready, ready: Ready, prepared: Callable[[Ready], Ready], say: Callable[[str], None]
+    ) -> None:
+        self.before, self.ready, self.prepare, self.say = before, ready, prepared, say
+        checked = ready.checked
+        self.folder = Path(ready.plan.run_dir) / TRIALS
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.most = most(checked.config, checked.facts.train_samples, checked.workers)
+        if _as_many_as_asked_for(ready):
+            self.most = MOST
+        limit = checked.config.data.memory_limit_gib
+        self.limit = None if limit is None else int(limit * GIB)
+        device = "GPU" if checked.device == "cuda" else "host"
+        self.memory = f"the memory of the {device}" if limit is None else f"{limit:g} GiB (data.memory_limit_gib)"
+        self.others = [psutil.Process().pid, *(child.pid for child in psutil.Process().children(recursive=True))]
+        self.broken = False
+        self.last = Try(False, "no sample for each worker")
+
+    def sized(self, size: int) -> Ready:
+        """The job with this batch size, its data prepared."""
+        assert self.ready.sized is not None
+        fresh = self.ready.sized(size)
+        fresh = replace(fresh, swept=self.ready.swept, later=self.ready.later)
+        known = self._prepared_facts(fresh.checked.facts)
+        job = self.prepare(fresh) if known is None else fresh.with_facts(known)
+        return replace(job, plan=replace(job.plan, run_dir=self.ready.plan.run_dir, left_out=self.ready.plan.left_out))
+
+    def _prepared_facts(self, facts: Facts) -> Facts | None:
+        """What preparing the data makes of these facts, where that is known."""
+        return self.ready.checked.facts if facts in (self.before.checked.facts, self.ready.checked.facts) else None
+
+    def fits(self, size: int) -> bool:
+        """Try a size, and say how it went."""
+        began = time.monotonic()
+        try:
+            self.last = self._tried(size)
+        except RunFailed:
+            self.broken = True
+            raise
+        fits = "fits" if self.last.fits else "does not fit"
+        self.say(f"{KEY}=auto: {size} {fits} ({self.last.how}, {time.monotonic() - began:.1f} s)")
+        return self.last.fits
+
+    def _tried(self, size: int) -> Try:
+        try:
+            job = self.sized(size)
+        except UserError as error:
+            raise RunFailed(f"{KEY}=auto: with {counted(size, 'sample')} per worker: {error}") from error
+        from trainer.run_folder.json_files import leave
+        from trainer.worker.batch_size_trial import TOO_LARGE, Needed, Told
+
+        run_dir, folder = Path(job.plan.run_dir), self.folder / str(size)
+        doing = f"{KEY}=auto: tries {size}"
+        leave(run_dir / "status.json", {"state": "starting", "doing": doing, "step": 0, "total": 0, "metrics": {}})
+        (folder / "checkpoints").mkdir(parents=True)
+        Told(self.limit, memory.free(), self.others, len(job.plan.processes)).leave(folder)
+        try:
+            outcome = start_here(of_trial(job, folder))
+        except RunFailed as error:
+            if reasons := sorted(folder.glob(TOO_LARGE.format("*"))):
+                return Try(False, reasons[0].read_text())
+            if isinstance(error, Died) and KILLED.search(str(error)):
+                return Try(False, first_line(error))
+            raise RunFailed(f"{KEY}=auto: a try with {counted(size, 'sample')} per worker failed: {error}") from error
+        if lost := outcome.get("lost_workers"):
+            return Try(False, "; ".join(lost.values()))
+        needed = Needed(*outcome.pop("needed"))
+        return Try(True, f"{needed.peak / GIB:.2f} of {needed.most / GIB:.2f} GiB")
+
+
+def _as_many_as_asked_for(ready: Ready) -> bool:
+    """Whether the data have more samples where a batch has more, as noise has."""
+    checked = ready.checked
+    one, two = (checked.source.facts(n * checked.global_batch_size).train_samples for n in (1, 2))
+    return one != two
+
+
+def of_trial(job: Ready, folder: Path) -> Assignment:
+    """What the processes of a try are handed: the run's own, with another entry and another folder."""
+    config, plan = job.checked.config, job.plan
+    streams = plan.facts.streams
+    config = config.changed(
+        callbacks=[], profile=False, verbosity="quiet", limit_val_batches=1, **_in_processes(config),
+        checkpoint=dict.fromkeys(("every_steps", "every_minutes", "every_epochs")),
+        **({} if streams else {"data": {"work": "static"}}),
+    )  # fmt: skip
+    plan = replace(
+        plan, run_dir=str(folder), entries={**plan.entries, "worker": ENTRY}, restarts=0,
+        leased=plan.leased and streams,
+    )  # fmt: skip
+    return replace(job.assignment, config=config, plan=plan)
+
+
+def _in_processes(config: RunConfig) -> dict[str, dict[str, str]]:
+    """What makes the only worker a process of its own, whose end is not that of this one."""
+    target = config.launch._target_
+    if target not in {f"{kind.__module__}.{kind.__qualname__}" for kind in (InProcess, Local)}:
+        return {}
+    return {"launch": {"_target_": f"{Forkserver.__module__}.{Forkserver.__qualname__}"}}
+
+
+def repeatable(overrides: Sequence[str], size: int | None) -> list[str]:
+    """The overrides with which a command has this batch size without searching for it; None: as they are."""
+    from trainer.tracking.naming import key_of
+
+    if size is None:
+        return list(overrides)
+    given = f"{KEY}={size}"
+    replaced = [given if key_of(o) == KEY else o for o in overrides]
+    return replaced if given in replaced else [*replaced, given]

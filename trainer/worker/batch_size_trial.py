@@ -1,0 +1,125 @@
+"""One worker of a trial for data.batch_size=auto: some updates and a validation batch of the real run, and whether memory was
+enough."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from trainer.errors import RunFailed, first_line
+from trainer.host import memory
+from trainer.host.memory import GIB
+from trainer.planning.assignment import Assignment
+from trainer.strategies.contract import Seat
+from trainer.worker.loop import fit
+from trainer.worker.out_of_memory import is_memory, memory_named
+from trainer.worker.train import at_work
+
+UPDATES = 2
+"""The first makes the optimizer's state, and the second has it beside the gradients and the activations."""
+TOLD, TOO_LARGE = "trial.json", "too_large.{}"
+"""In the trial's folder: what its workers are told, and why a worker's memory was not enough."""
+THREAD = 16 << 20
+"""Bytes of memory that a thread asks for at most, and hardly uses."""
+
+
+PROBABLY = ("the peak was", "CUDNN_STATUS_NOT_SUPPORTED", "could not create a primitive", "signal: Killed")
+"""What a trial ends with where memory is not enough, though another reason could be behind it in a run."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a trial's workers are told.
+
+    Attributes:
+        limit: bytes that all processes of the run may use on this host, or on a GPU; None: what is free.
+        free: of this host's memory, when the trial began.
+        others: the launcher and the processes that it had before the trial.
+        here: processes of the run on this host, among which the memory is divided.
+    """
+
+    limit: int | None
+    free: int
+    others: list[int]
+    here: int
+
+    def leave(self, folder: Path) -> None:
+        """Write it for the workers."""
+        (folder / TOLD).write_text(json.dumps(asdict(self)))
+
+
+class Needed(NamedTuple):
+    """Bytes that a worker needed at its peak, and that it may need; without a GPU, what came on top of an empty process."""
+
+    peak: int
+    most: int
+
+
+def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
+    """Do some updates and a validation batch as the run would.
+
+    Returns:
+        ``needed``: what this worker needed, see :class:`Needed`.
+
+    Raises:
+        RunFailed: memory was not enough; the folder then holds a file that says so.
+    """
+    folder = Path(assignment.plan.run_dir)
+    told = Told(**json.loads((folder / TOLD).read_text()))
+    try:
+        measure = limited_gpu(told, seat.device) if seat.device.startswith("cuda") else limited_host(told)
+        with at_work(seat, assignment) as run, memory_named(run, assignment.plan, seat):
+            run.rhythm = replace(run.rhythm, total_steps=UPDATES, epochs=max(UPDATES, run.rhythm.epochs))
+            run.keep_best = lambda: None
+            fit(run)
+            needed = measure()
+        if needed.peak > needed.most:
+            raise RunFailed(f"the peak was {needed.peak / GIB:.2f} GiB, of {needed.most / GIB:.2f} GiB")
+    except (RunFailed, MemoryError, RuntimeError) as error:
+        if is_memory(error) or is_memory(error.__cause__) or any(said in str(error) for said in PROBABLY):
+            (folder / TOO_LARGE.format(seat.rank)).write_text(briefly(error))
+        raise
+    return {"needed": tuple(needed)}
+
+
+def briefly(error: BaseException) -> str:
+    """The first words about memory that is not enough."""
+    cause = error.__cause__ if is_memory(error.__cause__) else error
+    return first_line(cause or error).partition(". GPU")[0]
+
+
+Measure = Callable[[], Needed]
+
+
+def limited_gpu(told: Told, device: str) -> Measure:
+    """Nothing more than the limit can be had of the GPU."""
+    there = torch.cuda.mem_get_info(device)[1]
+    most = min(told.limit or there, there)
+    if told.limit is not None:
+        torch.cuda.set_per_process_memory_fraction(most / there, device)
+    return lambda: Needed(torch.cuda.max_memory_reserved(device), most)
+
+
+def limited_host(told: Told) -> Measure:
+    """Not much more than this worker's share of the limit can be had of the host; what was had is what counts.
+
+    This process is what the kernel ends first, should the host's memory be gone nevertheless.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    room = told.free * 9 // 10
+    if told.limit is not None:
+        room = told.limit - memory.held_by({*told.others, os.getppid()})
+    most, empty = max(0, room // told.here), memory.own("VmRSS")
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    wanted = memory.own("VmData") + most + THREAD * (8 + (os.cpu_count() or 1))
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    return lambda: Needed(memory.own("VmHWM") - empty + memory.of_children(), most)
