@@ -16,8 +16,8 @@ class DataConfig:
     num_classes: Optional[int] = key(
         None, "number of classes (null: as many as the data have)", "classes", ge=1, le=10_000_000
     )
-    batch_size: Optional[Any] = key(None, "samples per worker and batch (null: from global_batch_size, else 32; auto: the most that fits into memory); more workers, larger and fewer updates", "samples", ge=1, or_auto=True)  # fmt: skip
-    memory_limit_gib: Optional[float] = key(None, "with batch_size=auto: memory that may be used, of each GPU, or by all processes of this host (null: what is free)", "GiB", gt=0)  # fmt: skip
+    batch_size: Optional[Any] = key(None, "samples per worker and batch (null: from global_batch_size, else 32; auto: as many as fit into memory)", "samples", ge=1, or_auto=True)  # fmt: skip
+    memory_limit_gib: Optional[float] = key(None, "with batch_size=auto: memory of each GPU, or of this host for the whole run (null: what is free)", "GiB", gt=0)  # fmt: skip
     global_batch_size: Optional[int] = key(None, "samples per update, for any workers and gradient_merge.k_steps; shared unevenly if need be", "samples", ge=1)  # fmt: skip
     val_batch_size: Optional[int] = key(None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1)  # fmt: skip
     num_workers: Optional[Any] = key("auto", "processes that read data, per worker (auto, null: from the cores, and more where first updates wait)", "processes", ge=0, le=MOST_PROCESSES, or_auto=True)  # fmt: skip
