@@ -94,6 +94,7 @@ def describe(
         "resumed": resume is not None and resume.here,
         "secrets": sorted(secrets),
         "models": models(config, plan),
+        "registered_model": config.tracking.registered_model if plan.mode == "train" else None,
         **hide(told, secrets),
     }
 
@@ -198,7 +199,8 @@ def models(config: RunConfig, plan: Plan) -> dict[str, str]:
     tracking = config.tracking
     if plan.mode != "train" or not tracking.log_model:
         return {}
-    return {which: model_name(plan.name, which) for which in ("best", *(["last"] if tracking.log_last_model else []))}
+    last = tracking.log_last_model or tracking.registered_model is not None
+    return {which: model_name(plan.name, which) for which in ("best", *(["last"] if last else []))}
 
 
 def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:

@@ -158,8 +158,8 @@ def _requirements(target: str, modules: dict[str, Path]) -> Iterator[str]:
             continue
 
 
-def send(client: Any, run_id: str, choice: Choice, folder: Path) -> None:
-    """Send the packed model to the run, as often as need be: what is there already is not made again.
+def send(client: Any, run_id: str, choice: Choice, folder: Path) -> str:
+    """Send the packed model to the run, as often as need be: what is there already is not made again; returns its id.
 
     Raises:
         Exception: what MLflow raises for a server that is away.
@@ -189,6 +189,7 @@ def send(client: Any, run_id: str, choice: Choice, folder: Path) -> None:
     if not any(output.model_id == model.model_id for output in _outputs(run)):
         client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=choice.step)])
     client.finalize_logged_model(model.model_id, "READY")
+    return str(model.model_id)
 
 
 def _outputs(run: Any) -> list[Any]:

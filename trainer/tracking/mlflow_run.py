@@ -53,6 +53,7 @@ class Follower:
     asked: bool = False
     packed: dict[str, Path] = field(default_factory=dict)
     logged: set[str] = field(default_factory=set)
+    models: dict[str, str] = field(default_factory=dict)
     forgetful: bool = False
     client: Any = field(default=None, repr=False)
     secrets: list[str] = field(default_factory=list, repr=False)
@@ -263,6 +264,7 @@ class Follower:
             self.client.set_terminated(self.run_id, status)
             if status == "FINISHED":
                 self._log_models()
+                self._register_models()
         except Exception as error:  # as in try_once
             self.error = _said(error)
             return False
@@ -294,8 +296,27 @@ class Follower:
         choices = self.pack_models()
         for which, folder in self.packed.items():
             if which not in self.logged and self.run_id is not None:
-                logged_model.send(self.client, self.run_id, choices[which], folder)
+                self.models[which] = logged_model.send(self.client, self.run_id, choices[which], folder)
                 self.logged.add(which)
+
+    def _register_models(self) -> None:
+        """The sent models as versions of a registered one; a registry that refuses that is told of and fails nothing."""
+        from trainer.tracking import registry
+
+        name = self.run.get("registered_model")
+        if not name or not self.models or self.run_id is None:
+            return
+        try:
+            tell(
+                {"told": registry.register(self.client, name, self.run_id, self.run.get("start_time", 0), self.models)}
+            )
+        except Exception as error:
+            if not registry.is_final(error):
+                raise
+            tell(
+                {"warning": f"{name} got no version in the registry ({_said(error)}); the models are logged in the run"}
+            )
+        self.models = {}
 
     def _forget_models(self) -> None:
         if self.packed:

@@ -97,6 +97,7 @@ class TrackingConfig:
     flush_timeout_s: float = key(60.0, "longest wait at the end for what is not sent yet, the model included", "seconds", ge=0, le=LONGEST_S)  # fmt: skip
     log_model: bool = key(True, "the best model becomes an MLflow model, for mlflow.pyfunc.load_model")
     log_last_model: bool = key(False, "beside the best model, the one at the end becomes an MLflow model")
+    registered_model: Optional[str] = key(None, "both become versions of this model in MLflow's registry, with the aliases best and last")  # fmt: skip
     system_every_s: Optional[float] = key(10.0, "between two measurements of each host's load (null: none)", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
 
 
