@@ -26,7 +26,7 @@ from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import Message
 from trainer.strategies.pserver.server import server
-from trainer.strategies.pserver.worker.push import Push
+from trainer.strategies.pserver.worker.push import WholePush
 from trainer.strategies.pserver.worker.sync import PserverSync
 from trainer.strategies.pserver.worker.worker import PserverWorker
 from trainer.worker import train
@@ -83,7 +83,7 @@ def prepared(strategy: PserverWorker) -> list[tuple[list[Message], np.ndarray]]:
     for number in range(first, first + PREPARED):
         ids = np.unique(pool[number % len(pool)][0]["sparse"].numpy())
         rows = {1: (ids, 1e-3 * torch.randn(len(ids), pserver.COLUMNS))}
-        push = Push(dense, rows, BATCH, 1, 1, strategy.pulls.versions, [])
+        push = WholePush(dense, rows, BATCH, 1, 1, strategy.pulls.versions, [])
         found.append((strategy.encoder.messages(push), ids))
     return found
 

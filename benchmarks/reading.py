@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from trainer.data.criteo.blocks import CriteoBlocks
-from trainer.data.criteo.files import Part
+from trainer.data.criteo.files import SplitRows
 from trainer.data.criteo.source import Criteo
 from trainer.data.criteo.teacher import Teacher, write
 from trainer.models.rows import materialise
@@ -32,7 +32,7 @@ BATCH, SIZE = 512, 1_000_001
 
 def streamed(path: Path) -> Callable[[], int]:
     """Read the text, as with data.cache=false."""
-    blocks = CriteoBlocks([path], SIZE, Part(), 16 << 20, 8192, 0.01)
+    blocks = CriteoBlocks([path], SIZE, SplitRows(), 16 << 20, 8192, 0.01)
     return lambda: sum(len(labels) for b in range(blocks.blocks()) for _, labels in blocks.read_chunks(b))
 
 

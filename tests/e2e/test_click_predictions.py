@@ -22,7 +22,7 @@ from tests.pages import blocks
 from tests.runs import environment, mlflow_runs, read, trainer
 from trainer.config import schema
 from trainer.config.instantiate import call_target
-from trainer.data.criteo.rows import CriteoRows
+from trainer.data.criteo.rows import CriteoRowReader
 from trainer.errors import UserError
 
 CLICKS = ["+recipe=wide_and_deep", "data.train_rows=2000", "data.val_rows=200", "data.hash_size=1000", "strategy=single", "launch.servers=null", "data.batch_size=64", "epochs=1", "model.hidden=[8,4]", "precision=fp32"]  # fmt: skip
@@ -55,7 +55,7 @@ def test_the_pages_code_is_the_products(page: dict[str, Any], size: int | None) 
     rows = [row(generator) for _ in range(150)]
     rows[0] = b"\t" * 38
     for before, labelled in ((b"", False), (b"1\t", True), (b"no number\t", True)):
-        reader = CriteoRows(size)
+        reader = CriteoRowReader(size)
         text = b"".join(before + r + b"\n" for r in rows)
         assert reader.labelled(text) is labelled
         found = reader.read(text, labelled)
@@ -66,8 +66,8 @@ def test_the_pages_code_is_the_products(page: dict[str, Any], size: int | None) 
 
 
 def test_the_example_of_a_row_is_one() -> None:
-    text = CriteoRows.example.encode() + b"\n"
-    assert CriteoRows(10).labelled(text) is False and CriteoRows(10).read(text, False).good.tolist() == [True]
+    text = CriteoRowReader.example.encode() + b"\n"
+    assert CriteoRowReader(10).labelled(text) is False and CriteoRowReader(10).read(text, False).good.tolist() == [True]
 
 
 @pytest.fixture(scope="module")

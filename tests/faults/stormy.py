@@ -69,19 +69,19 @@ class GeoWorker(geo.PserverGeo):
     connections = through_a_relay
 
 
-class Async(builtin.PserverAsync):
+class Async(builtin.PserverAsyncDeclaration):
     """As strategy=pserver_async."""
 
     worker = "tests.faults.stormy:AsyncWorker"
 
 
-class Ssp(builtin.PserverSsp):
+class Ssp(builtin.PserverSspDeclaration):
     """As strategy=pserver_ssp."""
 
     worker = "tests.faults.stormy:SspWorker"
 
 
-class Geo(builtin.PserverGeo):
+class Geo(builtin.PserverGeoDeclaration):
     """As strategy=pserver_geo."""
 
     worker = "tests.faults.stormy:GeoWorker"

@@ -13,7 +13,7 @@ import pytest
 from tests.notes import Notes
 from trainer.errors import RunFailed
 from trainer.launch.process import Failure
-from trainer.launch.supervisor import LINGER_S, Member, Role, Supervisor, end
+from trainer.launch.supervisor import LINGER_S, Role, StartedProcess, Supervisor, end
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Scripted:
 def watched(handles: list[Scripted], apart: bool, notes: Notes, seconds: float = 0.0) -> dict[str, dict[int, Any]]:
     role = Role("worker", len(handles), "none:none", ["cpu"] * len(handles), apart=apart)
     now = iter(range(10**6))
-    members = [Member(role, rank, handle) for rank, handle in enumerate(handles)]
+    members = [StartedProcess(role, rank, handle) for rank, handle in enumerate(handles)]
     return Supervisor(members, [notes], lambda signs, wait: None, lambda: next(now) * seconds).watch()
 
 

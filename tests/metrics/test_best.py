@@ -17,7 +17,7 @@ from trainer.metrics import best as watched
 from trainer.metrics.best import Best, EarlyStop, best_metric
 from trainer.metrics.binary import Binary
 from trainer.metrics.classification import Classification
-from trainer.metrics.contract import Task
+from trainer.metrics.contract import Objective
 from trainer.run_folder.report import Report
 
 
@@ -46,7 +46,7 @@ def test_what_is_known_before_the_start_is_what_is_measured_of_labels_0_and_1(ce
     ]
 
 
-def names_of(task: Task, outputs: torch.Tensor, labels: torch.Tensor) -> list[str]:
+def names_of(task: Objective, outputs: torch.Tensor, labels: torch.Tensor) -> list[str]:
     """The metrics of a validation of one batch, named as the report names them."""
     exam = task.exam(0, 1)
     exam.add(torch.tensor(1.0), outputs, labels, len(labels), np.arange(len(labels)))

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 from torch import nn
 
 from trainer.data.sampler import EvaluationSampler
-from trainer.metrics.classification import Classification, Meter, ranks_of_labels
+from trainer.metrics.classification import Classification, ClassificationMeter, ranks_of_labels
 
 SCORES = st.integers(1, 12).flatmap(
     lambda classes: arrays.arrays(
@@ -71,7 +71,7 @@ def test_metrics_are_exact_over_unequal_workers_and_batches(scores: np.ndarray, 
 def test_output_that_is_not_a_number_is_never_a_hit(classes: int) -> None:
     labels = torch.arange(classes)
     for outputs in (torch.full((classes, classes), torch.nan), torch.eye(classes).fill_diagonal_(torch.nan)):
-        meter = Meter()
+        meter = ClassificationMeter()
         meter.add(torch.tensor(0.0), outputs, labels, classes)
         assert meter.sums().tolist() == [0.0, 0.0, 0.0, classes]
 
@@ -83,7 +83,7 @@ def test_a_number_beside_one_that_is_none_is_no_first_hit() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_short_numbers_are_counted_without_loss(dtype: torch.dtype) -> None:
-    meter = Meter()
+    meter = ClassificationMeter()
     outputs = torch.eye(3, dtype=dtype)
     for _ in range(3000):
         meter.add(torch.tensor(1.0, dtype=dtype), outputs, torch.tensor([0, 1, 0]), 3)
@@ -91,7 +91,7 @@ def test_short_numbers_are_counted_without_loss(dtype: torch.dtype) -> None:
 
 
 def test_placeholders_do_not_count_and_sums_are_forgotten_when_taken() -> None:
-    meter = Meter()
+    meter = ClassificationMeter()
     meter.add(torch.tensor(5.0), torch.ones(1, 3), torch.tensor([0]), 0)
     assert meter.sums().tolist() == [0.0] * 4
     meter.add(torch.tensor(2.0), torch.eye(3), torch.arange(3), 3)
@@ -103,6 +103,6 @@ def test_placeholders_do_not_count_and_sums_are_forgotten_when_taken() -> None:
 def test_a_remembered_batch_holds_no_graph() -> None:
     weight = torch.ones(3, requires_grad=True)
     outputs = torch.eye(3) * weight
-    meter = Meter()
+    meter = ClassificationMeter()
     meter.add(outputs.sum(), outputs, torch.arange(3), 3)
     assert not meter.seen[0][0].requires_grad and not meter.seen[0][1].requires_grad

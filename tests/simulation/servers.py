@@ -31,7 +31,7 @@ from trainer.strategies.pserver.server.machine import LOOK_S, Server
 
 IDLE_S = 2.0
 """So often a server looks around while nothing comes. A real one does it more often, to the same effect."""
-DECLARED = {"async": builtin.PserverAsync, "ssp": builtin.PserverSsp, "geo": builtin.PserverGeo, "sync": builtin.PserverSync}  # fmt: skip
+DECLARED = {"async": builtin.PserverAsyncDeclaration, "ssp": builtin.PserverSspDeclaration, "geo": builtin.PserverGeoDeclaration, "sync": builtin.PserverSyncDeclaration}  # fmt: skip
 
 
 class Plan:

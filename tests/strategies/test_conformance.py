@@ -136,14 +136,14 @@ def cases(strategy: str, workers: int) -> dict[str, Case]:
 
 
 DECLARED: dict[str, type[Declaration]] = {
-    "single": builtin.Single,
-    "collective": builtin.Collective,
-    "local_sgd": builtin.LocalSgd,
+    "single": builtin.SingleDeclaration,
+    "collective": builtin.CollectiveDeclaration,
+    "local_sgd": builtin.LocalSgdDeclaration,
     "toy_server": ToyServer,
-    "pserver_sync": builtin.PserverSync,
-    "pserver_async": builtin.PserverAsync,
-    "pserver_ssp": builtin.PserverSsp,
-    "pserver_geo": builtin.PserverGeo,
+    "pserver_sync": builtin.PserverSyncDeclaration,
+    "pserver_async": builtin.PserverAsyncDeclaration,
+    "pserver_ssp": builtin.PserverSspDeclaration,
+    "pserver_geo": builtin.PserverGeoDeclaration,
     "averaging": locate("my_package.averaging.Averaging"),  # as launching.py has written it from the page
 }
 GROUPS = [(strategy, workers) for strategy, sizes in SIZES.items() for workers in sizes]
@@ -196,7 +196,12 @@ def differ(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 def test_every_registered_strategy_is_in_this_suite() -> None:
     known = {c for _, c in inspect.getmembers(builtin, inspect.isclass) if issubclass(c, Declaration)} - {Declaration}
     options = {path.stem for path in (folder("conf") / "strategy").glob("*.yaml")} - {"auto"}
-    assert known - {builtin.Pserver, builtin.OutOfStep, builtin.Stale, builtin.Evaluators} <= set(DECLARED.values())
+    assert known - {
+        builtin.PserverDeclaration,
+        builtin.OutOfStepDeclaration,
+        builtin.StaleDeclaration,
+        builtin.EvaluatorsDeclaration,
+    } <= set(DECLARED.values())
     assert options == SIZES.keys() - {"toy_server", "averaging"}
 
 
@@ -244,9 +249,9 @@ def test_every_precision_and_memory_format_equals_one_process_in_float64(
 def test_exactness_is_declared_where_it_is_proved(strategy: str) -> None:
     config = {"k_steps": 1, "gradient_merge": {}, "clip_norm": None}
     assert DECLARED[strategy](**config).traits.exact == (strategy not in ALONE)
-    assert not builtin.LocalSgd(k_steps=4).traits.exact
+    assert not builtin.LocalSgdDeclaration(k_steps=4).traits.exact
     for lossy in ({"wire": "bf16"}, {"wire": "int8"}, {"evict_after": 9}, {"entry": {"count": 2, "probability": 1.0}}, {"entry": {"count": 1, "probability": 0.5}}):  # fmt: skip
-        assert not builtin.PserverSync(**{"wire": "full", "evict_after": None, "entry": {"count": 1, "probability": 1.0}} | lossy).traits.exact  # fmt: skip
+        assert not builtin.PserverSyncDeclaration(**{"wire": "full", "evict_after": None, "entry": {"count": 1, "probability": 1.0}} | lossy).traits.exact  # fmt: skip
 
 
 @pytest.mark.parametrize("workers", [2, 4])

@@ -20,8 +20,8 @@ from .launching import Case, launched, payload
 BASE = ("model=lenet", "model.image_size=8", "data=tiny", "data.global_batch_size=16", "tracking=none", "device=cpu")
 
 DECLARATIONS = [
-    builtin.Single, builtin.Collective, builtin.LocalSgd,
-    builtin.PserverSync, builtin.PserverAsync, builtin.PserverSsp, builtin.PserverGeo,
+    builtin.SingleDeclaration, builtin.CollectiveDeclaration, builtin.LocalSgdDeclaration,
+    builtin.PserverSyncDeclaration, builtin.PserverAsyncDeclaration, builtin.PserverSspDeclaration, builtin.PserverGeoDeclaration,
 ]  # fmt: skip
 
 

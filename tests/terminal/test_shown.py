@@ -147,6 +147,6 @@ def test_files_whose_names_look_like_secrets_are_told_apart(tmp_path: Path) -> N
     file = io.StringIO()
     with HERE.for_now():
         HERE.learn({"s3cret-value"})
-        csv_files.Table(file).row(["token=abc123XYZ", 1], name="token=abc123XYZ.png")
-        csv_files.Table(file).row([], name="s3cret-value.png")
+        csv_files.CsvTable(file).row(["token=abc123XYZ", 1], name="token=abc123XYZ.png")
+        csv_files.CsvTable(file).row([], name="s3cret-value.png")
     assert file.getvalue().split() == [f"token=abc123XYZ.png,token={HIDDEN},1", f"{HIDDEN}.png"]

@@ -29,7 +29,7 @@ PART = re.compile(r"worker-(\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
-class Watched:
+class BestMetric:
     """The metric that marks the best model: its value after this very update, if it was measured then; whether less is better."""
 
     metric: str
@@ -60,7 +60,7 @@ class About:
     update: int
     samples: int
     points: int
-    watched: Watched
+    watched: BestMetric
     config: dict[str, Any]
     strategy: str
     workers: int
@@ -161,7 +161,7 @@ def told_by(text: bytes, path: str) -> About:
     """
     try:
         told = json.loads(text)
-        found = About(**{**told, "watched": Watched(**told.get("watched", {}))})
+        found = About(**{**told, "watched": BestMetric(**told.get("watched", {}))})
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(path, f"it cannot be read ({why(error)})") from error
     numbers = (found.step, found.epoch, found.update, found.samples, found.points, found.workers, found.global_batch_size, found.total_steps)  # fmt: skip

@@ -14,7 +14,7 @@ from trainer.errors import UserError, why
 LOOK_S = 0.02
 
 
-class Writer:
+class BackgroundWriter:
     """One write at a time, in a thread.
 
     Args:

@@ -69,14 +69,14 @@ def pieces(value: str) -> Iterator[str]:
             yield re.sub(r"^\s*['\"]?[\w.-]+['\"]?\s*:\s*", "", piece).strip(" '\"")
 
 
-class Part:
+class SecretPart:
     """A secret part of a text: where it begins and ends, and the secret values in it."""
 
     def __init__(self, start: int, end: int, *found: tuple[str, bool]) -> None:
         self.start, self.end, self.values = start, end, [v for v in found if v[0]]
 
 
-def parts(text: str) -> Iterator[Part]:
+def parts(text: str) -> Iterator[SecretPart]:
     """The secret parts of a text; they may overlap."""
     whole = WHOLE_URI.match(text)
     for uri in (*([whole] if whole else []), *URI.finditer(text)):
@@ -86,13 +86,13 @@ def parts(text: str) -> Iterator[Part]:
         several = [(field.partition("=")[2], False) for field in login.split(";")]
         if "cookie" in found[1].lower() and "=" not in login and (" " in login or not _random(login)):
             continue  # a class of pictures
-        yield Part(
+        yield SecretPart(
             found.start(3), found.start(3) + len(login), (login, True), (login.rpartition(" ")[2], True), *several
         )
     for found in SCHEME_OF_LOGIN.finditer(text):
         if not _random(found[3]):
             continue
-        yield Part(found.start(3), found.end(3), (found[3], False))
+        yield SecretPart(found.start(3), found.end(3), (found[3], False))
     done, first = 0, len(text) - len(text.lstrip())
     for found in NAMED.finditer(text):
         name = re.split(r"[./@]", found[2] or found[5])[-1]
@@ -105,7 +105,7 @@ def parts(text: str) -> Iterator[Part]:
         if found.end() >= done and sounds_secret(found[1]):
             end, strong = _end(text, found.end()), means_secret(found[1])
             done = end
-            yield Part(found.end(), end, *((piece, strong) for piece in pieces(text[found.end() : end])))
+            yield SecretPart(found.end(), end, *((piece, strong) for piece in pieces(text[found.end() : end])))
     for found in (*LINE.finditer(text), *_in_braces(text)):
         value = found[4].strip().strip("'\"")
         if (
@@ -113,7 +113,7 @@ def parts(text: str) -> Iterator[Part]:
             and (means_secret(found[2]) or _long_number(found[2], value) or not MEASURED.fullmatch(value))
             and value.lower() not in WORDS
         ):
-            yield Part(found.start(4), found.end(4), (value, means_secret(found[2])))
+            yield SecretPart(found.start(4), found.end(4), (value, means_secret(found[2])))
 
 
 def _random(word: str) -> bool:
@@ -135,7 +135,7 @@ def _in_braces(text: str) -> Iterator[re.Match[str]]:
             yield found
 
 
-def _of_named(text: str, found: re.Match[str], name: str, first: bool) -> Iterator[Part]:
+def _of_named(text: str, found: re.Match[str], name: str, first: bool) -> Iterator[SecretPart]:
     """``name=value`` and ``"name": value``: what stands there up to where it ends; ``first``: nothing is before it."""
     start, strong = found.end(), means_secret(name)
     before = text[found.start() - 1] if found.start() else ""
@@ -160,7 +160,7 @@ def _of_named(text: str, found: re.Match[str], name: str, first: bool) -> Iterat
         or (name == "key" and PLAIN.fullmatch(bare))
     ):
         return
-    yield Part(start, end, *((v, strong) for v in dict.fromkeys(pieces(value))))
+    yield SecretPart(start, end, *((v, strong) for v in dict.fromkeys(pieces(value))))
 
 
 def _end(text: str, start: int) -> int:
@@ -178,7 +178,7 @@ def _end(text: str, start: int) -> int:
     return bare.end() if bare else start
 
 
-def _of_uri(found: re.Match[str]) -> Iterator[Part]:
+def _of_uri(found: re.Match[str]) -> Iterator[SecretPart]:
     """User and password, and the values of the query."""
     start, rest = found.start(2), found[2]
     address, mark, query = rest.partition("?")
@@ -194,7 +194,7 @@ def _of_uri(found: re.Match[str]) -> Iterator[Part]:
         if not colon or re.search(r"\d", user) or len(user) >= 12:
             known += [(user, False), (unquote(user), False)]
         pair = base64.b64encode(unquote(login).encode("utf-8", "surrogateescape")).decode()
-        yield Part(start, start + len(login), *known, (pair, True))
+        yield SecretPart(start, start + len(login), *known, (pair, True))
     place = start + len(address) + len(mark)
     for field in re.split(r"([&;#])", query):
         name, equals, value = field.partition("=")
@@ -202,7 +202,7 @@ def _of_uri(found: re.Match[str]) -> Iterator[Part]:
         if value and not value.startswith(HIDDEN) and (means_secret(name) or not kept) and not from_elsewhere(value):
             strong = sounds_secret(name)
             begin = place + len(name) + len(equals)
-            yield Part(begin, place + len(field), (value, strong), (unquote_plus(value), strong))
+            yield SecretPart(begin, place + len(field), (value, strong), (unquote_plus(value), strong))
         place += len(field)
 
 

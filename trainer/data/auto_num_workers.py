@@ -29,7 +29,7 @@ WORTH_A_PROCESS = 0.25
 CGROUP = Path("/sys/fs/cgroup")
 
 
-class Meter(Protocol):
+class HostMeter(Protocol):
     """What :class:`Growth` measures of the host; a protocol, so that tests bring their own."""
 
     def seconds(self) -> float:
@@ -86,7 +86,7 @@ class Growth:
     sharing: int
     most: int
     prefetch: Callable[[int], int]
-    meter: Meter
+    meter: HostMeter
     updates: int = UPDATES
     said: str = ""
 

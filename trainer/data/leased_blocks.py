@@ -15,7 +15,7 @@ from trainer.data.sampler import DistributedBatchSampler
 Sample = tuple[Inputs, torch.Tensor]
 
 
-class Lease(Protocol):
+class LeasedBlock(Protocol):
     """A lease as the data read it: the block's number, its first batch, and whom to tell that there is no batch."""
 
     @property
@@ -67,7 +67,7 @@ class MapWork:
         """The leases that this worker gets in an epoch, as the strategy hands them out."""
         return self.hand(epoch, -(-self.batches(epoch) // self.lease_batches))
 
-    def read(self, epoch: int, lease: Lease) -> Iterator[Sample]:
+    def read(self, epoch: int, lease: LeasedBlock) -> Iterator[Sample]:
         """The batches of a leased block, from the lease's first batch on."""
         if self._order[0] != epoch:
             self.sampler.set_epoch(epoch)
@@ -97,7 +97,7 @@ class StreamWork:
         if left_out := getattr(self.dataset, "left_out", str)():
             print(f"epoch {epoch}: {left_out}", flush=True)
 
-    def read(self, epoch: int, lease: Lease) -> Iterator[Sample]:
+    def read(self, epoch: int, lease: LeasedBlock) -> Iterator[Sample]:
         """The batches of a leased block, from the lease's first batch on."""
         order = np.arange(self.dataset.blocks())
         if self.shuffle:

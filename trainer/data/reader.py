@@ -15,7 +15,7 @@ from trainer.data.augment.mixing import Mixing
 from trainer.data.augment.seeded import Seeded
 from trainer.data.auto_num_workers import Rest, end_processes
 from trainer.data.inputs import Inputs, each
-from trainer.data.reading_processes import Told, as_it_is, from_processes, reading_process
+from trainer.data.reading_processes import ReaderDataset, as_it_is, from_processes, reading_process
 from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
 from trainer.data.shared_batches import SharedBatches
 
@@ -111,7 +111,7 @@ class Reader:
             shares = SharedBatches.possible() and not self.pin_memory  # what is pinned is copied anyway
             self.shared = SharedBatches(self.num_workers) if shares else None
             self.loader = DataLoader(
-                Told(self.dataset, self.shared),
+                ReaderDataset(self.dataset, self.shared),
                 batch_sampler=self.rest,  # type: ignore[arg-type]
                 num_workers=self.num_workers,
                 prefetch_factor=self.prefetch,

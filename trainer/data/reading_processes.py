@@ -26,7 +26,7 @@ class Refusal:
     sentence: str
 
 
-class Told(Dataset[Any]):
+class ReaderDataset(Dataset[Any]):
     """The data set of a reading process: its errors for users come out as a :class:`Refusal`, its batches through
     shared memory.
 
@@ -48,7 +48,7 @@ class Told(Dataset[Any]):
 
 
 def from_processes(loader: Iterable[Any], shared: SharedBatches | None = None) -> Iterator[Any]:
-    """The batches of a ``DataLoader`` over a :class:`Told`; a refusal is raised here.
+    """The batches of a ``DataLoader`` over a :class:`ReaderDataset`; a refusal is raised here.
 
     Raises:
         RunFailed: a reading process cannot read a file, or has died.

@@ -15,7 +15,7 @@ Identity = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Entry:
+class FoundFile:
     """A file, link or other name that :class:`Walk` has found, and that is no folder.
 
     Attributes:
@@ -48,7 +48,7 @@ class Walk:
         again: links to folders that are read already, or that lead back, and why; they are not followed.
     """
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[FoundFile] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
     _folders: dict[Identity, str] = field(default_factory=dict)
 
@@ -71,10 +71,10 @@ class Walk:
         try:
             about = os.stat(link)
         except OSError:  # nowhere, or in a circle of links
-            self.entries.append(Entry(number, link, None, True))
+            self.entries.append(FoundFile(number, link, None, True))
             return
         if kind_of(about.st_mode) != "a folder":
-            self.entries.append(Entry(number, link, about, True))
+            self.entries.append(FoundFile(number, link, about, True))
         elif leads_back(link):
             self.again.append(f"{printable(link)} leads back to a folder that it lies in")
         elif known := self._folders.get(_identity(about)):
@@ -100,7 +100,7 @@ class Walk:
                     elif entry.is_dir():
                         waiting.append(entry.path)
                     else:
-                        self.entries.append(Entry(number, entry.path, entry.stat(), linked))
+                        self.entries.append(FoundFile(number, entry.path, entry.stat(), linked))
             except OSError as error:
                 raise UserError(printable(folder), f"cannot be read: {why(error)}") from error
         return links
@@ -126,7 +126,7 @@ def _identity(about: os.stat_result) -> Identity:
     return about.st_dev, about.st_ino
 
 
-def once_each(entries: Sequence[Entry]) -> tuple[list[Entry], list[str], list[str]]:
+def once_each(entries: Sequence[FoundFile]) -> tuple[list[FoundFile], list[str], list[str]]:
     """Regular files, each once under its first name; what is passed over and why; and links that lead nowhere.
 
     A file's own name comes before links to it, because ``Walk`` finds it first.

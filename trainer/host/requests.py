@@ -40,7 +40,7 @@ class Grace:
     begun: Callable[[], bool]
 
 
-class Request:
+class StopRequest:
     """Whether this process was asked to save and leave.
 
     Args:
@@ -106,12 +106,12 @@ class Request:
 @contextlib.contextmanager
 def requests(
     taken: Callable[[], bool] = always, grace_s: float | None = None, tell: Callable[[str], None] = lambda name: None
-) -> Iterator[Request]:
+) -> Iterator[StopRequest]:
     """While it lasts, the first SIGTERM or SIGUSR1 is a request.
 
-    A later one, or the end of the grace time, does what SIGTERM did before. See :class:`Request` for the arguments.
+    A later one, or the end of the grace time, does what SIGTERM did before. See :class:`StopRequest` for the arguments.
     """
-    request = Request(taken, grace_s, tell)
+    request = StopRequest(taken, grace_s, tell)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

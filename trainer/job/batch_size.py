@@ -166,13 +166,13 @@ class Search:
         except UserError as error:
             raise RunFailed(f"{KEY}=auto: with {counted(size, 'sample')} per worker: {error}") from error
         from trainer.run_folder.json_files import leave
-        from trainer.worker.batch_size_trial import TOO_LARGE, Needed, Told
+        from trainer.worker.batch_size_trial import TOO_LARGE, Needed, TrialLimits
 
         run_dir, folder = Path(job.plan.run_dir), self.folder / str(size)
         doing = f"{KEY}=auto: tries {size}"
         leave(run_dir / "status.json", {"state": "starting", "doing": doing, "step": 0, "total": 0, "metrics": {}})
         (folder / "checkpoints").mkdir(parents=True)
-        Told(self.limit, memory.free(), self.others, len(job.plan.processes)).leave(folder)
+        TrialLimits(self.limit, memory.free(), self.others, len(job.plan.processes)).leave(folder)
         try:
             outcome = start_here(of_trial(job, folder))
         except RunFailed as error:

@@ -35,7 +35,7 @@ from trainer.launch.place import Place
 from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child
 from trainer.launch.rendezvous import Meeting, meet
-from trainer.launch.supervisor import Handle, Member, Role, Supervisor, end
+from trainer.launch.supervisor import Handle, Role, StartedProcess, Supervisor, end
 from trainer.run_folder.hold import Hold
 from trainer.strategies.contract import Seat
 from trainer.terminal import streams
@@ -78,7 +78,7 @@ def launch(
     """
     _place_sockets()
     scratch, kept = private.scratch("trainer-"), dict[Path, int]()
-    members: list[Member] = []
+    members: list[StartedProcess] = []
     shown: list[Shown] = []
     try:
         engine = engine or Forked()
@@ -129,7 +129,7 @@ def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> Iterator[None]:
 
 
 def _watched(
-    members: Sequence[Member], here: Sequence[Any], others: OtherHosts, scratch: Path, hang_s: float | None
+    members: Sequence[StartedProcess], here: Sequence[Any], others: OtherHosts, scratch: Path, hang_s: float | None
 ) -> dict[str, dict[int, Any]]:
     """The members' results, when all are done on all hosts. If they end otherwise, the other hosts are told.
 
@@ -161,7 +161,7 @@ def _watched(
         raise
 
 
-def _shown(members: Sequence[Member], verbosity: str, kept: Mapping[Path, int]) -> list[Shown]:
+def _shown(members: Sequence[StartedProcess], verbosity: str, kept: Mapping[Path, int]) -> list[Shown]:
     """Who is seen on the screen, but for what logs have from before; where it is more than the first worker, all say who they are."""
     if verbosity == "quiet":
         return []
@@ -231,7 +231,7 @@ def _start(
     meeting: Meeting,
     place: Place,
     begin: Callable[[Start], Handle],
-    members: list[Member],
+    members: list[StartedProcess],
     kept: dict[Path, int],
 ) -> None:
     """Start the role's processes here; each joins the members at once, so that it is ended whatever comes next.
@@ -256,7 +256,7 @@ def _start(
         own = pulse.make(pulse.of(scratch, role.name, rank))
         environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
         start = Start(role, i, payload, place, meeting.here, os.getpid(), sockets, environment, log, scratch, str(own))
-        members.append(Member(role, rank, begin(start)))
+        members.append(StartedProcess(role, rank, begin(start)))
 
 
 class Forked:

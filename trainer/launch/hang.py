@@ -9,7 +9,7 @@ from pathlib import Path
 from trainer.errors import Died
 from trainer.host import pulse
 from trainer.host.pulse import Beat
-from trainer.launch.supervisor import Member
+from trainer.launch.supervisor import StartedProcess
 from trainer.wording import counted
 
 LOOK_S = 0.5
@@ -30,7 +30,7 @@ class Hang:
     """
 
     def __init__(
-        self, members: Sequence[Member], pulses: Mapping[str, Path], limit_s: float | None,
+        self, members: Sequence[StartedProcess], pulses: Mapping[str, Path], limit_s: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.members, self.pulses, self.limit_s, self.clock = members, pulses, limit_s, clock
@@ -71,7 +71,7 @@ class Hang:
         return Died("\n".join([*lines, f"  the Python stacks of all workers are in their logs, {logs}/workerlog.N"]), who, update)  # fmt: skip
 
 
-def stacks_of(members: Sequence[Member]) -> dict[str, list[str]]:
+def stacks_of(members: Sequence[StartedProcess]) -> dict[str, list[str]]:
     """Have them write their stacks into their logs; by name, where the main thread is, or nothing of one that writes none."""
     sizes = {str(member): member.handle.log.stat().st_size for member in members}
     asked = [member for member in members if member.handle.dump()]

@@ -85,7 +85,7 @@ class Handle(Protocol):
 
 
 @dataclass(frozen=True)
-class Member:
+class StartedProcess:
     """A started process of a role: role, rank, handle."""
 
     role: Role
@@ -109,7 +109,7 @@ class Supervisor:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[StartedProcess],
         board: Sequence[Board],
         wait: Callable[[list[Any], float], object],
         clock: Callable[[], float] = time.monotonic,
@@ -152,7 +152,7 @@ class Supervisor:
         over = [m for m in self.members if not m.handle.well]
         return any(not m.role.apart or (m.handle.failure is not None and m.handle.failure.ends_run) for m in over)
 
-    def _ended(self, member: Member) -> None:
+    def _ended(self, member: StartedProcess) -> None:
         """Keep what it returned, or go on without it."""
         member.handle.look()  # what it sent before it ended
         self.running.remove(member)
@@ -168,7 +168,7 @@ class Supervisor:
         self.board[0].set(f"lost/{member.role.name}/{member.rank}", "its process ended")
         print(f"\nATTENTION: {self.lost[member.rank]}\n  the others go on without it\n", flush=True)
 
-    def _can_do_without(self, member: Member) -> bool:
+    def _can_do_without(self, member: StartedProcess) -> bool:
         """Whether the run goes on although that process failed: others of its role are there, and it just died.
 
         What a process says itself of why the run cannot be (a RunFailed, a UserError) ends the run; that it was declared
@@ -221,13 +221,13 @@ def end(handles: Sequence[Handle], patience_s: float) -> None:
         handle.dismiss()
 
 
-def _lingers(member: Member) -> bool:
+def _lingers(member: StartedProcess) -> bool:
     """A process has failed some time ago and does not end: a thread of its own, or a library's teardown, holds it."""
     failure = member.handle.failure
     return failure is not None and time.monotonic_ns() - failure.at > LINGER_S * 1e9
 
 
-def failed_first(members: Sequence[Member]) -> RunFailed:
+def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
     """The end of the process that failed first, with its message; the others' errors are only its echo.
 
     A process that was killed says nothing, but those that lost it do, so a signal counts before all errors. SIGTERM and

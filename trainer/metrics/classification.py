@@ -50,9 +50,9 @@ class Classification:
         outputs = model(inputs)
         return self.loss(outputs, labels), outputs
 
-    def meter(self) -> Meter:
+    def meter(self) -> ClassificationMeter:
         """A new, empty meter for training."""
-        return Meter(self.best_of)
+        return ClassificationMeter(self.best_of)
 
     def exam(self, index: int, count: int) -> ClassExam:
         """A new, empty exam for a whole validation."""
@@ -76,7 +76,7 @@ class Classification:
         return tally_of(self.classes, sums[HEAD:-1]).examination(self.validation(sums))
 
 
-class Meter:
+class ClassificationMeter:
     """The meter of a classification: keeps the batches seen, and does the arithmetic once, when the sums are taken.
 
     Args:
@@ -138,7 +138,7 @@ class SummedExam:
 class ClassExam(SummedExam):
     """The exam of a classification: the sums, what each class was taken for, and the worst mistakes."""
 
-    def __init__(self, meter: Meter, classes: int, index: int, count: int) -> None:
+    def __init__(self, meter: ClassificationMeter, classes: int, index: int, count: int) -> None:
         super().__init__(meter)
         self.tally = Tally(classes, index, count)
 

@@ -41,7 +41,7 @@ class Exam(Protocol):
         """The sums: a float64 vector that adds up over workers, its last element the number of samples."""
 
 
-class Task(Protocol):
+class Objective(Protocol):
     """What the loop learns and measures by: how a batch becomes a loss, and sums over samples become metrics."""
 
     def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

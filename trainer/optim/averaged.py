@@ -12,7 +12,7 @@ from torch import nn
 from trainer.config.schema import EmaConfig
 
 
-class Meeting(Protocol):
+class SumsOverWorkers(Protocol):
     """What averaged weights need of a strategy: sums over workers, and who takes part."""
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ class AveragedWeights:
         self.step = step
 
     @torch.no_grad()
-    def agree(self, strategy: Meeting, mean: bool) -> None:
+    def agree(self, strategy: SumsOverWorkers, mean: bool) -> None:
         """Give all workers the same average: the first one's buffers, and the mean of the weights where they differ.
 
         The mean of the workers' averages is the average of their mean, whatever they exchanged meanwhile.

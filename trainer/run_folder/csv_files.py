@@ -12,7 +12,7 @@ from trainer.host.files import COMMON, PRIVATE, replacing
 from trainer.visible import cell
 
 
-class Table:
+class CsvTable:
     """Writes a CSV file's rows, every cell through :func:`trainer.visible.cell`, and none with a secret."""
 
     def __init__(self, file: IO[str]) -> None:
@@ -34,6 +34,6 @@ def write(path: Path, rows: Iterable[Iterable[Any]], private: bool = False) -> N
         private: for its owner's eyes alone (0600).
     """
     with replacing(path, PRIVATE if private else COMMON) as part, part.open("w", encoding="utf-8", newline="") as file:
-        table = Table(file)
+        table = CsvTable(file)
         for row in rows:
             table.row(row)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config import schema
 from trainer.config.instantiate import locate
 from trainer.config.run_config import RunConfig
-from trainer.config.schema.strategy import Entry, PowerSgd
+from trainer.config.schema.strategy import Entry, PowerSgdOptions
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.strategies.contract import Declaration, Traits
@@ -23,7 +23,7 @@ SEVERAL = ("launch.nproc", "launch.workers", "launch.nnodes", "launch.ips")
 """The keys that ask for more than one worker."""
 
 
-class Single(Declaration):
+class SingleDeclaration(Declaration):
     """What strategy=single declares: one process, the truth that the exact strategies are compared with."""
 
     worker = "trainer.strategies.single:Single"
@@ -41,7 +41,7 @@ class Single(Declaration):
         return refused
 
 
-class Collective(Declaration):
+class CollectiveDeclaration(Declaration):
     """What strategy=collective declares: synchronous data parallelism, gradients averaged over all workers at every
     update (torch's DDP)."""
 
@@ -74,7 +74,7 @@ class Collective(Declaration):
         if self.comm_hook != "none" and workers == 1:
             yield UserError(hook, "one worker exchanges no gradients", "strategy.comm_hook=none (or launch.nproc=2)")
         if self.comm_hook != "powersgd":
-            for name, default in asdict(PowerSgd()).items():
+            for name, default in asdict(PowerSgdOptions()).items():
                 if (given := getattr(powersgd, name)) != default:
                     yield UserError(f"strategy.powersgd.{name}={given}", f"with {hook} nothing is compressed that way", "strategy.comm_hook=powersgd")  # fmt: skip
             return
@@ -97,7 +97,7 @@ class Collective(Declaration):
         return refused
 
 
-class Evaluators(Declaration):
+class EvaluatorsDeclaration(Declaration):
     """What mode=eval and mode=predict declare in place of the recipe's strategy: workers that hold the model whole
     and add up sums."""
 
@@ -113,7 +113,7 @@ class Evaluators(Declaration):
         return []
 
 
-class LocalSgd(Declaration):
+class LocalSgdDeclaration(Declaration):
     """What strategy=local_sgd declares: workers train apart and average their parameters every ``k_steps`` updates
     (Stich, 2019)."""
 
@@ -145,7 +145,7 @@ MOST_SERVERS = 1024
 """Buckets of rows that servers share (pserver/placement.py)."""
 
 
-class Pserver(Declaration):
+class PserverDeclaration(Declaration):
     """What all pserver strategies declare in common: servers hold the parameters, workers pull, compute and push."""
 
     Options = schema.PserverStrategy
@@ -201,7 +201,7 @@ class Pserver(Declaration):
         return refused
 
 
-class PserverSync(Pserver):
+class PserverSyncDeclaration(PserverDeclaration):
     """What strategy=pserver_sync declares: servers combine all workers' gradients, apply them once, then everybody
     pulls."""
 
@@ -218,7 +218,7 @@ class PserverSync(Pserver):
         return Traits(exact=exact, survives=told.on_lost_worker == "continue", tables_at_servers=True)
 
 
-class OutOfStep(Pserver):
+class OutOfStepDeclaration(PserverDeclaration):
     """What pserver_async, _ssp and _geo declare in common: traits and refusals of workers at their own pace."""
 
     @property
@@ -235,7 +235,7 @@ class OutOfStep(Pserver):
         return refused
 
 
-class Stale(OutOfStep):
+class StaleDeclaration(OutOfStepDeclaration):
     """What pserver_async and _ssp declare in common: servers apply each push when it comes."""
 
     Options = schema.StaleStrategy
@@ -246,7 +246,7 @@ class Stale(OutOfStep):
         return replace(super().traits, alone=True)
 
 
-class PserverAsync(Stale):
+class PserverAsyncDeclaration(StaleDeclaration):
     """What strategy=pserver_async declares: servers apply each push when it comes; nobody waits for anybody."""
 
     Options = schema.PserverAsyncStrategy
@@ -266,7 +266,7 @@ class PserverAsync(Stale):
         return refused
 
 
-class PserverSsp(Stale):
+class PserverSspDeclaration(StaleDeclaration):
     """What strategy=pserver_ssp declares: asynchronous, at most ``staleness`` steps between the fastest and the
     slowest worker."""
 
@@ -276,7 +276,7 @@ class PserverSsp(Stale):
     mode = "ssp"
 
 
-class PserverGeo(OutOfStep):
+class PserverGeoDeclaration(OutOfStepDeclaration):
     """What strategy=pserver_geo declares: workers train replicas and exchange differences every ``k_steps``."""
 
     Options = schema.PserverGeoStrategy
@@ -300,5 +300,5 @@ class PserverGeo(OutOfStep):
 AUTO = "trainer.strategies.builtin.auto"
 """``strategy=auto``: replaced by single or collective, with its defaults, once the number of workers is known."""
 
-EVALUATORS = "trainer.strategies.builtin.Evaluators"
+EVALUATORS = "trainer.strategies.builtin.EvaluatorsDeclaration"
 """Takes the place of ``strategy`` where nothing is trained."""

@@ -17,7 +17,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkerWeights:
     """What a worker's part tells of weights.
 
     Attributes:
@@ -69,14 +69,14 @@ def read(folder: Path, averaged: bool = False) -> Tensors:
     return {**model, **buffers}
 
 
-def _part(path: Path) -> Part:
+def _part(path: Path) -> WorkerWeights:
     try:
-        return Part(**tree.read(path, [*Part.__dataclass_fields__]))
+        return WorkerWeights(**tree.read(path, [*WorkerWeights.__dataclass_fields__]))
     except TypeError as error:
         raise UserError(str(path), "it is no worker's part of a checkpoint") from error
 
 
-def _averaged(folder: Path, parts: Sequence[Part]) -> Tensors:
+def _averaged(folder: Path, parts: Sequence[WorkerWeights]) -> Tensors:
     first = parts[0]
     kept = [list(part.ema.get("average", ())) for part in parts if part.ema is not None]
     names = [*(first.model or ()), *first.buffers]
@@ -90,7 +90,7 @@ def _averaged(folder: Path, parts: Sequence[Part]) -> Tensors:
     }
 
 
-def _shares(parts: Sequence[Part]) -> list[float]:
+def _shares(parts: Sequence[WorkerWeights]) -> list[float]:
     """Of each worker's parameters in their mean."""
     samples = [float(part.own.get("samples", 0)) for part in parts]
     total = sum(samples)

@@ -20,7 +20,7 @@ DENSE, TABLE = "dense", "table"
 
 
 @dataclass(frozen=True)
-class Table:
+class TableFacts:
     """What a server tells of a table: columns, type, sparse rule, rows (None: any id) and how many are there, and how fresh rows are
     drawn."""
 
@@ -40,7 +40,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Part:
+class ServerFile:
     """One server's file; tensors are mapped into memory and read when asked for."""
 
     server: int
@@ -61,9 +61,9 @@ class Part:
         return int(self.meta["version"])
 
     @cached_property
-    def tables(self) -> dict[str, Table]:
+    def tables(self) -> dict[str, TableFacts]:
         """By name."""
-        return {name: Table(**told) for name, told in self.meta["tables"].items()}
+        return {name: TableFacts(**told) for name, told in self.meta["tables"].items()}
 
     def keys(self) -> list[str]:
         """Names of the tensors in this part."""
@@ -81,7 +81,7 @@ class Part:
         return self.tensor(name)
 
 
-Tensors = Mapping[str, torch.Tensor] | Part
+Tensors = Mapping[str, torch.Tensor] | ServerFile
 Piece = tuple[int, torch.Tensor]
 """Elements (n,) of a parameter, from that one on."""
 
@@ -91,10 +91,10 @@ def part_name(server: int | str) -> str:
     return f"server-{server}.safetensors"
 
 
-def parts_of(folder: Path) -> list[Part]:
+def parts_of(folder: Path) -> list[ServerFile]:
     """The servers' parts in a folder that was checked by who handed it over."""
     servers = len(list(folder.glob(part_name("*"))))
-    return [Part(server, folder / part_name(server)) for server in range(servers)]
+    return [ServerFile(server, folder / part_name(server)) for server in range(servers)]
 
 
 def pieces(parts: Sequence[Tensors]) -> dict[str, dict[str, list[Piece]]]:
@@ -146,7 +146,7 @@ def whole(like: torch.Tensor, cut: Sequence[Piece]) -> torch.Tensor:
     return flat.view(like.shape)
 
 
-def _table(parts: Sequence[Part], name: str, about: Table) -> torch.Tensor:
+def _table(parts: Sequence[ServerFile], name: str, about: TableFacts) -> torch.Tensor:
     """(rows, columns) of a table."""
     assert about.num_rows is not None
     weight = fresh_table(about.seed, name, (about.num_rows, about.dim), RowInit(about.init, about.scale), about.kind)

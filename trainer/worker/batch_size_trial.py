@@ -36,7 +36,7 @@ PROBABLY = ("the peak was", "CUDNN_STATUS_NOT_SUPPORTED", "could not create a pr
 
 
 @dataclass(frozen=True)
-class Told:
+class TrialLimits:
     """What a trial's workers are told.
 
     Attributes:
@@ -73,7 +73,7 @@ def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
         RunFailed: memory was not enough; the folder then holds a file that says so.
     """
     folder = Path(assignment.plan.run_dir)
-    told = Told(**json.loads((folder / TOLD).read_text()))
+    told = TrialLimits(**json.loads((folder / TOLD).read_text()))
     try:
         measure = limited_gpu(told, seat.device) if seat.device.startswith("cuda") else limited_host(told)
         with at_work(seat, assignment) as run, memory_named(run, assignment.plan, seat):
@@ -99,7 +99,7 @@ def briefly(error: BaseException) -> str:
 Measure = Callable[[], Needed]
 
 
-def limited_gpu(told: Told, device: str) -> Measure:
+def limited_gpu(told: TrialLimits, device: str) -> Measure:
     """Nothing more than the limit can be had of the GPU."""
     there = torch.cuda.mem_get_info(device)[1]
     most = min(told.limit or there, there)
@@ -108,7 +108,7 @@ def limited_gpu(told: Told, device: str) -> Measure:
     return lambda: Needed(torch.cuda.max_memory_reserved(device), most)
 
 
-def limited_host(told: Told) -> Measure:
+def limited_host(told: TrialLimits) -> Measure:
     """Not much more than this worker's share of the limit can be had of the host; what was had is what counts.
 
     This process is what the kernel ends first, should the host's memory be gone nevertheless.

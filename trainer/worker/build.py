@@ -32,7 +32,7 @@ from trainer.errors import RunFailed
 from trainer.metrics.best import EarlyStop, is_plateau
 from trainer.metrics.binary import Binary
 from trainer.metrics.classification import Classification
-from trainer.metrics.contract import Task
+from trainer.metrics.contract import Objective
 from trainer.metrics.own import OwnMetrics
 from trainer.optim.averaged import averaged_weights
 from trainer.planning.plan import Plan
@@ -194,7 +194,7 @@ def make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
     return mixing if mixing.active else None
 
 
-def make_task(facts: Facts, loss: nn.Module) -> Task:
+def make_task(facts: Facts, loss: nn.Module) -> Objective:
     """The task: how the data's labels are learnt and measured."""
     if facts.task == "binary":
         return Binary(loss, facts.ceiling.get("auc"))

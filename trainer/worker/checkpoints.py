@@ -13,16 +13,16 @@ import torch
 
 from trainer.checkpoint import sealed, store
 from trainer.checkpoint.tree import Packed, read
-from trainer.checkpoint.writer import Writer, complete, write_part
+from trainer.checkpoint.writer import BackgroundWriter, complete, write_part
 from trainer.config.schema import CheckpointConfig
 from trainer.errors import Preempted, RunFailed, why
-from trainer.host.requests import LEAVE, Request
+from trainer.host.requests import LEAVE, StopRequest
 from trainer.models.empty_batch import counting
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.worker.loop import Training
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.other_strategy import for_servers, from_servers
-from trainer.worker.state import Part, go_on, part_of, randomness
+from trainer.worker.state import WorkerState, go_on, part_of, randomness
 
 SLOW_S = 1.0
 """How long the training waits for the write before; then there is no checkpoint this time."""
@@ -74,12 +74,12 @@ class Checkpoints:
         self.target: int | None = None
         self.saved = self.saved_after = -1
         self.saved_at = clock()
-        self.writer = Writer(told.background)
+        self.writer = BackgroundWriter(told.background)
         self.told_at = -TELL_EVERY_S
         self.leaving = False
         self.updates_done = False
         self.passed_on = False
-        self.request: Request | None = None
+        self.request: StopRequest | None = None
 
     # --- when ------------------------------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ def position(run: Training, epoch: int) -> dict[str, Any]:
     }
 
 
-def _own(folder: Path, first: Part, seat: Seat, before: int) -> Part:
+def _own(folder: Path, first: WorkerState, seat: Seat, before: int) -> WorkerState:
     """This worker's part. Of another number of workers before, the batches of the line that is being averaged are shared out,
     and a worker more than there were has the first one's buffers and draws anew.
 
@@ -279,7 +279,7 @@ def _own(folder: Path, first: Part, seat: Seat, before: int) -> Part:
     """
     names = store.parts(folder)
     mine = [name for worker in range(seat.rank, before, seat.size) if (name := store.part_of(worker)) in names]
-    parts = [first if name == names[0] else Part(**read(folder / name)) for name in mine]
+    parts = [first if name == names[0] else WorkerState(**read(folder / name)) for name in mine]
     if not parts:
         device = torch.device(seat.device)
         return replace(first, model=None, seen=[], randomness=randomness(device))
@@ -307,7 +307,7 @@ def resume(run: Training, folder: Path, seat: Seat) -> None:
     """Make a worker what it was at a checkpoint."""
     if isinstance(run.strategy, Rehearses) and run.strategy.rehearses():
         rehearse(run)
-    first = Part(**read(folder / store.parts(folder)[0]))
+    first = WorkerState(**read(folder / store.parts(folder)[0]))
     about, servers = store.about(folder), run.strategy.seat.servers
     own = _own(folder, first, seat, about.workers)
     if bool(about.servers) != bool(servers):

@@ -14,7 +14,7 @@ from torch import nn
 from trainer.data.feed import Feed
 from trainer.data.turns import Turn
 from trainer.metrics.best import AVERAGED, RAW, EarlyStop
-from trainer.metrics.contract import Sums, Task
+from trainer.metrics.contract import Objective, Sums
 from trainer.metrics.own import OwnMetrics
 from trainer.models.empty_batch import counting
 from trainer.optim.averaged import AveragedWeights
@@ -25,7 +25,7 @@ from trainer.worker.nonfinite import Stop
 from trainer.worker.profiler import Unprofiled
 
 
-class Checkpoints(Protocol):
+class KeepsCheckpoints(Protocol):
     """Keeps what a run can go on from."""
 
     def after_update(self, run: Training) -> None:
@@ -76,7 +76,7 @@ class Training:
 
     model: nn.Module
     forward: nn.Module
-    task: Task
+    task: Objective
     strategy: Strategy
     feed: Feed
     report: Report
@@ -92,7 +92,7 @@ class Training:
     callbacks: Callbacks | None = None
     own: OwnMetrics = field(default_factory=lambda: OwnMetrics({}))
     plateau: bool = False
-    checkpoints: Checkpoints | None = None
+    checkpoints: KeepsCheckpoints | None = None
     epoch: int = 0
     update: int = 0
     step: int = 0

@@ -134,7 +134,7 @@ class Stop:
 
 
 @dataclass
-class Looking(Stop):
+class LooksBeforeStep(Stop):
     """Looks at losses and gradients of each update before its step, which waits for them."""
 
     def begin(self, run: Training) -> None:
@@ -183,7 +183,7 @@ class Looking(Stop):
 
 
 @dataclass
-class Rewind(Looking):
+class Rewind(LooksBeforeStep):
     """``on_nonfinite=rewind``: the run goes back to its newest checkpoint before such a step is taken; the launcher does it."""
 
     name = "rewind"
@@ -196,7 +196,7 @@ class Rewind(Looking):
 
 
 @dataclass
-class Skip(Looking):
+class Skip(LooksBeforeStep):
     """``on_nonfinite=skip``: such a step is left out, by all workers where these take the same one.
 
     Attributes:

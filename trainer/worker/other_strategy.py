@@ -15,10 +15,10 @@ from trainer.optim.updater import UpdaterState
 from trainer.weights import server_parts
 from trainer.weights.server_parts import DENSE, TABLE
 from trainer.worker.loop import Training
-from trainer.worker.state import Part
+from trainer.worker.state import WorkerState
 
 
-def from_servers(run: Training, folder: Path, part: Part) -> Part:
+def from_servers(run: Training, folder: Path, part: WorkerState) -> WorkerState:
     """For a worker that has parameters and optimizer of its own, from the servers' parts."""
     assert part.model is not None
     updater, parts = run.strategy.updater, server_parts.parts_of(folder)
@@ -32,7 +32,7 @@ def from_servers(run: Training, folder: Path, part: Part) -> Part:
     return replace(part, model=model, strategy={"updater": vars(made)}, own={})
 
 
-def for_servers(run: Training, part: Part) -> Part:
+def for_servers(run: Training, part: WorkerState) -> WorkerState:
     """For a worker of parameter servers, which take over from the same file what they keep."""
     assert part.model is not None
     live = {name: p.detach() for name, p in run.model.named_parameters()}
@@ -42,12 +42,12 @@ def for_servers(run: Training, part: Part) -> Part:
     return replace(part, model=model, strategy={"updater": vars(made)}, own={})
 
 
-def _before(part: Part) -> UpdaterState:
+def _before(part: WorkerState) -> UpdaterState:
     assert part.strategy is not None
     return UpdaterState(**part.strategy["updater"])
 
 
-def _dense(parts: Sequence[server_parts.Part], model: Mapping[str, torch.Tensor]) -> States:
+def _dense(parts: Sequence[server_parts.ServerFile], model: Mapping[str, torch.Tensor]) -> States:
     """What the servers' optimizer remembers of each dense parameter."""
     states: States = {}
     for kind, cut in server_parts.pieces(parts).items():
@@ -63,7 +63,9 @@ def _dense(parts: Sequence[server_parts.Part], model: Mapping[str, torch.Tensor]
     return states
 
 
-def _rows(parts: Sequence[server_parts.Part], name: str, about: server_parts.Table, start: float) -> dict[str, Any]:
+def _rows(
+    parts: Sequence[server_parts.ServerFile], name: str, about: server_parts.TableFacts, start: float
+) -> dict[str, Any]:
     """What a table's optimizer remembers, of all rows; of untouched ones its start."""
     rule, rows, dim = about.kernel, about.num_rows, about.dim
     if not COLUMNS[rule]:

@@ -117,7 +117,7 @@ def _look_at_rows(
     reader: RowReader = call_target(node, "data")
     place = Placement(Splits(None, None), device, torch.float64 if precision == "fp64" else torch.float32, False)  # type: ignore[arg-type]
     context = arithmetic(precision, device)
-    looking = predict_rows.Looking(model, reader, place, context, plan.batch_size, seat, strategy, report)
+    looking = predict_rows.RowPrediction(model, reader, place, context, plan.batch_size, seat, strategy, report)
     results = looking.results([Path(str(config.predict.input)) / name for name in names])
     if seat.rank:
         for _ in results:
@@ -199,7 +199,7 @@ def write(output: Path, blocks: Iterator[torch.Tensor], pictures: Pictures, name
     """Write the table of predictions, replaced as a whole when it is done; returns the files that could not be read."""
     unreadable, number = [], 0
     with replacing(output) as part, part.open("w", encoding="utf-8", newline="") as file:
-        table = csv_files.Table(file)
+        table = csv_files.CsvTable(file)
         header = [column for k in range(1, TOP + 1) for column in (f"class{k}", f"probability{k}")]
         table.row(["file", *header, "error"])
         for rows in blocks:

@@ -75,7 +75,7 @@ def without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
 
 
 @dataclass
-class Looking:
+class RowPrediction:
     """What a worker needs for mode=predict of rows: model, reader, placement, batch size.
 
     Attributes:

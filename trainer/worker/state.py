@@ -23,7 +23,7 @@ LINE = ("batches", "printed", "due", "lr", "number", "before")
 
 
 @dataclass
-class Part:
+class WorkerState:
     """A worker's part of a checkpoint.
 
     Attributes:
@@ -50,7 +50,7 @@ class Part:
     callbacks: Mapping[str, Any]
 
 
-def part_of(run: Training, share: Share, epoch: int, whole: bool) -> Part:
+def part_of(run: Training, share: Share, epoch: int, whole: bool) -> WorkerState:
     """A worker's part. Its tensors are those of the training: copy them at once.
 
     Args:
@@ -59,7 +59,7 @@ def part_of(run: Training, share: Share, epoch: int, whole: bool) -> Part:
         whole: with what all workers have alike.
     """
     ema = run.ema
-    return Part(
+    return WorkerState(
         epoch=epoch,
         progress={name: getattr(run, name) for name in PROGRESS},
         model={name: p.detach() for name, p in run.model.named_parameters()} if whole else None,
@@ -77,7 +77,7 @@ def part_of(run: Training, share: Share, epoch: int, whole: bool) -> Part:
     )
 
 
-def go_on(run: Training, folder: Path, part: Part, first: Part) -> None:
+def go_on(run: Training, folder: Path, part: WorkerState, first: WorkerState) -> None:
     """Make a worker what it was.
 
     Args:

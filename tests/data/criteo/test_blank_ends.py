@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainer.data.criteo.files import PIECE
-from trainer.data.criteo.rows import CriteoRows
+from trainer.data.criteo.rows import CriteoRowReader
 from trainer.worker.predict_rows import MOST_BLANK, chunks
 
 ROW = b"\t".join([b"1"] * 39) + b"\n"
@@ -24,7 +24,7 @@ ROW = b"\t".join([b"1"] * 39) + b"\n"
 )  # fmt: skip
 def test_blank_lines_at_the_end_are_passed_over(text: bytes, lines: int, tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_bytes(text)
-    found = list(chunks([tmp_path / "rows.tsv"], CriteoRows(hash_size=11)))
+    found = list(chunks([tmp_path / "rows.tsv"], CriteoRowReader(hash_size=11)))
     assert sum(chunk.lines for chunk in found) == lines
     assert [chunk.line for chunk in found] == [1 + sum(c.lines for c in found[:n]) for n in range(len(found))]
     assert all(chunk.text.count(b"\n") == chunk.lines for chunk in found)

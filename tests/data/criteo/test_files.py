@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trainer.data.criteo.blocks import CriteoBlocks
-from trainer.data.criteo.files import Block, Part, Tally, blocks_of, find, pieces
+from trainer.data.criteo.files import Block, RowCounts, SplitRows, blocks_of, find, pieces
 from trainer.data.criteo.source import Criteo
 from trainer.data.leased_blocks import StreamWork
 from trainer.errors import UserError
@@ -52,8 +52,8 @@ def folder(tmp_path: Path) -> Path:
     return data
 
 
-def blocks(folder: Path, size: int = 1000, part: Part | None = None, chunk_rows: int = 7) -> CriteoBlocks:
-    return CriteoBlocks(find(str(folder), "data.path"), 1000, part or Part(), size, chunk_rows, 0.01)
+def blocks(folder: Path, size: int = 1000, part: SplitRows | None = None, chunk_rows: int = 7) -> CriteoBlocks:
+    return CriteoBlocks(find(str(folder), "data.path"), 1000, part or SplitRows(), size, chunk_rows, 0.01)
 
 
 @pytest.mark.parametrize("size", [1, 37, 100, 129, 1000, 10**6])
@@ -83,11 +83,11 @@ def test_pieces_are_cut_at_lines_and_bounded(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("size", [64, 1000, 10**6])
 def test_the_held_out_rows_are_the_same_however_they_are_read(folder: Path, size: int) -> None:
-    held = [blocks(folder, size, Part(0.3, held_out)) for held_out in (False, True)]
+    held = [blocks(folder, size, SplitRows(0.3, held_out)) for held_out in (False, True)]
     train, val = ([n for b in range(d.blocks()) for n in numbers(d.read(b)[0]["dense"].numpy())] for d in held)
     assert sorted(train + val) == list(range(150))
     assert 20 < len(val) < 70
-    whole = blocks(folder, 10**7, Part(0.3, True))
+    whole = blocks(folder, 10**7, SplitRows(0.3, True))
     assert val == [n for b in range(2) for n in numbers(whole.read(b)[0]["dense"].numpy())]
 
 
@@ -99,7 +99,7 @@ def test_bad_lines_of_a_stream_are_told_with_their_names_at_the_end_of_each_epoc
         lines[bad] = b"5" + lines[bad][1:]
     path = tmp_path / "rows.txt"
     path.write_bytes(b"".join(lines))
-    whole = CriteoBlocks([path], 1000, Part(), 1 << 14, 100, 0.2)
+    whole = CriteoBlocks([path], 1000, SplitRows(), 1 << 14, 100, 0.2)
     work = StreamWork(whole, 8, 0, False, lambda epoch, blocks: (Lease(n) for n in range(blocks)))
     for epoch in (0, 1):
         read = [batch for lease in work.leases(epoch) for batch in work.read(epoch, lease)]
@@ -206,4 +206,4 @@ def test_a_list_and_a_pattern_name_each_file_once(folder: Path) -> None:
     found = find([str(folder / "*.txt"), str(folder), str(folder / "a.txt")], "data.path")
     assert [p.name for p in found] == ["a.txt", "b.txt.gz"]
     assert [b.number for b in blocks_of(found, 5000)] == [0, 0, 1] or len(blocks_of(found, 5000)) >= 2
-    assert Tally().named == []
+    assert RowCounts().named == []

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.strategies.pserver.harness import Bare, Cluster, config
 from trainer.config.run_config import RunConfig
-from trainer.strategies.builtin import PserverAsync
+from trainer.strategies.builtin import PserverAsyncDeclaration
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import Message, Verb, text
 
@@ -111,7 +111,7 @@ def test_age_goes_on_where_the_loaded_run_ended(tmp_path: Path, evict_by: str) -
     for by, said in ((evict_by, 0), ({"steps": "event_time", "event_time": "steps"}[evict_by], 1)):
         strategy = run["config"]["strategy"] | {"evict_by": by, "evict_after": 5}
         config = RunConfig.of(run["config"] | {"strategy": strategy})
-        refused = PserverAsync(**strategy).refuse_model(config, model, torch.optim.SGD(model.parameters()))
+        refused = PserverAsyncDeclaration(**strategy).refuse_model(config, model, torch.optim.SGD(model.parameters()))
         assert sum(f"counted by {evict_by}" in str(error) for error in refused) == said  # another model is refused, too
     with Cluster(run) as cluster:
         [worker] = crew(cluster)

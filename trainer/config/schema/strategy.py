@@ -20,7 +20,9 @@ class GradientMerge:
 class StrategyConfig:
     """strategy: how the workers' gradients become shared parameters (Fleet's DistributedStrategy)."""
 
-    _target_: str = key("trainer.strategies.builtin.Single", "class, a trainer.strategies.contract.Declaration")
+    _target_: str = key(
+        "trainer.strategies.builtin.SingleDeclaration", "class, a trainer.strategies.contract.Declaration"
+    )
     gradient_merge: GradientMerge = key(GradientMerge, "several batches make one update")
     clip_norm: Optional[float] = key(None, "greatest L2 norm of the whole gradient of an update", gt=0)
     clip_value: Optional[float] = key(None, "greatest magnitude of each element of an update's gradient", gt=0)
@@ -38,7 +40,7 @@ class GroupStrategy(StrategyConfig):
 
 
 @dataclass
-class PowerSgd:
+class PowerSgdOptions:
     """strategy.powersgd: PowerSGD's compression of gradients, with error feedback."""
 
     rank: int = key(1, "rank of the two factors that stand for a matrix of gradients", "columns", ge=1, le=1_000_000)  # fmt: skip
@@ -49,7 +51,9 @@ class PowerSgd:
 class CollectiveStrategy(GroupStrategy):
     """strategy=collective: DDP, gradients averaged over all workers at every update."""
 
-    _target_: str = key("trainer.strategies.builtin.Collective", "class, a trainer.strategies.contract.Declaration")
+    _target_: str = key(
+        "trainer.strategies.builtin.CollectiveDeclaration", "class, a trainer.strategies.contract.Declaration"
+    )
     bucket_cap_mb: float = key(25.0, "size of a gradient bucket that is reduced while backward goes on", "MiB", gt=0, le=1_000_000)  # fmt: skip
     find_unused_parameters: bool = key(False, "the model has parameters that a step may not use")
     static_graph: bool = key(False, "every step uses the same parameters, which DDP learns from the first")
@@ -57,14 +61,16 @@ class CollectiveStrategy(GroupStrategy):
         True, "gradients lie in the buckets themselves; false: are copied there and back"
     )
     comm_hook: str = key("none", "what travels: gradients as they are, as fp16 or bf16, or PowerSGD's low-rank factors", choices=("none", "fp16", "bf16", "powersgd"))  # fmt: skip
-    powersgd: PowerSgd = key(PowerSgd, "with comm_hook=powersgd: how gradients are compressed")
+    powersgd: PowerSgdOptions = key(PowerSgdOptions, "with comm_hook=powersgd: how gradients are compressed")
 
 
 @dataclass
 class LocalSgdStrategy(GroupStrategy):
     """strategy=local_sgd: workers train apart and average their parameters."""
 
-    _target_: str = key("trainer.strategies.builtin.LocalSgd", "class, a trainer.strategies.contract.Declaration")
+    _target_: str = key(
+        "trainer.strategies.builtin.LocalSgdDeclaration", "class, a trainer.strategies.contract.Declaration"
+    )
     k_steps: int = key(4, "updates between two averages of the parameters", "updates", ge=1)
     begin_step: int = key(0, "average after every update until this one", "updates", ge=0)
 
@@ -104,7 +110,9 @@ class PserverStrategy(StrategyConfig):
 class PserverSyncStrategy(PserverStrategy):
     """strategy=pserver_sync: one global step of all workers, equal to one process on the global batch."""
 
-    _target_: str = key("trainer.strategies.builtin.PserverSync", "class, a trainer.strategies.contract.Declaration")
+    _target_: str = key(
+        "trainer.strategies.builtin.PserverSyncDeclaration", "class, a trainer.strategies.contract.Declaration"
+    )
     on_lost_worker: str = key("stop", "when a worker dies: end with an error, or go on with the other workers", choices=("stop", "continue"))  # fmt: skip
 
 
@@ -125,7 +133,9 @@ class StaleStrategy(PserverStrategy):
 class PserverAsyncStrategy(StaleStrategy):
     """strategy=pserver_async: servers apply each push at once."""
 
-    _target_: str = key("trainer.strategies.builtin.PserverAsync", "class, a trainer.strategies.contract.Declaration")
+    _target_: str = key(
+        "trainer.strategies.builtin.PserverAsyncDeclaration", "class, a trainer.strategies.contract.Declaration"
+    )
     max_merge_var_num: int = key(1, "gradients that are added up to one push while the queue is full", "batches", ge=1)
     send_wait_times: int = key(0, "batches for which a push that could go waits for more gradients", "batches", ge=0)
     independent_recv_thread: Any = key("auto", "ask for the next batch's parameters before this one is computed (auto: for models with tables)", choices=AUTO)  # fmt: skip
@@ -136,7 +146,9 @@ class PserverAsyncStrategy(StaleStrategy):
 class PserverSspStrategy(StaleStrategy):
     """strategy=pserver_ssp: asynchronous with a bound."""
 
-    _target_: str = key("trainer.strategies.builtin.PserverSsp", "class, a trainer.strategies.contract.Declaration")
+    _target_: str = key(
+        "trainer.strategies.builtin.PserverSspDeclaration", "class, a trainer.strategies.contract.Declaration"
+    )
     staleness: int = key(4, "most steps between the fastest and the slowest worker", "steps", ge=0)
 
 
@@ -144,6 +156,8 @@ class PserverSspStrategy(StaleStrategy):
 class PserverGeoStrategy(PserverStrategy):
     """strategy=pserver_geo: local training, differences exchanged."""
 
-    _target_: str = key("trainer.strategies.builtin.PserverGeo", "class, a trainer.strategies.contract.Declaration")
+    _target_: str = key(
+        "trainer.strategies.builtin.PserverGeoDeclaration", "class, a trainer.strategies.contract.Declaration"
+    )
     k_steps: int = key(100, "updates between two exchanges", "updates", ge=1)
     overlap: bool = key(True, "train while an exchange is under way; false: wait for it")

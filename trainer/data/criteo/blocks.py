@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.data.criteo.files import MOST_NAMED, Part, Tally, blocks_of, rows_of
+from trainer.data.criteo.files import MOST_NAMED, RowCounts, SplitRows, blocks_of, rows_of
 
 Rows = tuple[dict[str, torch.Tensor], torch.Tensor]
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -28,7 +28,7 @@ class CriteoBlocks:
     """
 
     def __init__(
-        self, files: list[Path], hash_size: int | None, part: Part, block_bytes: int, chunk_rows: int,
+        self, files: list[Path], hash_size: int | None, part: SplitRows, block_bytes: int, chunk_rows: int,
         max_bad_fraction: float,
     ) -> None:  # fmt: skip
         self.hash_size = hash_size
@@ -36,7 +36,7 @@ class CriteoBlocks:
         self.chunk_rows = chunk_rows
         self.max_bad_fraction = max_bad_fraction
         self.places = blocks_of(files, block_bytes)
-        self.tally = Tally()
+        self.tally = RowCounts()
 
     def blocks(self) -> int:
         """The number of blocks in the files."""
@@ -56,7 +56,7 @@ class CriteoBlocks:
         Raises:
             UserError: too many lines are malformed, or the file is broken.
         """
-        tally = Tally()
+        tally = RowCounts()
         waiting: list[Arrays] = []
         for arrays in self._arrays(block, tally):
             waiting.append(arrays)
@@ -77,11 +77,11 @@ class CriteoBlocks:
 
     def left_out(self) -> str:
         """A sentence about the malformed lines since the last call; empty: there were none."""
-        tally, self.tally = self.tally, Tally()
+        tally, self.tally = self.tally, RowCounts()
         lines = tally.rows + tally.bad
         return f"{tally.bad} of {lines} lines are malformed and left out, the first: {'; '.join(tally.named)}" if tally.bad else ""  # fmt: skip
 
-    def _arrays(self, block: int, tally: Tally) -> Iterator[Arrays]:
+    def _arrays(self, block: int, tally: RowCounts) -> Iterator[Arrays]:
         place = self.places[block]
         for parsed, start in rows_of(place, self.hash_size, tally):
             chosen = self.part.chosen(parsed.offsets + start, place.number)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from trainer.data.criteo.files import Part, Tally, blocks_of, rows_of
+from trainer.data.criteo.files import RowCounts, SplitRows, blocks_of, rows_of
 from trainer.data.criteo.parse import DENSE, SLOTS, Parsed
 from trainer.data.prepared import known, made_once
 
@@ -32,7 +32,7 @@ class Conversion:
     """
 
     files: dict[str, list[Path]]
-    parts: dict[str, Part]
+    parts: dict[str, SplitRows]
     hash_size: int | None
     root: Path
 
@@ -63,14 +63,14 @@ class Conversion:
             UserError: too many lines are malformed, or a file is broken; nothing is left then.
         """
         found = made_once(self.folder(), lambda part: self._write(part, most_bad, on_progress))
-        Tally(sum(found["rows"].values()), found["bad"], found["named"]).check(most_bad)
+        RowCounts(sum(found["rows"].values()), found["bad"], found["named"]).check(most_bad)
         return found
 
     def _write(self, folder: Path, most_bad: float, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
         """One pass over each list of files, all parts of it written side by side."""
         sources = list(dict.fromkeys(tuple(files) for files in self.files.values()))
-        writers = {name: Writer(folder / name, self.hash_size) for name in self.files}
-        tally, done, total = Tally(), 0, sum(p.stat().st_size for files in sources for p in files)
+        writers = {name: RowWriter(folder / name, self.hash_size) for name in self.files}
+        tally, done, total = RowCounts(), 0, sum(p.stat().st_size for files in sources for p in files)
         for source in sources:
             names = [name for name, files in self.files.items() if tuple(files) == source]
             for block in blocks_of(list(source), WHOLE):
@@ -92,7 +92,7 @@ def id_type(hash_size: int | None) -> type[np.integer[Any]]:
     return np.int32 if hash_size is not None and hash_size <= 2**31 else np.int64
 
 
-class Writer:
+class RowWriter:
     """Appends click rows to the three array files of a part."""
 
     def __init__(self, folder: Path, hash_size: int | None) -> None:

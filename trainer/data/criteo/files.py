@@ -150,7 +150,7 @@ def _cut(text: bytes, place: int, end: int | None, last: bool) -> int:
 
 
 @dataclass
-class Tally:
+class RowCounts:
     """Counts rows and bad lines, and remembers the first few bad ones by name."""
 
     rows: int = 0
@@ -179,7 +179,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitRows:
     """Which rows of the files belong to a split: all, or one side of a division by a hash of each row's place.
 
     Attributes:
@@ -200,7 +200,7 @@ class Part:
         return chosen
 
 
-def rows_of(block: Block, hash_size: int | None, tally: Tally) -> Iterator[tuple[Parsed, int]]:
+def rows_of(block: Block, hash_size: int | None, tally: RowCounts) -> Iterator[tuple[Parsed, int]]:
     """The parsed rows of a block piece by piece, and the bytes before each; bad lines are counted and left out.
 
     A bad line's name is ``file:line``, or in a block that begins within the file ``file, from byte N:line``.

@@ -8,7 +8,7 @@ from trainer.data.criteo.parse import FIELDS, parse
 from trainer.data.rows import RowReader, Rows
 
 
-class CriteoRows(RowReader):
+class CriteoRowReader(RowReader):
     """Reads click rows of 13 integers and 26 tokens for mode=predict and the logged model, with a label before them
     or without.
 

@@ -39,7 +39,7 @@ class RowFiles(DataSource):
             return super().fingerprint(facts)
 
     def row_reader(self) -> dict[str, Any]:
-        return {"_target_": "trainer.data.criteo.rows.CriteoRows", "hash_size": self.options.hash_size}
+        return {"_target_": "trainer.data.criteo.rows.CriteoRowReader", "hash_size": self.options.hash_size}
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         """Convert the text into arrays before the workers start; without cache, the validation rows alone.
@@ -124,23 +124,23 @@ class Criteo(RowFiles):
 
     def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
         """Files and parts of them for training and for validation."""
-        from trainer.data.criteo.files import Part, find
+        from trainer.data.criteo.files import SplitRows, find
 
         files = find(self.options.path, "data.path")
         if self.options.val_path is not None:
             return {"train": files, "val": find(self.options.val_path, "data.val_path")}, {
-                "train": Part(),
-                "val": Part(),
+                "train": SplitRows(),
+                "val": SplitRows(),
             }
         fraction = self.options.val_fraction
-        return {"train": files, "val": files}, {"train": Part(fraction), "val": Part(fraction, held_out=True)}
+        return {"train": files, "val": files}, {"train": SplitRows(fraction), "val": SplitRows(fraction, held_out=True)}
 
     def _estimate(self, conversion: Conversion) -> dict[str, int]:
         """Rows of each part, from the sizes of the files and the length of their first lines."""
-        from trainer.data.criteo.files import Tally
+        from trainer.data.criteo.files import RowCounts
 
         files, parts = self._sources()
-        tally, rows = Tally(), {}
+        tally, rows = RowCounts(), {}
         counts = {path: _rows(path, tally) for paths in files.values() for path in dict.fromkeys(paths)}
         for name, paths in files.items():
             share = parts[name].fraction if parts[name].held_out else 1.0 - parts[name].fraction

@@ -65,11 +65,11 @@ class SyntheticCriteo(RowFiles):
         return self._place() / "synthetic-criteo" / name
 
     def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
-        from trainer.data.criteo.files import Part, find
+        from trainer.data.criteo.files import SplitRows, find
 
         folder = self._folder()
         files = {"train": find(folder / "train", "data.path"), "val": find(folder / "val.txt", "data.val_path")}
-        return files, {"train": Part(), "val": Part()}
+        return files, {"train": SplitRows(), "val": SplitRows()}
 
 
 def _name(drawn: dict[str, Any] | None) -> str:

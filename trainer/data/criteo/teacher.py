@@ -22,7 +22,7 @@ MOST = 65536
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnRows:
     """Click rows as numbers: ids (N, 26) of -1 (empty) and up, integers (N, 13), which of these are missing, and the
     truth.
 
@@ -53,7 +53,7 @@ class Teacher:
         self.latent = [generator.normal(0, (CROSSES / LATENT**0.5) ** 0.5, (size, LATENT)) for size in self.sizes]
         self.cumulated = [np.cumsum(1.0 / np.arange(1, n + 1) ** ZIPF) for n in self.sizes]
 
-    def draw(self, rows: int, generator: np.random.Generator) -> Drawn:
+    def draw(self, rows: int, generator: np.random.Generator) -> DrawnRows:
         """Draw so many click rows with their labels."""
         ids = np.empty((rows, SLOTS), dtype=np.int64)
         for slot, cumulated in enumerate(self.cumulated):
@@ -64,7 +64,7 @@ class Teacher:
         integers = np.minimum(np.floor(shares * SPAN), MOST - 8).astype(np.int64) + LEAST.astype(np.int64)
         missing = generator.random((rows, DENSE), np.float32) < EMPTY_NUMBER
         probability = 1.0 / (1.0 + np.exp(-self.logits(ids, integers, missing)))
-        return Drawn(ids, integers, missing, probability, (generator.random(rows) < probability).astype(np.uint8))
+        return DrawnRows(ids, integers, missing, probability, (generator.random(rows) < probability).astype(np.uint8))
 
     def logits(self, ids: np.ndarray, integers: np.ndarray, missing: np.ndarray) -> np.ndarray:
         """The teacher's logits (N,) of rows; an empty field adds nothing."""
@@ -86,7 +86,7 @@ def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
     return float(excess / (positives * (len(labels) - positives)))
 
 
-def write(file: IO[bytes], rows: Drawn) -> None:
+def write(file: IO[bytes], rows: DrawnRows) -> None:
     """Write drawn rows as Criteo's text.
 
     Every field has its place in a table of bytes, filled up with zeros, which are then left out.

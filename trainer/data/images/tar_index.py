@@ -27,7 +27,7 @@ class NotTar(Exception):
 
 
 @dataclass(frozen=True)
-class Member:
+class TarMember:
     """A file in a tar file: its name, its first byte, and its length; sparse ones lie otherwise and cannot be read."""
 
     name: str
@@ -36,7 +36,7 @@ class Member:
     sparse: bool = False
 
 
-def members(file: IO[bytes], total: int) -> Iterator[Member]:
+def members(file: IO[bytes], total: int) -> Iterator[TarMember]:
     """The files in a tar file of so many bytes, in their order, without reading their contents.
 
     Raises:
@@ -67,11 +67,11 @@ def members(file: IO[bytes], total: int) -> Iterator[Member]:
         elif kind in FILES:
             sparse = any(key.startswith(b"GNU.sparse") for key in told)
             name = told.get(b"GNU.sparse.name")
-            yield Member(printable(_text(name)) if name else _name(block, told), start, size, sparse)
+            yield TarMember(printable(_text(name)) if name else _name(block, told), start, size, sparse)
             told = {}
         else:
             if kind == SPARSE:
-                yield Member(_name(block, told), start, size, True)
+                yield TarMember(_name(block, told), start, size, True)
             told = {} if kind not in (b"K", b"g") else told
 
 

@@ -28,7 +28,7 @@ SITE = Site(
 PER_SPLIT = 1020
 
 
-class Drawn(ImageSource):
+class DrawnFlowers(ImageSource):
     """Base of sources of 102 classes of procedurally drawn flowers in the user's cache, the same on every machine."""
 
     def class_names(self, facts: Facts) -> list[str]:
@@ -63,7 +63,7 @@ class Drawn(ImageSource):
             )
 
 
-class EmbeddedFlowers(Drawn):
+class EmbeddedFlowers(DrawnFlowers):
     """data=embedded_flowers: the drawn flowers, asked for by name."""
 
     Options = EmbeddedFlowersData
@@ -76,7 +76,7 @@ class EmbeddedFlowers(Drawn):
         return {"seed": self.options.draw_seed, "per_class": self.options.per_class}
 
 
-class Flowers102(Drawn):
+class Flowers102(DrawnFlowers):
     """data=flowers102: Oxford Flowers-102 by torchvision's loader; where it cannot be had, the drawn flowers or a
     refusal."""
 

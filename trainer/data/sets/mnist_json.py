@@ -130,10 +130,10 @@ class MnistJson(DataSource):
         """
         import ijson
 
-        place = Place()
+        place = JsonPlace()
         try:
             with open_regular(Path(self.options.path)) as raw:
-                file = Watched(gzip.GzipFile(fileobj=raw) if _is_gzip(raw) else raw, Limits.of(self.options))
+                file = LimitedFile(gzip.GzipFile(fileobj=raw) if _is_gzip(raw) else raw, Limits.of(self.options))
                 for event, value in ijson.basic_parse(file, use_float=True):
                     found = place.after(event, value)
                     if found is not None:
@@ -155,7 +155,7 @@ class Unlike(Exception):
     """A JSON file is not of MNIST's layout: what it lacks, and where."""
 
 
-class Place:
+class JsonPlace:
     """Where the JSON reader is in the file: the part, the row, and the numbers of the image so far.
 
     Attributes:
@@ -219,7 +219,7 @@ class Place:
         return Unlike(f"part {SPLITS[self.split]!r}: {why}")
 
 
-class Watched:
+class LimitedFile:
     """A file that is refused while it is read if it is too long, or has a number or a text without an end."""
 
     LONGEST = 1000

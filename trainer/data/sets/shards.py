@@ -22,7 +22,7 @@ from trainer.config.schema import ShardsData
 from trainer.data.images.listing import EXTENSIONS, Listing
 from trainer.data.images.source import ImageSource
 from trainer.data.images.split_checks import attention, refuse_untrained
-from trainer.data.images.tar_index import Member, NotTar, members
+from trainer.data.images.tar_index import NotTar, TarMember, members
 from trainer.data.limits import Limits
 from trainer.data.opening import open_regular
 from trainer.data.prepared import known, made_once, place_of
@@ -201,7 +201,7 @@ def _add(index: dict[str, list[Any]], number: int, path: Path, shard: IO[bytes],
     return wrong
 
 
-def _label(shard: IO[bytes], member: Member, limits: LabelLimits) -> int | str:
+def _label(shard: IO[bytes], member: TarMember, limits: LabelLimits) -> int | str:
     """The label, or what stands in its place."""
     if member.size > limits.kib << 10:
         return (

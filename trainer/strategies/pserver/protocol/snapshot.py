@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from trainer.checkpoint import sealed
-from trainer.weights.server_parts import Part, part_name
+from trainer.weights.server_parts import ServerFile, part_name
 
 FORMAT = 2
 """2: with mode, optimizer, dtype and the step of the schedule."""
@@ -42,7 +42,7 @@ class Snapshot:
     tables: dict[str, dict[str, Any]]
     dense: list[dict[str, Any]]
     meta: dict[str, Any]
-    parts: list[Part] = field(default_factory=list)
+    parts: list[ServerFile] = field(default_factory=list)
 
 
 def begin(folder: Path) -> Path:
@@ -85,7 +85,7 @@ def write_index(folder: Path, servers: int) -> None:
         UserError: two parts describe one table differently.
     """
     partial = sealed.partial_of(folder)
-    metas = [Part(server, partial / part_name(server)).meta for server in range(servers)]
+    metas = [ServerFile(server, partial / part_name(server)).meta for server in range(servers)]
     index = json.dumps(_index(partial, metas), indent=1)
     sealed.write(folder, INDEX, lambda path: path.write_text(index))
 
@@ -101,7 +101,7 @@ def read(folder: Path, verify: bool = True) -> Snapshot:
     """
     folder = sealed.whole(folder, FORMAT, verify)
     index = json.loads((folder / INDEX).read_text())
-    parts = [Part(server, folder / part_name(server)) for server in range(index["servers"])]
+    parts = [ServerFile(server, folder / part_name(server)) for server in range(index["servers"])]
     try:
         for part in parts:
             part.keys()

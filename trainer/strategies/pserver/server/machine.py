@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.errors import RunFailed
 from trainer.host.board import Board
-from trainer.strategies.builtin import Pserver
+from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
 from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases
@@ -51,7 +51,7 @@ class Server:
     """
 
     def __init__(
-        self, number: int, run: ServersRun, declared: Pserver, outlet: Outlet, board: Board, now: Callable[[], float],
+        self, number: int, run: ServersRun, declared: PserverDeclaration, outlet: Outlet, board: Board, now: Callable[[], float],
         most_bytes: int, ledger: Ledger | None = None,
     ) -> None:  # fmt: skip
         plan, options, ledger = run.plan, declared.options, ledger or Ledger()

@@ -20,7 +20,7 @@ from trainer.weights.server_parts import DENSE, TABLE
 
 
 @dataclass(frozen=True)
-class Part:
+class FirstWorkerState:
     """Of the first worker's part, what servers take over."""
 
     model: Mapping[str, torch.Tensor]
@@ -33,7 +33,7 @@ def saved_by_workers(folder: Path, shard: Shard) -> Saved:
     Args:
         shard: of the run that goes on; the tables of its layout are looked for.
     """
-    part = Part(**tree.read(folder / store.parts(folder)[0], [*Part.__dataclass_fields__]))
+    part = FirstWorkerState(**tree.read(folder / store.parts(folder)[0], [*FirstWorkerState.__dataclass_fields__]))
     updater, model = UpdaterState(**part.strategy["updater"]), part.model
     states = by_name(updater.optimizer, updater.names)
     tables = {f"{spec.name}.weight": spec for spec in shard.layout.tables}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.config.run_config import RunConfig
 from trainer.optim.schedules import Plateau
-from trainer.strategies.builtin import Pserver
+from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.codec import decode
 from trainer.strategies.pserver.protocol.layout import Layout
@@ -38,7 +38,13 @@ class Parameters:
     """
 
     def __init__(
-        self, config: RunConfig, declared: Pserver, plan: ServersPlan, server: int, members: Members, resume: str = ""
+        self,
+        config: RunConfig,
+        declared: PserverDeclaration,
+        plan: ServersPlan,
+        server: int,
+        members: Members,
+        resume: str = "",
     ) -> None:
         self.config, self.plan, self.server, self.members, self.resume = config, plan, server, members, resume
         self.strategy, self.mode = declared.options, declared.mode

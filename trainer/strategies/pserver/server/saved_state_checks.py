@@ -14,7 +14,7 @@ from trainer.errors import UserError
 from trainer.models.rows import dense_of, tables
 from trainer.optim.groups import Rate, optimizer_of, rates
 from trainer.optim.sparse import rule_of
-from trainer.strategies.builtin import Pserver
+from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.pserver.protocol import snapshot
 
 GEO = "geo"
@@ -30,7 +30,9 @@ def kept_by(node: Mapping[str, Any]) -> str:
     return f"{type(optimizer).__name__} ({', '.join(names) or 'nothing'})"
 
 
-def refuse(config: RunConfig, declared: Pserver, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[UserError]:
+def refuse(
+    config: RunConfig, declared: PserverDeclaration, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> list[UserError]:
     """Refuse a run that cannot start from ``strategy.load_from``; returns the errors.
 
     Args:
@@ -46,7 +48,11 @@ def refuse(config: RunConfig, declared: Pserver, model: nn.Module, optimizer: to
 
 
 def _misfits(
-    saved: snapshot.Snapshot, config: RunConfig, declared: Pserver, model: nn.Module, optimizer: torch.optim.Optimizer
+    saved: snapshot.Snapshot,
+    config: RunConfig,
+    declared: PserverDeclaration,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
 ) -> Iterator[tuple[str, str]]:
     """What differs, and what to type instead."""
     then, mode = saved.meta, declared.mode

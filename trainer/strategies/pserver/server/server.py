@@ -15,7 +15,7 @@ from trainer.errors import RunFailed
 from trainer.host import descriptors
 from trainer.host.board import NoNote
 from trainer.host.files import replace_file
-from trainer.strategies.builtin import Pserver
+from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import ENDPOINT
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
@@ -53,7 +53,7 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
 
 def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     """Open a server and the socket at which workers reach it: a Unix socket on one host, else TCP."""
-    declared: Pserver = call_target(run.config.node("strategy"), "strategy", kind=Pserver)
+    declared: PserverDeclaration = call_target(run.config.node("strategy"), "strategy", kind=PserverDeclaration)
     limit = max(SMALLEST_LIMIT, 24 * int(run.plan.parameters))
     folder = seat.folder if declared.options.transport == "auto" else ""
     handshake_s = declared.options.handshake_s

@@ -33,7 +33,7 @@ class Outlet(Protocol):
 
 
 @dataclass(eq=False)
-class Waiting:
+class WaitingRequest:
     """A request that waits: since when, and the address for its answer."""
 
     address: bytes
@@ -61,7 +61,7 @@ class Turns:
         now: Callable[[], float],
     ) -> None:  # fmt: skip
         self.outlet, self.answer, self.server, self.patience_s, self.now = outlet, answer, server, patience_s, now
-        self.waiting: list[Waiting] = []
+        self.waiting: list[WaitingRequest] = []
 
     def take(self, address: bytes, request: Message) -> None:
         """Try a new request, then all those that wait. A copy of one that waits joins it."""
@@ -69,7 +69,7 @@ class Turns:
         if known and request.verb != Verb.HELLO:  # a new life counts its requests from 1 again
             known[0].address = address
             return
-        self._try(Waiting(address, request, self.now()))
+        self._try(WaitingRequest(address, request, self.now()))
         self.try_again()
 
     def try_again(self) -> None:
@@ -82,7 +82,7 @@ class Turns:
                     self.waiting.remove(waiting)
                     moved = True
 
-    def _try(self, waiting: Waiting) -> bool:
+    def _try(self, waiting: WaitingRequest) -> bool:
         """Answer a request if it can be answered now; else it stays in the list."""
         request = waiting.request
         try:

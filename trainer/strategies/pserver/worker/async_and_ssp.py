@@ -16,7 +16,7 @@ from trainer.strategies.pserver.tables.kernels import summed
 from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.client import Request
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
-from trainer.strategies.pserver.worker.push import Push, Rows
+from trainer.strategies.pserver.worker.push import Rows, WholePush
 from trainer.strategies.pserver.worker.worker import PserverWorker
 
 
@@ -142,7 +142,7 @@ class Stale(PserverWorker):
         self.client.until(room)
         rows = {n: parts[0] if len(parts) == 1 else summed(parts) for n, parts in self.merged_rows.items()}
         covered = self.work.covered()
-        push = Push(
+        push = WholePush(
             self.merged_dense, rows, self.merged_samples, self.clock_after, self.age(), self.pulls.versions,
             covered.records, self.merged,
         )  # fmt: skip

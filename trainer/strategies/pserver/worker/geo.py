@@ -20,7 +20,7 @@ from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.client import Request
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
 from trainer.strategies.pserver.worker.held_blocks import Covered
-from trainer.strategies.pserver.worker.push import Push
+from trainer.strategies.pserver.worker.push import WholePush
 from trainer.strategies.pserver.worker.remote_model import RemoteTable, unique
 from trainer.strategies.pserver.worker.replica import Replica
 from trainer.strategies.pserver.worker.worker import PserverWorker
@@ -167,7 +167,7 @@ class PserverGeo(PserverWorker):
         rows = {n: replica.differences(share) for n, replica in self.replicas.items()}
         covered = self.work.covered()
         pushed = {n: r[:2] for n, r in rows.items()}
-        push = Push(shares, pushed, 0.0, self.updater.steps, self.age(), self.cursors, covered.records)
+        push = WholePush(shares, pushed, 0.0, self.updater.steps, self.age(), self.cursors, covered.records)
         requests = self.client.push(self.encoder.messages(push))
         self.exchange = Exchange(requests, moved, shares, rows, covered)
 

@@ -31,7 +31,7 @@ class Fetched:
     rows: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
-class Pulls:
+class WorkerPulls:
     """A worker's pulls from all servers.
 
     Args:

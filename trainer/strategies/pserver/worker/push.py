@@ -17,7 +17,7 @@ Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
 
 
 @dataclass
-class Push:
+class WholePush:
     """A push of this worker, before it is cut into a part for each server.
 
     Attributes:
@@ -51,7 +51,7 @@ class PushEncoder:
         self.row_form = "bf16" if wire == "int8" else wire
         self.feedback = [Feedback(wire) for _ in range(servers)]
 
-    def messages(self, push: Push) -> list[Message]:
+    def messages(self, push: WholePush) -> list[Message]:
         """The messages of a push, one for each server."""
         places = {n: self.tables[n - 1].split(ids) for n, (ids, _) in push.rows.items()}
         return [
@@ -68,7 +68,7 @@ class PushEncoder:
         for feedback, errors in zip(self.feedback, state, strict=True):
             feedback.errors = dict(errors)
 
-    def _records(self, push: Push, server: int, places: dict[int, list[np.ndarray]]) -> list[Record]:
+    def _records(self, push: WholePush, server: int, places: dict[int, list[np.ndarray]]) -> list[Record]:
         numbers = [push.bases[server], push.samples, push.age, push.merged]
         records = [Record(Kind.NUMBERS, np.array(numbers, dtype=np.float64)), *push.work]
         if len(push.dense[server]):

@@ -13,7 +13,7 @@ from trainer.config.schema import PserverSyncStrategy
 from trainer.strategies.contract import Agreed, Share
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb
 from trainer.strategies.pserver.worker.ahead import wanted
-from trainer.strategies.pserver.worker.push import Push
+from trainer.strategies.pserver.worker.push import WholePush
 from trainer.strategies.pserver.worker.worker import PserverWorker
 
 
@@ -54,7 +54,7 @@ class PserverSync(PserverWorker):
         rows = {n: (ids, g * samples) for n, (ids, g) in rows.items()}
         dense = [self.dense.gradients(s, samples) for s in self.client.servers]
         clock = self.clock + 1
-        push = Push(dense, rows, samples, clock, self.age(), self.pulls.versions, [])
+        push = WholePush(dense, rows, samples, clock, self.age(), self.pulls.versions, [])
         pushes = self.client.push(self.encoder.messages(push))
         if self.options.clip_norm is not None:
             square = sum(float(a.need(Kind.NUMBERS)[0]) for a in self.client.wait(pushes))

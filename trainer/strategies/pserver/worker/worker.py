@@ -27,7 +27,7 @@ from trainer.strategies.pserver.worker.export import merged_tables, save_checkpo
 from trainer.strategies.pserver.worker.gauges import Gauges
 from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
 from trainer.strategies.pserver.worker.initial_values import send_start
-from trainer.strategies.pserver.worker.pull import Pulls
+from trainer.strategies.pserver.worker.pull import WorkerPulls
 from trainer.strategies.pserver.worker.push import PushEncoder
 from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable, unique
 from trainer.weights.server_parts import part_name
@@ -109,7 +109,7 @@ class PserverWorker(Strategy):
         self.dense = DenseMap(dense, servers, self.options.split_method, self.options.slice_above, rates)  # type: ignore[arg-type]
         self.dtype = dense[0][1].dtype if dense else self.remote[0].dtype
         self.ahead = Ahead(self.remote)
-        self.pulls = Pulls(self.client, self.dense, self.remote, self.dtype, self.holds_rows)
+        self.pulls = WorkerPulls(self.client, self.dense, self.remote, self.dtype, self.holds_rows)
         self.encoder = PushEncoder(self.remote, servers, self.wire)
 
     @property
