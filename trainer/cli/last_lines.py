@@ -82,7 +82,9 @@ def say_broken(ready: Ready) -> None:
 
 
 def _done(result: Result, ready: Ready) -> str:
-    shown = ", ".join(f"{k}: {v:.5f}" for k, v in result.metrics.items() if k.startswith(("val/", "val_ema/")))
+    measured = ("val/", "val_ema/") if result.validation else ("train/",)
+    shown = ", ".join(f"{k}: {v:.5f}" for k, v in result.metrics.items() if k.startswith(measured))
+    shown += "" if result.validation else " (not validated: validation=false)"
     if result.mode != "train":
         done = counted(result.samples, LOOKED_AT["rows" if "predict/rows" in result.metrics else result.mode])
         return f"{done} {'evaluated' if result.mode == 'eval' else 'predicted'} in {result.seconds:.1f} s. {shown}".rstrip()

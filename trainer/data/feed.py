@@ -217,6 +217,15 @@ class Feed:
         inputs: Inputs = self.val_reader.dataset.__getitems__((0, np.array(numbers, dtype=np.int64)))[0]
         return inputs
 
+    def example(self) -> Inputs:
+        """The inputs of one sample, as the data source gives them: of the validation data where there are such."""
+        if self.val_reader.dataset.dataset is not None and self.val_addresses.sampler.num_samples:  # type: ignore[union-attr]
+            return self.validation_inputs([0])
+        reader = self.train_reader if isinstance(self.train_reader, Reader) else self.train_reader.reader
+        assert reader is not None
+        inputs: Inputs = reader.dataset.__getitems__((0, np.array([0])))[0]
+        return inputs
+
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
             start = time.perf_counter()

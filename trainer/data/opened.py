@@ -19,8 +19,11 @@ MOST_LABELS = 10_000_000
 IMAGE_DIMENSIONS = 3
 
 
-def opened(source: DataSource, facts: Facts) -> Splits:
+def opened(source: DataSource, facts: Facts, validates: bool = True) -> Splits:
     """The source's data sets.
+
+    Args:
+        validates: False: the validation set is not looked at, and may be None.
 
     Raises:
         RunFailed: they cannot be opened, or are not what the facts say.
@@ -37,7 +40,8 @@ def opened(source: DataSource, facts: Facts) -> Splits:
     _check_normalisation(splits, facts, name)
     if not facts.streams:
         _check(splits.train, "training", facts.train_samples, facts.shape, facts, name)
-    _check(splits.val, "validation", facts.val_samples, facts.val_shape or facts.shape, facts, name)
+    if validates:
+        _check(splits.val, "validation", facts.val_samples, facts.val_shape or facts.shape, facts, name)
     return splits
 
 
@@ -58,7 +62,7 @@ def _check(dataset: Any, which: str, samples: int, shape: Any, facts: Facts, nam
     where = f"{name}, the {which} set"
     kind = type(dataset).__name__
     if dataset is None:
-        raise RunFailed(f"{where} is None. A run needs both: open returns Splits(train, val)")
+        raise RunFailed(f"{where} is None. open returns Splits(train, val)" + (", or type validation=false" if which == "validation" else ""))  # fmt: skip
     try:
         there = len(dataset)
     except TypeError as error:

@@ -70,7 +70,7 @@ HERE = Reading()
 class Reader:
     """Reads the batches of one data set in a sampler's order, in this process or in reading processes."""
 
-    def __init__(self, dataset: Dataset[Any], addresses: Addresses, reading: Reading) -> None:
+    def __init__(self, dataset: Dataset[Any] | None, addresses: Addresses, reading: Reading) -> None:
         self.dataset = Seeded(dataset, reading.seed, reading.mixing)
         self.addresses = addresses
         self.num_workers, self.prefetch, self.pin_memory = reading.num_workers, reading.prefetch, reading.pin_memory

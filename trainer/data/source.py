@@ -104,10 +104,12 @@ class Splits:
             Inputs of type uint8 are divided by 255 and normalised on the device. Inputs may be a dict of tensors by
             name: of these, floating ones are given the run's precision and the others stay as they are.
         mean, std: per channel, in units of the divided input; None: no normalisation.
+
+    ``val`` may be None for runs with ``validation=false``.
     """
 
     train: Dataset[Any]
-    val: Dataset[Any]
+    val: Dataset[Any] | None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 

@@ -50,7 +50,7 @@ def execute(
     began = time.monotonic()
     run_dir, config = Path(ready.plan.run_dir), ready.checked.config
     mine = own_folder(ready.plan)
-    result = Result("failed", str(run_dir), mode=ready.plan.mode)
+    result = Result("failed", str(run_dir), mode=ready.plan.mode, validation=config.validation)
     tracked = False
     try:
         with termination_raises():

@@ -124,6 +124,8 @@ def _sizes(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "batch size", size + _because(plan, "batch_size")
     if plan.mode == "train":
         yield "updates", f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({counted(plan.epochs, 'epoch')})"  # fmt: skip
+        if not plan.best:
+            yield "validation", "none (validation=false)"
         if plan.lr is not None:
             scaled = f" = {plan.lr / plan.lr_factor:g} x {plan.lr_factor:g}, for {counted(plan.update_batch, 'sample')} per update"
             yield "learning rate", f"{plan.lr:g}" + (scaled if plan.lr_factor != 1.0 else "")
@@ -157,7 +159,10 @@ def _places(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "run folder", plan.run_dir
     yield "logs", f"{plan.run_dir}/workerlog.N" + (", serverlog.N" if "server" in plan.roles else "")
     if plan.mode == "train":
-        yield "weights", f"{plan.run_dir}/model.safetensors, best {plan.best} in checkpoints/best.safetensors"
+        best = (
+            f", best {plan.best} in checkpoints/best.safetensors" if plan.best else " (no best one: validation=false)"
+        )
+        yield "weights", f"{plan.run_dir}/model.safetensors{best}"
     else:
         yield "batches", f"{plan.total_steps} of each worker"
         yield "weights", plan.weights

@@ -14,6 +14,7 @@ class Result:
         status: ``done``, ``failed``, ``killed``, ``preempted`` or ``planned``.
         run_dir: its folder; run_id, experiment_id: of MLflow, or None.
         metrics, best: last and best values by name; best_step: the update after which checkpoints/best.safetensors is.
+        validation: whether validations were made; without, there is no best model.
         ended: why it ended: ``all updates done``, or an early stop or a callback's request and its reason.
         steps, samples, seconds: updates (where work is leased: of worker 0), training samples over all workers, from start to end.
         chosen, why: what ``auto`` picked and the reasons.
@@ -32,6 +33,7 @@ class Result:
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     best_step: int = 0
+    validation: bool = True
     ended: str = ""
     steps: int = 0
     samples: int = 0

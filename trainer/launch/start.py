@@ -123,6 +123,7 @@ def _terms(plan: Plan, config: RunConfig) -> dict[str, Any]:
         "max_steps",
         "limit_train_batches",
         "limit_val_batches",
+        "validation",
     )
     typed |= {key: getattr(config, key) for key in rhythm}
     planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "data.global_batch_size": plan.global_batch_size, "device": plan.device}  # fmt: skip

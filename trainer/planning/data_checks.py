@@ -109,6 +109,26 @@ def check_optimization(checked: Checked) -> None:
             raise UserError(f"{path}={metric}", "it goes by validations, and execution.val_every=0 has one alone, at the end", "execution.val_every=1")  # fmt: skip
 
 
+def check_validation(config: RunConfig, typed: set[str]) -> None:
+    """Refuse ``validation=false`` beside what goes by validations, and beside typed keys that would do nothing."""
+    if config.validation:
+        return
+    none = "with validation=false nothing is validated"
+    if config.mode == "eval":
+        raise UserError("validation=false", "mode=eval does nothing but validate", "validation=true")
+    for path, metric, _ in watching(config):
+        instead = "scheduler=cosine" if path == "scheduler.metric" else f"{path}=null"
+        raise UserError(f"{path}={metric}", f"it goes by validations, and {none}", f"{instead} (or validation=true)")
+    if best_kept := config.checkpoint.keep_best:
+        raise UserError(f"checkpoint.keep_best={best_kept}", f"{none}, so no checkpoint is the best", "checkpoint.keep_best=0 (or validation=true)")  # fmt: skip
+    for name in config.metrics:
+        raise UserError(f"metrics.{name}", f"is measured in validations, and {none}", f"~metrics.{name} (or validation=true)")  # fmt: skip
+    without = {"limit_val_batches": "null", "execution.val_every": "1", "execution.val_every_steps": "null", "data.val_batch_size": "null"}  # fmt: skip
+    for key in without:
+        if key in typed:
+            raise UserError(key, none, f"{key}={without[key]} (or validation=true)")
+
+
 def check_metric_names(config: RunConfig, facts: Facts) -> None:
     """Refuse user's metrics whose names clash with others, or that MLflow does not take."""
     for name in config.metrics:

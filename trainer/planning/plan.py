@@ -69,7 +69,7 @@ class Plan:
         chosen: precision, channels_last, ... as used; why: reasons of those that ``auto`` chose.
         lr: optimizer.lr as it is used, scaled to the batch where that is asked for; None: the optimizer has no such key.
         lr_factor: what it is scaled by; update_batch: for how many samples per update.
-        best: the validation metric that marks the best model.
+        best: the validation metric that marks the best model; empty: none does, because nothing is validated.
         lower: of the user's own metrics whose class says so, whether less is better.
         endpoint: where the processes meet.
         environment: of worker 0.
@@ -189,7 +189,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         lr=None if config.optimizer.get("lr") is None else config.optimizer["lr"] * checked.lr_factor,
         lr_factor=checked.lr_factor,
         update_batch=checked.update_batch,
-        best=best_metric(config, facts.task),
+        best=best_metric(config, facts.task) if config.validation else "",
         parameters=model.parameters,
         facts=facts,
         preprocessing=checked.source.image_preprocessing(facts),

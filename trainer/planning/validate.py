@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from trainer.config.instantiate import call_target
@@ -19,7 +20,14 @@ from trainer.host.writable import check_name
 from trainer.planning.answers import check_declaration, refusals
 from trainer.planning.batches import FIRST_TRY, at_most, batch_sizes, check_batch_fits, check_padding, nearest, searched
 from trainer.planning.checked import Checked, Lacks
-from trainer.planning.data_checks import check_data, check_enough, check_optimization, check_orders, with_classes
+from trainer.planning.data_checks import (
+    check_data,
+    check_enough,
+    check_optimization,
+    check_orders,
+    check_validation,
+    with_classes,
+)
 from trainer.planning.key_checks import check_group, check_keys, check_targets
 from trainer.planning.launcher import launcher_of
 from trainer.planning.modes import evaluation_batch_size, facts_of, in_its_mode, looked_at
@@ -58,8 +66,9 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     lacks, device = Lacks(config.plan), choose_device(config)
     nproc = workers_here(config.launch, device, default_workers(config))
     elsewhere = is_elsewhere(config, device, nproc)
-    with lacks:
-        check_tracking(config)
+    for look in (check_tracking, partial(check_validation, typed=typed)):
+        with lacks:
+            look(config)
     workers = nproc * config.launch.nnodes
     config, auto_strategy = with_strategy(config, workers)
     declaration = declared(config, workers, lacks)

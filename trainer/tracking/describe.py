@@ -195,10 +195,13 @@ def _first(plan: Plan) -> str:
 
 
 def models(config: RunConfig, plan: Plan) -> dict[str, str]:
-    """Which models are logged (``best`` and ``last``), and their names; none where nothing is trained."""
+    """Which models are logged (``best`` and ``last``), and their names; none where nothing is trained, and the last alone
+    where nothing is validated."""
     tracking = config.tracking
     if plan.mode != "train" or not tracking.log_model:
         return {}
+    if not plan.best:
+        return {"last": model_name(plan.name, "last")}
     last = tracking.log_last_model or tracking.registered_model is not None
     return {which: model_name(plan.name, which) for which in ("best", *(["last"] if last else []))}
 

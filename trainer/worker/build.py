@@ -57,7 +57,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     forward = strategy.setup(model, Updaters(config, plan))
     if config.mode == "train":  # evaluators have no optimizer
         check_set_up(strategy, forward)
-    splits = opened(call_target(config.node("data"), "data"), plan.facts)
+    splits = opened(call_target(config.node("data"), "data"), plan.facts, config.validation)
     order = make_order(config, plan.facts, splits)
     seed_all(config.seed + 1 + seat.rank)
     feed = make_feed(config, plan, seat, strategy, splits, order)
@@ -118,7 +118,7 @@ def following(run: Training, config: RunConfig, plan: Plan) -> Training:
 def make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
     """How long the run is, and how often the loop logs and validates."""
     told, steps = config.execution, UNLIMITED if plan.leased else plan.total_steps
-    return Rhythm(plan.epochs, steps, told.log_every, told.val_every, told.val_every_steps)
+    return Rhythm(plan.epochs, steps, told.log_every, told.val_every, told.val_every_steps, config.validation)
 
 
 def make_feed(

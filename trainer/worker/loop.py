@@ -38,13 +38,14 @@ class KeepsCheckpoints(Protocol):
 @dataclass
 class Rhythm:
     """How long, and how often is looked: ``epochs``, ``total_steps`` in updates, ``log_every`` batches,
-    ``val_every`` epochs, ``val_every_steps`` updates."""
+    ``val_every`` epochs, ``val_every_steps`` updates; ``validates``: False for a run without validations."""
 
     epochs: int
     total_steps: int
     log_every: int
     val_every: int
     val_every_steps: int | None
+    validates: bool = True
 
 
 @dataclass
@@ -154,7 +155,7 @@ def _fit(run: Training) -> dict[str, float]:
             log_rest(run, epoch)
         due = run.rhythm.val_every and (epoch + 1) % run.rhythm.val_every == 0
         if (due or done or run.stop) and (run.lockstep or not run.stop):
-            evaluate(run, epoch)  # workers without a common step are stopped by a validation alone
+            look(run, epoch)  # workers without a common step are stopped here alone
         if run.checkpoints is not None and not run.stop:
             run.checkpoints.after_epoch(run)
         if done:
@@ -164,11 +165,29 @@ def _fit(run: Training) -> dict[str, float]:
             run.report.stopped(run.stop)
             break
     run.strategy.synchronize()
+    if run.ema is not None and not run.rhythm.validates:
+        run.ema.follow(run.step)
+        run.ema.agree(run.strategy, run.mean)
     if not run.lockstep:
         run.report.samples = int(
             run.strategy.all_reduce_sum(torch.tensor([float(run.samples)], dtype=torch.float64)).item()
         )
     return run.validated[1]
+
+
+def look(run: Training, epoch: int) -> None:
+    """Validate; in a run without validations, workers without a common step meet for what callbacks ask."""
+    if run.rhythm.validates:
+        evaluate(run, epoch)
+    elif run.callbacks and not run.lockstep:
+        run.strategy.synchronize()
+        hear(run, run.callbacks)
+
+
+def hear(run: Training, callbacks: Callbacks) -> None:
+    """All workers meet and know whether a callback of any asks to end the run."""
+    asked = run.strategy.all_reduce_sum(callbacks.asked())
+    run.stop = run.stop or callbacks.why(asked, run.step, run.strategy.all_reduce_sum)
 
 
 def train_epoch(run: Training, epoch: int) -> None:
@@ -211,7 +230,7 @@ def train_epoch(run: Training, epoch: int) -> None:
             if not run.model.training:
                 run.forward.train()
         profile.step()
-        if run.rhythm.val_every_steps and run.step % run.rhythm.val_every_steps == 0:
+        if run.rhythm.validates and run.rhythm.val_every_steps and run.step % run.rhythm.val_every_steps == 0:
             if run.step >= run.rhythm.total_steps or run.stop:
                 log_rest(run, epoch)
             evaluate(run, epoch)
@@ -286,8 +305,7 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
         decide(run, values)
         if run.callbacks:
             run.callbacks.validation_end(epoch, run.step, values, improved)
-            asked = run.strategy.all_reduce_sum(run.callbacks.asked())
-            run.stop = run.stop or run.callbacks.why(asked, run.step, run.strategy.all_reduce_sum)
+            hear(run, run.callbacks)
     run.validated = run.step, metrics
     run.model.train()
     return metrics

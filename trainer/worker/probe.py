@@ -248,7 +248,7 @@ def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: F
     if isinstance(outputs, Exception):
         return ""
     _check_kind(config, model, outputs, facts)
-    if train:
+    if train and config.validation:
         _check_validation(config, model, outputs, facts)
     if facts.task == "binary":
         _check_binary(config, loss, facts, outputs)

@@ -123,7 +123,7 @@ def keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
             with run.ema.in_place():
                 save(run.model, run_dir / "model_ema.safetensors")
     keep_findings(run, run_dir)
-    config, plan, inputs = assignment.config, assignment.plan, run.feed.validation_inputs([0])
+    config, plan, inputs = assignment.config, assignment.plan, run.feed.example()
     example.keep(
         run_dir,
         for_saved_weights(config.model),

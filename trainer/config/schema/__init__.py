@@ -98,6 +98,9 @@ class Config:
     max_steps: Optional[int] = key(None, "the run ends after this number of updates, or after epochs", "updates", ge=1)
     limit_train_batches: Optional[int] = key(None, "greatest number of batches per epoch", "batches", ge=1)
     limit_val_batches: Optional[int] = key(None, "greatest number of batches per validation", "batches", ge=1)
+    validation: bool = key(
+        True, "measure validation samples as execution.val_every tells; false: never, data need none"
+    )
     seed: int = key(0, "seed of parameters, order of samples, augmentation", ge=0, le=LONG)
     precision: str = key("auto", "arithmetic of the forward pass", choices=("auto", "fp64", "fp32", "bf16", "fp16"))
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda"))

@@ -16,7 +16,7 @@ from trainer.data.augment.randomness import own_randomness
 class Seeded(Dataset[Any]):
     """A data set whose augmentation depends on (seed, epoch, sample) alone, not on workers or reading processes."""
 
-    def __init__(self, dataset: Dataset[Any], seed: int, mixing: Mixing | None = None) -> None:
+    def __init__(self, dataset: Any, seed: int, mixing: Mixing | None = None) -> None:
         self.dataset = dataset
         self.seed = seed
         self.mixing = mixing
@@ -33,7 +33,7 @@ class Seeded(Dataset[Any]):
         if hasattr(self.dataset, "augmented"):
             return self.dataset.augmented((self.seed, epoch), indices)
         if hasattr(self.dataset, "batch"):
-            return self.dataset.batch(indices % len(self.dataset))  # type: ignore[arg-type]
+            return self.dataset.batch(indices % len(self.dataset))
         with own_randomness():
             return default_collate([self._sample(epoch, index) for index in indices.tolist()])
 
@@ -46,4 +46,4 @@ class Seeded(Dataset[Any]):
         torch.default_generator.manual_seed(mixed)
         random.seed(mixed)
         np.random.seed(mixed % 2**32)
-        return self.dataset[index % len(self.dataset)]  # type: ignore[arg-type]
+        return self.dataset[index % len(self.dataset)]
