@@ -100,6 +100,7 @@ class Lines:
         self.samples = 0.0
         self.waited_for: list[str] = []
         self.run_dir = None
+        self.who = ""
         self.watched = Best("val/acc1")
         self.ended = ""
         self.pulse = Pulse("")

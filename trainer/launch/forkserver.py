@@ -30,6 +30,7 @@ from trainer.host.signals import termination_raises
 from trainer.launch.engine import Engine, Start
 from trainer.launch.hang import Hang
 from trainer.launch.log_on_screen import Shown
+from trainer.run_folder.report import OWN
 from trainer.launch.other_hosts import OtherHosts
 from trainer.launch.place import Place
 from trainer.launch.preload import start_forkserver
@@ -64,7 +65,8 @@ def launch(
         log_dir: where ``workerlog.N`` and ``serverlog.N`` go; what is shown of them is ``verbosity``'s matter.
         meeting: where the processes meet.
         engine: starts each process; None: a forkserver does.
-        verbosity: whose output is also shown on the screen: ``quiet`` nobody's, ``normal`` worker 0's, ``debug`` everybody's.
+        verbosity: whose output is also shown on the screen: ``quiet`` nobody's, ``normal`` worker 0's, ``workers`` that
+            and of the others the lines of their own values, ``debug`` everybody's.
         grace: SIGTERM and SIGUSR1 ask the workers to save and end; None: they end all at once.
         hang_s: longest time in which no worker shows a sign of life; None: for ever.
 
@@ -167,9 +169,8 @@ def _shown(members: Sequence[StartedProcess], verbosity: str, kept: Mapping[Path
         return []
     if verbosity == "debug":
         return [Shown(m.handle.log, f"{m} | ", kept.get(m.handle.log, 0)) for m in members]
-    return [
-        Shown(m.handle.log, since=kept.get(m.handle.log, 0)) for m in members if (m.role.name, m.rank) == ("worker", 0)
-    ]
+    workers = [m for m in members if m.role.name == "worker" and (not m.rank or verbosity == "workers")]
+    return [Shown(m.handle.log, since=kept.get(m.handle.log, 0), only=OWN if m.rank else "") for m in workers]
 
 
 def _place_sockets() -> None:

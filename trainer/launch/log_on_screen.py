@@ -15,10 +15,11 @@ class Shown:
     Args:
         who: what each line begins with.
         since: bytes of the log that are not shown.
+        only: lines that do not begin so are not shown.
     """
 
-    def __init__(self, log: Path, who: str = "", since: int = 0) -> None:
-        self.who = who
+    def __init__(self, log: Path, who: str = "", since: int = 0, only: str = "") -> None:
+        self.who, self.only = who, only
         self.log = log.open(errors="replace")
         self.log.seek(since)
         self.rest = ""
@@ -48,6 +49,6 @@ class Shown:
 
     def _write(self, text: str) -> None:
         if text:
-            lines = text.splitlines(keepends=True) if self.who else [text]
-            sys.stdout.write("".join(f"{self.who}{line}" for line in lines))
+            lines = text.splitlines(keepends=True) if self.who or self.only else [text]
+            sys.stdout.write("".join(f"{self.who}{line}" for line in lines if line.startswith(self.only)))
             sys.stdout.flush()

@@ -74,8 +74,9 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     preload = [*modules_of(config, entries), *assignment.imported]
     run_dir = Path(plan.run_dir)
     grace = Grace(config.checkpoint.grace_s, lambda: read_status(run_dir).get("state") == "running")
+    seen = "workers" if config.execution.log_workers and config.verbosity == "normal" else config.verbosity
     results = launch(
-        roles, assignment, run_dir, meeting, engine or Forked(preload), config.verbosity,
+        roles, assignment, run_dir, meeting, engine or Forked(preload), seen,
         grace if keeps(config, plan) else None, told.hang_timeout_s if config.mode == "train" else None,
     )  # fmt: skip
     _leave_statistics(Path(plan.run_dir), results.get("server", {}))

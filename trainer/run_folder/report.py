@@ -20,6 +20,8 @@ from trainer.run_folder.lives import number
 STATUS_EVERY_S = 0.5
 KEPT = ("metrics", "best", "samples", "step", "epoch", "elsewhere", "data_waited", "_validated")
 """What a report that goes on has from the one before."""
+OWN = "[worker "
+"""How a line begins that has one worker's own values (execution.log_workers)."""
 ALL_DONE = "all updates done"
 """How a run ends that neither an early stop nor a callback ends."""
 
@@ -55,6 +57,9 @@ class Report:
         own: where this worker says how far it is itself, where the workers go their own ways.
         goes_on: metrics.jsonl is that of the run before, and is written on.
         pulse: where the launcher sees that the worker lives; None: it does not look.
+
+    Attributes:
+        who: what lines of this worker's own values begin with; empty: they are as all others.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Report:
         own: Path | None = None, goes_on: bool = False, pulse: Pulse | None = None,
     ) -> None:  # fmt: skip
         self.own = own
+        self.who = ""
         self.pulse = pulse or Pulse()
         self.run_dir = run_dir
         self.life = number(run_dir) if run_dir else 1
@@ -146,9 +152,17 @@ class Report:
         values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items()) or "no update"
         rate = f"{perf['perf/samples_per_s']:.1f} samples/s, data wait: {perf['perf/data_wait']:.1%}"
         if not (rest and step == self._validated):  # that validation was the last word: it ends the run
-            print(f"[Epoch {epoch}, batch {batch}] {values}, lr: {lr:.5g}, {rate}", flush=True)
+            print(
+                f"{self.who if self.own else ''}[Epoch {epoch}, batch {batch}] {values}, lr: {lr:.5g}, {rate}",
+                flush=True,
+            )
         point = {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **(perf if warm else {}), **(gauges or {})}
         self._point(epoch, step, point)
+
+    def of_worker(self, epoch: int, batch: int, metrics: Mapping[str, float]) -> None:
+        """A line of this worker's own values alone."""
+        values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items()) or "no sample"
+        print(f"{self.who}[Epoch {epoch}, batch {batch}] {values}", flush=True)
 
     def validation(self, epoch: int, step: int, values: Mapping[str, float]) -> bool:
         """A line and a point of a validation; returns whether rank 0 should keep this model as the best so far.

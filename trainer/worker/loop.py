@@ -119,7 +119,7 @@ class Line:
     Attributes:
         batches: since the run's start; printed: how many of them lines have told of; due: at how many the next line comes.
         lr: of the last update; number: of the last batch in its epoch.
-        before: the sums of the last line, over all workers.
+        before: the sums of the last line, over all workers; mine: of this worker alone.
     """
 
     meter: Sums
@@ -129,6 +129,7 @@ class Line:
     lr: float = 0.0
     number: int = -1
     before: torch.Tensor | None = None
+    mine: torch.Tensor | None = None
 
 
 def fit(run: Training) -> dict[str, float]:
@@ -257,6 +258,9 @@ def log_training(run: Training, epoch: int, rest: bool = False) -> None:
     """
     line = run.line
     sums = line.meter.sums()
+    if run.lockstep and run.report.who:
+        own, line.mine = sums if line.mine is None or not rest else sums + line.mine, sums
+        run.report.of_worker(epoch, line.number, run.task.summary(own))
     if run.lockstep and run.callbacks:  # one meeting for both
         asked = run.callbacks.asked().to(sums.device)
         sums, asked = run.strategy.all_reduce_sum(torch.cat([sums, asked])).split([len(sums), len(asked)])

@@ -29,7 +29,7 @@ from trainer.metrics.best import best_metric
 from trainer.planning.assignment import Assignment
 from trainer.planning.plan import Plan
 from trainer.planning.resume import keeps
-from trainer.run_folder.report import Report
+from trainer.run_folder.report import OWN, Report
 from trainer.strategies.contract import HasGauges, LooksUp, Seat, Strategy, whole
 from trainer.worker import example
 from trainer.worker.build import build
@@ -152,6 +152,8 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
             bool(assignment.resume),
             Pulse(seat.pulse),
         )
+        if config.execution.log_workers and seat.size > 1:
+            report.who = f"{OWN}{seat.rank}] "
         try:
             report.doing("building the model and opening the data")
             run = replace(build(config, plan, seat, strategy, report), run_dir=run_dir)
