@@ -30,7 +30,6 @@ from trainer.host.signals import termination_raises
 from trainer.launch.engine import Engine, Start
 from trainer.launch.hang import Hang
 from trainer.launch.log_on_screen import Shown
-from trainer.run_folder.report import OWN
 from trainer.launch.other_hosts import OtherHosts
 from trainer.launch.place import Place
 from trainer.launch.preload import start_forkserver
@@ -38,6 +37,7 @@ from trainer.launch.process import Child
 from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.supervisor import Handle, Role, StartedProcess, Supervisor, end
 from trainer.run_folder.hold import Hold
+from trainer.run_folder.report import OWN
 from trainer.strategies.contract import Seat
 from trainer.terminal import streams
 
