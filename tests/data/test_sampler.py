@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler
 
 from trainer.data.sampler import (
     DistributedBatchSampler,
@@ -240,3 +241,85 @@ def test_who_reads_for_everybody_reads_what_each_would_have_read(
 def test_a_global_batch_without_a_sample_for_each_is_refused() -> None:
     with pytest.raises(ValueError, match="5 samples cannot be shared out over 6 batches"):
         GlobalBatchSampler(10, 5, merge=2, world_size=3)
+
+
+def paddles_order(num_samples: int, world_size: int, seed: int, epoch: int, shuffle: bool) -> list[int]:
+    """The data go on with sample 0, 1, ..., and then are shuffled."""
+    padded = [place % num_samples for place in range(ceil(num_samples / world_size) * world_size)]
+    return [padded[place] for place in the_epochs_order(len(padded), seed, epoch, shuffle)]
+
+
+def paddles_batches(order: list[int], batch_size: int, world_size: int, rank: int, drop_last: bool) -> list[list[int]]:
+    """Blocks are dealt out to the workers in turn; of what is left at the end each has a block, too."""
+    together = batch_size * world_size
+    end = len(order) - len(order) % together
+    batches = [order[at + rank * batch_size :][:batch_size] for at in range(0, end, together)]
+    rest = (len(order) - end) // world_size
+    return [*batches, *([] if drop_last or not rest else [order[end + rank * rest :][:rest]])]
+
+
+@given(**SHAPES, drop_last=st.booleans())
+def test_contiguous_padding_is_that_of_paddles_sampler(
+    num_samples: int, batch_size: int, world_size: int, seed: int, epoch: int, shuffle: bool, drop_last: bool
+) -> None:
+    order = paddles_order(num_samples, world_size, seed, epoch, shuffle)
+    everybody = workers(
+        world_size, epoch, num_samples=num_samples, batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last,
+        padding="contiguous",
+    )  # fmt: skip
+    for rank, sampler in enumerate(everybody):
+        assert list(sampler) == paddles_batches(order, batch_size, world_size, rank, drop_last)
+        assert sampler.sizes() == [len(batch) for batch in sampler]
+        each = ceil(num_samples / world_size)
+        assert len(sampler) == (each // batch_size if drop_last else ceil(each / batch_size)), "its length"
+
+
+def test_both_paddings_of_ten_samples_on_three_workers() -> None:
+    """10 samples go on to 12: four for each worker, in a batch of three and one of one."""
+
+    def of(padding: str) -> list[list[list[int]]]:
+        return [list(DistributedBatchSampler(10, 3, rank, 3, shuffle=False, padding=padding)) for rank in range(3)]
+
+    assert of("contiguous") == [[[0, 1, 2], [9]], [[3, 4, 5], [0]], [[6, 7, 8], [1]]]
+    assert of("strided") == [[[0, 3, 6], [9]], [[1, 4, 7], [0]], [[2, 5, 8], [1]]]
+
+
+@given(**SHAPES, drop_last=st.booleans())
+def test_strided_padding_is_that_of_torchs_sampler(
+    num_samples: int, batch_size: int, world_size: int, seed: int, epoch: int, shuffle: bool, drop_last: bool
+) -> None:
+    order = the_epochs_order(num_samples, seed, epoch, shuffle)
+    everybody = workers(
+        world_size, epoch, num_samples=num_samples, batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last
+    )  # fmt: skip
+    for rank, sampler in enumerate(everybody):
+        theirs = DistributedSampler(range(num_samples), world_size, rank, shuffle=False)  # type: ignore[arg-type]
+        mine = [order[place] for place in theirs]
+        batches = [mine[at : at + batch_size] for at in range(0, len(mine), batch_size)]
+        assert list(sampler) == [b for b in batches if len(b) == batch_size or not drop_last]
+
+
+@given(**SHAPES, drop_last=st.booleans())
+def test_contiguous_blocks_without_padding_count_every_sample_once(
+    num_samples: int, batch_size: int, world_size: int, seed: int, epoch: int, shuffle: bool, drop_last: bool
+) -> None:
+    everybody = workers(
+        world_size, epoch, num_samples=num_samples, batch_size=batch_size, seed=seed, shuffle=shuffle, pad=False,
+        padding="contiguous", drop_last=drop_last,
+    )  # fmt: skip
+    order = the_epochs_order(num_samples, seed, epoch, shuffle)
+    together = batch_size * world_size
+    used = order[: num_samples - num_samples % together] if drop_last else order
+    seen = [counted(sampler) for sampler in everybody]
+    assert [index for batches in zip(*seen, strict=True) for batch in batches for index in batch] == used
+    assert all(max(sizes) - min(sizes) <= 1 for sizes in zip(*(s.sizes() for s in everybody), strict=True))
+    reads = [batch.tolist() for batch in EverybodysBatches(everybody[0]).arrays()]
+    assert [reads[rank::world_size] for rank in range(world_size)] == [list(sampler) for sampler in everybody]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"padding": "block"}, {"padding": "contiguous", "order": RepeatedAugmentation(10, 3)}]
+)
+def test_a_padding_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="padding is strided or contiguous"):
+        DistributedBatchSampler(10, 2, **wrong)

@@ -10,6 +10,9 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.runs import mlflow_runs, points, read, trainer
+from trainer.errors import UserError
+from trainer.models.wide_and_deep import WideAndDeep
+from trainer.weights import fit
 
 CLICKS = (
     "+recipe=wide_and_deep", "tracking=none", "data.train_rows=20000", "data.val_rows=4000", "data.hash_size=30011",
@@ -128,6 +131,13 @@ def test_every_mode_learns(tmp_path: Path, mode: str, extra: tuple[str, ...]) ->
     told = read(tmp_path / "run" / "server.0.json")
     assert told["endpoint"].startswith("tcp://127.0.0.1:" if "strategy.transport=tcp" in extra else "ipc:")
     assert sum(told["staleness"].values()) == told["pushes"] or mode == "geo"
+    tensors, unbounded = load_file(tmp_path / "run" / "model.safetensors"), "model.table_size=null" in extra
+    assert ("embedding.weight" in tensors) != unbounded and all(map(len, tensors.values())), "no empty table is saved"
+    if unbounded:
+        with pytest.raises(
+            UserError, match=r"the run left the table embedding\.weight out of it \(strategy\.export_limit\)"
+        ):
+            fit.load(tmp_path / "run" / "checkpoints" / "best.safetensors", WideAndDeep(100, hidden=[32]))
     if mode == "ssp":  # with 2 workers: own steps since the pull, and at most 2 * bound + 1 of the other's
         assert max(map(int, told["staleness"])) <= 2 * 2 + 1
 

@@ -58,6 +58,7 @@ def files(folder: Path) -> dict[str, int]:
         (("resume=auto", "strategy=pserver_sync", "launch.nproc=1", "strategy.wire=int8"), "is of strategy=single, and with these options of pserver_sync the updates would be others. Type instead: strategy=single"),
         (("resume=auto", "strategy=pserver_async"), "is of strategy=single. Type instead: strategy=single"),
         (("resume=auto", "strategy=pserver_sync", "launch.nproc=1", "strategy.clip_norm=1"), "strategy.clip_norm was None, is 1"),
+        (("resume=auto", "sampler.padding=contiguous"), "sampler.padding was strided, is contiguous"),
         (("resume=nowhere",), "Type instead: resume=FOLDER of a run or of a checkpoint"),
         (("resume=run/checkpoints/step-000000099",), "there is no whole checkpoint"),
         (("resume=/",), "there is no whole checkpoint"),
@@ -111,3 +112,18 @@ def test_newer_checkpoints_are_set_aside_where_a_run_goes_on_from_an_older_one(h
     assert (run / "checkpoints" / "aside-step-000000008").is_dir()
     assert (run / "checkpoints" / "latest").read_text() != "step-000000008\n"
     assert b"\0" not in (run / "metrics.jsonl").read_bytes()
+
+
+def test_another_number_of_workers_is_another_order_where_padding_comes_before_the_shuffle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = ["hydra.run.dir=run", "sampler.padding=contiguous", "launch=in_process", "device=cpu"]
+    trainer.run([*BASE, *run])
+    again = [*run, "resume=run/checkpoints/step-000000006", "plan=true", "sampler.drop_last=true"]
+    assert not trainer.run([*BASE, *again]).error
+    assert "sampler.padding=contiguous repeats samples before it shuffles" in trainer.run([*BASE, *again, "sampler.pad=false"]).error  # fmt: skip
+    other = trainer.run(
+        [*BASE, *again, "launch=forkserver", "launch.nproc=2", "data.batch_size=16", "strategy=collective"]
+    )
+    assert "the run had 1 worker and sampler.pad=true" in other.error

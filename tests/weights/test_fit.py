@@ -15,7 +15,9 @@ import torch
 
 from trainer.errors import UserError
 from trainer.models.finetune import architecture, finetuned
+from trainer.models.rows import RowEmbedding
 from trainer.weights import fit, tensor_files, torch_files
+from trainer.worker.model import save
 
 LARGE = 5 * 2**30
 
@@ -180,3 +182,21 @@ def test_a_pretrained_model_refuses_them_too(kind: str, tmp_path: Path) -> None:
 def test_a_pickle_is_followed_without_making_anything() -> None:
     with pytest.raises(ValueError, match=r"calls posix\.system"):
         torch_files.follow(b"\x80\x02cposix\nsystem\n" + text(b"true") + b"\x85R.")
+
+
+def test_a_table_that_was_left_out_is_told_and_nothing_is_loaded(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(RowEmbedding(None, 2), torch.nn.Linear(2, 1))
+    model[0].weight = torch.nn.Parameter(torch.empty(0, 2))  # as at a worker of parameter servers
+    before = model[0].weight
+    save(model, tmp_path / "model.safetensors")
+    assert model[0].weight is before
+    assert set(tensor_files.read(tmp_path / "model.safetensors", "")) == {"1.weight", "1.bias"}
+    whole = torch.nn.Sequential(torch.nn.Embedding(5, 2), torch.nn.Linear(2, 1))
+    kept = {name: tensor.clone() for name, tensor in whole.state_dict().items()}
+    with pytest.raises(
+        UserError, match=r"fit the model \(Sequential\): the run left the table 0\.weight out of it \(strategy"
+    ):
+        fit.load(tmp_path / "model.safetensors", whole)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in whole.state_dict().items())
+    save(whole, tmp_path / "whole.safetensors")
+    assert tensor_files.left_out(tmp_path / "whole.safetensors") == []

@@ -11,6 +11,9 @@ import numpy as np
 from trainer.config.run_config import RunConfig
 from trainer.data.turns import Turn, turned
 
+CONTIGUOUS = "contiguous"
+PADDINGS = ("strided", CONTIGUOUS)
+
 
 class Order:
     """The order of the samples in an epoch: each once, shuffled or as they are."""
@@ -130,13 +133,13 @@ class TrainingSampler(ABC):
         """For each batch of all workers: from where to where it lies in the epoch's order, and the worker that gets its first
         sample; the next worker gets the next one, and so on in turn."""
 
-    def size(self, start: int, stop: int, first: int, rank: int) -> int:
-        """How many samples that count a worker has in the batch with that cut."""
-        return max(0, -(-(stop - start - (rank - first) % self.world_size) // self.world_size))
+    def share(self, start: int, stop: int, first: int, rank: int) -> range:
+        """The places in the epoch's order of a worker's samples that count, in the batch with that cut."""
+        return range(start + (rank - first) % self.world_size, stop, self.world_size)
 
     def sizes(self) -> list[int]:
         """For each of this worker's batches, how many samples count."""
-        return [self.size(*cut, self.rank) for cut in self.cuts()]
+        return [len(self.share(*cut, self.rank)) for cut in self.cuts()]
 
     def arrays(self) -> Iterator[np.ndarray]:
         """This worker's batches as arrays of indices."""
@@ -146,10 +149,9 @@ class TrainingSampler(ABC):
         """For each batch the shares of these workers: at least one sample each, which counts zero where there is
         none."""
         order = self.order()
-        for start, stop, first in self.cuts():
-            together = order[start:stop]
-            shares = [together[(rank - first) % self.world_size :: self.world_size] for rank in ranks]
-            yield [share if len(share) else together[:1] for share in shares]
+        for cut in self.cuts():
+            shares = [self.share(*cut, rank) for rank in ranks]
+            yield [order[s.start : s.stop : s.step] if s else order[cut[0] : cut[0] + 1] for s in shares]
 
     def even(self, merge: int, limit: int | None = None) -> bool:
         """Whether all workers get equally many samples in every update of ``merge`` batches, of at most ``limit`` batches."""
@@ -167,6 +169,11 @@ class DistributedBatchSampler(TrainingSampler):
     Batch ``s`` of all ``world_size`` workers together is ``order[s * world_size * batch_size:][:world_size *
     batch_size]`` of the epoch's order, so that N workers see what one worker with an N times larger batch sees.
 
+    ``padding="strided"`` pads and splits as PyTorch's ``DistributedSampler``: the epoch's order goes on with its own start, and a
+    worker has every ``world_size``-th sample of the batch. ``"contiguous"`` does as PaddlePaddle's ``DistributedBatchSampler``: the
+    data go on with sample 0, 1, ... and are shuffled then, and a worker has one block of the batch. So its epoch's order follows
+    from the number of workers, too.
+
     Args:
         num_samples: samples in the data set.
         batch_size: samples per worker and batch.
@@ -176,6 +183,7 @@ class DistributedBatchSampler(TrainingSampler):
         pad: repeat samples from the start of the order so that all workers get equally many; False: the last batch
             may differ by one sample between workers, and a worker that gets none is given one that counts zero.
         order: of the epoch's samples; None: each once, by ``seed`` and ``shuffle``.
+        padding: ``strided`` or ``contiguous``; the latter has no other ``order``.
     """
 
     def __init__(
@@ -189,16 +197,28 @@ class DistributedBatchSampler(TrainingSampler):
         drop_last: bool = False,
         pad: bool = True,
         order: Order | None = None,
+        padding: str = "strided",
     ) -> None:
-        super().__init__(num_samples, rank, world_size, seed, shuffle, order)
-        self.batch_size = batch_size
-        self.drop_last = drop_last
+        if padding not in PADDINGS or (order and padding == CONTIGUOUS):
+            raise ValueError(f"padding is {' or '.join(PADDINGS)}, and {CONTIGUOUS} has an order of its own")
+        self.batch_size, self.drop_last, self.padding = batch_size, drop_last, padding
         self.missing = -num_samples % world_size if pad else 0
+        if padding == CONTIGUOUS:
+            order = Order(num_samples + self.missing, seed, shuffle)
+        super().__init__(num_samples, rank, world_size, seed, shuffle, order)
 
     def order(self) -> np.ndarray:
         """All samples in the epoch's order, padded where that is asked for."""
         order = super().order()
+        if self.padding == CONTIGUOUS:
+            return order % self.num_samples
         return np.concatenate([order, np.resize(order, self.missing)]) if self.missing else order
+
+    def share(self, start: int, stop: int, first: int, rank: int) -> range:
+        if self.padding != CONTIGUOUS:
+            return super().share(start, stop, first, rank)
+        begin, end = (start + (stop - start) * worker // self.world_size for worker in (rank, rank + 1))
+        return range(begin, end)
 
     def __len__(self) -> int:
         whole, rest = divmod(self.num_samples + self.missing, self.world_size * self.batch_size)
@@ -296,7 +316,7 @@ def training_sampler(
     shuffle, drop_last = sampler.shuffle, sampler.drop_last
     if together is None or config.mode != "train":
         return DistributedBatchSampler(
-            samples, batch_size, rank, workers, config.seed, shuffle, drop_last, sampler.pad, order
+            samples, batch_size, rank, workers, config.seed, shuffle, drop_last, sampler.pad, order, sampler.padding
         )
     merge = config.strategy.gradient_merge.k_steps
     return GlobalBatchSampler(samples, together, merge, rank, workers, config.seed, shuffle, drop_last, order)

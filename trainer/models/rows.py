@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +43,19 @@ def tables(model: nn.Module) -> Iterator[tuple[str, nn.Embedding | nn.EmbeddingB
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
             yield name, module
+
+
+@contextmanager
+def without_empty_tables(model: nn.Module) -> Iterator[list[str]]:
+    """While it lasts, the model's state_dict leaves out tables that have no rows here; their names in it."""
+    empty = {f"{name}.weight": (table, table.weight) for name, table in tables(model) if not len(table.weight)}
+    for table, _ in empty.values():
+        table.register_parameter("weight", None)
+    try:
+        yield list(empty)
+    finally:
+        for table, weight in empty.values():
+            table.weight = weight
 
 
 def materialise(model: nn.Module, seed: int, device: torch.device | str = "cpu") -> None:

@@ -10,6 +10,8 @@ from trainer.errors import UserError
 from trainer.wording import counted
 
 AUTO = "auto"
+STRIDED, CONTIGUOUS = "strided", "contiguous"
+EACH_ONCE = "each_once"
 FIRST_TRY = 32
 """Samples per worker with which the search for the largest batch begins, and which a plan without one has."""
 
@@ -89,13 +91,28 @@ def nearest(data: schema.DataConfig, portions: int) -> dict[str, int | None]:
     return {"batch_size": max(1, round(together / portions)), "global_batch_size": None}
 
 
-def check_padding(config: RunConfig, typed: set[str]) -> None:
-    """Refuse padding with a global batch, whose samples count once."""
-    if config.data.global_batch_size is None:
-        return
-    if config.sampler.pad and "sampler.pad" in typed:
+def with_padding(config: RunConfig, typed: set[str], leased: bool) -> RunConfig:
+    """The config without padding where samples count once, and with the one way to split where nothing else is split.
+
+    Raises:
+        UserError: it was typed; or the samples come in an order that is no sampler of Paddle's.
+    """
+    sampler, together = config.sampler, config.data.global_batch_size
+    blocks = f"sampler.padding={sampler.padding}" if sampler.padding == CONTIGUOUS else ""
+    if together is not None and sampler.pad and "sampler.pad" in typed:
         why = "with data.global_batch_size each sample is shared out once, unevenly if need be, and none is repeated"
         raise UserError("sampler.pad=true", why, "sampler.pad=false (or data.batch_size in place of data.global_batch_size)")  # fmt: skip
+    if together is not None and blocks and "sampler.padding" in typed:
+        why = "goes with data.batch_size: with data.global_batch_size updates do not depend on the number of workers"
+        raise UserError(blocks, why, "sampler.padding=strided (or data.batch_size in place of data.global_batch_size)")
+    if leased and blocks and "sampler.padding" in typed:
+        why = "splits an epoch beforehand, and with this strategy workers lease blocks of work"
+        raise UserError(blocks, why, "data.work=static (or sampler.padding=strided)")
+    if blocks and sampler.order != EACH_ONCE:
+        raise UserError(blocks, f"takes each sample once, and sampler.order={sampler.order} does not", "sampler.padding=strided")  # fmt: skip
+    if together is not None:
+        return config.changed(sampler={"pad": False, "padding": STRIDED})
+    return config.changed(sampler={"padding": STRIDED}) if leased else config
 
 
 def check_batch_fits(config: RunConfig, samples: int, workers: int) -> None:

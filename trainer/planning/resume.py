@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import store
+from trainer.config.keys import spelled
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
 from trainer.errors import UserError
+from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.key_checks import leaves
 from trainer.planning.plan import Plan
+from trainer.wording import counted
 
 AUTO, FRESH = "auto", "fresh"
 RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -150,12 +153,21 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     serious = [line for key, line in changes if not _is_harmless(key)]
     if not serious and about.total_steps != plan.total_steps:
         serious = [f"the run had {about.total_steps} updates, and has {plan.total_steps}"]
+    serious = serious or [*_other_order(config, plan, about)]
     if serious and not config.resume.allow_changes:
         why = f"the config differs from that of {folder} in what matters: {'; '.join(serious)}"
         raise UserError("resume", why, "the values of before, or resume.allow_changes=true")
     if plan.traits.lockstep and plan.total_steps < about.step:
         raise UserError(f"{plan.total_steps} updates", f"{folder} is after update {about.step}", f"epochs={about.epoch + 1}")  # fmt: skip
     return Resume(folder, about, here, tuple(line for _, line in changes))
+
+
+def _other_order(config: RunConfig, plan: Plan, about: store.About) -> Iterator[str]:
+    """Why the samples of an epoch would come in another order."""
+    sampler = config.sampler
+    before, now = (about.workers, about.config.get("sampler", {}).get("pad")), (plan.workers, sampler.pad)
+    if sampler.padding == CONTIGUOUS and before != now:
+        yield f"the run had {counted(about.workers, 'worker')} and sampler.pad={spelled(before[1])}, and sampler.padding={CONTIGUOUS} repeats samples before it shuffles"  # fmt: skip
 
 
 def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:

@@ -18,7 +18,7 @@ from trainer.host import hardware
 from trainer.host.cache import check_code
 from trainer.host.writable import check_name
 from trainer.planning.answers import check_declaration, refusals
-from trainer.planning.batches import FIRST_TRY, at_most, batch_sizes, check_batch_fits, check_padding, nearest, searched
+from trainer.planning.batches import FIRST_TRY, at_most, batch_sizes, check_batch_fits, nearest, searched, with_padding
 from trainer.planning.checked import Checked, Lacks
 from trainer.planning.data_checks import (
     check_data,
@@ -143,8 +143,8 @@ def with_batches(
         sizes = batch_sizes(config.data, workers, merge, typed, declaration.leased(config))
     config = config.changed(data=sizes)
     with lacks:
-        check_padding(config, typed)
-    return config if config.data.global_batch_size is None else config.changed(sampler={"pad": False})
+        return with_padding(config, typed, declaration.leased(config))
+    return config
 
 
 def looking(checked: Checked) -> Checked:

@@ -29,8 +29,16 @@ def check(path: Path, model: nn.Module, called: str) -> None:
     passing = {name for name, _ in model.named_buffers()}  # a checkpoint has those too that no state_dict has
     unknown = [name for name in there if name not in wanted and name not in passing]
     other = [f"{n} is {there[n]} there and {wanted[n]} here" for n in there if n in wanted and there[n] != wanted[n]]
+    tables = [name for name in tensor_files.left_out(path) if name in missing]
     faults = [
-        *([f"it lacks {some(missing)}"] if missing else []),
+        *([f"it lacks {some(lacking)}"] if (lacking := [name for name in missing if name not in tables]) else []),
+        *(
+            [
+                f"the run left the table {some(tables)} out of it (strategy.export_limit) and keeps its rows in checkpoints/persistables"
+            ]
+            if tables
+            else []
+        ),
         *([f"it has {some(unknown)}, which the model has not"] if unknown else []),
         *([some(other, "; ")] if other else []),
     ]

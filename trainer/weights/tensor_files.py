@@ -16,6 +16,8 @@ from trainer.weights import checkpoints, torch_files
 
 NESTED = ("state_dict", "model")
 """Where checkpoints of others keep the state_dict."""
+LEFT_OUT = "left_out"
+"""In the header of a run's own safetensors: the tables that it goes without."""
 WRAPPED = "module."
 """What DistributedDataParallel and DataParallel put before every name."""
 MOST_NAMED = 4
@@ -144,6 +146,16 @@ def outlines(path: Path, what: str) -> dict[str, Outline]:
         if any(size >= 2**63 for size in outline.shape):
             raise UserError(what, f"cannot be read as safetensors: {shortened(name)} has a shape beyond 2**63")
     return found
+
+
+def left_out(path: Path) -> list[str]:
+    """The tables that a run has left out of its file of weights (``strategy.export_limit``)."""
+    if path.suffix != ".safetensors":
+        return []
+    from safetensors import safe_open
+
+    with safe_open(str(path), "pt") as file:
+        return str((file.metadata() or {}).get(LEFT_OUT, "")).split()
 
 
 def unwrapped(by_name: Mapping[str, T], own: Container[str]) -> dict[str, T]:

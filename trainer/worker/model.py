@@ -16,13 +16,14 @@ from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.host.files import replacing
 from trainer.models.residual import zero_last_norms
-from trainer.models.rows import materialise, tables
+from trainer.models.rows import materialise, tables, without_empty_tables
 from trainer.models.strided_bf16 import write_all_gradients
 from trainer.optim.groups import Rate, freeze, grouped, optimizer_of, rates
 from trainer.optim.schedules import Plateau
 from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
 from trainer.optim.updater import Updater
 from trainer.planning.plan import Plan
+from trainer.weights import tensor_files
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -96,11 +97,11 @@ def arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractCon
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Write parameters and buffers as a safetensors file, replaced atomically."""
+    """Write parameters and buffers as a safetensors file, replaced atomically. It tells the tables that are left out."""
     from safetensors.torch import save_model
 
-    with replacing(path) as part:
-        save_model(model, str(part), metadata={"format": "pt"})
+    with replacing(path) as part, without_empty_tables(model) as absent:
+        save_model(model, str(part), metadata={"format": "pt", tensor_files.LEFT_OUT: " ".join(absent)})
 
 
 def seed_all(seed: int) -> None:

@@ -224,5 +224,6 @@ class SamplerConfig:
     pad: bool = key(
         True, "with data.batch_size: repeat samples so that all workers get equally many; false: unequal, weighted"
     )
+    padding: str = key("strided", "how samples are repeated and split: as by PyTorch's sampler, or in blocks as by Paddle's", choices=("strided", "contiguous"))  # fmt: skip
     order: str = key("each_once", "each sample once, every class equally often, or some samples several times", choices=("each_once", "class_balanced", "repeated_augmentation"))  # fmt: skip
     repeats: int = key(3, "uses of a sample side by side, with order=repeated_augmentation", "uses", ge=1, le=1000)
