@@ -124,8 +124,8 @@ class Declaration(ABC):
 
     @property
     def name(self) -> str:
-        """The name that users type, by convention the class's in snake_case."""
-        letters = type(self).__name__
+        """The name that users type, by convention the class's in snake_case, without "Declaration"."""
+        letters = type(self).__name__.removesuffix(Declaration.__name__)
         return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(letters))
 
 
