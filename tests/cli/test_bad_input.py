@@ -509,6 +509,11 @@ IMAGES = [
     Case(f"{FOLDER}{{made}}/good data.on_bad=ignore", ("data.on_bad=ignore",), "data.on_bad="),
     Case(f"{FOLDER}{{made}}/good data.erasing=2", ("data.erasing=2",), "data.erasing="),
     Case(
+        f"{FOLDER}{{made}}/good data.mixup=0.2 loss=squared_error loss.target=class_number",
+        ("data.mixup=0.2", "loss.target=class_number does not take"),
+        "loss=cross_entropy",
+    ),
+    Case(
         f"{FOLDER}{{made}}/good data.mixup=0.2 loss=binary_cross_entropy",
         ("data.mixup=0.2", "shares of classes"),
         "loss=cross_entropy",

@@ -120,6 +120,13 @@ def test_cache_of_root_is_read_by_others_and_written_by_root_alone(root: Path) -
     assert said_by_nobody(lambda: made_once(root / "kind" / "new", make)).startswith(refused)
 
 
+def test_only_inductor_asks_for_a_compiler_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.host.hardware.cpp_compiler", lambda: None)
+    with pytest.raises(UserError, match="no C\\+\\+ compiler"):
+        check_compiler(COMPILE, "cpu")
+    check_compiler(COMPILE.changed(execution={"compile_backend": "aot_eager"}), "cpu")
+
+
 @needs_root
 @pytest.mark.parametrize("mode", [0o755, 0o777])
 def test_compiled_code_is_refused_where_anybody_could_have_put_some(

@@ -144,6 +144,21 @@ def test_squared_error_is_the_mean_over_samples_and_classes() -> None:
     assert SquaredError()(outputs, shares).item() == pytest.approx(truth)
 
 
+def test_squared_error_of_the_reference_compares_each_class_s_probability_with_the_label_s_number() -> None:
+    import numpy as np
+
+    from trainer.models.squared_error import SquaredError
+
+    outputs, labels = np.random.default_rng(0).normal(size=(5, 3)), np.array([0, 2, 1, 1, 0])
+    powers = np.exp(outputs)
+    truth = np.mean((powers / powers.sum(1, keepdims=True) - labels[:, None]) ** 2)
+    loss = SquaredError(target="class_number")
+    assert loss(torch.from_numpy(outputs), torch.from_numpy(labels)).item() == pytest.approx(truth, rel=1e-12)
+    assert truth > 0.5, "and not what is compared with 0 and 1"
+    with pytest.raises(ValueError, match="one_hot or class_number"):
+        SquaredError(target="probability")
+
+
 def test_timm_builds_its_models() -> None:
     from trainer.config.instantiate import call_target
 

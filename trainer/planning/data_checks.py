@@ -78,10 +78,14 @@ def check_order(config: RunConfig, facts: Facts) -> None:
 
 def check_mixing(config: RunConfig) -> None:
     """Refuse mixed labels for a loss that cannot take shares of classes."""
-    data, loss = config.node("data"), str(config.loss["_target_"])
+    data, loss = config.node("data"), config.loss
+    takes_none = {
+        schema.BinaryCrossEntropyLoss._target_: "loss=binary_cross_entropy",
+        schema.SquaredErrorLoss._target_: "loss.target=class_number" if loss.get("target") == "class_number" else "",
+    }.get(str(loss["_target_"]))
     for key in ("mixup", "cutmix"):
-        if data.get(key) and loss == schema.BinaryCrossEntropyLoss._target_:
-            raise UserError(f"data.{key}={data[key]}", "makes labels that are shares of classes, which loss=binary_cross_entropy does not take", "loss=cross_entropy")  # fmt: skip
+        if data.get(key) and takes_none:
+            raise UserError(f"data.{key}={data[key]}", f"makes labels that are shares of classes, which {takes_none} does not take", "loss=cross_entropy")  # fmt: skip
 
 
 def check_optimization(checked: Checked) -> None:

@@ -197,8 +197,10 @@ def experiment_of(config: RunConfig) -> str:
 
 
 def check_compiler(config: RunConfig, device: str) -> None:
-    """Refuse torch.compile without a C++ compiler for the CPU, or with a cache that another user can write to."""
-    if config.compile and device == "cpu" and hardware.cpp_compiler() is None:
+    """Refuse torch.compile without the C++ compiler that inductor calls for the CPU, or with a cache that another user
+    can write to."""
+    writes_kernels = config.compile and config.execution.compile_backend == "inductor"
+    if writes_kernels and device == "cpu" and hardware.cpp_compiler() is None:
         raise UserError("compile=true", "there is no C++ compiler on this machine (g++ or clang++)", "compile=false")
     if config.compile:
         check_code()

@@ -53,7 +53,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     device = torch.device(seat.device)
     model = build_model(config, plan, device)
     if config.compile:
-        model.compile()
+        model.compile(backend=config.execution.compile_backend)
     forward = strategy.setup(model, Updaters(config, plan))
     if config.mode == "train":  # evaluators have no optimizer
         check_set_up(strategy, forward)

@@ -121,9 +121,10 @@ class CrossEntropyLoss(LossConfig):
 
 @dataclass
 class SquaredErrorLoss(LossConfig):
-    """loss=squared_error: mean over samples and classes of (output - 1 or 0)^2."""
+    """loss=squared_error: mean over samples and classes of a squared difference."""
 
     _target_: str = key("trainer.models.squared_error.SquaredError", "torch.nn.Module called with (outputs, labels), mean over samples")  # fmt: skip
+    target: str = key("one_hot", "one_hot: (output - 1 or 0)^2; class_number: (softmax(outputs) - label's number)^2, as the reference", choices=("one_hot", "class_number"))  # fmt: skip
 
 
 @dataclass

@@ -52,6 +52,7 @@ class ExecutionConfig:
     channels_last: Any = key("auto", "images in memory as (N, H, W, C)", choices=AUTO)
     keep_memory: Any = key("auto", "keep freed memory in the process (glibc mallopt), for CPU training", choices=AUTO)
     deterministic: bool = key(False, "only deterministic kernels")
+    compile_backend: str = key("inductor", "with compile=true: inductor writes kernels; aot_eager and eager run the traced graph with torch's own", choices=("inductor", "aot_eager", "eager"))  # fmt: skip
     threads: Optional[int] = key(None, "CPU threads per worker (null: cores / workers; 1 where a batch is little work)", "threads", ge=1, le=MOST_PROCESSES)  # fmt: skip
     log_every: int = key(5, "batches that a printed and logged line averages, across epochs", "batches", ge=1)
     log_workers: bool = key(False, "with each line a line of each worker's own values, on the screen as in workerlog.N")

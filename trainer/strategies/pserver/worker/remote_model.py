@@ -135,7 +135,7 @@ class RemoteTable:
         self.dtype = module.weight.dtype
         self.used: list[Looked] = []
         self.detach()
-        module.forward = self.forward
+        module.forward = torch.compiler.disable(self.forward)  # a compiled model stops here, and goes on with the rows
 
     def detach(self) -> None:
         """Leave the table's module a weight without rows: the servers keep those."""
