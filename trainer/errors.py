@@ -91,11 +91,15 @@ class Died(RunFailed):
 
     Args:
         who: e.g. ``worker 1``; update: how many updates it had done.
+
+    Attributes:
+        done: by name, how many updates each process of the run had done.
     """
 
     def __init__(self, message: str, who: str, update: int = 0) -> None:
         super().__init__(message)
         self.who, self.update = who, update
+        self.done: dict[str, int] = {}
 
 
 class NotFinite(RunFailed):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from trainer.worker.callbacks import UpdateEnd
 
 
 class Gate:
-    """After its update ``at``, a worker goes on when the run's folder has the file ``until``."""
+    """After its update ``at``, a worker goes on when the run's folder has the file ``until``.
 
-    def __init__(self, at: int, until: str) -> None:
+    Args:
+        rank: of the worker that waits; None: all do.
+    """
+
+    def __init__(self, at: int, until: str, rank: int | None = None) -> None:
         self.at, self.until = at, until
+        self.waits = rank is None or os.environ.get("RANK", "0") == str(rank)
 
     def on_update_end(self, event: UpdateEnd) -> None:
-        while event.step == self.at and not (event.run_dir / self.until).exists():
+        while self.waits and event.step == self.at and not (event.run_dir / self.until).exists():
             time.sleep(0.02)

@@ -134,7 +134,12 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
         tags["trainer.num_workers"] = f"{result.chosen['num_workers']}: {result.why['num_workers']}"
     if size := result.chosen.get("batch_size"):
         tags |= {"trainer.batch_size": f"{size}: {result.why.get('batch_size', '')}"}
-    counts = {"restarts": result.restarts, "skipped": result.skipped, "rewinds": result.rewinds}
+    counts = {
+        "restarts": result.restarts,
+        "lost_updates": result.lost_updates,
+        "skipped": result.skipped,
+        "rewinds": result.rewinds,
+    }
     lists = {"lost_workers": "; ".join(result.lost_workers.values()), "not_copied": ", ".join(result.not_copied)}
     tags |= {f"trainer.{name}": str(told)[:4000] for name, told in {**counts, **lists}.items() if told}
     tags[NOTE] = note(ready.plan, overrides, asdict(result), lives.read(run_dir))

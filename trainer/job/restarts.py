@@ -49,12 +49,12 @@ def start_and_restart(
         except Died as death:
             which = deaths.restart(death)
             result.restarts += 1
-            assignment = _again(ready, assignment, death, which, tracker)
+            assignment = _again(ready, assignment, death, which, tracker, result)
         except NotFinite as error:
             which = _rewind(ready.checked.config, error, result.rewinds)
             result.rewinds += 1
             bad = _set_report_aside(Path(ready.plan.run_dir), result.rewinds, error)
-            assignment = _again(ready, assignment, bad, which, tracker)
+            assignment = _again(ready, assignment, bad, which, tracker, result)
 
 
 class Deaths:
@@ -115,10 +115,13 @@ def _set_report_aside(run_dir: Path, number: int, bad: NotFinite) -> NotFinite:
     return NotFinite(str(bad).replace(str(report), str(aside)), bad.step, bad.epoch, bad.update)
 
 
-def _again(ready: Ready, last: Assignment, error: Died | NotFinite, which: str, tracker: Tracker | None) -> Assignment:
+def _again(
+    ready: Ready, last: Assignment, error: Died | NotFinite, which: str, tracker: Tracker | None, result: Result
+) -> Assignment:
     """What the processes of the next life are handed; the run's folder is as it was at the checkpoint.
 
     Args:
+        result: counts the updates that are done again after a death.
         last: what those of the life before were handed.
         error: why these ended; after numbers that were not finite the batches come in another order.
     """
@@ -136,19 +139,43 @@ def _again(ready: Ready, last: Assignment, error: Died | NotFinite, which: str, 
     where = f"from {folder.name}" if folder is not None else "from the beginning: there is no checkpoint yet"
     _forget_since(run_dir, about.points if about is not None else 0, tracker, say)
     bad = error if isinstance(error, NotFinite) else None
-    update = error.update if isinstance(error, Died) else error.step
+    update = _workers_update(error) if isinstance(error, Died) else error.step
     lives.end(run_dir, "failed", update, text(first_line(error), ready.secrets))
     before = lives.read(run_dir)
     command = before[-1].command if before else ""
     lives.begin(run_dir, before, about.step if about is not None else 0, ready.plan.workers, command)
     order = ", with the batches in another order" if bad is not None else ""
-    say(f"{which}: all processes are started again, {where}{order}\n")
     resume = str(folder) if folder is not None else ready.assignment.resume
+    lost = updates_since(error, resume) if isinstance(error, Died) else 0
+    result.lost_updates += lost
+    told = f"; {counted(lost, 'update')} since then {'is' if lost == 1 else 'are'} lost and done again" if lost else ""
+    say(f"{which}: all processes are started again, {where}{order}{told}\n")
     turns = last.turns if resume == last.resume else ()  # a newer checkpoint knows those before it
     if bad is not None:
         begun = (about.epoch, about.update) if about is not None else (0, 0)
         turns = (*turns, Turn(*begun, bad.epoch, bad.update))
     return replace(ready.assignment, again=True, resume=resume, turns=turns)
+
+
+def _workers_update(death: Died) -> int:
+    """Updates of the worker that had done most; of a server's death its own count is that of all workers."""
+    return max([n for name, n in death.done.items() if name.startswith("worker")] or [death.update])
+
+
+def updates_since(death: Died, checkpoint: str) -> int:
+    """Updates that were done after a checkpoint and are gone with a death: of the server that had done most, without servers of
+    the worker that had.
+
+    Args:
+        checkpoint: its folder; empty: the run goes back to its beginning.
+    """
+    from trainer.weights.server_parts import parts_of
+
+    at_servers = {int(name.split()[1]): n for name, n in death.done.items() if name.startswith("server")}
+    saved = {part.server: part.version for part in parts_of(Path(checkpoint))} if checkpoint else {}
+    if at_servers:
+        return max(0, *(done - saved.get(server, 0) for server, done in at_servers.items()))
+    return max(0, _workers_update(death) - (store.about(Path(checkpoint)).step if checkpoint else 0))
 
 
 def _forget_since(run_dir: Path, points: int, tracker: Tracker | None, say: Callable[[str], None]) -> None:

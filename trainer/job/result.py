@@ -21,6 +21,7 @@ class Result:
         data_source: what was really trained on.
         mode: what was done; unreadable: with ``predict``, the first files that could not be read.
         restarts: how often all processes were started again because one had died.
+        lost_updates: updates after the last checkpoint that deaths took away; they were done again.
         skipped: updates that were left out because they were not finite; rewinds: how often the run went back for that.
         lost_workers: by rank, how workers died whom the others did without.
         not_copied: checkpoints that are not at ``checkpoint.to``.
@@ -49,6 +50,7 @@ class Result:
     lost_workers: dict[str, str] = field(default_factory=dict)
     not_copied: list[str] = field(default_factory=list)
     restarts: int = 0
+    lost_updates: int = 0
     skipped: int = 0
     rewinds: int = 0
     error: str = ""

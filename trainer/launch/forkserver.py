@@ -153,8 +153,9 @@ def _watched(
     except NoNote as error:
         raise RunFailed(f"{others.meeting.name(0)} cannot be reached: {error}") from error
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
-        if isinstance(error, Died) and error.who in pulses:
-            error.update = pulse.look(pulses[error.who]).update
+        if isinstance(error, Died):
+            error.done = {name: pulse.look(path).update for name, path in pulses.items()}
+            error.update = error.done.get(error.who, error.update)
         why = str(error) or BY_CTRL_C
         if supervisor.ends_all:
             others.end(why)

@@ -120,6 +120,7 @@ class Supervisor:
         self.running = list(members)
         self.results: dict[str, dict[int, Any]] = {member.role.name: {} for member in members}
         self.lost: dict[int, str] = {}
+        self.deaths: list[RunFailed] = []
         self._unneeded_since: float | None = None
 
     def watch(self) -> dict[str, dict[int, Any]]:
@@ -162,11 +163,18 @@ class Supervisor:
                 self.board[0].set(f"done/{member.role.name}/{member.rank}", "its process has done its work")
             return
         if not self._can_do_without(member):
-            mine = [self.lost[m.rank] for m in self.members if m.rank in self.lost and m.role.apart]
-            raise RunFailed(mine[0]) if mine else failed_first(self.members)
-        self.lost[member.rank] = str(failed_first([member]))
+            raise self._cause(member)
+        self.deaths.append(failed_first([member]))
+        self.lost[member.rank] = str(self.deaths[-1])
         self.board[0].set(f"lost/{member.role.name}/{member.rank}", "its process ended")
         print(f"\nATTENTION: {self.lost[member.rank]}\n  the others go on without it\n", flush=True)
+
+    def _cause(self, member: StartedProcess) -> RunFailed:
+        """Why the run ends with that member. A server that says why it cannot go on tells what an earlier death has led to."""
+        if not self.deaths:
+            return failed_first(self.members)
+        echo = member.handle.failure is not None and not member.role.apart
+        return self.deaths[0] if echo else failed_first([member])
 
     def _can_do_without(self, member: StartedProcess) -> bool:
         """Whether the run goes on although that process failed: others of its role are there, and it just died.

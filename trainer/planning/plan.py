@@ -209,10 +209,10 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
 
 
 def restartable(checked: Checked) -> bool:
-    """All processes can be started again together: none of them goes on when another dies, and all are on this host."""
-    traits, config = checked.declaration.traits, checked.config
+    """All processes can be started again together: all are on this host."""
+    config = checked.config
     ours = config.launch.nnodes == 1 and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun sees to its ranks itself
-    return config.mode == "train" and ours and traits.lockstep and not traits.survives
+    return config.mode == "train" and ours
 
 
 def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -> tuple[Chosen, dict[str, str]]:

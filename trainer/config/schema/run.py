@@ -26,7 +26,7 @@ class LaunchConfig:
         None, "file with the secret by which hosts know each other, mode 0600 (null: $TRAINER_RUN_SECRET)"
     )
     insecure: bool = key(False, "parameter servers between hosts without a secret: whoever reaches master_port can change the training")  # fmt: skip
-    max_restarts: int = key(3, "restarts within an hour where a process of a lockstep strategy dies, on one host (0: none)", "restarts", ge=0)  # fmt: skip
+    max_restarts: int = key(3, "restarts within an hour where processes die, on one host (0: none)", "restarts", ge=0)  # fmt: skip
     hang_timeout_s: Optional[float] = key(1800.0, "no worker does anything for so long: it is named, its stack is logged, and it counts as dead (null: never)", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
     timeout_s: float = key(300.0, "longest wait for all hosts and processes to arrive", "seconds", gt=0, le=LONGEST_S)
 

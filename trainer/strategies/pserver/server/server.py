@@ -15,6 +15,7 @@ from trainer.errors import RunFailed
 from trainer.host import descriptors
 from trainer.host.board import NoNote
 from trainer.host.files import replace_file
+from trainer.host.pulse import Pulse
 from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import ENDPOINT
@@ -42,7 +43,7 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
     seat.store.set(ENDPOINT.format(seat.rank), socket.endpoint)
     print(f"server {seat.rank} listens at {socket.endpoint}", flush=True)
     try:
-        run_to_end(server, socket)
+        run_to_end(server, socket, Pulse(seat.pulse))
     except NoNote as error:
         raise RunFailed(f"the other hosts cannot be reached: {error}") from error
     finally:
@@ -70,14 +71,20 @@ def opened_ledger(server: int, run: ServersRun) -> LedgerFile:
     return LedgerFile(Path(run.plan.run_dir) / LEDGER.format(server), stays)
 
 
-def run_to_end(server: Server, socket: ServerSocket) -> None:
+def run_to_end(server: Server, socket: ServerSocket, pulse: Pulse | None = None) -> None:
     """Serve until every worker has left or is lost.
+
+    Args:
+        pulse: where the launcher sees how many updates are done; None: it does not look.
 
     Raises:
         RunFailed: as ``serve``.
     """
+    told = 0
     while not server.over:
         server.turn(socket.receive(int(1000 * LOOK_S)))
+        if pulse is not None and (version := server.parameters.version) != told:
+            pulse.update(told := version)
 
 
 def leave_statistics(server: Server, run_dir: Path) -> None:
