@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 
 def run(overrides: list[str]) -> Result:
-    """Train as ``python -m trainer OVERRIDES`` does, from Python.
+    """``trainer.run``: train from a Python program as ``python -m trainer OVERRIDES`` does.
 
     Args:
         overrides: Hydra overrides, e.g. ``["+recipe=digits_lenet", "optimizer.lr=0.1"]``.

@@ -20,7 +20,8 @@ from trainer.visible import one_line
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line; returns the exit code (0 done, 1 failed, 2 wrong input, 75 pre-empted, 130 interrupted)."""
+    """``python -m trainer``: run a command line; returns the exit code (0 done, 1 failed, 2 wrong input, 75 pre-empted,
+    130 interrupted)."""
     with streams.guarded():
         redact.HERE.learn(redact.of_environment(os.environ), redact.of_command_line(argv or sys.argv[1:]))
         if argv is None:
@@ -78,7 +79,7 @@ def command() -> NoReturn:
 
 
 def dispatch(argv: list[str]) -> int:
-    """Do what the parsed flags ask for: help, config, plan, sweep or run."""
+    """``python -m trainer``: do what the parsed flags ask for: help, config, plan, sweep or run."""
     if any(a in ("-h", "--help") for a in argv):
         from trainer.cli.help import show_help
 
@@ -109,7 +110,7 @@ def dispatch(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Split a command line into Hydra's flags and the overrides.
+    """Parse the argv of ``python -m trainer`` with argparse: Hydra's flags, and the overrides.
 
     Raises:
         UserError: an unknown flag, or one that does not go together with another.

@@ -22,7 +22,8 @@ def first_line(error: BaseException) -> str:
 
 
 def why(error: BaseException) -> str:
-    """An exception as the rest of a sentence: one line without a full stop; of the system's errors their own words."""
+    """An error's reason as the rest of a sentence: one line without a full stop; of the system's errors their own
+    words."""
     told = error.strerror if isinstance(error, OSError) else None
     return (told or first_line(error)).rstrip(". ")
 

@@ -38,7 +38,7 @@ def printed(text: str) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST_NAME) -> str:
-    """A name or a path for a sentence; of a very long one its beginning and its end."""
+    """A name or a path made short enough to be visible in a sentence: of a very long one its beginning and its end."""
     if len(text) <= longest:
         return text
     left = (longest - 3) // 2
@@ -54,7 +54,8 @@ def spelled(character: str) -> str:
 
 
 def cell(value: Any) -> Any:
-    r"""A CSV cell: a text that a spreadsheet would compute gets an apostrophe before it; a number stays one.
+    r"""A text made visible in a CSV cell: one that a spreadsheet would compute gets an apostrophe before it; a number
+    stays one.
 
     A text stays on its line: newlines and control characters are spelled out.
     """

@@ -215,7 +215,8 @@ def reason(error: BaseException) -> str:
 
 
 def named(address: str) -> tuple[Remote, str]:
-    """A run's copies and the name of one: of the newest where the address is the run's.
+    """The :class:`Remote` of a run's copied checkpoints and the name of one: of the newest where the address is the
+    run's.
 
     Raises:
         UserError: there is none.
@@ -231,5 +232,5 @@ def named(address: str) -> tuple[Remote, str]:
 
 
 def nothing_at(address: str) -> UserError:
-    """What is said of an address without a whole checkpoint."""
+    """The error for a remote address (``s3://...``) without a whole checkpoint."""
     return UserError(address, "there is no whole checkpoint", "the folder of a run there, as the run's plan tells it")

@@ -150,7 +150,7 @@ def files(folder: Path, version: int) -> Mapping[str, dict[str, Any]]:
 
 
 def check_own(folder: Path) -> None:
-    """A folder with other things in it is not ours to replace.
+    """Refuse to replace a folder that holds something other than a sealed snapshot.
 
     Raises:
         UserError: there is such a folder.
@@ -160,12 +160,13 @@ def check_own(folder: Path) -> None:
 
 
 def refused(path: Path, why: str) -> UserError:
-    """What is said of a file that cannot be used."""
+    """The error for a file of a sealed checkpoint folder that cannot be used: why, and that a complete one holds
+    COMPLETE."""
     return UserError(str(path), why, f"the folder of a complete snapshot, one that holds {MARKER}")
 
 
 def partial_of(folder: Path) -> Path:
-    """Where the files are written."""
+    """The folder ``NAME.partial`` in which a checkpoint's files are written until it is sealed."""
     return folder.with_name(f"{folder.name}.partial")
 
 
@@ -187,7 +188,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder and those that it is in, on the disk itself; they may be there."""
+    """Make a checkpoint's folder and those that it is in, with fsync; they may be there."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
@@ -195,7 +196,7 @@ def make_folder(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """A folder with all in it, a file, or a link itself; what cannot be removed stays."""
+    """Remove a checkpoint's folder with all in it, a file, or a link itself; what cannot be removed stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -204,12 +205,12 @@ def remove(path: Path) -> None:
 
 
 def durable_text(path: Path, text: str) -> None:
-    """A text file, as :func:`durable`."""
+    """Write a text file beside a checkpoint with fsync and rename, as :func:`durable`."""
     durable(path, lambda temporary: temporary.write_text(text))
 
 
 def durable(path: Path, write_to: Callable[[Path], Any]) -> None:
-    """The whole file under its name, on the disk itself, or none."""
+    """Write a checkpoint's file with fsync and rename: under its name the whole file is on the disk, or none."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     write_to(temporary)
     sync(temporary)
@@ -218,7 +219,7 @@ def durable(path: Path, write_to: Callable[[Path], Any]) -> None:
 
 
 def sync(path: Path) -> None:
-    """To the disk: a file's content, or the names in a folder."""
+    """fsync of a checkpoint's file, or of the names in its folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

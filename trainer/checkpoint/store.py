@@ -151,7 +151,7 @@ def about(folder: Path) -> About:
 
 
 def told_by(text: bytes, path: str) -> About:
-    """The same, of its content.
+    """Parse the JSON in which a checkpoint tells about itself (step, epoch, metric, config); returns :class:`About`.
 
     Args:
         path: named in an error.
@@ -205,7 +205,7 @@ def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
 
 
 def forget_unfinished(checkpoints: Path) -> None:
-    """Before a run goes on: remove what the one before did not complete."""
+    """Remove the checkpoints in a run's folder that the run before did not complete, before a run goes on."""
     _forget_unfinished(checkpoints, None)
 
 

@@ -125,7 +125,7 @@ def _not_held(path: str, what: str) -> TypeError:
 
 
 def read(path: Path, keys: Collection[str] | None = None) -> Any:
-    """The state that was written there.
+    """Read a nested state (dicts, lists, tensors) from the safetensors file that it was written to.
 
     Args:
         keys: of a dict, these alone are read; None: all.
@@ -230,7 +230,7 @@ def _ordered(tensor: torch.Tensor, axes: list[int] | None = None) -> torch.Tenso
 
 
 def on_device(node: Any, device: torch.device | str) -> Any:
-    """The same state with its tensors on a device."""
+    """A nested state (dicts, lists, tuples) with its tensors moved to a device."""
     if isinstance(node, torch.Tensor):
         return node.to(device)
     if isinstance(node, dict):

@@ -104,7 +104,7 @@ def dispatch(told: argparse.Namespace) -> int:
 
 
 def command() -> NoReturn:
-    """A process of its own."""
+    """Entry of ``python -m trainer.checkpoints``: run the command line and end this process with its exit code."""
     interpreter.begin()
     try:
         code = main()

@@ -15,7 +15,7 @@ from trainer.weights import checkpoints
 
 
 def compared(one: Path, other: Path) -> int:
-    """Print it."""
+    """Print how two checkpoints differ: position, config and weights. Returns exit code 0."""
     before, after, screen = store.about(one), store.about(other), Screen()
     screen.print(f"A  {one}\nB  {other}")
     old, new = position(before), position(after)

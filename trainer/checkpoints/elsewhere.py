@@ -13,7 +13,7 @@ from trainer.terminal.screen import Screen
 
 
 def here(path: str) -> Path:
-    """A folder of this machine.
+    """The checkpoint's path, which must be a folder on this machine and no remote address.
 
     Raises:
         UserError: it is an address.

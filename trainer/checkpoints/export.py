@@ -104,7 +104,8 @@ def _program(model: nn.Module, folder: Path, out: Path, kind: str) -> str:
 
 
 def example_inputs(run: Path, dtype: torch.dtype) -> Any:
-    """Two samples as the model takes them: the run's own where it has left them, or noise of their shapes.
+    """Two samples to trace the exported model with: those that the run has left in example.npz, or noise of their
+    shapes.
 
     Raises:
         UserError: the run's folder does not tell their shapes.

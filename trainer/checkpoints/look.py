@@ -64,7 +64,7 @@ def listed(path: Path) -> int:
 
 
 def table_of(*columns: str) -> Table:
-    """Without rows yet; the names of metrics are left, numbers right."""
+    """An empty table for the list of checkpoints with these columns; numbers are on the right."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
@@ -72,7 +72,7 @@ def table_of(*columns: str) -> Table:
 
 
 def cells(about: store.About) -> tuple[str, str, str, str]:
-    """Step, epoch, metric and its value."""
+    """A checkpoint's cells in the list of checkpoints: step, epoch, metric and its value."""
     value = about.watched.value
     return str(about.step), str(about.epoch), about.watched.metric, "" if value is None else f"{value:.5g}"
 
@@ -95,7 +95,7 @@ def _latest(checkpoints: Path) -> str:
 
 
 def damage(folder: Path, verify: bool) -> str:
-    """What is wrong with a checkpoint, the file first; empty: it is whole."""
+    """What ``python -m trainer.checkpoints`` shows of a damaged checkpoint, the file first; empty: it is whole."""
     try:
         store.check(folder, verify)
     except UserError as error:
@@ -145,7 +145,7 @@ def bytes_of(folder: Path, name: str = "") -> int:
 
 
 def size(count: int) -> str:
-    """Bytes in words."""
+    """A checkpoint's bytes in words, for the table of checkpoints: ``1.3 GB``."""
     for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= least:
             return f"{count / least:.1f} {unit}"
@@ -165,6 +165,7 @@ def age(folder: Path) -> str:
 
 
 def position(about: store.About) -> Mapping[str, Any]:
-    """Where a run was."""
+    """The position that is shown of a checkpoint: step, epoch, update, samples, strategy, workers, global batch size,
+    metric."""
     names = ("step", "epoch", "update", "samples", "strategy", "workers", "global_batch_size")
     return {**{name: getattr(about, name) for name in names}, about.watched.metric: about.watched.value}

@@ -13,7 +13,7 @@ ARGUMENTS = slice(45, 47)
 
 
 def cover() -> None:
-    """Overwrite the secrets in this process's own command line with stars, where the system allows it.
+    """Overwrite the secrets in this process's command-line arguments with stars, where the system allows it.
 
     From the start of the process until now they could be seen; a value from the environment (``${oc.env:NAME}``) never
     can.

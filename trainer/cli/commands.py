@@ -103,12 +103,12 @@ def exit_code(result: Result) -> int:
 
 
 def planned(ready: Ready) -> Result:
-    """The result of a command that only shows a plan; ``error``: why the run would be refused."""
+    """The result of a command that only shows a plan (``plan=true``); ``error``: why the run would be refused."""
     return Result("planned", ready.plan.run_dir, error="\n".join(ready.plan.lacks))
 
 
 def try_tracking(ready: Ready) -> str:
-    """Call the tracking store once before anything starts; returns why it does not answer, or nothing.
+    """The run command calls the tracking store once before anything starts; returns why it does not answer, or nothing.
 
     Raises:
         UserError: it will never take a run.
@@ -120,7 +120,7 @@ def try_tracking(ready: Ready) -> str:
 
 
 def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
-    """Let Hydra answer ``--cfg``, ``--info`` and ``--shell-completion``."""
+    """The command for Hydra's own ``--cfg``, ``--info`` and ``--shell-completion``: let Hydra answer."""
     with compose.sentences(app, args.overrides, config_name):
         if args.cfg:
             app.show_cfg(config_name, args.overrides, args.cfg, args.package, args.resolve)
@@ -132,13 +132,14 @@ def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
 
 
 def recorded_at(config: RunConfig) -> str:
-    """The tracking address for this host's recorder process; empty where this host has nothing to record."""
+    """The tracking address for which the run command starts a recorder; empty for a plan and on hosts other than host
+    0."""
     return "" if config.plan or config.launch.node_rank else tracking_uri(config.tracking)
 
 
 @contextlib.contextmanager
 def tracking(uri: str, away: str = "") -> Iterator[Tracker | None]:
-    """Start the recorder process of this command; None without tracking.
+    """While the run command lasts, its recorder process runs; yields None without tracking.
 
     Args:
         away: why the store did not answer when it was tried.
@@ -156,7 +157,8 @@ def tracking(uri: str, away: str = "") -> Iterator[Tracker | None]:
 
 
 def claim(folder: Path, chosen: bool) -> Path:
-    """Make the run's folder: the one that the user chose, or an unused one when two runs start in the same second.
+    """The run command makes the run's folder: the one that the user chose, or an unused one when two runs start in the
+    same second.
 
     Raises:
         UserError: it cannot be made, though it looked so.

@@ -30,7 +30,8 @@ def folder(name: str) -> Path:
 
 
 def flags(args: argparse.Namespace) -> list[str]:
-    """The command-line flags that a run's overrides need in order to mean the same when they are repeated."""
+    """The flags ``--config-dir`` and ``--config-name`` with which Hydra composes the same config from a run's overrides
+    again."""
     given = (("--config-dir", args.config_dir), ("--config-name", args.config_name))
     return [word for flag, value in given if value for word in (flag, str(value))]
 
@@ -113,7 +114,7 @@ def ours_to_write() -> Iterator[None]:
 
 
 def write_config(path: Path, config: Any, resolve: bool = False) -> None:
-    """Write a config as YAML, without known secrets, readable by its owner alone."""
+    """Write a composed Hydra config as YAML, without known secrets, readable by its owner alone."""
     import yaml
     from omegaconf import OmegaConf
 
@@ -125,8 +126,8 @@ def write_config(path: Path, config: Any, resolve: bool = False) -> None:
 
 
 def register() -> None:
-    """Register the schema's classes with Hydra: ``schema`` for the root, ``schema/<ClassName>`` for the groups'
-    options."""
+    """Register the schema's classes in Hydra's ConfigStore, from which configs are composed: ``schema`` for the root,
+    ``schema/<ClassName>`` for the options."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
@@ -204,7 +205,8 @@ def _check_schema(app: Hydra, config: DictConfig) -> None:
 
 
 def compose_sweep(app: Hydra, overrides: list[str], config_name: str) -> tuple[DictConfig, list[str]]:
-    """The config of a sweep, and the overrides that only its points can take: those of options that are swept over.
+    """Compose the config of a sweep; also returns the overrides that only its points can take, those of options that
+    are swept over.
 
     Raises:
         UserError: as :func:`compose`.
@@ -222,14 +224,14 @@ def compose_sweep(app: Hydra, overrides: list[str], config_name: str) -> tuple[D
 
 
 def key_of(override: str) -> str:
-    """The config key that an override sets, without its value."""
+    """The config key that a Hydra override sets when the config is composed, without its value."""
     return override.lstrip("+~").partition("=")[0]
 
 
 @contextlib.contextmanager
 def leaving_out(app: Hydra, later: list[str], strange: Mapping[tuple[str, ...], list[str]]) -> Iterator[None]:
-    """Compose a sweep without the overrides that only its points can take, and each point without those that are strange
-    to it, whoever launches them."""
+    """Let Hydra compose a sweep's config without the overrides that only its points can take, and each point's without
+    those strange to it."""
     loader: Any = app.config_loader
     whole, point = loader.load_configuration, loader.load_sweep_config
 
@@ -260,8 +262,8 @@ def leaving_out(app: Hydra, later: list[str], strange: Mapping[tuple[str, ...], 
 
 
 def quoted(overrides: list[str]) -> list[str]:
-    """The overrides as Hydra takes them: ``resume=X`` is ``resume.path=X``, and keys whose text holds commas get the
-    quotes that keep Hydra from sweeping over it."""
+    """The overrides as Hydra composes them: ``resume=X`` is ``resume.path=X``, and texts with commas are quoted, so
+    that Hydra does not sweep over them."""
     overrides = [f"resume.path={o.removeprefix('resume=')}" if o.startswith("resume=") else o for o in overrides]
     return [f"{o.partition('=')[0]}='{o.partition('=')[2]}'" if _has_commas(o) else o for o in overrides]
 
@@ -273,7 +275,7 @@ def _has_commas(override: str) -> bool:
 
 @contextlib.contextmanager
 def sentences(app: Hydra, overrides: list[str], config_name: str = "config") -> Iterator[None]:
-    """While it lasts, errors of Hydra, OmegaConf and YAML become a UserError that names the key and what to type.
+    """While Hydra composes, errors of Hydra, OmegaConf and YAML become a UserError that names the key and what to type.
 
     Hydra raises ValueError, TypeError and AttributeError too where an override is not what it expects.
     """
@@ -294,7 +296,8 @@ def sentences(app: Hydra, overrides: list[str], config_name: str = "config") -> 
 
 @contextlib.contextmanager
 def usual_values(app: Hydra, overrides: list[str], config_name: str = "config") -> Iterator[None]:
-    """While it lasts, a user whose value is refused is told the recipe's own value instead."""
+    """While a config is composed and checked, the error for a refused value tells the value that Hydra would compose
+    without it."""
     try:
         yield
     except WrongValue as error:
@@ -304,7 +307,7 @@ def usual_values(app: Hydra, overrides: list[str], config_name: str = "config") 
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """The composed config as resolved plain data, without the ``hydra`` node.
+    """The config that Hydra composed as resolved plain data, without the ``hydra`` node.
 
     Raises:
         UserError: an interpolation that leads nowhere.
@@ -324,7 +327,7 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 
 def typed_keys(overrides: Sequence[str]) -> list[str]:
-    """The config keys that these overrides set."""
+    """The config keys that the composed overrides set."""
     return [o.lstrip("+~").split("=", 1)[0] for o in overrides]
 
 

@@ -55,7 +55,8 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
 
 
 def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
-    """The command that resumes a run that was interrupted or has failed; empty where there is no whole checkpoint."""
+    """For a run's last lines: the command that resumes it after an interrupt or failure; empty without a whole
+    checkpoint."""
     folder = Path(ready.plan.run_dir)
     if ready.plan.mode != "train" or store.newest_whole(folder / "checkpoints", verify=False) is None:
         return ""
@@ -111,12 +112,12 @@ def _look(uri: str, result: Result) -> str:
 
 
 def hydra_word(key: str, text: str) -> str:
-    """An override whose value Hydra takes as it is."""
+    """One override of the command in a run's last lines, its value quoted where Hydra would read it otherwise."""
     return f"{key}={text}" if re.fullmatch(r"[\w/.:@-]+", text) else f"{key}='{text}'"
 
 
 def short(path: Path) -> str:
-    """A path as printed: relative to the working directory where it lies below it."""
+    """A path as a run's last lines print it: relative to the working directory where it lies below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

@@ -202,7 +202,7 @@ class Sweep:
 
 
 def show_sweep(jobs: Sequence[sweep_table.Row], sweep_dir: Path) -> None:
-    """Print a sweep's table of jobs and metrics, and write it as sweep.csv."""
+    """At the end of a sweep: print its table of jobs and metrics, and write it as sweep.csv."""
     if not jobs:
         return
     columns, rows = sweep_table.table(jobs)

@@ -44,7 +44,8 @@ class Row:
 
 
 def swept_keys(master: DictConfig) -> set[str]:
-    """The keys that a sweep gives several values, on the command line or in the sweeper's own config."""
+    """The config keys that the sweep's table is about: those given several values, typed or in the sweeper's own
+    config."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     typed = OverridesParser.create().parse_overrides(list(master.hydra.overrides.task))
@@ -53,7 +54,8 @@ def swept_keys(master: DictConfig) -> set[str]:
 
 
 def left(run_dir: str, status: str, error: str) -> Result:
-    """The result that a broken job has left in its folder; without one, a result made of the status and the error."""
+    """The result of a sweep's job for the table, read from its folder; without one, made of the status and the
+    error."""
     try:
         told = json.loads((Path(run_dir) / "result.json").read_text())
         return Result(**{field.name: told[field.name] for field in fields(Result) if field.name in told})
@@ -103,8 +105,8 @@ def write(jobs: Sequence[Row], folder: Path) -> Path:
 
 
 def note(name: str, jobs: Sequence[Row], swept: Collection[str], repeat: str, folder: Path) -> str:
-    """The description of the sweep's MLflow run, in Markdown: what was swept, its jobs, the best in bold, how to
-    repeat it."""
+    """The sweep's table in Markdown as the description of its MLflow run: what was swept, its jobs, the best in bold,
+    how to repeat it."""
     columns, rows = table(jobs)
     best = best_of(jobs)
     ended = [

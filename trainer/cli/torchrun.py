@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def present() -> bool:
-    """Whether this process is one of torchrun's."""
+    """Whether this command line was started by torchrun (TORCHELASTIC_RUN_ID and RANK are set)."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 

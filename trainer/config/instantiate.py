@@ -115,7 +115,7 @@ def _default(target: Any, key: str, name: str) -> str:
 
 
 def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The model's config node for weights from a file of this project: nothing pretrained is fetched then.
+    """The model's config node to instantiate where saved weights follow: nothing pretrained is fetched then.
 
     A target that fetches weights says which other one builds the same model without, as ``without_pretrained``; timm and
     torchvision have an argument for it.
@@ -155,7 +155,8 @@ def locate(target: str, key: str = "_target_") -> Any:
 
 
 def no_module(key: str, target: str) -> UserError:
-    """The error for a ``_target_`` whose package is not installed, nor in the working directory or on PYTHONPATH."""
+    """The error of an instantiation whose ``_target_`` is in a package that is not installed, nor in the working
+    directory or on PYTHONPATH."""
     package, _, rest = target.partition(".")
     if package in EXTRAS:
         return UserError(f"{key}={target}", f"needs {package}, which is not installed", f"pip install 'trainer[{package}]' (in a checkout: '.[{package}]')")  # fmt: skip
@@ -164,6 +165,6 @@ def no_module(key: str, target: str) -> UserError:
 
 
 def missing(key: str, target: str, owner: str, name: str, names: list[str]) -> UserError:
-    """The error for a ``_target_`` that its module does not have."""
+    """The error of an instantiation whose ``_target_`` its module does not have, with the nearest name."""
     nearest = difflib.get_close_matches(name, names, 1, 0.6)
     return UserError(f"{key}={target}", f"{owner} has no {name!r}", f"{key}={owner}.{nearest[0]}" if nearest else "")

@@ -187,7 +187,7 @@ class Section:
 
 
 def sections() -> Iterator[Section]:
-    """All sections of the config reference in the schema's order, each key once."""
+    """All sections of config keys for the reference docs, in the schema's order, each key once."""
     root = tuple(k for k in keys(schema.Config) if k.path not in schema.GROUPS)
     yield Section("", "the whole run", root)
     for group, classes in schema.GROUPS.items():
@@ -246,7 +246,7 @@ def _cut(written: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known word most like a mistyped one, or a synonym of it; empty when none is near."""
+    """The config key or word nearest to a mistyped one, or a synonym of it; empty when none is near."""
     known = list(known)
     if SYNONYMS.get(word) in known:
         return SYNONYMS[word]
@@ -254,8 +254,8 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def nearest_key(path: str, known: Iterable[str], value: Any = None) -> str:
-    """The known key nearest to a path: one of the whole run of the same name, a like one beside it, else one with the same
-    or a very like last part.
+    """The config key nearest to a mistyped path: the same name elsewhere in the run, a like one beside it, else one
+    with the same or a very like last part.
 
     Args:
         value: that it has to take; None: any.

@@ -41,7 +41,8 @@ def values(node: Any) -> set[str]:
 
 
 def of_command_line(argv: Iterable[str]) -> set[str]:
-    """The secret values in the typed arguments, whether or not these can be parsed."""
+    """The secret values to redact from what is printed: those in the typed arguments, whether or not these can be
+    parsed."""
     found = set()
     for word in argv:
         key, equals, value = word.lstrip("+~-").partition("=")
@@ -54,7 +55,7 @@ def of_command_line(argv: Iterable[str]) -> set[str]:
 
 
 def of_environment(variables: Mapping[str, str]) -> set[str]:
-    """The secret values among the environment variables."""
+    """The secret values to redact from what is printed: those of the environment variables."""
     return values({k: v for k, v in variables.items() if k not in NOT_SECRET_VARIABLES})
 
 
@@ -185,7 +186,7 @@ def text(line: str, known: Iterable[str] = ()) -> str:
 
 
 def starred(line: str, instead: Callable[[str], str], known: Iterable[str] | None = None) -> str:
-    """A text with each of its secret parts replaced."""
+    """A text with each secret in it redacted: replaced by what the function gives for it."""
     pattern = _pattern(HERE.values if known is None else frozenset(known))
     if pattern:
         line = pattern.sub(lambda found: instead(found[0]), line)
@@ -208,7 +209,7 @@ def _spans(line: str) -> list[tuple[int, int]]:
 
 
 def command(overrides: Iterable[str], known: Iterable[str] = ()) -> str:
-    """Overrides as a shell takes them, with secrets replaced."""
+    """Overrides as one shell command line, with the secrets redacted."""
     known, safe = frozenset(known), "hidden__here"
     hidden = (text(override, known).replace(HIDDEN, safe) for override in overrides)
     return " ".join(shlex.quote(override).replace(safe, HIDDEN) for override in hidden)
@@ -246,7 +247,7 @@ def _bounded(value: str) -> str:
 
 
 def spellings(value: str) -> set[str]:
-    """The forms in which a secret may stand in a text: as it is, escaped once or twice, and its telling parts."""
+    """The spellings of a secret that are redacted in a text: as it is, escaped once or twice, and its telling parts."""
     if len(value) < LEAST:
         return set()
     once = {value, *_escaped(value)}

@@ -81,7 +81,8 @@ class RunConfig(schema.Config):
 
 
 def typed(declared: type[Section], node: Mapping[str, Any]) -> Section:
-    """An object of a schema class from a mapping of its keys; missing keys have their defaults."""
+    """Make a part of the :class:`RunConfig`, an object of a schema class, from a mapping; missing keys have their
+    defaults."""
     hints = _hints(declared)  # type: ignore[arg-type]
     return declared(
         **{
@@ -93,8 +94,8 @@ def typed(declared: type[Section], node: Mapping[str, Any]) -> Section:
 
 
 def option_of(group: str, target: str) -> type:
-    """The schema class of the option with that ``_target_`` in a group; for a user's own target, the group's first
-    class."""
+    """The schema class to which a group's node is typed in the :class:`RunConfig`: that with this ``_target_``; for a
+    user's own target, the group's first."""
     options = schema.GROUPS[group]
     return {str(getattr(c, "_target_", None)): c for c in options}.get(target, options[0])
 

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
-from torch.utils.data import DataLoader
 
 from trainer.config.schema import DataConfig
 from trainer.data.prefetch import ready_each
-from trainer.data.reading_processes import tells_of_a_death
 from trainer.host import hardware
 
 UPDATES = 50
@@ -164,18 +162,6 @@ def growing_readers(data: DataConfig, readers: int, prefetch: int, workers_here:
     sharing = 1 if data.read == "scatter" else workers_here
     ready = ready_each if data.prefetch == "auto" else lambda _: prefetch
     return Growth(readers, sharing, max(readers, hardware.cores()), ready, Host())
-
-
-def end_processes(loader: DataLoader[Any] | None) -> None:
-    """End the reading processes of a DataLoader."""
-    iterator = getattr(loader, "_iterator", None)
-    if loader is not None and iterator is not None:
-        try:
-            iterator._shutdown_workers()
-        except RuntimeError as error:
-            if not tells_of_a_death(error):  # what has died need not be ended
-                raise
-        loader._iterator = None
 
 
 class Rest:

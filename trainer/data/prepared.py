@@ -28,7 +28,8 @@ def place_of(kind: str, files: Iterable[Path]) -> Path:
 
 @contextmanager
 def beside(target: Path) -> Iterator[Path]:
-    """While it lasts, a new folder to fill, which takes the target's place at the end; with an error it is removed.
+    """While it lasts, a new folder to prepare a data set in; at the end it takes the target's place, and with an error
+    it is removed.
 
     Who calls holds the target's lock. What a killed process left is removed.
     """

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from trainer.data.shared_batches import Parcel, SharedBatches
 from trainer.errors import RunFailed, UserError, why
@@ -101,3 +101,15 @@ def reading_process(number: int) -> None:
 def as_it_is(batch: Any) -> Any:
     """The ``collate_fn`` of reading processes: a batch is read as a whole, so there is nothing to collate."""
     return batch
+
+
+def end_processes(loader: DataLoader[Any] | None) -> None:
+    """End the reading processes of a DataLoader."""
+    iterator = getattr(loader, "_iterator", None)
+    if loader is not None and iterator is not None:
+        try:
+            iterator._shutdown_workers()
+        except RuntimeError as error:
+            if not tells_of_a_death(error):  # what has died need not be ended
+                raise
+        loader._iterator = None

@@ -84,12 +84,12 @@ READING = {f.name for f in fields(PicturesData)}
 
 
 def digest_of(*parts: Any) -> str:
-    """32 hexadecimal digits of a SHA-256 over plain data."""
+    """The part of a data source's fingerprint that hashes plain data: 32 hexadecimal digits of a SHA-256."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def listed(folder: Path) -> list[tuple[str, int]]:
-    """Name and size of each file below a folder, sorted; the basis of a fingerprint."""
+    """The files below a data source's folder, name and size each, sorted; the basis of its fingerprint."""
     files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return sorted((path.relative_to(folder).as_posix(), path.stat().st_size) for path in files)
 

@@ -17,18 +17,19 @@ def with_port(host: str, port: int | str) -> str:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on that port of this host now; port 0: whether the address is this host's."""
+    """Whether a server could listen on that port at an IP address of this host now; port 0: whether the address is this
+    host's."""
     return any(_can_listen(family, address) for family, address in _resolved(host, port))
 
 
 def free_port(host: str) -> int:
-    """A port of this host on which nobody listens now."""
+    """A free TCP port at an address of this host, on which nobody listens now."""
     with listening(host, 0) as probe:
         return int(probe.getsockname()[1])
 
 
 def listening(host: str, port: int, backlog: int = 1) -> socket.socket:
-    """A socket that listens on that address alone; port 0: on a free port.
+    """A TCP socket that listens at an IP address of this host alone; port 0: on a free port.
 
     Raises:
         OSError: it is not this host's, or the port is in use.
@@ -44,7 +45,7 @@ def own(host: str) -> str:
 
 
 def address_towards(host: str) -> str | None:
-    """This host's address by which that other host reaches it; None: there is no way to it."""
+    """The IP address of this host by which that other host reaches it; None: there is no way to it."""
     for family, address in _resolved(host, 9):
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             try:
@@ -56,13 +57,13 @@ def address_towards(host: str) -> str | None:
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface by which this host reaches that one (or has its address); None where that cannot be said."""
+    """The network interface whose IP address another host reaches; None where that cannot be said."""
     address = address_towards(host)
     return None if address is None else interface_of(address)
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the network interface with that address."""
+    """The name of the network interface that has this IP address."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(e.family in FAMILIES and _plain(e.address) == _plain(address) for e in addresses):
             return str(name)
@@ -70,7 +71,8 @@ def interface_of(address: str) -> str | None:
 
 
 def address() -> str:
-    """An address of this host that others may reach, IPv4 where it has one; the loopback's where it has no other."""
+    """An IP address of this host that other hosts may reach, IPv4 where it has one; the loopback's where it has no
+    other."""
     entries = [e for found in psutil.net_if_addrs().values() for e in found if e.family in FAMILIES]
     entries.sort(key=lambda e: FAMILIES.index(e.family))
     return str(next((e.address for e in entries if not e.address.startswith(("127.", "::1", "fe80:"))), LOOPBACK))

@@ -61,7 +61,8 @@ def read_only(folder: Path) -> UserError:
 
 
 def check_code() -> Path:
-    """The cache folder of compiled code; refused where another user could put code there. Nothing is made.
+    """The folder of compiled code in the user's cache; refused where another user could put code there. Nothing is
+    made.
 
     Raises:
         UserError: another user could put code there.

@@ -76,17 +76,17 @@ def _asked_of_gpus(properties: str) -> list[list[str]]:
 
 
 def cpp_compiler() -> str | None:
-    """The C++ compiler that torch.compile would call on the CPU."""
+    """The C++ compiler of this machine, which torch.compile would call on the CPU."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 
 
 def free_memory() -> int:
-    """Bytes of memory that programs can still take without swapping."""
+    """Bytes of this machine's RAM that programs can still take without swapping."""
     return int(psutil.virtual_memory().available)
 
 
 def free_disk(folder: Path) -> int:
-    """Bytes that can still be written below a folder, which need not exist yet."""
+    """Bytes that can still be written to this machine's disk below a folder, which need not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free

@@ -32,7 +32,7 @@ def _open(address: str, timeout: float, method: str = "GET") -> Any:
 
 
 def unreachable(address: str) -> str:
-    """Why nothing can be fetched from that address; empty when its site answers."""
+    """Why nothing can be fetched over the network from that URL; empty when its site answers."""
     try:
         with _open(address, PATIENCE_S, "HEAD"):
             return ""
@@ -41,7 +41,8 @@ def unreachable(address: str) -> str:
 
 
 def fetch_file(address: str, path: Path, size: int, sha256: str) -> None:
-    """Fetch a file of that size and SHA-256 unless it is there. It appears whole and right, or not at all.
+    """Fetch a file over the network unless it is there with that size and SHA-256. It appears whole and right, or not
+    at all.
 
     Raises:
         OSError: it cannot be had, or another file came.

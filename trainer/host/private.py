@@ -59,14 +59,16 @@ def is_private(folder: Path) -> bool:
 
 
 def start_empty(path: Path) -> int:
-    """Make an empty file of that name. What was there is removed; a link's target is left alone. Returns its bytes, 0."""
+    """Make an empty file of this user's in the place of what was there; a link's target is left alone. Returns its
+    bytes, 0."""
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
     return 0
 
 
 def go_on(path: Path) -> int:
-    """As :func:`start_empty`, but what is there stays if it is a file and no link; returns its bytes."""
+    """Open a file of this user's to go on writing: what is there stays if it is a file and no link; returns its
+    bytes."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -79,7 +81,8 @@ def go_on(path: Path) -> int:
 
 
 def start(path: Path, goes_on: bool) -> int:
-    """Make a file that is written from now on: empty, or with ``goes_on`` the one that is there; returns its bytes."""
+    """Begin to write a file of this user's, following no link: empty, or with ``goes_on`` the one that is there;
+    returns its bytes."""
     return go_on(path) if goes_on else start_empty(path)
 
 
@@ -90,7 +93,7 @@ def write(path: Path, text: str, mode: int = PRIVATE) -> None:
 
 
 def read(path: Path) -> str:
-    """Read a text file; no link is followed.
+    """Read a private text file of this user's; no link is followed.
 
     Raises:
         OSError: it is not there, a link, or no file of this user's.

@@ -52,7 +52,7 @@ def of(folder: Path, role: str, rank: int) -> Path:
 
 
 def make(path: Path) -> Path:
-    """The file of a process that is to be started."""
+    """Make the pulse file of a process that is to be started, which maps it into memory."""
     path.write_bytes(bytes(FORM.size))
     return path
 

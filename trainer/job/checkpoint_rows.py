@@ -27,7 +27,8 @@ NOT_FINITE = {
 
 
 def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
-    """What, and how much or where; nothing where nothing is trained."""
+    """Rows of the plan table about checkpoints: how often they are written, their size, where they stay; none where
+    nothing is trained."""
     plan, told = ready.plan, ready.checked.config.checkpoint
     if plan.mode != "train":
         return

@@ -127,7 +127,7 @@ def _chosen(plan: Plan) -> dict[str, Any]:
 
 
 def prepared(ready: Ready) -> Ready:
-    """The job with its data downloaded or drawn; the plan is made again where that changed the facts."""
+    """Step of the job: download or draw its data; the plan is made again where that changed the facts."""
     from trainer.terminal.bar import preparing
     from trainer.worker.probe import before_start
 
@@ -141,7 +141,7 @@ def prepared(ready: Ready) -> Ready:
 
 
 def prepared_facts(checked: Checked, show: Progress) -> Facts:
-    """What the data source's ``prepare`` returns.
+    """The job calls its data source's ``prepare``; returns the facts of the data.
 
     Raises:
         UserError: that is something else than facts.

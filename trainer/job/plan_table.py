@@ -16,7 +16,7 @@ INSECURE = "the hosts have no secret in common: whoever reaches the meeting poin
 
 
 def console() -> Screen:
-    """The console for the plan; when piped, plain lines of any length."""
+    """The screen to which the plan table is printed; when piped, plain lines of any length."""
     return Screen()
 
 
@@ -59,7 +59,7 @@ def _warn(out: Screen, plan: Plan) -> None:
 
 
 def preprocessed(done: Mapping[str, Any]) -> Iterator[str]:
-    """In a few words, what validation does to an image."""
+    """For the plan table: in a few words, what validation does to an image (resize, crop, mean, std)."""
     if done["resize"] is not None:
         yield f"shorter side to {done['resize']}, centre {done['crop']} x {done['crop']},"
     if done["divide"] is not None:

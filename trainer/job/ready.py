@@ -122,7 +122,8 @@ def _get_ready(
 
 
 def as_in_checkpoint(sized: Callable[[int], Ready], folder: Path) -> Ready:
-    """A job whose batch size is not searched for again: the one that the checkpoint's run had."""
+    """Make a resumed job ready with the batch size of the checkpoint's run, instead of the search for
+    ``data.batch_size=auto``."""
     data = store.about(folder).config.get("data", {})
     ready = sized(int(data.get("batch_size", 0)) or FIRST_TRY)
     return replace(ready, plan=replace(ready.plan, why={**ready.plan.why, "batch_size": f"as in {folder.name}"}))
@@ -155,7 +156,7 @@ def _planned(
 
 
 def checkpoint(config: RunConfig, plan: Plan) -> Path | None:
-    """The checkpoint that the run goes on from; None: it begins.
+    """Find the checkpoint with which a job that resumes is made ready; None: the run begins.
 
     Raises:
         UserError: it cannot.
@@ -177,7 +178,7 @@ def checkpoint(config: RunConfig, plan: Plan) -> Path | None:
 
 
 def check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -> None:
-    """Refuse a job whose run folder or ``predict.output`` cannot be written, or has no room.
+    """Before a job is ready: refuse one whose run folder or ``predict.output`` cannot be written, or has no room.
 
     Raises:
         UserError: it cannot; of a plan it is listed.
@@ -204,5 +205,5 @@ def _check_weights(config: RunConfig) -> None:
 
 
 def this_machine() -> Machine:
-    """What the plan's choices depend on in this machine."""
+    """This machine's cores, CPU flags and GPUs, with which the plan of a ready job is made."""
     return Machine(hardware.cores(), hardware.cpu_flags(), hardware.gpus())

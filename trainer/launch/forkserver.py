@@ -57,7 +57,7 @@ def launch(
     grace: Grace | None = None,
     hang_s: float | None = None,
 ) -> dict[str, dict[int, Any]]:
-    """Run the plan's processes of this host to their end.
+    """Run the plan's processes of this host to their end; a forkserver starts them unless another engine is given.
 
     Args:
         roles: what to start here.
@@ -200,7 +200,8 @@ def _place(meeting: Meeting, scratch: Path, here: list[Any]) -> Place:
 
 
 def open_store(meeting: Meeting) -> dist.TCPStore:
-    """Open host 0's store (bound to its address alone), or connect to it from another host.
+    """Before the forkserver starts processes: open host 0's TCPStore (bound to its address alone), or connect to it
+    from another host.
 
     Raises:
         RunFailed: host 0 does not answer.
@@ -281,7 +282,8 @@ class Forked:
 
 
 def enter(start: Start) -> Any:
-    """The main function of a started process: end with the launcher, join the meeting place, call the role's entry."""
+    """The main function of a process that the forkserver started: end with the launcher, join the meeting place, call
+    the role's entry."""
     end_with(start.launcher)
     # A child of a forkserver would start reading processes from a forkserver of its own, and these, being no children
     # of this process, would not notice its death.
@@ -301,6 +303,6 @@ def enter(start: Start) -> Any:
 
 
 def resolve(entry: str) -> Callable[..., Any]:
-    """Import the entry that ``module:name`` names."""
+    """In a process that the forkserver started: import the entry that ``module:name`` names."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]

@@ -53,7 +53,8 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def kept_log(path: Path, goes_on: bool = False) -> Iterator[Any]:
-    """While it lasts, a log; an error while it closes (a full disk) cannot replace the error that ends the run."""
+    """While it lasts, the log of the one worker in this process; an error while it closes (a full disk) cannot replace
+    the error that ends the run."""
     log = streams.log(path, goes_on)
     try:
         yield log
@@ -94,8 +95,8 @@ class _Tee:
 
 @contextlib.contextmanager
 def teed(log: Any, quiet: bool = False) -> Iterator[None]:
-    """While it lasts, everything printed goes to the log as well; ``quiet``: to the log alone, except warnings on
-    stderr."""
+    """While the worker runs in this process, what it prints goes to its log as well; ``quiet``: to the log alone,
+    except warnings on stderr."""
     with streams.restored():
         out, error = _Tee(sys.stdout, log, quiet), _Tee(sys.stderr, log)
         streams.stand_in(streams.Guard(out), streams.Guard(error))

@@ -44,7 +44,7 @@ def modules_of(config: RunConfig, entries: Iterable[str]) -> list[str]:
 
 
 def start_forkserver(names: Iterable[str], folder: Path) -> None:
-    """Start this process's forkserver with these modules; one that runs already stays as it is.
+    """Start the forkserver with these modules preloaded; one that runs already stays as it is.
 
     Args:
         folder: for temporary files meanwhile: torch._dynamo makes a folder when it is imported.

@@ -77,7 +77,8 @@ class Meeting:
 
 
 def meet(store: Store, meeting: Meeting) -> bytes:
-    """Wait until all hosts are there; host 0 decides and the others learn it. Returns the run's secret of 32 bytes.
+    """The rendezvous of the hosts: wait until all are there; host 0 decides and the others learn it. Returns the run's
+    secret of 32 bytes.
 
     Each host draws a number for this run alone, and the run's secret is the hash of all of them, keyed with the user's
     secret: it never travels, and nothing that was said in another run counts in this one.

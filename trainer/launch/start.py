@@ -38,7 +38,8 @@ def start_here(assignment: Assignment) -> dict[str, Any]:
 
 
 def start_processes(assignment: Assignment, engine: Engine | None = None) -> dict[str, Any]:
-    """Start the processes of this host, and run them to their end.
+    """Start this host's processes of an :class:`Assignment`, with a forkserver or another engine, and run them to their
+    end.
 
     Args:
         engine: starts each; None: a forkserver does.

@@ -172,7 +172,7 @@ class TaskHandle:
 
 
 def place_of(role: str, rank: int) -> str:
-    """The part of the run's board that belongs to one process."""
+    """The part of the run's board where a started task (role, rank) finds its :class:`Task` and leaves its end."""
     return f"task/{role}/{rank}"
 
 

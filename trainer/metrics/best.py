@@ -41,24 +41,25 @@ def falls(metric: str, lower: Mapping[str, bool] = NOBODY) -> bool:
 
 
 def best_of(classes: int) -> int:
-    """Among how many best scores a label is a hit of ``acc5``: of fewer than 5 classes all but one (3: ``acc2``)."""
+    """The k of top-k accuracy that ``acc5`` means: 5, with fewer than 5 classes all but one (3 classes: ``acc2``)."""
     return 5 if classes >= 5 else max(1, classes - 1)
 
 
 def classification(classes: int) -> tuple[str, ...]:
-    """What a validation of a classification measures, each once (of one or two classes, ``acc5`` is ``acc1``)."""
+    """Names of the metrics of a classification, of which one marks the best model (with one or two classes, ``acc5`` is
+    ``acc1``)."""
     return tuple(dict.fromkeys(("loss", "acc1", f"acc{best_of(classes)}", "f1")))
 
 
 def measured(facts: Facts) -> list[str]:
-    """The metrics that a validation of these data measures."""
+    """Names of the validation metrics that the task of these data has, from which ``best.metric`` is chosen."""
     of_task = BINARY if facts.task == "binary" else classification(facts.classes)
     return [*of_task, *(f"{name}_share" for name in facts.ceiling)]
 
 
 def names(facts: Facts, averaged: bool, own: Collection[str] = ()) -> list[str]:
-    """All metric names that a validation will have; ``averaged``: those of the averaged weights, too; ``own``: the
-    user's."""
+    """All names that ``best.metric`` may have: ``val/...``, with ``averaged`` those of the averaged weights, and the
+    user's ``own``."""
     everything = [*measured(facts), *own]
     return [prefix + name for prefix in ((RAW, AVERAGED) if averaged else (RAW,)) for name in everything]
 
@@ -72,7 +73,8 @@ def meant(metric: str, known: Iterable[str]) -> str:
 
 
 def is_plateau(target: str) -> bool:
-    """Whether the schedule with that ``_target_`` goes by validations."""
+    """Whether the schedule with that ``_target_`` is Plateau, which goes by a validation metric as best model and early
+    stop do."""
     return target == PLATEAU
 
 

@@ -48,7 +48,8 @@ class Examination:
 
 
 def guessed(outputs: torch.Tensor, classes: int) -> torch.Tensor:
-    """(N,) the class of the greatest score, of equal ones the first; ``classes`` where that is no class of the data.
+    """The class that a row of scores (N, D) is taken for in the examination; ``classes`` where that is no class of the
+    data.
 
     Args:
         outputs: (N, D) scores, D at least ``classes``. A row with one that is not a number is no guess.
@@ -129,7 +130,7 @@ class Tally:
 
 
 def tally_of(classes: int, total: torch.Tensor) -> Tally:
-    """The tally of all workers, from the sum of their vectors."""
+    """The examination's :class:`Tally` over all workers, from the sum of their vectors."""
     tally, counted = Tally(classes), _counts(classes)
     tally.counts = total[:counted].double().cpu()
     rows = total[counted:].double().cpu().reshape(-1, FIELDS)

@@ -13,7 +13,7 @@ Total = Callable[[torch.Tensor], torch.Tensor]
 
 
 def exchanged(total: Total, index: int, count: int, mine: bytes) -> list[bytes]:
-    """The bytes that each of ``count`` workers brings, in order; empty for one that takes no part. Two meeting
+    """Exchange bytes between the workers of a validation: returns what each of ``count`` brings, in order. Two meeting
     points.
 
     Args:

@@ -188,7 +188,7 @@ def modules(metric: Any) -> Iterator[Any]:
 
 
 def states(metric: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """A metric's states by name: a tensor as a list of one, and lists of tensors."""
+    """The states of a user's torchmetrics metric by name: a tensor as a list of one, and lists of tensors."""
     parts = list(modules(metric))
     for place, part in enumerate(parts):
         for name, reduction in part._reductions.items():
@@ -204,7 +204,7 @@ def states(metric: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
 
 
 def merge(metric: Any, found: list[dict[str, list[torch.Tensor]]]) -> None:
-    """Give a metric the states of all workers, joined by the metric's own rule for each."""
+    """Give a user's torchmetrics metric the states of all workers, joined by the metric's own rule for each."""
     parts = list(modules(metric))
     for place, part in enumerate(parts):
         for name, reduction in part._reductions.items():

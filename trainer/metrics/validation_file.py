@@ -70,8 +70,8 @@ def read(run_dir: Path, which: str) -> Findings | None:
 
 
 def pictured(inputs: Any) -> np.ndarray | None:
-    """A batch of images (N, C, H, W) with 1 or 3 channels as (N, H, W, C) uint8, other types scaled from least to
-    greatest; None for other batches."""
+    """For the validation file: a batch of images (N, C, H, W) with 1 or 3 channels as (N, H, W, C) uint8, scaled; None
+    for other batches."""
     if not isinstance(inputs, torch.Tensor) or inputs.dim() != 4 or inputs.shape[1] not in CHANNELS:
         return None
     if inputs.dtype != torch.uint8:

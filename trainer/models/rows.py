@@ -39,7 +39,8 @@ class RowEmbedding(nn.Embedding):
 
 
 def tables(model: nn.Module) -> Iterator[tuple[str, nn.Embedding | nn.EmbeddingBag]]:
-    """The model's sparse tables: trainable ``nn.Embedding`` and ``nn.EmbeddingBag`` with ``sparse=True``, by name."""
+    """The model's embedding tables with gradients by row: trainable ``nn.Embedding`` and ``nn.EmbeddingBag`` with
+    ``sparse=True``, by name."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
             yield name, module
@@ -67,6 +68,6 @@ def materialise(model: nn.Module, seed: int, device: torch.device | str = "cpu")
 
 
 def dense_of(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The trainable parameters that are no sparse table."""
+    """The trainable parameters of a model that are no sparse embedding table, whose gradients are not by row."""
     rows = {id(module.weight) for _, module in tables(model)}
     return [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) not in rows]

@@ -110,7 +110,7 @@ def grouped(named: Iterable[tuple[str, Any]], found: Mapping[str, Rate]) -> list
 
 
 def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = None) -> torch.optim.Optimizer:
-    """Make the config's optimizer for these groups of parameters.
+    """Make the config's optimizer for these parameter groups.
 
     Args:
         node: the ``optimizer`` node.

@@ -100,7 +100,7 @@ class SparseRule:
 
 
 def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> SparseRule:
-    """The sparse rule that fits the config's optimizer.
+    """The update rule of sparse embedding rows that fits the config's optimizer.
 
     Args:
         node: the ``optimizer`` node of the config.

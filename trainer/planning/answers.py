@@ -64,7 +64,8 @@ def check_declaration(declaration: Declaration, what: str) -> None:
 
 
 def check_place(place: Any, what: str, name: str, form: str, purpose: str) -> None:
-    """A text such as ``my_package.averaging:Averager`` names something that is there.
+    """Check what a user's declaration answers: a text such as ``my_package.averaging:Averager`` names something that is
+    there.
 
     Raises:
         UserError: it does not.

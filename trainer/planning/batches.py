@@ -17,7 +17,7 @@ FIRST_TRY = 32
 
 
 def searched(config: RunConfig, typed: set[str]) -> bool:
-    """Whether the batch size is to be found by trying. A typed global batch goes before a recipe's ``auto``.
+    """Whether the batch size is ``auto`` and found by trying. A typed global batch goes before a recipe's ``auto``.
 
     Raises:
         UserError: the global batch is given as well, or not all workers are on this host.

@@ -47,14 +47,14 @@ def check_data(checked: Checked) -> None:
 
 
 def check_enough(checked: Checked) -> None:
-    """Refuse more workers than there are training samples."""
+    """Check against the data: refuse more workers than there are training samples."""
     config, facts, workers = checked.config, checked.facts, checked.workers
     if config.mode == "train" and facts.train_samples < workers:
         raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", fewer(checked))  # fmt: skip
 
 
 def fewer(checked: Checked) -> str:
-    """The advice to ask for no more workers than there are training samples."""
+    """What to type where a check of the data finds fewer training samples than workers: a smaller ``launch.nproc``."""
     config, samples = checked.config, max(1, checked.facts.train_samples)
     if config.sampler.drop_last and config.data.global_batch_size is None:
         samples = max(1, samples // config.batch_size)
@@ -77,7 +77,7 @@ def check_order(config: RunConfig, facts: Facts) -> None:
 
 
 def check_mixing(config: RunConfig) -> None:
-    """Refuse mixed labels for a loss that cannot take shares of classes."""
+    """Check against the data's labels: refuse mixup and CutMix for a loss that cannot take shares of classes."""
     data, loss = config.node("data"), config.loss
     takes_none = {
         schema.BinaryCrossEntropyLoss._target_: "loss=binary_cross_entropy",
@@ -89,7 +89,7 @@ def check_mixing(config: RunConfig) -> None:
 
 
 def check_optimization(checked: Checked) -> None:
-    """Refuse schedules and stops that go by validations that do not come or lack the metric, and clipping and scaling
+    """Check against the data's metrics: refuse schedules and early stops without their validation metric, and clipping
     that cannot be done."""
     config = checked.config
     strategy, node = config.strategy, config.optimizer
@@ -134,7 +134,8 @@ def check_validation(config: RunConfig, typed: set[str]) -> None:
 
 
 def check_metric_names(config: RunConfig, facts: Facts) -> None:
-    """Refuse user's metrics whose names clash with others, or that MLflow does not take."""
+    """Check against the data's own metrics: refuse user's metrics whose names clash with them, or that MLflow does not
+    take."""
     for name in config.metrics:
         if not re.fullmatch(r"[A-Za-z][\w-]*", str(name)):
             raise UserError(f"metrics.{name}", "a name is a letter, then letters, digits, _ and -", f"metrics.{re.sub(r'[^A-Za-z0-9_-]', '_', f'm{name}')}={{...}}")  # fmt: skip
@@ -143,7 +144,8 @@ def check_metric_names(config: RunConfig, facts: Facts) -> None:
 
 
 def watching(config: RunConfig) -> Iterator[tuple[str, str, str]]:
-    """The keys that name a validation metric, the metrics they name, and those they could."""
+    """For the check against the data's metrics: each key that names a validation metric (``best.metric``), that metric,
+    and a default."""
     plateau = config.node("scheduler").get("metric") if best.is_plateau(config.scheduler._target_) else None
     for name, metric in (
         ("best", config.best.metric),

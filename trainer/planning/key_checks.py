@@ -61,7 +61,7 @@ def _without_schema(group: str, path: str, target: str) -> UserError:
 
 
 def known_keys(group: str, target: str) -> tuple[dict[str, keys.Key], bool]:
-    """The declared keys of a group's option with that ``_target_``, and whether it takes no others."""
+    """The keys that a check accepts in a group's option with that ``_target_``, and whether it takes no others."""
     if target == AUTO:
         target = str(schema.CollectiveStrategy._target_)
     declared = option_of(group, target)
@@ -70,7 +70,7 @@ def known_keys(group: str, target: str) -> tuple[dict[str, keys.Key], bool]:
 
 
 def every_key() -> list[str]:
-    """All keys that any option declares."""
+    """All keys that any option declares, to check a mistyped key against."""
     return [key.path for section in keys.sections() for key in section.keys]
 
 
@@ -80,7 +80,7 @@ def _taken_away(declared: keys.Key) -> UserError:
 
 
 def leaves(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Each value of a nested mapping with its dotted path."""
+    """The values of a nested config to check, each with its dotted key."""
     for name, value in node.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{name}.")
@@ -94,8 +94,8 @@ def check_value(declared: keys.Key, value: Any) -> None:
 
 
 def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
-    """Refuse a ``_target_`` that does not exist or does not take its keys, as far as its source tells without
-    importing it."""
+    """Check the keys: refuse a ``_target_`` that does not exist or does not take its keys, as far as its source tells
+    without importing it."""
     for group in schema.GROUPS:
         target = config[group].get("_target_")
         if target is None and group in schema.CONSTRUCTED:

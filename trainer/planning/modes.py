@@ -59,7 +59,7 @@ def in_its_mode(config: RunConfig) -> RunConfig:
 
 
 def weights_file(path: Path) -> Path:
-    """The file of weights that ``weights=`` names, or the folder of a checkpoint.
+    """For mode=eval and mode=predict: the file of weights that ``weights=`` names, or the folder of a checkpoint.
 
     Raises:
         UserError: there is none, its name does not say what it is, or the checkpoint is damaged.
@@ -83,7 +83,7 @@ def weights_file(path: Path) -> Path:
 
 
 def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
-    """The batch size of a worker where nothing is trained: any will do."""
+    """The batch size of a worker in mode=eval and mode=predict, where nothing is trained: any will do."""
     given, together = (
         data.val_batch_size or (None if data.batch_size == AUTO else data.batch_size),
         data.global_batch_size,
@@ -122,12 +122,13 @@ def _of_the_run(config: RunConfig) -> Facts | None:
 
 
 def run_of(weights: Path) -> Path | None:
-    """The run's folder that these weights lie in."""
+    """For mode=eval and mode=predict: the folder of the run that left these weights."""
     return next((folder for folder in weights.parents[:2] if (folder / "plan.json").is_file()), None)
 
 
 def class_names_of(weights: Path) -> list[str] | None:
-    """The names of the classes from the run that left these weights; None where it does not tell."""
+    """For mode=predict and mode=eval: the class names of the run that left these weights; None where it does not
+    tell."""
     folder = run_of(weights)
     if folder is None or not (folder / CLASSES).is_file():
         return None

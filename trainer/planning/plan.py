@@ -209,7 +209,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
 
 
 def restartable(checked: Checked) -> bool:
-    """All processes can be started again together: all are on this host."""
+    """Of the plan: whether all processes can be started again together, because all are on this host."""
     config = checked.config
     ours = config.launch.nnodes == 1 and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun sees to its ranks itself
     return config.mode == "train" and ours
@@ -267,7 +267,7 @@ def _looks(checked: Checked) -> tuple[int, int, int]:
 
 
 def count_batches(config: RunConfig, samples: int, batch_size: int, workers: int, leased: bool) -> int:
-    """Batches per worker and epoch; on average, rounded up, where work is leased."""
+    """The plan's number of batches per worker and epoch; on average, rounded up, where work is leased."""
     if leased:
         drop_last = config.sampler.drop_last
         return ceil(len(DistributedBatchSampler(samples, batch_size, drop_last=drop_last, pad=False)) / workers)
@@ -292,7 +292,7 @@ def _nodes(role: str, size: int, launch: schema.LaunchConfig) -> list[int]:
 
 
 def meeting_address(launch: schema.LaunchConfig) -> str:
-    """The address where the processes meet; a placeholder where nobody has named the first host."""
+    """The plan's address where the processes meet; a placeholder where nobody has named the first host."""
     address = str(launch.master_addr)
     return UNSAID if launch.nnodes > 1 and address == schema.LaunchConfig.master_addr else address
 

@@ -18,25 +18,27 @@ PORT = 29500
 
 
 def is_elsewhere(config: RunConfig, device: str, nproc: int) -> bool:
-    """Whether the plan is for other machines than this one: for several hosts, or for GPUs that are not here."""
+    """Whether the planned processes are for other machines than this one: for several hosts, or for GPUs that are not
+    here."""
     return bool(config.plan) and (config.launch.nnodes > 1 or (device == "cuda" and nproc > len(hardware.gpus())))
 
 
 def choose_device(config: RunConfig) -> str:
-    """Choose ``cpu`` or ``cuda`` for the run."""
+    """The device of the planned processes, ``cpu`` or ``cuda``."""
     if config.device != "auto":
         return str(config.device)
     return "cuda" if hardware.gpus() else "cpu"
 
 
 def default_workers(config: RunConfig) -> int | None:
-    """How many workers the strategy starts by default; None: one per GPU, else one."""
+    """How many worker processes the strategy starts by default; None: one per GPU, else one."""
     target = config.strategy._target_
     return None if target == AUTO else getattr(locate(str(target), "strategy._target_"), "default_workers", None)
 
 
 def on_hosts(config: RunConfig) -> RunConfig:
-    """The config with its hosts filled in: how many, which is the first, which is this one, and a port known to all.
+    """The config with the hosts of its processes filled in: how many, which is the first, which is this one, and a port
+    known to all.
 
     Raises:
         UserError: they contradict each other.
@@ -90,7 +92,8 @@ def _check_workers(launch: schema.LaunchConfig) -> None:
 
 
 def hosts_of(launch: schema.LaunchConfig) -> list[str]:
-    """The addresses in ``launch.ips``, IPv6 ones with or without brackets; none where it is not given."""
+    """The hosts of the planned processes: the addresses in ``launch.ips``, IPv6 ones with or without brackets; none
+    where it is not given."""
     return [ip for word in str(launch.ips or "").split(",") if (ip := word.strip(" []"))]
 
 
@@ -106,7 +109,8 @@ def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None =
 
 
 def with_strategy(config: RunConfig, workers: int) -> tuple[RunConfig, str]:
-    """The config with a strategy in place of ``strategy=auto``, and the reason; empty where one was named."""
+    """The config with the strategy that ``strategy=auto`` means for so many worker processes, and the reason; empty
+    where one was named."""
     if config.strategy._target_ != AUTO:
         return config, ""
     chosen = schema.StrategyConfig if workers == 1 else schema.CollectiveStrategy
@@ -116,7 +120,7 @@ def with_strategy(config: RunConfig, workers: int) -> tuple[RunConfig, str]:
 
 
 def check_port(config: RunConfig) -> None:
-    """Refuse a meeting port that is in use on the host that serves it."""
+    """Before processes are planned: refuse a meeting port that is in use on the host that serves it."""
     launch = config.launch
     port, serves = launch.master_port, launch.node_rank == 0
     address, single = launch.master_addr, launch.nnodes == 1

@@ -65,7 +65,7 @@ class Resume:
 
 
 def keeps(config: RunConfig, plan: Plan) -> bool:
-    """Whether the run leaves checkpoints."""
+    """Whether the run leaves checkpoints from which it can resume."""
     told = config.checkpoint
     asked = bool(told.every_steps or told.every_minutes or told.every_epochs)
     return asked and config.mode == "train"

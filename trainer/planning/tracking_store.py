@@ -39,7 +39,7 @@ KEPT = "sqlite:///mlflow.db"
 
 
 def tracking_uri(tracking: TrackingConfig) -> str:
-    """The address that MLflow's points go to; empty without tracking."""
+    """The address of the MLflow tracking store that points go to; empty without tracking."""
     if tracking.kind == "none":
         return ""
     return str(tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}")

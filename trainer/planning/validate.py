@@ -111,7 +111,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
 
 
 def declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:
-    """The :class:`Declaration` of the config's strategy."""
+    """Validate the config's strategy: call its ``_target_``, which returns a :class:`Declaration`."""
     check_group(config.plain(), "strategy")
     declaration: Declaration = call_target(config.node("strategy"), "strategy", kind=Declaration)
     what = f"strategy._target_={config.strategy._target_}"
@@ -123,7 +123,7 @@ def declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:
 
 
 def check_launcher(config: RunConfig, workers: int, declaration: Declaration, lacks: Lacks) -> None:
-    """Refuse a launcher that cannot start so many processes."""
+    """Validate the config's launcher: refuse one that cannot start so many processes."""
     roles = declaration.roles(workers, config.launch)
     others = sum(size for role, size in roles.items() if role != "worker")
     launcher, what = launcher_of(config), f"launch._target_={config.launch._target_}"
@@ -135,7 +135,8 @@ def check_launcher(config: RunConfig, workers: int, declaration: Declaration, la
 def with_batches(
     config: RunConfig, declaration: Declaration, workers: int, merge: int, typed: set[str], lacks: Lacks
 ) -> RunConfig:
-    """The config with a batch size; of a plan whose sizes would be refused, with sizes near to them."""
+    """Validate the config's batch sizes and fill them in; of a plan whose sizes would be refused, with sizes near to
+    them."""
     if config.mode != "train":
         return config.changed(data={"batch_size": evaluation_batch_size(config.data, workers)})
     sizes = nearest(config.data, workers * merge)
@@ -148,7 +149,7 @@ def with_batches(
 
 
 def looking(checked: Checked) -> Checked:
-    """The checked config with the images or rows that mode=eval and mode=predict look at."""
+    """After a config is validated: add the images or rows that mode=eval and mode=predict look at."""
     config = checked.config
     looked, output = looked_at(config, checked.source, checked.facts), config.predict.output
     predict = {"input": looked.folder or config.predict.input, "output": output and os.path.abspath(output)}
@@ -162,7 +163,8 @@ def looking(checked: Checked) -> Checked:
 
 
 def check_tracking(config: RunConfig) -> None:
-    """Refuse a tracking store that cannot work, or that cannot take the names of run, experiment and tags."""
+    """Validate the config's ``tracking``: refuse a store that cannot work, or that cannot take the names of run,
+    experiment and tags."""
     tracking = config.tracking
     check_store(tracking, experiment_of(config))
     for key, most in (("experiment", 256), ("run_name", 250)):
@@ -177,7 +179,8 @@ def check_tracking(config: RunConfig) -> None:
 
 
 def check_registered(tracking: TrackingConfig) -> None:
-    """Refuse a name that MLflow's registry does not take, or one where no model is logged."""
+    """Validate the config's ``tracking.registered_model``: refuse a name that MLflow does not take, or one where no
+    model is logged."""
     name = tracking.registered_model
     if name is None:
         return
@@ -192,13 +195,13 @@ def check_registered(tracking: TrackingConfig) -> None:
 
 
 def experiment_of(config: RunConfig) -> str:
-    """The name of the run's MLflow experiment."""
+    """The name of the run's MLflow experiment in a validated config."""
     return str(config.tracking.experiment or config.name)
 
 
 def check_compiler(config: RunConfig, device: str) -> None:
-    """Refuse torch.compile without the C++ compiler that inductor calls for the CPU, or with a cache that another user
-    can write to."""
+    """Validate the config's ``compile=true``: refuse it without the C++ compiler that inductor calls for the CPU, or
+    with a cache that another user can write to."""
     writes_kernels = config.compile and config.execution.compile_backend == "inductor"
     if writes_kernels and device == "cpu" and hardware.cpp_compiler() is None:
         raise UserError("compile=true", "there is no C++ compiler on this machine (g++ or clang++)", "compile=false")

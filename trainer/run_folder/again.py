@@ -20,7 +20,8 @@ CARRIED = (
 
 
 def go_back(run_dir: Path, points: int, say: Callable[[str], None]) -> None:
-    """Cut metrics.jsonl where the run goes on, and forget how the life before ended.
+    """What is done again from a checkpoint is written once: cut metrics.jsonl there, and forget how the life before
+    ended.
 
     Args:
         points: bytes that stay.
@@ -41,7 +42,8 @@ def go_back(run_dir: Path, points: int, say: Callable[[str], None]) -> None:
 
 
 def bring(source: Path, run_dir: Path, points: int, best: bool, say: Callable[[str], None]) -> None:
-    """Copy from another run's folder what its curves and its best model are until there.
+    """A resumed run in another folder gets what it does not do again: the curves and the best model until the
+    checkpoint.
 
     Args:
         points: bytes of its metrics.jsonl.

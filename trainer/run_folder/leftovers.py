@@ -79,7 +79,8 @@ def check_reads(config: Mapping[str, Any], run_dir: Path, place: str) -> None:
 
 
 def texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Each text in nested mappings and lists, with its key: ``callbacks[0].path``."""
+    """Each text in a nested config, with its key: it is checked whether one names a file left by an earlier run, which
+    is cleared."""
     if isinstance(node, str):
         yield key, node
     elif isinstance(node, Mapping):

@@ -102,12 +102,12 @@ def _column(form: str) -> TextColumn:
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
-    """Read status.json; empty while there is none yet."""
+    """Read status.json of a running job for the progress bar; empty while there is none yet."""
     return read_json(run_dir / "status.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that is replaced again and again; empty while there is none yet."""
+    """Read a JSON file of a running job for the progress bar; empty while there is none yet."""
     try:
         return json.loads(path.read_text())  # type: ignore[no-any-return]
     except (OSError, ValueError):

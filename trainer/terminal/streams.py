@@ -176,7 +176,8 @@ def confide(payload: Any) -> None:
 
 
 def log(path: Path, goes_on: bool = False) -> IO[str]:
-    """Open a log file for what a process prints: a new one, or with ``goes_on`` the one of the run's life before."""
+    """Open the log file to which a process's stdout and stderr go: a new one, or with ``goes_on`` that of the run's
+    life before."""
     private.start(path, goes_on)
     return path.open("a", encoding="utf-8", errors="backslashreplace")
 

@@ -17,7 +17,7 @@ NO_ANSWER = re.compile(r"\[Errno -?\d+\] ([^'\")\]]+)|((?:read |connect(?:ion)? 
 
 
 def tell(message: dict[str, Any]) -> None:
-    """Send an answer to the parent process, which may be gone."""
+    """The recorder's process sends an answer to the parent process, which may be gone."""
     with contextlib.suppress(OSError):
         said = {k: redact.text(v) for k, v in message.items() if k in ("warning", "error")}
         print(json.dumps({**message, **said}), file=sys.__stdout__, flush=True)

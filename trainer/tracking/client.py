@@ -122,7 +122,7 @@ class Tracker:
 
 
 def environment() -> dict[str, str]:
-    """Of a process that asks MLflow: ours, with this package on its path."""
+    """The environment variables of a process in which this client asks MLflow: ours, with this package on its path."""
     path = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}
 

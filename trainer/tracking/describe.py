@@ -184,7 +184,7 @@ def _size(plan: Plan) -> str:
 
 
 def public(overrides: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
-    """The overrides that hold no secret, without flags."""
+    """The overrides to describe in MLflow: those that hold no secret, without flags."""
     known = set(secrets)
     return [o for o in overrides if not o.startswith("-") and text(o, known) == o]
 
@@ -195,8 +195,8 @@ def _first(plan: Plan) -> str:
 
 
 def models(config: RunConfig, plan: Plan) -> dict[str, str]:
-    """Which models are logged (``best`` and ``last``), and their names; none where nothing is trained, and the last alone
-    where nothing is validated."""
+    """What a run's description in MLflow says of logged models: which (``best`` and ``last``), and their names; none
+    where nothing is trained."""
     tracking = config.tracking
     if plan.mode != "train" or not tracking.log_model:
         return {}

@@ -42,7 +42,7 @@ class Choice:
 
 
 def chosen(run_dir: Path, which: str, name: str) -> Choice | None:
-    """The best or the last model of a run's folder; None where it has left none."""
+    """Choose the best or the last model of a run's folder to log in MLflow; None where it has left none."""
     try:
         result = json.loads((run_dir / "result.json").read_text())
     except (OSError, ValueError):

@@ -47,7 +47,8 @@ def model_name(recipe: str, which: str) -> str:
 
 
 def key_of(override: str) -> str:
-    """The config key of an override: ``optimizer.lr`` of ``+optimizer.lr=0.1``."""
+    """For naming an MLflow run after its overrides: the config key of one, ``optimizer.lr`` of
+    ``+optimizer.lr=0.1``."""
     return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 

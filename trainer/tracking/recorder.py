@@ -87,7 +87,7 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
 
 
 def following(message: dict[str, Any], children_of: str | None, secrets: list[str]) -> Follower:
-    """Who follows a run that begins, or that goes on where its life before was."""
+    """The recorder's :class:`Follower` of a run that begins, or that goes on where its life before was."""
     run_dir = Path(message["open"])
     told = reopened_run.taken_up(run_dir, message) if message.get("resumed") else None
     if told is None:
@@ -100,7 +100,8 @@ def following(message: dict[str, Any], children_of: str | None, secrets: list[st
 
 
 def going_on(run_dir: Path, told: Remembered, children_of: str | None = None, secrets: Sequence[str] = ()) -> Follower:
-    """Who goes on where another has ended."""
+    """The recorder's :class:`Follower` that goes on in the MLflow run of an earlier recorder, from the point it had
+    sent."""
     return Follower(
         run_dir, told.run, told.run_id, told.sent_bytes, told.doubtful_bytes, asked=told.asked, again=told.again,
         children_of=children_of, secrets=list(secrets),

@@ -65,7 +65,7 @@ def _newer(client: Any, name: str, alias: str, began: int) -> str | None:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether the registry will answer so again: there is none, or it does not take the name or the user."""
+    """Whether MLflow's model registry will answer so again: there is none, or it does not take the name or the user."""
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException) and str(error.error_code) not in LATER

@@ -20,7 +20,7 @@ OF_AN_END = ("trainer.error", "trainer.ended", "trainer.state", "trainer.lost_wo
 
 
 def find(client: Any, run_id: str) -> Any:
-    """The run; None: it was deleted, or the store is another one.
+    """Find the MLflow run to reopen; None: it was deleted, or the store is another one.
 
     Raises:
         Exception: what MLflow raises for a server that is away.
@@ -51,13 +51,14 @@ def go_on(client: Any, run: Any, tags: Mapping[str, str], params: Mapping[str, s
 
 
 def anew(run: Mapping[str, Any], before: str) -> dict[str, Any]:
-    """The message that opens another run in the place of the one before."""
+    """The message that opens a new MLflow run where the one before cannot be reopened; a tag names that one."""
     tags = {**run["tags"], RESUMED_FROM: before}
     return {**run, "tags": tags, "opened": uuid.uuid4().hex, "resumed": False}
 
 
 def taken_up(run_dir: Path, run: Mapping[str, Any]) -> Remembered | None:
-    """Where the run's life before had come to, with the message that opens it again; None: that was not tracked."""
+    """Where the MLflow run to reopen had come to, with the message that opens it again; None: the run's life before was
+    not tracked."""
     told = tracking_file.read(run_dir)
     if told is None:
         return None

@@ -20,7 +20,7 @@ INSTEAD = "resume=FOLDER of the run"
 
 
 def folder_of(tracking: TrackingConfig, run_id: str) -> Path:
-    """Where that run's files are.
+    """Look up an MLflow run by its id (``resume=RUN_ID``): returns the run's folder.
 
     Raises:
         UserError: there is no such run, or its folder is not on this machine.
@@ -56,7 +56,7 @@ def _asked(uri: str, run_id: str) -> dict[str, str]:
 
 
 def look(uri: str, run_id: str) -> dict[str, str]:
-    """Ask the server."""
+    """Look up an MLflow run at the tracking server: its folder, an error, or nothing where there is no such run."""
     from mlflow import MlflowClient
 
     try:

@@ -84,7 +84,8 @@ def write(run_dir: Path, told: Remembered) -> None:
 
 
 def cut(run_dir: Path, points: int) -> None:
-    """Before metrics.jsonl is cut: remember which of its points the server may have. To do it twice changes nothing."""
+    """Before metrics.jsonl is cut: note in the tracking file which of its points the server may have. To do it twice
+    changes nothing."""
     told = read(run_dir)
     path = run_dir / POINTS
     if told is None:

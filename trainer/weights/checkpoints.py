@@ -32,7 +32,7 @@ class WorkerWeights:
 
 
 def read(folder: Path, averaged: bool = False) -> Tensors:
-    """Parameters and buffers by name, those too that a state_dict leaves out.
+    """Read a checkpoint's weights: parameters and buffers by name, those too that a state_dict leaves out.
 
     Where each worker has parameters of its own (``local_sgd``), these are their mean, weighted by the samples behind each; those
     that parameter servers keep are theirs.

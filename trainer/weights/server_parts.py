@@ -87,7 +87,7 @@ Piece = tuple[int, torch.Tensor]
 
 
 def part_name(server: int | str) -> str:
-    """The file name of a server's part."""
+    """The file name of the part of the weights that a parameter server keeps."""
     return f"server-{server}.safetensors"
 
 

@@ -90,7 +90,7 @@ def _converts(kind: torch.dtype) -> bool:
 
 
 def refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what: str) -> None:
-    """Refuse complex tensors: they do not become real ones.
+    """Refuse complex tensors in a file of weights: they do not become real ones.
 
     Raises:
         UserError: those of these names should.
@@ -101,7 +101,7 @@ def refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what: 
 
 
 def into(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) -> None:
-    """Copy these tensors into the model, in its own types and on its device; the model's other tensors stay.
+    """Copy tensors from a file into the model, in its own types and on its device; the model's other tensors stay.
 
     Raises:
         UserError: it cannot take them.
@@ -159,12 +159,13 @@ def left_out(path: Path) -> list[str]:
 
 
 def unwrapped(by_name: Mapping[str, T], own: Container[str]) -> dict[str, T]:
-    """The tensors by the model's own names, without the prefix that a wrapper such as DDP has put before them."""
+    """The tensors of a file by the model's own names, without the prefix ``module.`` that a wrapper such as DDP has put
+    before them."""
     return {name if name in own else name.removeprefix(WRAPPED): one for name, one in by_name.items()}
 
 
 def some(names: Iterable[object], between: str = ", ") -> str:
-    """The first few of many tensors' names, and how many more there are."""
+    """The first few of the many tensors' names in a file of weights, for an error, and how many more there are."""
     listed = [shortened(str(name)) for name in names]
     more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
     return between.join(listed[:MOST_NAMED]) + more

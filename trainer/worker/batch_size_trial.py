@@ -91,7 +91,7 @@ def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
 
 
 def briefly(error: BaseException) -> str:
-    """The first words about memory that is not enough."""
+    """Why a batch size that was tried does not fit: the first words of the error about memory."""
     cause = error.__cause__ if is_memory(error.__cause__) else error
     return first_line(cause or error).partition(". GPU")[0]
 

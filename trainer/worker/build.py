@@ -81,7 +81,8 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
 
 
 def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
-    """Refuse a strategy that cannot do what this run needs of it.
+    """When a worker is built: refuse a strategy without the methods that this run needs (leased blocks, scatter,
+    validations).
 
     Raises:
         RunFailed: its declaration has promised what its worker cannot do.
@@ -98,7 +99,7 @@ def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
 
 
 def following(run: Training, config: RunConfig, plan: Plan) -> Training:
-    """The loop's parts with what follows a training: the best model, the average, an early stop."""
+    """Build the rest of a training worker: the best model kept, the averaged weights, an early stop."""
     folder, model = Path(plan.run_dir), run.model
 
     def keep_best() -> None:
@@ -116,7 +117,8 @@ def following(run: Training, config: RunConfig, plan: Plan) -> Training:
 
 
 def make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
-    """How long the run is, and how often the loop logs and validates."""
+    """Build the worker's :class:`Rhythm` from the config: how long the run is, and how often the loop logs and
+    validates."""
     told, steps = config.execution, UNLIMITED if plan.leased else plan.total_steps
     return Rhythm(plan.epochs, steps, told.log_every, told.val_every, told.val_every_steps, config.validation)
 
@@ -124,7 +126,7 @@ def make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
 def make_feed(
     config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, splits: Splits, order: Order | None
 ) -> Feed:
-    """Make the feed of this worker's batches."""
+    """Build the feed of this worker's batches."""
     facts, chosen = plan.facts, plan.chosen
     readers, prefetch = int(chosen.num_workers), int(chosen.prefetch)
     reading = Reading(config.seed, readers, prefetch, chosen.pin_memory, make_mixing(config, facts))
@@ -147,14 +149,14 @@ def make_feed(
 
 
 def early_stop(told: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | None:
-    """The early stop that the config asks for; None where it watches nothing."""
+    """Build the early stop that the config asks for; None where it watches nothing."""
     return EarlyStop(told.metric, told.patience, told.min_delta, lower) if told.metric else None
 
 
 def leased_work(
     config: RunConfig, plan: Plan, splits: Splits, reading: Reading, strategy: Strategy, order: Order | None
 ) -> MapWork | StreamWork | None:
-    """The training data in blocks that the strategy leases; None where it is split beforehand."""
+    """Build the worker's training data in blocks that the strategy leases; None where it is split beforehand."""
     if not plan.leased or not isinstance(strategy, LeasesWork):
         return None
     sampler, size = config.sampler, plan.batch_size
@@ -171,7 +173,7 @@ def leased_work(
 
 
 def make_order(config: RunConfig, facts: Facts, splits: Splits) -> Order | None:
-    """The epoch's order of samples that the sampler asks for, where not each sample comes once.
+    """Build the epoch's order of samples that the config's sampler asks for; None where each sample comes once.
 
     Raises:
         RunFailed: classes are to be balanced, and the data do not tell theirs.
@@ -188,14 +190,14 @@ def make_order(config: RunConfig, facts: Facts, splits: Splits) -> Order | None:
 
 
 def make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
-    """The mixup and CutMix of training batches that the config asks for."""
+    """Build the mixup and CutMix of training batches that the config asks for."""
     data = config.node("data")
     mixing = Mixing(data.get("mixup", 0.0), data.get("cutmix", 0.0), data.get("mix_probability", 1.0), facts.classes)
     return mixing if mixing.active else None
 
 
 def make_task(facts: Facts, loss: nn.Module) -> Objective:
-    """The task: how the data's labels are learnt and measured."""
+    """Build the worker's task from the facts of the data: how labels are learnt and measured."""
     if facts.task == "binary":
         return Binary(loss, facts.ceiling.get("auc"))
     return Classification(loss, facts.classes)

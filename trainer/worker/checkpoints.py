@@ -254,7 +254,8 @@ class Checkpoints:
 
 
 def position(run: Training, epoch: int) -> dict[str, Any]:
-    """Where the run is, and what marks the best model then."""
+    """The position of the run that a worker writes into a checkpoint: step, epoch, samples, and the metric that marks
+    the best model."""
     watched, (validated, metrics) = run.report.watched, run.validated
     return {
         "step": run.step,
@@ -287,12 +288,13 @@ def _own(folder: Path, first: WorkerState, seat: Seat, before: int) -> WorkerSta
 
 
 def is_first(run: Training) -> bool:
-    """Of the workers that take part now."""
+    """Whether this worker is the first of those that take part now, which decides when checkpoints are written."""
     return run.strategy.members()[0] == 0
 
 
 def rehearse(run: Training) -> None:
-    """Make the first forward and backward of the run once, and forget what they did."""
+    """Before a worker loads a checkpoint: make the first forward and backward of the run once, and forget what they
+    did."""
     for _, batches in run.feed.updates(0):
         batch = next(batches)
         with run.strategy.accumulate(True), counting(run.model, batch.samples):

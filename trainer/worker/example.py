@@ -43,7 +43,8 @@ def keep(
 
 
 def sample(run_dir: Path) -> Any:
-    """An example input for the logged model: the kept inputs as arrays, one or several by name; or a row of text."""
+    """The example input that a worker has kept for the logged model: arrays, one or several by name; or a row of
+    text."""
     if (rows := json.loads((run_dir / SPEC).read_text())["rows"]) is not None:
         return [locate(rows["_target_"]).example]
     with np.load(run_dir / SAMPLE) as kept:

@@ -281,7 +281,7 @@ def log_training(run: Training, epoch: int, rest: bool = False) -> None:
 
 @torch.no_grad()
 def evaluate(run: Training, epoch: int) -> dict[str, float]:
-    """The task's metrics of the settled model, every validation sample counted exactly once.
+    """The loop's validation step: the task's metrics of the settled model, every sample counted exactly once.
 
     Beside them, those of the averaged weights are measured; the best model is kept, and whoever goes by validations
     (the schedule, the early stop) is told.
@@ -316,8 +316,8 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
 
 
 def averaged(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[str, float]]:
-    """The task's sums and the user's metrics for the averaged weights, which all workers agree on; the model has its own
-    again afterwards."""
+    """The loop's validation of the averaged weights: the task's sums and the user's metrics; the model has its own
+    weights again afterwards."""
     ema.follow(run.step)
     ema.agree(run.strategy, run.mean)
     with ema.in_place():

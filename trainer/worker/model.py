@@ -62,7 +62,8 @@ class Updaters:
 
 
 def make_updater(config: RunConfig, plan: Plan, module: nn.Module) -> Updater:
-    """Make the optimizer with its counterpart for sparse tables, its schedule, clipping and loss scale."""
+    """Make the worker's updater for its model: the optimizer with its counterpart for sparse tables, schedule, clipping
+    and loss scale."""
     found = rates(module, config.optimizer)
     sparse = {id(table.weight): (table.weight, found[f"{name}.weight"].lr) for name, table in tables(module)}
     trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
@@ -97,7 +98,8 @@ def arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractCon
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Write parameters and buffers as a safetensors file, replaced atomically. It tells the tables that are left out."""
+    """Write the worker's model, parameters and buffers, as a safetensors file, replaced atomically. It tells the tables
+    that are left out."""
     from safetensors.torch import save_model
 
     with replacing(path) as part, without_empty_tables(model) as absent:
@@ -105,7 +107,7 @@ def save(model: nn.Module, path: Path) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seed every random generator of this process."""
+    """Seed every random generator of this worker, before it makes its model and before it trains."""
 
     random.seed(seed)
     np.random.seed(seed % 2**32)

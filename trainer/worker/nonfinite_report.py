@@ -43,7 +43,8 @@ class Finding:
 
 
 def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
-    """Write the report into the run's folder. Whatever breaks in it is told there, and keeps no run from its own end.
+    """Write the report on a loss that is not finite into the run's folder. Whatever breaks in it is told there, and
+    keeps no run from its own end.
 
     Args:
         batch: the first that is to blame; None: it is not at hand, and is read again.
@@ -67,18 +68,18 @@ def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
 
 
 def not_finite(model: nn.Module) -> list[str]:
-    """The names of the parameters that have a value which is not finite."""
+    """For the report on a loss that is not finite: the names of the parameters that have such a value."""
     return [name for name, p in model.named_parameters() if not torch.isfinite(p.detach()).all()]
 
 
 def unknown(error: Exception) -> dict[str, str]:
-    """What the report has in place of a part that could not be found out."""
+    """What the report on a loss that is not finite says in place of a part that could not be found out."""
     return {"not_known": f"{type(error).__name__}: {first_line(error)}"}
 
 
 def before(run: Training, finding: Finding) -> dict[str, list[int] | None]:
-    """The samples of the update before in this epoch, by batch, where the parameters are not finite: that update has spoiled
-    them."""
+    """For the report on a loss that is not finite: the samples of the update before, where it has spoiled the
+    parameters."""
     if not finding.update_of_epoch or not not_finite(run.model):
         return {}
     merge, update = run.feed.merge, finding.update_of_epoch - 1
@@ -86,7 +87,7 @@ def before(run: Training, finding: Finding) -> dict[str, list[int] | None]:
 
 
 def again(run: Training, batch: Batch) -> dict[str, Any]:
-    """One forward and backward of the batch again, by this worker alone: what it shows.
+    """For the report on a loss that is not finite: one forward and backward of the batch again, by this worker alone.
 
     Raises:
         LookupError: the model is not whole in this worker.
@@ -110,7 +111,8 @@ def again(run: Training, batch: Batch) -> dict[str, Any]:
 
 
 def gives_bad_gradients(run: Training, batch: Batch) -> bool:
-    """Whether the batch's own gradient is not finite when it is computed again; False: it is, or that cannot be done."""
+    """For the report: whether the batch's own gradient is not finite when it is computed again; False: it is, or that
+    cannot be done."""
     try:
         with alone(run.model), eager(run), run.arithmetic():
             loss, _ = run.task.forward(run.model, batch.inputs, batch.labels)
@@ -120,8 +122,8 @@ def gives_bad_gradients(run: Training, batch: Batch) -> bool:
 
 
 def gradient_norms(model: nn.Module, loss: torch.Tensor) -> dict[str, float]:
-    """The L2 norm of the loss's gradient, by the name of the layer whose parameters it is of. No parameter gets its gradient:
-    the exchange between workers would begin."""
+    """For the report on a loss that is not finite: the L2 norm of its gradient by layer. No parameter gets its
+    gradient: the exchange between workers would begin."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     found = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
     squares: dict[str, float] = {}
@@ -135,7 +137,8 @@ def gradient_norms(model: nn.Module, loss: torch.Tensor) -> dict[str, float]:
 
 @contextlib.contextmanager
 def watched(model: nn.Module, layers: list[tuple[str, str]]) -> Iterator[None]:
-    """While it lasts, each module whose output is not finite is added to the list, with its class, the first one first."""
+    """For the report: while it lasts, each module whose output is not finite is added to the list, with its class, the
+    first one first."""
 
     def hook(name: str) -> Any:
         def look(module: nn.Module, _: Any, outputs: Any) -> None:
@@ -154,7 +157,8 @@ def watched(model: nn.Module, layers: list[tuple[str, str]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
-    """While it lasts, no batch norm of the model waits for other workers."""
+    """For the report on a loss that is not finite: while it lasts, no batch norm of the model waits for other
+    workers."""
     from trainer.models.sync_batch_norm import GlooSyncBatchNorm
 
     waiting = [m for m in model.modules() if isinstance(m, (nn.SyncBatchNorm, GlooSyncBatchNorm)) and m.training]
@@ -168,13 +172,14 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 
 def eager(run: Training) -> Any:
-    """While it lasts, a compiled model runs as it was written, so that its layers can be watched."""
+    """For the report on a loss that is not finite: while it lasts, a compiled model runs eagerly, so that its layers
+    can be watched."""
     stance: Any = torch.compiler.set_stance
     return stance("force_eager") if run.compiling else contextlib.nullcontext()
 
 
 def finite(values: Any) -> bool:
-    """Whether all numbers in nested tensors are finite."""
+    """For the report on a loss that is not finite: whether all numbers in nested tensors are finite."""
     if isinstance(values, torch.Tensor):
         return not values.is_floating_point() or bool(torch.isfinite(values.detach()).all())
     if isinstance(values, dict):
@@ -183,7 +188,7 @@ def finite(values: Any) -> bool:
 
 
 def plain(node: Any) -> Any:
-    """The same for JSON, which knows no NaN and no infinity: they become texts."""
+    """The report on a loss that is not finite for JSON, which knows no NaN and no infinity: they become texts."""
     if isinstance(node, dict):
         return {name: plain(value) for name, value in node.items()}
     if isinstance(node, list):

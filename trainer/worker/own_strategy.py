@@ -35,7 +35,8 @@ def check_worker(declaration: Declaration, what: str) -> None:
 
 
 def imported(place: str, what: str, name: str) -> Any:
-    """What stands at a place such as ``my_package.averaging:Averager``.
+    """Import what a user's own strategy names for its worker or another process, such as
+    ``my_package.averaging:Averager``.
 
     Raises:
         UserError: nothing does, or its module cannot be imported.

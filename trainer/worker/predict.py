@@ -221,7 +221,7 @@ def _columns(row: list[float], names: Sequence[str]) -> Iterator[str]:
 
 
 def why_unreadable(pictures: Pictures, number: int) -> str:
-    """A decoder's error in one line, in the decoder's own words."""
+    """Why an image to predict cannot be read, in one line, in the decoder's own words."""
     try:
         pictures.preprocessing.read(pictures.folder / pictures.files[number])
     except Exception as error:

@@ -66,7 +66,8 @@ def chunks(files: Sequence[Path], reader: RowReader) -> Iterator[Chunk]:
 
 
 def without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
-    """Whole lines without the blank ones at their end, which are no rows at the end of a file; and those blank ones.
+    """Whole lines of rows to predict without the blank ones at their end, which are no rows at the end of a file; and
+    those blank ones.
 
     More of them than anybody types stay lines, so that what is kept of a file stays small.
     """

@@ -78,7 +78,7 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
 
 
 def check_strategy(config: RunConfig, declaration: Declaration, model: nn.Module, optimizer: Any) -> None:
-    """The strategy has a worker, and can train this model with this optimizer.
+    """Probe before a run that the strategy has a worker, and can train this model with this optimizer.
 
     Raises:
         UserError: it has none, or cannot.
@@ -97,8 +97,8 @@ def _positions(shape: Shape) -> int:
 
 
 def check_callbacks(nodes: Any) -> None:
-    """Check that each callback takes its keys and has methods that are called, without making one: that may do
-    something.
+    """Probe before a run that each callback takes its keys and has methods that are called, without making one: that
+    may do something.
 
     Raises:
         UserError: one cannot, or has none of them, or one that never would be called.
@@ -123,7 +123,8 @@ def check_callbacks(nodes: Any) -> None:
 
 
 def try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str, bool]:
-    """Check the user's metrics on the task's outputs; returns, for those that tell, whether less is better, by name.
+    """Probe before a run that the user's metrics take the model's outputs; returns, for those that tell, whether less
+    is better.
 
     Raises:
         UserError: one cannot be used.
@@ -137,7 +138,8 @@ def try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str, 
 
 
 def before_start(what: str, node: Mapping[str, Any]) -> None:
-    """Call the target's own ``check`` (nothing is written) or ``prepare`` (once per host), where it has one.
+    """Before a run starts: call the ``check`` (nothing is written) or ``prepare`` (once per host) of the model's class,
+    where it has one.
 
     Raises:
         UserError: what it needs is not there.
@@ -199,7 +201,8 @@ def check_sizes(config: RunConfig, model: nn.Module) -> None:
 
 
 def check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
-    """Refuse ``model.zero_init_residual=true`` for a model without anything to set to zero."""
+    """Probe the model before a run: refuse ``model.zero_init_residual=true`` for one without anything to set to
+    zero."""
     if not config.model.get("zero_init_residual"):
         return
     for key in ("weights", "pretrained"):
@@ -213,7 +216,8 @@ def check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
 
 
 def build(config: RunConfig) -> nn.Module:
-    """Build the model on the meta device, or for models that need values while they are made, on the CPU."""
+    """Build the model for the probe before a run: on the meta device, or for models that need values while they are
+    made, on the CPU."""
     try:
         with torch.device("meta"):
             return call_target(config.model, "model", kind=nn.Module)  # type: ignore[no-any-return]

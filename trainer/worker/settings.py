@@ -41,7 +41,8 @@ def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep freed blocks: giving them back to the kernel each step costs 8-12% of a CPU step."""
+    """Setting of a worker process: glibc keeps freed blocks; giving them back to the kernel each step costs 8-12% of a
+    CPU step."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         m_trim_threshold, m_mmap_max = -1, -4

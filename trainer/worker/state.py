@@ -108,7 +108,7 @@ def go_on(run: Training, folder: Path, part: WorkerState, first: WorkerState) ->
 
 
 def device_of(run: Training) -> torch.device:
-    """Where the model is."""
+    """The device of a worker's state: where its model is."""
     return next((p.device for p in run.model.parameters()), torch.device("cpu"))
 
 

@@ -78,7 +78,7 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[None]:
-    """What the run can go on from is kept, where the config asks for it."""
+    """While it lasts, a training process writes checkpoints where the config asks for them."""
     told, plan = assignment.config.checkpoint, assignment.plan
     if not keeps(assignment.config, plan):
         yield
@@ -137,7 +137,7 @@ def keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
 
 @contextlib.contextmanager
 def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
-    """Everything built, and put away afterwards."""
+    """A training process at work: everything built, and put away afterwards."""
     config, plan = assignment.config, assignment.plan
     run_dir, seat = Path(plan.run_dir), seated(seat, config, plan)
     with deaths_named(), settings(config, plan, seat), membership(seat, assignment) as strategy:
@@ -170,7 +170,7 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
 
 
 def host_watched(seat: Seat, report: Report, every_s: float | None) -> AbstractContextManager[None]:
-    """The load of this host is measured, by the first of its workers."""
+    """While it lasts, a training process, the first of its host, measures the host's load."""
     if every_s is None or seat.local_rank:
         return nullcontext()
     node, nodes = seat.rank // seat.local_size, -(-seat.size // seat.local_size)
@@ -179,7 +179,7 @@ def host_watched(seat: Seat, report: Report, every_s: float | None) -> AbstractC
 
 @contextlib.contextmanager
 def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
-    """This worker's strategy, left in the end."""
+    """While it lasts, this training process is a member of its strategy, and leaves it in the end."""
     strategy: Strategy = locate(assignment.plan.strategy_worker)(assignment.config.node("strategy"), seat)
     try:
         yield strategy
@@ -191,7 +191,8 @@ def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
 
 
 def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
-    """The seat with what follows from the run's size."""
+    """The training process's seat (rank, size) with what follows from the run's size: even batches, servers and their
+    hosts."""
     sampler = training_sampler(config, plan.facts.train_samples, plan.batch_size, seat.rank, seat.size)
     even = sampler.even(plan.merge, config.limit_train_batches)
     server_hosts = tuple(plan.nodes_of("server")) if plan.nnodes > 1 else ()
@@ -199,14 +200,15 @@ def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
 
 
 def profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Profiled:
-    """A profiler of this worker's own updates."""
+    """The profiler of a training process's own updates."""
     execution, cuda = config.execution, seat.device.startswith("cuda")
     after, updates = execution.profile_after, execution.profile_steps
     return Profiled(seat.rank, run_dir, after, updates, plan.total_steps, cuda)
 
 
 def keep_findings(run: Training, run_dir: Path) -> None:
-    """What the last validation found, and the best where that is another; the images of their mistakes are read again."""
+    """After training: keep the findings of the last validation, and of the best where that is another; the images of
+    their mistakes are read again."""
     best, last = run.examined.get("best"), run.examined.get("last")
     for which, sums in (("last", last), ("best", None if best is last else best)):
         found = None if sums is None else run.task.examined(sums)

@@ -47,7 +47,7 @@ class AugmentedArrays(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def shifted(images: torch.Tensor, pad: int, down: np.ndarray, right: np.ndarray) -> torch.Tensor:
-    """A window of each image, padded with ``pad`` zeros, at a place given by two numbers in [0, 1).
+    """Augment images held in arrays by a random shift: cut a window from each image padded with ``pad`` zeros.
 
     Args:
         images: (N, C, H, W).

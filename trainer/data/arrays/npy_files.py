@@ -37,7 +37,8 @@ def mapped(folder: Path, split: str) -> Pair:
 
 
 def digest(images: Any, labels: Any) -> str:
-    """32 hexadecimal digits of a SHA-256 over the values and their shapes."""
+    """SHA-256 of two arrays, values and shapes, by which .npy files of the same arrays are known; 32 hexadecimal
+    digits."""
     hashed = hashlib.sha256()
     for array in (images, labels):
         hashed.update(f"{array.dtype.str} {array.shape}\n".encode())

@@ -13,7 +13,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniform(draw: Draw, samples: np.ndarray, count: int) -> np.ndarray:
-    """Random numbers in [0, 1), float64 (N, count), that follow from (seed, epoch) and the sample's address
+    """Draw the augmentation's random numbers in [0, 1), float64 (N, count), from (seed, epoch) and the sample's address
     (splitmix64).
 
     Args:

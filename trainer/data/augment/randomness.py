@@ -12,7 +12,8 @@ import torch
 
 @contextmanager
 def own_randomness() -> Iterator[None]:
-    """While it lasts, random numbers may be drawn; then torch's, Python's and numpy's generators are as before."""
+    """While it lasts, an augmentation may use torch's, Python's and numpy's global randomness; afterwards the
+    generators are as before."""
     torch_state, python_state, numpy_state = (
         torch.default_generator.get_state(),
         random.getstate(),

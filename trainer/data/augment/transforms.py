@@ -89,7 +89,7 @@ def unlike(changed: Any, image: torch.Tensor) -> str:
 
 
 def seed_all(seed: int) -> None:
-    """Seed the generators of torch, Python and numpy, because nobody knows which of them a user's transform asks."""
+    """Seed the generators of torch, Python and numpy before a user's own transforms run, which may ask any of them."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -30,8 +30,8 @@ COUNT = 2 * NUMBERS + 4
 
 
 def policy_of(name: str, ops: int, magnitude: int, fill: list[int]) -> Callable[[Any], Any] | None:
-    """torchvision's policy of that name: RandAugment (Cubuk et al., 2020), TrivialAugment (Mueller & Hutter, 2021),
-    AutoAugment."""
+    """The augmentation policy of torchvision for a training view: RandAugment (Cubuk et al., 2020), TrivialAugment
+    (Mueller & Hutter, 2021), AutoAugment."""
     if name == "randaugment":
         return v2.RandAugment(ops, magnitude, fill=fill)  # type: ignore[no-any-return]
     if name == "trivialaugment":
@@ -145,8 +145,8 @@ class CentreView:
 
 
 def resized(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """An image resized to (C, height, width) uint8, bilinear with antialiasing as in torchvision; fastest on (H, W,
-    C) in memory."""
+    """A view of an image, resized to (C, height, width) uint8, bilinear with antialiasing as in torchvision; fastest on
+    (H, W, C) in memory."""
     if image.shape[-2:] == (height, width):
         return image
     batch = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)  # image[None] is taken for contiguous, which is slower

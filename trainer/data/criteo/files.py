@@ -85,8 +85,8 @@ class Block:
 
 
 def blocks_of(files: list[Path], size: int) -> list[Block]:
-    """The blocks of these files: plain text every ``size`` bytes, each .gz as one block, because it is read from its
-    beginning."""
+    """Cut Criteo's files into blocks: plain text every ``size`` bytes, each .gz file as one block, because it is read
+    from its beginning."""
     found = []
     for number, path in enumerate(files):
         if path.suffix == ".gz":
@@ -98,7 +98,8 @@ def blocks_of(files: list[Path], size: int) -> list[Block]:
 
 
 def pieces(block: Block, key: str = "data.path") -> Iterator[tuple[int, bytes]]:
-    """A block's lines in pieces of about a MiB: the first byte's place in the (unpacked) file, and whole lines.
+    """Read a block of a Criteo file in pieces of about a MiB: the first byte's place in the (unpacked) file, and whole
+    lines.
 
     Args:
         key: that names the file, for messages.
@@ -201,7 +202,8 @@ class SplitRows:
 
 
 def rows_of(block: Block, hash_size: int | None, tally: RowCounts) -> Iterator[tuple[Parsed, int]]:
-    """The parsed rows of a block piece by piece, and the bytes before each; bad lines are counted and left out.
+    """Read and parse the rows of a block of a Criteo file piece by piece, with the bytes before each; bad lines are
+    counted and left out.
 
     A bad line's name is ``file:line``, or in a block that begins within the file ``file, from byte N:line``.
     """

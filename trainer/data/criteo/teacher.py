@@ -87,7 +87,7 @@ def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def write(file: IO[bytes], rows: DrawnRows) -> None:
-    """Write drawn rows as Criteo's text.
+    """Write the rows that the teacher model has labelled as text in Criteo's format.
 
     Every field has its place in a table of bytes, filled up with zeros, which are then left out.
     """

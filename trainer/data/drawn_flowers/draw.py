@@ -35,7 +35,7 @@ def is_drawn(seed: int = 0, per_class: int = 10, size: int = 500, classes: int =
 
 
 def class_names() -> list[str]:
-    """The 102 classes' readable names, all different, in the order of the labels."""
+    """The readable names of the 102 classes of the flowers to draw, all different, in the order of the labels."""
     return [kind.name for kind in species()]
 
 

@@ -44,7 +44,7 @@ class Job:
 
 
 def picture_path(folder: Path, split: int, label: int, index: int) -> Path:
-    """The path of a picture in a drawn set, as torchvision's ImageFolder expects it."""
+    """The path to which a drawing worker writes a flower's picture, in the folders of torchvision's ImageFolder."""
     return folder / SPLITS[split] / f"{label:03d}" / f"{index:02d}.jpg"
 
 

@@ -61,7 +61,8 @@ def size_of(content: bytes, limits: Limits = DEFAULTS) -> tuple[int, int]:
 
 
 def reason(error: Exception) -> str:
-    """A decoder's error in one line, without the place in its source; shortened, for it may repeat the file."""
+    """The reason why an image's header or pixels cannot be decoded, in one line, without the place in the decoder's
+    source."""
     line = why(error)
     if not str(error).strip() or not isinstance(error, (OSError, ValueError, SyntaxError, RuntimeError)):
         line = f"breaks its decoder, {type(error).__name__}" + f": {line}" * bool(str(error).strip())

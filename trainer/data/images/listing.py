@@ -112,13 +112,13 @@ def images_in(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def class_folders(root: Path) -> list[str]:
-    """Names of the folders in a folder, sorted, which are its classes; hidden ones and links back do not count."""
+    """List the class folders of an image folder, sorted by name; hidden ones and links back do not count."""
     found = (entry for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     return sorted(entry.name for entry in found if not (entry.is_symlink() and leads_back(entry.path)))
 
 
 def folder_of_classes(root: Path, classes: list[str], limits: Limits = DEFAULTS) -> Listing:
-    """The images below ``root/<class>/``, sorted by path; the label is the class's place in the list.
+    """List the images below ``root/<class>/``, sorted by path; the label is the class's place in ``classes``.
 
     Only regular files count, each once: what else has an image's name is in ``passed_over``.
     """
@@ -142,7 +142,8 @@ def _no_classes(root: Path) -> list[str]:
 
 
 def held_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Which samples are held out for validation: the fraction of each class, at least one of those with two."""
+    """Which of the listed images are held out for validation: the fraction of each class, at least one of those with
+    two."""
     chosen = np.zeros(len(labels), bool)
     random = np.random.default_rng(seed)
     for label in np.unique(labels):

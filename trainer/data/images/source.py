@@ -158,7 +158,7 @@ class ImageSource(DataSource):
 
 
 def decoded_bytes(listing: Listing) -> int:
-    """Memory that the decoded images would take, estimated from the headers of some.
+    """The memory that an image source's decoded images would take, in bytes, estimated from the headers of some.
 
     Raises:
         OSError: an image is not there.
@@ -172,5 +172,5 @@ def decoded_bytes(listing: Listing) -> int:
 
 
 def no_such_folder(key: str, folder: Any, what: str) -> UserError:
-    """The error for data that are not where the config says."""
+    """The error of an image source whose folder is not where the config says."""
     return UserError(f"{key}={folder}", f"there is no such folder, which should hold {what}", f"{key}=FOLDER")

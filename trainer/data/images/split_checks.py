@@ -38,7 +38,8 @@ def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[st
 
 
 def attention(train: Listing, val: Listing, names: Sequence[str]) -> str:
-    """A warning about data that are odd but can be used; empty where nothing is odd."""
+    """A warning about a split of images that is odd but can be used (names passed over, classes without validation);
+    empty: none."""
     said = []
     if passed := [*train.passed_over, *(name for name in val.passed_over if name not in train.passed_over)]:
         said.append(f"{len(passed)} name{'s are' if len(passed) > 1 else ' is'} passed over: {some(passed)}")

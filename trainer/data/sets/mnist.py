@@ -101,7 +101,8 @@ class Mnist(ArraySource):
 
 
 def enlarged_digits() -> tuple[Pair, Pair]:
-    """scikit-learn's 8x8 digits on (1, 28, 28) uint8: 1,437 for training and 360 for validation."""
+    """A stand-in for MNIST: scikit-learn's 8x8 digits enlarged to (1, 28, 28) uint8, 1,437 for training and 360 for
+    validation."""
     import torch
 
     drawn, shown = read_digits()

@@ -220,7 +220,8 @@ def _label(shard: IO[bytes], member: TarMember, limits: LabelLimits) -> int | st
 
 
 def deeper(content: bytes, depth: int) -> bool:
-    """Whether lists and mappings in a JSON text are nested deeper than that; those in strings do not count."""
+    """Whether the JSON text of a sample in a shard (.tar) nests lists and mappings deeper than ``depth``; brackets in
+    strings do not count."""
     if content.count(b"[") + content.count(b"{") <= depth:
         return False
     now = 0

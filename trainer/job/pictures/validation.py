@@ -35,7 +35,7 @@ UNDRAWN = "No font of this machine has the letters of classes that are shown by 
 
 
 def file_names(which: str) -> tuple[str, ...]:
-    """The names of the four files about the last or the best validation."""
+    """The names of the four files with pictures and numbers of the last or the best validation."""
     return FILES if which == "last" else tuple(f"{which}_{name}" for name in FILES)
 
 
@@ -91,7 +91,8 @@ def _guess(mistake: Mistake, names: Sequence[str]) -> str:
 
 
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str], str]:
-    """Class names as pictures can show them, the fonts for them, and a footnote where a name is shown as its number."""
+    """Class names as the validation's pictures show them, the fonts for them, and a footnote where a name is shown as
+    its number."""
     names = [printed(name) for name in names]
     fonts = families(names)
     lacking = missing(names, fonts)

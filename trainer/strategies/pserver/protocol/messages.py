@@ -154,12 +154,13 @@ class Message:
 
 
 def text(value: Any) -> Record:
-    """A record that holds a JSON value."""
+    """A record of a message that holds a JSON value."""
     return Record(Kind.TEXT, np.frombuffer(json.dumps(value).encode(), dtype=np.uint8))
 
 
 def pack(message: Message) -> list[Any]:
-    """The frames of a message; the buffers are the arrays' own memory and must not change until they are sent."""
+    """Pack a message between worker and server into frames; the buffers are the arrays' own memory and must not change
+    until they are sent."""
     lines = b"".join(
         LINE.pack(
             r.table, r.kind, CODES[r.array.dtype], r.array.ndim, r.array.shape[0],
@@ -176,7 +177,8 @@ def pack(message: Message) -> list[Any]:
 
 
 def unpack(frames: Sequence[Any]) -> Message:
-    """A message from its frames (anything with the buffer interface); arrays are views of the frames, read-only.
+    """Unpack a message between worker and server from its frames (anything with the buffer interface); its arrays are
+    read-only views.
 
     Raises:
         Malformed: it is not a message of this version, or says other lengths than it has.

@@ -33,7 +33,7 @@ def place(
     split_method: SplitMethod = "round_robin",
     slice_above: int | None = SLICE_ABOVE,
 ) -> list[Piece]:
-    """Cut the parameters into pieces for the servers: every element once, in the order of the parameters.
+    """Shard the parameters: cut them into pieces for the servers, every element once, in the order of the parameters.
 
     Args:
         parameters: (name, elements) each.

@@ -22,5 +22,6 @@ def failed(why: str, fenced: bool = False) -> Message:
 
 
 def not_arrived(names: str, what: str, patience_s: float) -> str:
-    """The error text for a request that has waited too long, naming those who did not come."""
+    """The answer to a worker's request that has waited too long: an error text that names the workers who did not
+    come."""
     return f"{names} did not arrive at {what} within {patience_s:g} s (strategy.timeout_s)"

@@ -152,5 +152,5 @@ class Members:
 
 
 def workers(ranks: Iterable[int]) -> str:
-    """Name these workers in a message: ``worker 1, worker 3``."""
+    """The members of these ranks by name in a message: ``worker 1, worker 3``."""
     return ", ".join(f"worker {rank}" for rank in sorted(ranks))

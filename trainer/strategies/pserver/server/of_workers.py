@@ -28,7 +28,8 @@ class FirstWorkerState:
 
 
 def saved_by_workers(folder: Path, shard: Shard) -> Saved:
-    """Parameters, what the optimizer remembers, and how far the schedule is, for :meth:`Shard.load`.
+    """What a server loads of a checkpoint that workers saved (single, collective): parameters, the optimizer's state
+    and the schedule's.
 
     Args:
         shard: of the run that goes on; the tables of its layout are looked for.

@@ -21,7 +21,8 @@ GEO = "geo"
 
 
 def kept_by(node: Mapping[str, Any]) -> str:
-    """What an ``optimizer`` node's optimizer keeps of a parameter, with its name: ``SGD (momentum_buffer)``."""
+    """For a check of saved server state: the tensors that an optimizer keeps of a parameter, e.g. ``SGD
+    (momentum_buffer)``."""
     parameter = torch.zeros(1, requires_grad=True)
     parameter.grad = torch.zeros(1)
     optimizer = optimizer_of(node, [(Rate(), [parameter])])
@@ -33,7 +34,7 @@ def kept_by(node: Mapping[str, Any]) -> str:
 def refuse(
     config: RunConfig, declared: PserverDeclaration, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[UserError]:
-    """Refuse a run that cannot start from ``strategy.load_from``; returns the errors.
+    """Check the saved server state in ``strategy.load_from``: returns the errors of a run that cannot start from it.
 
     Args:
         config: the run's. declared: its strategy.

@@ -65,7 +65,7 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
 
 
 def opened_ledger(server: int, run: ServersRun) -> LedgerFile:
-    """A server's ledger; where a run goes on, that of the run before up to the checkpoint."""
+    """When a server starts: open its ledger; where a run goes on, that of the run before up to the checkpoint."""
     parts = parts_of(Path(run.resume)) if run.resume else []
     stays = int(parts[server].meta.get("ledger", 0)) if server < len(parts) else 0
     return LedgerFile(Path(run.plan.run_dir) / LEDGER.format(server), stays)
@@ -88,7 +88,8 @@ def run_to_end(server: Server, socket: ServerSocket, pulse: Pulse | None = None)
 
 
 def leave_statistics(server: Server, run_dir: Path) -> None:
-    """Print a server's counts into its log, and write them as ``server.N.json`` where the run's folder is there."""
+    """When a server ends: print its counts into its log, and write them as ``server.N.json`` where the run's folder is
+    there."""
     told = json.dumps(server.statistics(), indent=1)
     print(told, flush=True)
     if run_dir.is_dir():

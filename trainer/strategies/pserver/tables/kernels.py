@@ -124,7 +124,8 @@ class Adam:
 
 
 def kernel(name: str, **hyperparameters: Any) -> Kernel:
-    """The sparse optimizer of that name, with the hyperparameters that it has; others are ignored.
+    """The kernel that updates the touched rows of a server's sparse table as the optimizer of that name does, with its
+    hyperparameters.
 
     Args:
         name: sgd, adagrad, rowwise_adagrad or adam.
@@ -160,7 +161,8 @@ def summed(parts: Sequence[tuple[np.ndarray, torch.Tensor]]) -> tuple[np.ndarray
 
 
 def distinct(ordered: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of sorted ids (N,) and the places (N,) where they came from: the ids once each (U,), and (N,) where each is in these."""
+    """Distinct row ids (U,) of sorted ids (N,), and (N,) where each id is in these, in the order before the sort; a
+    kernel's step."""
     first = np.ones(len(ordered), dtype=np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     positions = np.empty(len(ordered), dtype=np.int64)

@@ -11,7 +11,8 @@ import torch
 def agree_on(
     buffers: Sequence[torch.Tensor], all_reduce_sum: Callable[[torch.Tensor], torch.Tensor], first: bool, average: bool
 ) -> None:
-    """Give all workers the first one's buffers, or their average; a meeting in any case, so that all begin together.
+    """Agree on the buffers of all workers: the first one's, or their average; a meeting in any case, so that all begin
+    together.
 
     Args:
         first: this is the first worker.

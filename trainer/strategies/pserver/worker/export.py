@@ -28,8 +28,8 @@ SAVE_S = 3600
 def merged_tables(
     tables: Sequence[RemoteTable], rows: Callable[[RemoteTable, np.ndarray], torch.Tensor], limit: int
 ) -> Iterator[None]:
-    """While it lasts, the model holds the rows of its tables of at most ``limit`` values; larger tables are left out,
-    with a warning.
+    """While it lasts, the model to export holds the rows of its server tables of at most ``limit`` values; larger
+    tables are left out with a warning.
 
     Args:
         rows: rows (U, D) of ids (U,) of a table, waited for.
@@ -67,7 +67,7 @@ def save_persistables(client: Client, folder: Path) -> None:
 
 
 def save_checkpoint(client: Client, folder: Path) -> None:
-    """Every server writes its part of the checkpoint to come, and here its index is written.
+    """Export a checkpoint from the servers: each writes its part, and this worker writes their index.
 
     Args:
         folder: in a folder of the run's folder.
@@ -95,7 +95,7 @@ def save_parts(client: Client, folder: Path, checkpoint: bool) -> list[int]:
 
 
 def done_with(client: Client, servers: Sequence[int]) -> None:
-    """Their parts are where they belong."""
+    """After an export: tell the servers whose parts were fetched that these are where they belong."""
     for server in servers:
         client.wait([client.ask(server, Message(Verb.FETCH, clock=snapshot_parts.DONE_WITH))])
 

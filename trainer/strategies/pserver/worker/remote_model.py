@@ -186,7 +186,8 @@ class RemoteTable:
 
 
 def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
-    """Unique ids, ascending (U,), and the place of each id among them, in the ids' shape and on their device."""
+    """The distinct ids (U,), ascending, to pull rows of a remote table for, and where each id of a batch is among
+    them."""
     flat = ids.detach().cpu().numpy().reshape(-1).astype(np.int64, copy=False)
     bits = len(flat).bit_length()
     if not len(flat) or flat.min() < 0 or int(flat.max()) >> (63 - bits):
@@ -199,7 +200,8 @@ def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
 
 
 def layouts(dense: DenseMap, remote: Sequence[RemoteTable], dtype: torch.dtype, servers: int) -> list[Layout]:
-    """The layout that each server is told to keep."""
+    """The :class:`Layout` of each server's part of the remote model: dense pieces, tables, and the groups' learning
+    rates."""
     specs = [t.spec for t in remote]
     name = str(dtype).removeprefix("torch.")
     return [
