@@ -32,10 +32,20 @@ def zygote() -> Zygote:
     return Zygote()
 
 
-def trainer(*argv: str, cwd: Path, timeout: float = 1200, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run a command line to its end."""
+def trainer(
+    *argv: str,
+    cwd: Path,
+    timeout: float = 1200,
+    module: str = "trainer",
+    pictures: bool = False,
+    spares: int = 1,
+    **extra: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command line to its end, see ``Zygote.start``."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = zygote().start(argv, cwd, environment(**extra), out.fileno(), err.fileno())
+        process = zygote().start(
+            argv, cwd, environment(**extra), out.fileno(), err.fileno(), module, pictures=pictures, spares=spares
+        )
         try:
             code = process.wait(timeout)
         finally:
@@ -45,10 +55,18 @@ def trainer(*argv: str, cwd: Path, timeout: float = 1200, **extra: str) -> subpr
         return subprocess.CompletedProcess(argv, code, out.read(), err.read())
 
 
-def start(*argv: str, cwd: Path, **extra: str) -> Started:
+def start(*argv: str, cwd: Path, module: str = "trainer", spares: int = 1, **extra: str) -> Started:
     """Start a command line; its output goes to ``screen.txt`` in the folder."""
     with (cwd / "screen.txt").open("w") as screen:
-        return zygote().start(argv, cwd, environment(**extra), screen.fileno(), screen.fileno())
+        return zygote().start(argv, cwd, environment(**extra), screen.fileno(), screen.fileno(), module, spares=spares)
+
+
+TORCHRUN: dict[str, Any] = {"module": "torch.distributed.run", "spares": 2}
+
+
+def torchrun(*argv: str) -> list[str]:
+    """What torchrun is told to start two workers of a command line; goes with ``TORCHRUN``."""
+    return ["--standalone", "--nproc-per-node", "2", "-m", "trainer", *argv]
 
 
 def start_afresh(*argv: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:

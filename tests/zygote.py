@@ -8,6 +8,7 @@ Tests of how a process starts take ``subprocess`` (``tests/cli/test_startup.py``
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
 import gc
@@ -40,6 +41,8 @@ MODULES = (
 )  # fmt: skip
 MOST = 1 << 20
 """Bytes of a request."""
+PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsVj2uwAAAABJRU5ErkJggg==")
+"""A picture of one pixel, as PNG."""
 CLONE_NEWNET = 0x40000000
 
 
@@ -105,10 +108,21 @@ class Zygote:
         err: int,
         module: str = "trainer",
         network: str = "",
+        pictures: bool = False,
+        spares: int = 1,
     ) -> Started:
-        """``python -m MODULE ARGV`` in that folder, with these streams, in that network namespace (``ip netns``) or in ours."""
+        """``python -m MODULE ARGV`` in that folder, with these streams.
+
+        Args:
+            network: the network namespace (``ip netns``), or ours.
+            pictures: its pictures are drawn; else each is one pixel, for drawing takes longer than training.
+            spares: how many ``python -m`` that it starts are forks, too.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = {"module": module, "argv": list(argv), "cwd": str(cwd), "env": dict(env), "network": network}
+        request = {
+            "module": module, "argv": list(argv), "cwd": str(cwd), "env": dict(env), "network": network,
+            "pictures": pictures, "spares": spares,
+        }  # fmt: skip
         with theirs:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs.fileno(), out, err])
         return Started(argv, int(ours.recv(64)), ours)
@@ -228,10 +242,17 @@ def _become(request: dict[str, Any], places: Mapping[int, int], fds: Iterable[in
     sys.path[:] = [os.getcwd(), *theirs, *(entry for entry in sys.path[1:] if entry not in ours)]
     time.tzset()
     sys.argv[:] = ["-m", *request["argv"]]
-    start_by_forks()
+    if not request.get("pictures"):
+        sys.modules["matplotlib.figure"].Figure.savefig = draw_nothing
+    start_by_forks(request.get("spares", 1))
     if request["module"] == "trainer":
         forget_mlflow()
     return str(request["module"])
+
+
+def draw_nothing(figure: Any, path: Path, **how: Any) -> None:
+    """In the place of matplotlib's ``savefig``: a picture, and none of the work."""
+    path.write_bytes(PIXEL)
 
 
 def enter_network(name: str) -> None:
@@ -271,10 +292,10 @@ class Spare:
         return self.pid
 
 
-def start_by_forks() -> None:
-    """The forkserver that this process starts, and the first ``python -m``, are forks, too."""
+def start_by_forks(spares: int) -> None:
+    """The forkserver that this process starts, and as many ``python -m``, are forks, too."""
     spawn, execute = multiprocessing.util.spawnv_passfds, subprocess._fork_exec  # type: ignore[attr-defined]
-    forkserver, module = Spare(), Spare()
+    forkserver, modules = Spare(), [Spare() for _ in range(spares)]
 
     def spawned(path: Any, args: Sequence[str], fds: Sequence[int]) -> int:
         if forkserver.socket.fileno() < 0 or "multiprocessing.forkserver" not in args[-1]:
@@ -283,9 +304,16 @@ def start_by_forks() -> None:
 
     def executed(args: Sequence[str], *others: Any) -> int:
         cwd, env, streams, new_session = others[3], others[4], (others[5], others[8], others[10]), others[14]
-        if module.socket.fileno() < 0 or list(args[:2]) != [sys.executable, "-m"] or not set(others[2]) <= {others[12]}:
+        options = [part for part in args[:3] if part != "-u"]  # torchrun's
+        if not modules or options[:2] != [sys.executable, "-m"] or not set(others[2]) <= {others[12]}:
             return int(execute(args, *others))
-        what = {"module": args[2], "argv": args[3:], "cwd": os.fsdecode(cwd or os.getcwd()), "session": new_session}
+        module, begin = modules.pop(0), list(args).index("-m") + 1
+        what = {
+            "module": args[begin],
+            "argv": list(args[begin + 1 :]),
+            "cwd": os.fsdecode(cwd or os.getcwd()),
+            "session": new_session,
+        }
         if env is not None:
             what["env"] = dict(os.fsdecode(entry).split("=", 1) for entry in env)
         return module.become(what, {place: fd for place, fd in enumerate(streams) if fd >= 0})

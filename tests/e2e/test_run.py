@@ -6,15 +6,13 @@ import getpass
 import json
 import os
 import stat
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 import trainer as package
-from tests.runs import ROOT, SMALL, environment, points, read, trainer
+from tests.runs import ROOT, SMALL, TORCHRUN, points, read, torchrun, trainer
 from trainer.errors import RunFailed, UserError
 
 LINE = r"\[Epoch 0, batch 5\] loss: \d+\.\d{5}, acc1: \d\.\d{5}, acc5: \d\.\d{5}"
@@ -22,7 +20,14 @@ OWN = "model._target_=tests.e2e.own_models."
 
 
 def test_digits_reach_97_percent_and_the_run_leaves_what_it_promises(tmp_path: Path) -> None:
-    done = trainer("+recipe=digits_lenet", "hydra.run.dir=run", "tracking=none", "execution.log_every=5", cwd=tmp_path)
+    done = trainer(
+        "+recipe=digits_lenet",
+        "hydra.run.dir=run",
+        "tracking=none",
+        "execution.log_every=5",
+        cwd=tmp_path,
+        pictures=True,
+    )
     assert done.returncode == 0, done.stderr
     import re
 
@@ -177,9 +182,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> N
 
 
 def test_torchrun_starts_the_same_run(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer"]
     argv = [*SMALL, "tracking=none"]
-    done = subprocess.run([*torchrun, *argv, "hydra.run.dir=a"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=1200)  # fmt: skip
+    done = trainer(*torchrun(*argv, "hydra.run.dir=a"), cwd=tmp_path, **TORCHRUN)
     assert done.returncode == 0, done.stderr
     ours = trainer(*argv, "launch.nproc=2", "hydra.run.dir=b", cwd=tmp_path)
     assert ours.returncode == 0, ours.stderr
@@ -190,8 +194,7 @@ def test_torchrun_starts_the_same_run(tmp_path: Path) -> None:
 
 
 def test_torchrun_with_wrong_input_starts_nothing(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer"]
-    done = subprocess.run([*torchrun, "+recipe=digits_lent"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=1200)  # fmt: skip
+    done = trainer(*torchrun("+recipe=digits_lent"), cwd=tmp_path, **TORCHRUN)
     assert done.returncode != 0
     assert "+recipe=digits_lenet" in done.stderr
     assert not list(tmp_path.iterdir())

@@ -26,7 +26,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run on 2 servers, in step."""
     folder = tmp_path_factory.mktemp("saved")
     tracked = [a for a in CLICKS if a != "tracking=none"]
-    done = trainer(*tracked, "strategy=pserver_sync", "launch.servers=2", "launch.workers=2", "epochs=2", cwd=folder)
+    done = trainer(
+        *tracked, "strategy=pserver_sync", "launch.servers=2", "launch.workers=2", "epochs=2", cwd=folder, pictures=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "screen.txt").write_text(done.stdout)
     return folder / "run"
@@ -144,7 +146,7 @@ def test_every_mode_learns(tmp_path: Path, mode: str, extra: tuple[str, ...]) ->
 
 def test_image_recipes_run_on_servers_as_well(tmp_path: Path) -> None:
     done = trainer(
-        "+recipe=resnet50_flowers_demo", "strategy=pserver_async", "tracking=none", "hydra.run.dir=run", "epochs=1",
+        "+recipe=resnet50_flowers_demo", "model=resnet18", "data.image_size=32", "data.per_class=2", "strategy=pserver_async", "tracking=none", "hydra.run.dir=run", "epochs=1",
         "limit_train_batches=3", "limit_val_batches=1", "data.batch_size=4", "execution.log_every=1",
         cwd=tmp_path, timeout=2400,
     )  # fmt: skip

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from sklearn import metrics as truth
 
 import trainer as package
 from tests.pictures import CLASSES, image_folder
-from tests.runs import environment, points, read, trainer
+from tests.runs import TORCHRUN, points, read, torchrun, trainer
 from trainer.config.instantiate import call_target, for_saved_weights
 from trainer.data.sets.digits import MEAN, STD, Digits
 from trainer.data.source import Facts
@@ -68,7 +66,7 @@ def assert_found(run_dir: Path, trained: Path) -> None:
     recall = truth.recall_score(labels, guesses, average=None)
     assert [float(row["accuracy"]) for row in by_class] == pytest.approx(recall, abs=1e-6)
     for name in ("confusion.png", "mistakes.png", "mistakes.csv"):
-        assert (run_dir / name).stat().st_size > 100
+        assert (run_dir / name).stat().st_size
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -91,10 +89,8 @@ def test_eval_gives_the_numbers_of_the_validation_at_the_end_of_training(
 
 
 def test_eval_under_torchrun_gives_the_same(trained: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "trainer", *RECIPE, "mode=eval", f"weights={trained}", "hydra.run.dir=run"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=2400,
-    )  # fmt: skip
+    told = torchrun(*RECIPE, "mode=eval", f"weights={trained}", "hydra.run.dir=run")
+    done = trainer(*told, cwd=tmp_path, **TORCHRUN)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_found(tmp_path / "run", trained)
 

@@ -18,8 +18,14 @@ LONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    ("how", "nproc"),
+    [
+        (signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGKILL, 1), (signal.SIGKILL, 2),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.long),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_ended_run_leaves_no_process_and_is_marked_killed(tmp_path: Path, how: signal.Signals, nproc: int) -> None:
     process = start(*LONG, f"launch.nproc={nproc}", cwd=tmp_path)
     try:

@@ -25,7 +25,7 @@ STRATEGIES = {
 }
 MOST = 8
 """Times that a run is started again."""
-SHORT, LONG = 3, 60
+SHORT, LONG = 2, 60
 """Kills of each strategy."""
 
 

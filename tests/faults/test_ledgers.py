@@ -94,12 +94,12 @@ def one_run(folder: Path, seed: int) -> None:
         assert sum(found.values()) == len(found) == EPOCHS * PER_EPOCH, f"seed {seed}, {mode}, {what}: {found.most_common(3)}"  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_every_batch_stands_once_in_every_ledger(tmp_path: Path, seed: int) -> None:
     one_run(tmp_path, seed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(10, 110))
+@pytest.mark.parametrize("seed", range(6, 110))
 def test_every_batch_stands_once_in_every_ledger_of_a_hundred_runs(tmp_path: Path, seed: int) -> None:
     one_run(tmp_path, seed)

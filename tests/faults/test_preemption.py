@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.pace import wait_for
-from tests.runs import alive, environment, family, mlflow_runs, points, read, start, trainer
+from tests.runs import TORCHRUN, alive, family, mlflow_runs, points, read, start, torchrun, trainer
 from tests.zygote import Started
 
 BASE = [
@@ -164,15 +162,9 @@ def test_preempted_job_ends_its_sweep(tmp_path: Path) -> None:
     assert screen[-1].endswith(" optimizer.lr=0.1 hydra.run.dir=sweep/0 resume=auto")
 
 
-def torchrun(argv: Sequence[str], folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer"]
-    with (folder / "screen.txt").open("w") as screen:
-        return subprocess.Popen([*command, *argv], cwd=folder, env=environment(), stdout=screen, stderr=screen, text=True)  # fmt: skip
-
-
 def test_torchruns_ranks_save_when_its_agent_is_ended(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = torchrun([*BASE, GATE, "tracking=none", "hydra.run.dir=run"], tmp_path)
+    process = start(*torchrun(*BASE, GATE, "tracking=none", "hydra.run.dir=run"), cwd=tmp_path, **TORCHRUN)
     try:
         wait_for(lambda: (run / "metrics.jsonl").exists() and len(points(run, "train/loss")) >= 15, 90, "the ranks wait")  # fmt: skip
         process.terminate()

@@ -71,7 +71,7 @@ def test_launcher_of_ones_own_trains_as_the_forkserver_does(tmp_path: Path) -> N
     losses = []
     for name, how in (("own", OWN), ("forkserver", "launch=forkserver")):
         (tmp_path / name).mkdir()
-        done = trainer(*DIGITS, how, "launch.nproc=2", cwd=tmp_path / name)
+        done = trainer(*DIGITS, how, "launch.nproc=2", cwd=tmp_path / name, spares=2)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "[Epoch 0, batch" in done.stdout, "the first worker is seen on the screen"
         losses.append(points(tmp_path / name / "run", "train/loss"))
@@ -80,14 +80,16 @@ def test_launcher_of_ones_own_trains_as_the_forkserver_does(tmp_path: Path) -> N
 
 
 def test_servers_of_ones_own_launcher_leave_what_they_did(tmp_path: Path) -> None:
-    done = trainer(*DIGITS, OWN, "strategy=pserver_sync", "launch.servers=1", "launch.workers=2", cwd=tmp_path)
+    done = trainer(
+        *DIGITS, OWN, "strategy=pserver_sync", "launch.servers=1", "launch.workers=2", cwd=tmp_path, spares=3
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert read(tmp_path / "run" / "server.0.json")["pushes"] == 24
 
 
 def test_worker_that_breaks_is_shown_with_its_error_and_the_others_end(tmp_path: Path) -> None:
     broken = ("model._target_=tests.e2e.own_models.Breaks", "~model.in_channels", "~model.image_size", "+model.rank=1")
-    done = trainer(*DIGITS, *LONG, *broken, OWN, "launch.nproc=2", cwd=tmp_path)
+    done = trainer(*DIGITS, *LONG, *broken, OWN, "launch.nproc=2", cwd=tmp_path, spares=2)
     assert done.returncode == 1 and "worker 1:" in done.stdout + done.stderr
     assert "the model broke on purpose" in done.stdout + done.stderr
 

@@ -37,8 +37,8 @@ PUSHES = 12
 SIGN = {"async": -1.0, "ssp": -1.0, "geo": 1.0, "sync": -1.0}
 IN_STEP = ("ssp", "sync")
 STALENESS = 2
-BLOCKS = {"async": 10, "geo": 10, "ssp": 3, "sync": 3}
-"""Of ten seeds each."""
+BLOCKS = {"async": (4, 10), "geo": (4, 10), "ssp": (2, 3), "sync": (2, 3)}
+"""Of ten seeds each, in ``make test`` and in ``make test-long``."""
 
 
 def check(cluster: Cluster, total: Sum, mean: bool = False) -> None:
@@ -85,7 +85,13 @@ def sum_of_all(cluster: Cluster, mode: str, seed: int, pushes: int = PUSHES, dea
     check(cluster, total, mode == "sync")
 
 
-@pytest.mark.parametrize(("mode", "block"), [(m, b) for m, count in BLOCKS.items() for b in range(count)])
+@pytest.mark.parametrize(
+    ("mode", "block"),
+    [
+        pytest.param(mode, block, marks=[pytest.mark.long] * (block >= short))
+        for mode, (short, count) in BLOCKS.items() for block in range(count)
+    ],
+)  # fmt: skip
 def test_sum_is_exact_under_lost_doubled_late_and_reordered_messages_and_restarted_workers(
     monkeypatch: pytest.MonkeyPatch, mode: str, block: int
 ) -> None:
@@ -121,7 +127,7 @@ def test_new_life_never_uses_a_number_that_any_server_has_seen() -> None:
         again.die()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 @pytest.mark.parametrize("mode", ["async", "ssp", "geo"])
 def test_sum_is_exact_when_connections_are_reset(monkeypatch: pytest.MonkeyPatch, mode: str, seed: int) -> None:
     own = {"staleness": STALENESS} if mode == "ssp" else {}
@@ -153,7 +159,7 @@ def test_sum_is_exact_when_connections_are_reset(monkeypatch: pytest.MonkeyPatch
 def test_sum_is_exact_when_worker_processes_are_killed_and_started_again(
     monkeypatch: pytest.MonkeyPatch, seed: int, mode: str
 ) -> None:
-    pushes, generator = 3000, random.Random(seed)
+    pushes, generator = 900, random.Random(seed)
     zygote()  # not by two threads at once
     with impatient(monkeypatch), Cluster(config(mode, 2, 2)) as cluster:
         first = Bare(cluster, 0)

@@ -28,7 +28,8 @@ from trainer.strategies.pserver.protocol.sockets import WorkerSocket, key_pair, 
 from trainer.strategies.pserver.server import server as server_module
 from trainer.strategies.pserver.server.server import SMALLEST_LIMIT
 
-FUZZED = 100_000
+SHORT, LONG = 5_000, 25_000
+"""Fuzzed messages for each mode, in ``make test`` and in ``make test-long``."""
 MOST_GROWTH = 300 << 20  # bytes
 SABOTEUR = 2
 
@@ -187,15 +188,16 @@ def sabotage(cluster: Cluster, server: int, messages: int, seed: int) -> int:
     return answered
 
 
+@pytest.mark.parametrize("messages", [SHORT, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize("mode", ["async", "ssp", "geo", "sync"])
-def test_fuzzed_messages_of_a_run_s_own_key_change_nothing(mode: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fuzzed_messages_of_a_run_s_own_key_change_nothing(mode: str, messages: int) -> None:
     run = config(mode, 3, 1, timeout_s=100.0, **({"staleness": 10**6} if mode == "ssp" else {}))
     with Cluster(run) as cluster:
         first = Bare(cluster, 0)
         first.begin()
         [server] = cluster.servers
         before = psutil.Process().memory_info().rss
-        jobs: dict[str, Any] = {"saboteur": partial(sabotage, cluster, 0, FUZZED // 4, seed=len(mode))}
+        jobs: dict[str, Any] = {"saboteur": partial(sabotage, cluster, 0, messages, seed=len(mode))}
         totals, over, sign = Sum(5, 2, 200), threading.Event(), 1.0 if mode == "geo" else -1.0
         jobs["saboteur"] = partial(_and_then, over.set, jobs["saboteur"])
         if mode != "sync":
@@ -210,8 +212,8 @@ def test_fuzzed_messages_of_a_run_s_own_key_change_nothing(mode: str, capfd: pyt
         assert list(rows.values()) == np.tensordot(rounds, each, 1).tolist() and list(rows) == Sum.IDS.tolist()
         assert mode == "sync" or min(rounds) > 1, "training was over before the saboteur"
         assert growth < MOST_GROWTH
-        assert server.outlet.malformed > FUZZED // 4 // 4
-        assert done["saboteur"] > FUZZED // 4 // 10
+        assert server.outlet.malformed > messages // 4
+        assert done["saboteur"] > messages // 10
         assert server.count["pushes"] == 200 * sum(rounds)
         assert server.members.present() == [0, 1, 2]
         first.die()
