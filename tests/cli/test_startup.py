@@ -44,7 +44,14 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("typed", ANSWERS)
+ALIKE = (
+    f"{DIGITS} --cfg job --resolve", f"{DIGITS} --cfg job -p model", f"{DIGITS} --info defaults",
+    f"{DIGITS} optimizer=sgdd", f"{DIGITS} data.batch_size=2000", f"{DIGITS} +optimizer.foo=1",
+)  # fmt: skip
+"""Take the way of another one: ``--cfg job``, ``--info``, a key that there is not, a plan that cannot be."""
+
+
+@pytest.mark.parametrize("typed", [pytest.param(a, marks=[pytest.mark.long] * (a in ALIKE)) for a in ANSWERS])
 def test_answers_import_nothing_heavy(typed: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WRAPPER, *typed.split()],

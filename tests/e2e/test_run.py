@@ -222,7 +222,9 @@ def test_compiled_execution_equals_eager_and_uses_a_cache_of_its_own(
     losses = {}
     for compiled in ("true", "false"):
         argv = [*SMALL, "max_steps=4", "execution.log_every=1", "tracking=none", f"compile={compiled}"]
-        package.run([*argv, f"hydra.run.dir={tmp_path}/{compiled}"])
+        package.run(
+            [*argv, f"{OWN}Mlp", "~model.in_channels", "~model.image_size", f"hydra.run.dir={tmp_path}/{compiled}"]
+        )
         losses[compiled] = points(tmp_path / compiled, "train/loss")
     assert losses["true"] == pytest.approx(losses["false"], rel=1e-4)
     assert json.loads((tmp_path / "true" / "plan.json").read_text())["total_steps"] == 4

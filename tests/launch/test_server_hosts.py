@@ -21,6 +21,7 @@ DIGITS = (
     "data.global_batch_size=64", "execution.log_every=1",
 )  # fmt: skip
 LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0", "limit_train_batches=20")
+GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:10,until:go}]"
 PATIENCE_S = 1200
 ENDS_WITHIN_S = 20
 
@@ -99,8 +100,8 @@ def test_servers_on_both_hosts_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, 
     assert ended(hosts_6, started) == [0, 0], hosts_6.screen(0) + hosts_6.screen(1)
     assert_same_metrics(hosts_6, on_one_host)
     assert f"[{ADDRESSES_6[0]}]:29500" in hosts_6.screen(0)
-    log = (hosts_6.at(1) / "run" / "serverlog.1").read_text()
-    assert f"server 1 listens at tcp://[{ADDRESSES_6[1]}]:" in log
+    said = (hosts_6.at(1) / "run" / "serverlog.1").read_text()
+    assert f"server 1 listens at tcp://[{ADDRESSES_6[1]}]:" in said
 
 
 def test_collective_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, float]) -> None:
@@ -129,23 +130,35 @@ def test_server_that_dies_on_host_0_ends_the_run_on_all_hosts_and_is_named(hosts
     wait_for(lambda: not hosts.running(), ENDS_WITHIN_S, "all processes end")
 
 
+def log(hosts: Hosts, rank: int) -> Path:
+    """What the worker of a host prints."""
+    return hosts.at(rank) / "run" / f"workerlog.{rank}"
+
+
 def process_of(hosts: Hosts, host: int, who: str) -> psutil.Process:
     """A started process, found by its log, which is its standard output."""
     role, rank = who.split()
-    log = hosts.at(host) / "run" / f"{role}log.{rank}"
+    wanted = hosts.at(host) / "run" / f"{role}log.{rank}"
     for pid in ip("netns", "pids", hosts.names[host]).split():
-        if Path(f"/proc/{pid}/fd/1").resolve() == log.resolve():
+        if Path(f"/proc/{pid}/fd/1").resolve() == wanted.resolve():
             return psutil.Process(int(pid))
-    raise AssertionError(f"nobody writes {log}")
+    raise AssertionError(f"nobody writes {wanted}")
 
 
 def test_host_without_servers_that_is_cut_off_loses_its_workers_and_the_others_go_on(hosts: Hosts) -> None:
     patience = ("strategy.lost_after_s=8", "strategy.timeout_s=20")
     first = ("strategy=pserver_async", "launch.servers=2", "launch.server_hosts=first", ips())
-    started = both(hosts, "max_steps=null", "epochs=60", *first, *patience)
-    wait_until_they_train(hosts, started)
+    started = both(hosts, "max_steps=null", "epochs=3", *first, *patience, GATE)
+    wait_for(
+        lambda: all(log(hosts, n).exists() and " batch 9]" in log(hosts, n).read_text() for n in range(2)),
+        PATIENCE_S,
+        "they train",
+    )
     everybody = [psutil.Process(int(pid)) for pid in hosts.running()]
     hosts.cut()
+    (hosts.at(1) / "run" / "go").touch()
+    wait_for(lambda: "is lost" in hosts.screen(0), PATIENCE_S, "host 0 knows it")
+    (hosts.at(0) / "run" / "go").touch()
     assert ended(hosts, started) == [0, 1], hosts.screen(0) + hosts.screen(1)
     result = read(hosts.at(0) / "run" / "result.json")
     assert result["status"] == "done" and list(result["lost_workers"]) == ["1"], result

@@ -48,6 +48,10 @@ EXACT = {
         *UNEQUAL, "data.train_samples=41", "strategy.gradient_merge.k_steps=2", "strategy.gradient_merge.avg=false",
     ),
 }  # fmt: skip
+AMONG_FOUR = (
+    "plain", "merged", "padded", "unequal", "nobody_left", "shared_merged", "unequal_merged_sum", "sliced_clipped",
+)  # fmt: skip
+"""Those of four workers; two meet all."""
 LINEAR = {
     **{name: EXACT[name] for name in ("plain", "merged", "merged_sum", "padded")},
     "unequal": (*UNEQUAL, "data.train_samples=37", "optimizer.momentum=0"),
@@ -84,6 +88,11 @@ SLICED = ("strategy.slice_above=100", "strategy.split_method=hash_name")
 
 
 def exact_cases(strategy: str, workers: int) -> dict[str, tuple[str, ...]]:
+    found = all_exact_cases(strategy, workers)
+    return found if workers < 4 else {name: overrides for name, overrides in found.items() if name in AMONG_FOUR}
+
+
+def all_exact_cases(strategy: str, workers: int) -> dict[str, tuple[str, ...]]:
     if strategy in ALONE:
         leased = {name: (*ALONE[strategy], *overrides) for name, overrides in EXACT.items()}
         static = {f"{name}_static": (*overrides, *STATIC) for name, overrides in leased.items() if name == "plain"}
