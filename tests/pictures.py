@@ -121,7 +121,7 @@ def weights(path: Path, name: str = "resnet50", num_classes: int = 1000) -> Path
 
 def needs(recipe: str, folder: Path) -> list[str]:
     """The overrides with data made in the folder for recipes that cannot run without the user's."""
-    if recipe == "mnist_json":
+    if recipe in ("mnist_json", "mnist_reference", "mnist_reference_devices"):
         return [f"data.path={mnist_json(folder / 'mnist.json.gz')}"]
     if recipe in ("resnet50_imagefolder", "resnet50_finetune"):
         own = [f"data.root={image_folder(folder / 'pictures', per_class=24)}"]

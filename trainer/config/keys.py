@@ -110,7 +110,7 @@ class Key:
             return f"must be {length} numbers, not {len(values)}"
         if not values:
             return "must hold a number at least"
-        whole = all(isinstance(v, int) for v in self.default)
+        whole = bool(self.default) and all(isinstance(v, int) for v in self.default)
         for value in values:
             if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
                 return f"holds {spelled(value)}, and each item must be {'a whole number' if whole else 'a number'}"

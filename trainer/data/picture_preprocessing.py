@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.config.schema import PicturesData
 from trainer.data.limits import DEFAULTS, Limits
 from trainer.data.opening import read_regular
+from trainer.errors import UserError
+from trainer.wording import counted
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,31 @@ class Preprocessing:
             Exception: whatever a decoder says of a file that is broken or no image.
         """
         return self.transform(read_regular(path, self.limits))
+
+
+Channels = tuple[float, ...]
+"""One number for each channel of an image."""
+
+
+def normalisation(options: PicturesData, mean: Channels, std: Channels) -> tuple[Channels | None, Channels | None]:
+    """What is taken away of pixels between 0 and 1 and what the rest is divided by, as ``data.normalize`` says.
+
+    Args:
+        mean, std: of the data's kind, where the options have no others.
+
+    Raises:
+        UserError: the options have them for another number of channels, or ones that would not be used.
+    """
+    kind, channels = options.normalize, len(mean)
+    for key, numbers, unused in (("mean", options.mean, kind == "none"), ("std", options.std, kind != "mean_std")):
+        if numbers is not None and unused:
+            raise UserError(f"data.{key}", f"is not used with data.normalize={kind}", f"data.{key}=null (or data.normalize=mean_std)")  # fmt: skip
+        if numbers is not None and len(numbers) != channels:
+            raise UserError(f"data.{key}", f"has {counted(len(numbers), 'number')}, and images have {counted(channels, 'channel')}", f"data.{key}=[{','.join(['0.5'] * channels)}]")  # fmt: skip
+    if kind == "none":
+        return None, None
+    mean, std = tuple(options.mean or mean), tuple(options.std or std)
+    return mean, std if kind == "mean_std" else (1.0,) * channels
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,24 @@ class RepeatedAugmentation(Order):
         return copies.reshape(-1)[: self.num_samples]
 
 
+class Again(Order):
+    """sampler.shard=false: another order's samples for one of the workers that all read them, each augmented apart.
+
+    Args:
+        rank: the worker; its addresses lie beyond those of the workers before it.
+    """
+
+    def __init__(self, order: Order, rank: int) -> None:
+        super().__init__(order.num_samples)
+        self.whole, self.beyond = order, rank * order.num_samples
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        return self.whole(epoch) + self.beyond
+
+
 class TrainingSampler(ABC):
     """One worker's batches of indices: its shares of the batches of all workers. Base of the two samplers below.
 
@@ -314,6 +332,9 @@ def training_sampler(
     """
     sampler, together = config.sampler, config.data.global_batch_size
     shuffle, drop_last = sampler.shuffle, sampler.drop_last
+    if not sampler.shard and config.mode == "train":
+        again = Again(Order(samples, config.seed, shuffle), rank)
+        return DistributedBatchSampler(samples, batch_size, drop_last=drop_last, pad=False, order=again)
     if together is None or config.mode != "train":
         return DistributedBatchSampler(
             samples, batch_size, rank, workers, config.seed, shuffle, drop_last, sampler.pad, order, sampler.padding

@@ -47,6 +47,7 @@ def at_most(config: RunConfig, samples: int, workers: int) -> RunConfig:
 
 def most(config: RunConfig, samples: int, workers: int) -> int:
     """Samples of the largest batch per worker that the training data make; 0: not one for each."""
+    workers = workers if config.sampler.shard else 1
     return samples // workers if config.sampler.drop_last else -(-samples // workers)
 
 
@@ -89,6 +90,22 @@ def nearest(data: schema.DataConfig, portions: int) -> dict[str, int | None]:
     mine = None if data.batch_size == AUTO else data.batch_size
     together = data.global_batch_size or (mine or 1) * portions
     return {"batch_size": max(1, round(together / portions)), "global_batch_size": None}
+
+
+def check_unsharded(config: RunConfig, leased: bool) -> None:
+    """Refuse ``sampler.shard=false`` beside what shares an epoch's samples out."""
+    if config.sampler.shard or config.mode != "train":
+        return
+    together, order, others = config.data.global_batch_size, config.sampler.order, "sampler.shard=true"
+    if together is not None:
+        raise UserError("sampler.shard=false", f"each worker reads every sample, and data.global_batch_size={together} shares samples out", f"data.global_batch_size=null (or {others})")  # fmt: skip
+    if leased:
+        raise UserError("sampler.shard=false", "each worker reads every sample, and with this strategy workers lease blocks of an epoch", f"data.work=static (or {others})")  # fmt: skip
+    if config.data.read == "scatter":
+        raise UserError("sampler.shard=false", "each worker reads every sample, and with data.read=scatter the first reads for all", f"data.read=each (or {others})")  # fmt: skip
+    for key, value, usual in (("padding", config.sampler.padding, STRIDED), ("order", order, EACH_ONCE)):
+        if value != usual:
+            raise UserError("sampler.shard=false", f"each worker reads every sample once, and sampler.{key}={value} does otherwise", f"sampler.{key}={usual} (or {others})")  # fmt: skip
 
 
 def with_padding(config: RunConfig, typed: set[str], leased: bool) -> RunConfig:

@@ -18,7 +18,16 @@ from trainer.host import hardware
 from trainer.host.cache import check_code
 from trainer.host.writable import check_name
 from trainer.planning.answers import check_declaration, refusals
-from trainer.planning.batches import FIRST_TRY, at_most, batch_sizes, check_batch_fits, nearest, searched, with_padding
+from trainer.planning.batches import (
+    FIRST_TRY,
+    at_most,
+    batch_sizes,
+    check_batch_fits,
+    check_unsharded,
+    nearest,
+    searched,
+    with_padding,
+)
 from trainer.planning.checked import Checked, Lacks
 from trainer.planning.data_checks import (
     check_data,
@@ -143,6 +152,8 @@ def with_batches(
     with lacks:
         sizes = batch_sizes(config.data, workers, merge, typed, declaration.leased(config))
     config = config.changed(data=sizes)
+    with lacks:
+        check_unsharded(config, declaration.leased(config))
     with lacks:
         return with_padding(config, typed, declaration.leased(config))
     return config

@@ -120,7 +120,15 @@ def make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
     """Build the worker's :class:`Rhythm` from the config: how long the run is, and how often the loop logs and
     validates."""
     told, steps = config.execution, UNLIMITED if plan.leased else plan.total_steps
-    return Rhythm(plan.epochs, steps, told.log_every, told.val_every, told.val_every_steps, config.validation)
+    return Rhythm(
+        plan.epochs,
+        steps,
+        told.log_every,
+        told.val_every,
+        told.val_every_steps,
+        config.validation,
+        told.line_of == "batch",
+    )
 
 
 def make_feed(

@@ -38,7 +38,8 @@ class KeepsCheckpoints(Protocol):
 @dataclass
 class Rhythm:
     """How long, and how often is looked: ``epochs``, ``total_steps`` in updates, ``log_every`` batches,
-    ``val_every`` epochs, ``val_every_steps`` updates; ``validates``: False for a run without validations."""
+    ``val_every`` epochs, ``val_every_steps`` updates; ``validates``: False for a run without validations;
+    ``alone``: a line tells of one batch of each ``log_every`` of an epoch, not of their mean."""
 
     epochs: int
     total_steps: int
@@ -46,6 +47,7 @@ class Rhythm:
     val_every: int
     val_every_steps: int | None
     validates: bool = True
+    alone: bool = False
 
 
 @dataclass
@@ -120,6 +122,7 @@ class Line:
         batches: since the run's start; printed: how many of them lines have told of; due: at how many the next line comes.
         lr: of the last update; number: of the last batch in its epoch.
         before: the sums of the last line, over all workers; mine: of this worker alone.
+        last: loss, outputs, labels and samples of the last batch, where a line tells of one batch alone.
     """
 
     meter: Sums
@@ -130,6 +133,7 @@ class Line:
     number: int = -1
     before: torch.Tensor | None = None
     mine: torch.Tensor | None = None
+    last: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int] | None = None
 
 
 def fit(run: Training) -> dict[str, float]:
@@ -197,6 +201,8 @@ def train_epoch(run: Training, epoch: int) -> None:
     run.report.doing("first batch")
     strategy, line, profile = run.strategy, run.line, run.profile
     line.number = line.number if run.update else -1
+    if run.rhythm.alone and not run.update:
+        line.due = line.batches + 1
     told = run.callbacks if run.callbacks and run.callbacks.after_update else None
     for samples, batches in profile.each("data", run.feed.updates(epoch, run.update)):
         run.report.doing("first update" + run.compiling)
@@ -214,6 +220,7 @@ def train_epoch(run: Training, epoch: int) -> None:
                 with profile("backward"):
                     strategy.backward(loss * (weight * batch.share) if weight * batch.share != 1.0 else loss)
             line.meter.add(loss, outputs, batch.labels, batch.samples)
+            line.last = (loss, outputs, batch.labels, batch.samples) if run.rhythm.alone else None
             line.number += 1
             line.batches += 1
         line.lr = strategy.lr
@@ -258,25 +265,41 @@ def log_training(run: Training, epoch: int, rest: bool = False) -> None:
     """
     line = run.line
     sums = line.meter.sums()
+    shown = _of_last_batch(run, sums)
     if run.lockstep and run.report.who:
-        own, line.mine = sums if line.mine is None or not rest else sums + line.mine, sums
+        own, line.mine = (
+            shown if shown is not None else sums if line.mine is None or not rest else sums + line.mine,
+            sums,
+        )
         run.report.of_worker(epoch, line.number, run.task.summary(own))
-    if run.lockstep and run.callbacks:  # one meeting for both
-        asked = run.callbacks.asked().to(sums.device)
-        sums, asked = run.strategy.all_reduce_sum(torch.cat([sums, asked])).split([len(sums), len(asked)])
-        run.stop = run.stop or run.callbacks.why(asked, run.step, run.strategy.all_reduce_sum)
-    elif run.lockstep:
-        sums = run.strategy.all_reduce_sum(sums)
-    samples, together = sums[-1].item(), sums
-    if rest and line.before is not None:
-        together = sums + line.before.to(sums.device)
-    line.before, line.printed = sums, line.batches
+    mine = [sums] if shown is None else [sums, shown]
+    if run.lockstep:
+        asked = [run.callbacks.asked().to(sums.device)] if run.callbacks else []
+        sizes = [len(part) for part in (*mine, *asked)]
+        mine = list(run.strategy.all_reduce_sum(torch.cat([*mine, *asked])).split(sizes))  # one meeting for all
+        if run.callbacks:
+            run.stop = run.stop or run.callbacks.why(mine.pop(), run.step, run.strategy.all_reduce_sum)
+    samples, together = mine[0][-1].item(), mine[-1]
+    if rest and line.before is not None and shown is None:
+        together = together + line.before.to(sums.device)
+    line.before, line.printed = mine[0], line.batches
     metrics = run.task.summary(together)
     gauges = run.strategy.gauges() if run.report.run_dir and isinstance(run.strategy, HasGauges) else {}
     gauges |= run.guard.skipped(run)
     run.report.training(epoch, line.number, run.step, metrics, samples, line.lr, run.feed, gauges, rest)
     if metrics:
         run.guard.line(run, metrics["loss"])
+
+
+def _of_last_batch(run: Training, sums: torch.Tensor) -> torch.Tensor | None:
+    """The sums of the last batch alone, where the line tells of no more; None: it tells of all."""
+    if not run.rhythm.alone:
+        return None
+    if run.line.last is None:  # that update was left out
+        return sums
+    meter = run.task.meter()
+    meter.add(*run.line.last)
+    return meter.sums(sums.device)
 
 
 @torch.no_grad()

@@ -241,6 +241,7 @@ class Skip(LooksBeforeStep):
         for buffer, before in zip(run.model.buffers(), self.buffers, strict=True):
             buffer.copy_(before)
         run.line.meter.load(self.meter)
+        run.line.last = None
         if run.ema is not None:
             run.ema.step = run.step + 1
 

@@ -37,6 +37,9 @@ class PicturesData(DataConfig):
 
     max_pixels: int = key(150_000_000, "greatest width x height of an image; a larger one counts as broken", "pixels", ge=1)  # fmt: skip
     max_file_mib: int = key(256, "greatest size of a file that is read whole, and of a packed one when unpacked", "MiB", ge=1)  # fmt: skip
+    normalize: str = key("mean_std", "of pixels between 0 and 1: subtract the mean and divide by the std, the mean alone, or none", choices=("mean_std", "mean", "none"))  # fmt: skip
+    mean: Optional[List[float]] = key(None, "mean of each channel (null: of the data's kind)", ge=-1e6, le=1e6)
+    std: Optional[List[float]] = key(None, "std of each channel (null: of the data's kind)", gt=0, le=1e6)
 
 
 @dataclass
@@ -56,6 +59,8 @@ class RandomImagesData(DataConfig):
     _target_: str = key("trainer.data.sets.random_images.RandomImages", "class, a trainer.data.source.DataSource")
     num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1, le=10_000_000)
     image_size: int = key(224, "height and width", "pixels", ge=1, le=WIDEST)
+    fresh: bool = key(False, "each sample is new numbers of numpy's in every epoch; false: 64 images in turn")
+    labels_below: Optional[int] = key(None, "labels are drawn below this (null: num_classes)", "classes", ge=1, le=10_000_000)  # fmt: skip
     batches: int = key(100, "global batches per epoch, of batch_size * workers * gradient_merge.k_steps samples", "batches", ge=1)  # fmt: skip
     val_batches: int = key(5, "global batches per validation, of as many samples", "batches", ge=1)
 
@@ -84,6 +89,7 @@ class ImagesData(AugmentedData):
     )
     val_resize: Optional[int] = key(None, "shorter side before the centre crop (null: 8/7 of val_size)", "pixels", ge=16, le=WIDEST)  # fmt: skip
     min_scale: float = key(0.35, "least share of an image's area in a random crop", gt=0, le=1)
+    train_resize: Optional[int] = key(None, "shorter side before a window of image_size is cut at random (null: a random part is resized)", "pixels", ge=16, le=WIDEST)  # fmt: skip
     min_ratio: float = key(0.75, "least width / height of a random crop; the greatest is its inverse", gt=0, le=1)
     transforms: List[Any] = key([], "further changes of training images: [{_target_: torchvision.transforms.v2.ColorJitter, hue: 0.1}]")  # fmt: skip
     cache: str = key("auto", "decode once and keep the pixels in memory (auto: what fits)", choices=("auto", "ram", "none"))  # fmt: skip
@@ -97,6 +103,7 @@ class FlowersData(ImagesData):
     """data=flowers102 and data=embedded_flowers: 102 classes of flowers, (3, S, S)."""
 
     num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1, le=10_000_000)
+    train_split: str = key("trnid", "official lists to train on; validation is valid, and with trnid+valid tstid", choices=("trnid", "tstid", "trnid+valid"))  # fmt: skip
 
 
 @dataclass
@@ -226,4 +233,5 @@ class SamplerConfig:
     )
     padding: str = key("strided", "how samples are repeated and split: as by PyTorch's sampler, or in blocks as by Paddle's", choices=("strided", "contiguous"))  # fmt: skip
     order: str = key("each_once", "each sample once, every class equally often, or some samples several times", choices=("each_once", "class_balanced", "repeated_augmentation"))  # fmt: skip
+    shard: bool = key(True, "each worker its own samples; false: each worker all of them in one order, augmented apart")
     repeats: int = key(3, "uses of a sample side by side, with order=repeated_augmentation", "uses", ge=1, le=1000)

@@ -56,6 +56,7 @@ class ExecutionConfig:
     threads: Optional[int] = key(None, "CPU threads per worker (null: cores / workers; 1 where a batch is little work)", "threads", ge=1, le=MOST_PROCESSES)  # fmt: skip
     log_every: int = key(5, "batches that a printed and logged line averages, across epochs", "batches", ge=1)
     log_workers: bool = key(False, "with each line a line of each worker's own values, on the screen as in workerlog.N")
+    line_of: str = key("mean", "mean of the log_every batches since the last line, or batch 0, log_every, ... of an epoch alone", choices=("mean", "batch"))  # fmt: skip
     val_every: int = key(1, "epochs between two validations (0: only after the last)", "epochs", ge=0)
     val_every_steps: Optional[int] = key(None, "updates between two validations, besides val_every", "updates", ge=1)
     profile_after: int = key(10, "with profile=true: updates before the first that is traced", "updates", ge=0)

@@ -10,7 +10,7 @@ from typing import Any
 from trainer.config.schema import ArraysData
 from trainer.data.arrays.npy_files import Pair, digest, keep, mapped
 from trainer.data.limits import Limits
-from trainer.data.picture_preprocessing import Centre, Preprocessing
+from trainer.data.picture_preprocessing import Centre, Channels, Preprocessing, normalisation
 from trainer.data.prepared import known, made_once, place_of
 from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
 from trainer.errors import UserError
@@ -87,7 +87,11 @@ class ArraySource(DataSource):
     def preprocessing(self, facts: Facts) -> Preprocessing:
         channels, _, side = facts.shape
         limits = Limits.of(self.options)
-        return Preprocessing(Centre(side, side, channels, limits), self.mean, self.std, limits)  # type: ignore[arg-type]
+        return Preprocessing(Centre(side, side, channels, limits), *self.normalisation(), limits)  # type: ignore[arg-type]
+
+    def normalisation(self) -> tuple[Channels | None, Channels | None]:
+        """Mean and std by which this source's images are normalised."""
+        return normalisation(self.options, self.mean, self.std)
 
     def open(self, facts: Facts) -> Splits:
         import torch
@@ -100,7 +104,7 @@ class ArraySource(DataSource):
         train, val = ((torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in pairs)
         augmentation = Augmentation.of(self.options, self.mean)
         return Splits(
-            AugmentedArrays(*train, self.options.pad_crop, augmentation), ArrayDataset(*val), self.mean, self.std
+            AugmentedArrays(*train, self.options.pad_crop, augmentation), ArrayDataset(*val), *self.normalisation()
         )
 
     def refuse_labels(self, labels: dict[Path, Any], classes: int) -> None:

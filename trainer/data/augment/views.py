@@ -120,12 +120,28 @@ class TrainView:
 
 
 @dataclass
-class CentreView:
-    """The view for validation: the shorter side resized to ``resize``, then the centre (C, size, size).
+class WindowView:
+    """The shorter side of each image resized to ``resize``, a window (C, size, size) cut from it at random, then the
+    rest of the augmentation."""
 
-    Of an image that is more than ``LONGEST`` times as long as wide, what lies further out is cut off before: a strip of
-    1 x 60,000 pixels would become one of 12 GB.
-    """
+    resize: int
+    size: int
+    augmentation: Augmentation
+
+    def __call__(self, images: Iterator[torch.Tensor], sizes: np.ndarray, draw: Draw, addresses: np.ndarray) -> torch.Tensor:  # fmt: skip
+        """As ``TrainView``; every place of the window is equally likely."""
+        numbers = uniform(draw, addresses, COUNT)
+        windows = []
+        for image, (down, right) in zip(images, numbers[:, :2].tolist(), strict=True):
+            larger = shorter_side(image, self.resize)
+            top, left = (int(n * (side - self.size + 1)) for n, side in zip((down, right), larger.shape[-2:], strict=True))  # fmt: skip
+            windows.append(larger[:, top : top + self.size, left : left + self.size])
+        return self.augmentation.finish(_stacked(windows), numbers)
+
+
+@dataclass
+class CentreView:
+    """The view for validation: the shorter side resized to ``resize``, then the centre (C, size, size)."""
 
     resize: int
     size: int
@@ -136,12 +152,20 @@ class CentreView:
 
     def one(self, image: torch.Tensor) -> torch.Tensor:
         """The centre view (C, size, size) of one image (C, H, W) uint8."""
-        short = min(image.shape[-2:])
-        height, width = (min(side, LONGEST * short) for side in image.shape[-2:])
-        if image.shape[-2:] != (height, width):
-            image = v2.functional.center_crop(image, [height, width])
-        larger = resized(image, height * self.resize // short, width * self.resize // short)
-        return v2.functional.center_crop(larger, [self.size, self.size])  # type: ignore[no-any-return]
+        return v2.functional.center_crop(shorter_side(image, self.resize), [self.size, self.size])  # type: ignore[no-any-return]
+
+
+def shorter_side(image: torch.Tensor, resize: int) -> torch.Tensor:
+    """An image (C, H, W) uint8 whose shorter side is resized to ``resize``.
+
+    Of an image that is more than ``LONGEST`` times as long as wide, what lies further out is cut off before: a strip of
+    1 x 60,000 pixels would become one of 12 GB.
+    """
+    short = min(image.shape[-2:])
+    height, width = (min(side, LONGEST * short) for side in image.shape[-2:])
+    if image.shape[-2:] != (height, width):
+        image = v2.functional.center_crop(image, [height, width])
+    return resized(image, height * resize // short, width * resize // short)
 
 
 def resized(image: torch.Tensor, height: int, width: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ from trainer.config.schema import ImagesData
 from trainer.data.images.header import BadImage, size_of
 from trainer.data.images.listing import Listing
 from trainer.data.limits import Limits
-from trainer.data.picture_preprocessing import Centre, Preprocessing
+from trainer.data.picture_preprocessing import Centre, Preprocessing, normalisation
 from trainer.data.prepared import cache_root
 from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
 from trainer.errors import UserError
@@ -47,7 +47,9 @@ class ImageSource(DataSource):
 
     def sized(self, facts: Facts, listings: tuple[Listing, Listing] | None = None) -> Facts:
         """The facts with the size of validation images, and what they say of the cache, if the images are there already."""
-        side = self._centre()[1]
+        side, wide, resize = self._centre()[1], self.options.image_size, self.options.train_resize
+        if resize is not None and resize < wide:
+            raise UserError(f"data.train_resize={resize}", f"is less than data.image_size={wide}, the window that is cut from it", f"data.train_resize={round(wide * 8 / 7)}")  # fmt: skip
         facts = replace(facts, val_shape=(3, side, side) if side != self.options.image_size else None)
         wanted = self.options.cache
         if wanted == "none":
@@ -106,8 +108,8 @@ class ImageSource(DataSource):
         return replace(facts, left_out=bad, train_samples=len(left[0]), val_samples=len(left[1]))
 
     def open(self, facts: Facts) -> Splits:
-        from trainer.data.augment.views import Augmentation, CentreView, TrainView
-        from trainer.data.images.dataset import ImageSet
+        from trainer.data.augment.views import Augmentation, CentreView, TrainView, WindowView
+        from trainer.data.images.dataset import ImageSet, View
 
         options = self.options
         size = options.image_size
@@ -116,15 +118,20 @@ class ImageSource(DataSource):
             (whole.without(set(facts.left_out)), self._place(split, whole) if facts.cached else None)
             for split, whole in self._by_split(facts)
         )
-        crops = TrainView(size, (options.min_scale, 1.0), ratio, Augmentation.of(options, MEAN))
+        augmentation = Augmentation.of(options, MEAN)
+        crops: View = TrainView(size, (options.min_scale, 1.0), ratio, augmentation)
+        if options.train_resize is not None:
+            crops = WindowView(options.train_resize, size, augmentation)
         centres = CentreView(*self._centre())
-        return Splits(ImageSet(train[0], crops, train[1]), ImageSet(val[0], centres, val[1]), MEAN, STD)
+        return Splits(
+            ImageSet(train[0], crops, train[1]), ImageSet(val[0], centres, val[1]), *normalisation(options, MEAN, STD)
+        )
 
     sees_pictures = True
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
         limits = Limits.of(self.options)
-        return Preprocessing(Centre(*self._centre(), limits=limits), MEAN, STD, limits)
+        return Preprocessing(Centre(*self._centre(), limits=limits), *normalisation(self.options, MEAN, STD), limits)
 
     def fingerprint(self, facts: Facts) -> str:
         """The fingerprint by the files' names and sizes and the labels."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.config.schema import DigitsData
 from trainer.data.limits import Limits
-from trainer.data.picture_preprocessing import Centre, Preprocessing
+from trainer.data.picture_preprocessing import Centre, Preprocessing, normalisation
 from trainer.data.source import DataSource, Facts, Splits
 
 SAMPLES = 1797
@@ -37,14 +37,18 @@ class Digits(DataSource):
         labels = torch.from_numpy(shown)
         order = torch.from_numpy(np.random.default_rng(self.options.split_seed).permutation(SAMPLES))
         val, train = order[: facts.val_samples], order[facts.val_samples :]
-        return Splits(ArrayDataset(images[train], labels[train]), ArrayDataset(images[val], labels[val]), MEAN, STD)
+        return Splits(
+            ArrayDataset(images[train], labels[train]),
+            ArrayDataset(images[val], labels[val]),
+            *normalisation(self.options, MEAN, STD),
+        )
 
     sees_pictures = True
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
         """Make a picture like the digits: light strokes on dark ground, 8 x 8 points."""
         limits = Limits.of(self.options)
-        return Preprocessing(Centre(8, 8, channels=1, limits=limits), MEAN, STD, limits)
+        return Preprocessing(Centre(8, 8, channels=1, limits=limits), *normalisation(self.options, MEAN, STD), limits)
 
 
 def read_digits() -> tuple[Any, Any]:

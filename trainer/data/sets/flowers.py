@@ -25,7 +25,9 @@ SITE = Site(
         File("setid.mat", 14989, "46b8678f91fd95d3c8f4feab80d271a6c834a1dd896fe29fd3e6ad9ce5c8dccd"),
     ),
 )  # fmt: skip
-PER_SPLIT = 1020
+PARTS = {"trnid": (("trnid",), "valid"), "tstid": (("tstid",), "valid"), "trnid+valid": (("trnid", "valid"), "tstid")}
+"""data.train_split -> setid.mat's lists that are trained on, and the one for validation."""
+SIZES = {"trnid": 1020, "valid": 1020, "tstid": 6149}
 
 
 class DrawnFlowers(ImageSource):
@@ -70,6 +72,8 @@ class EmbeddedFlowers(DrawnFlowers):
     options: EmbeddedFlowersData
 
     def facts(self, global_batch_size: int) -> Facts:
+        if (split := self.options.train_split) != "trnid":
+            raise UserError(f"data.train_split={split}", "the drawn flowers have one part to train on and one for validation, not Oxford's three lists", f"data.train_split=trnid, or data=flowers102 data.train_split={split}")  # fmt: skip
         return self._embedded(self.options.per_class, "")
 
     def _drawing(self) -> dict[str, int]:
@@ -96,10 +100,14 @@ class Flowers102(DrawnFlowers):
             )
         if reason := absent(self.options, SITE, partial):
             return self._instead(reason)
-        return self.sized(Facts(f"{SITE.name}, to be downloaded into {self.options.root}", "download", PER_SPLIT, PER_SPLIT, self.shape(), CLASSES, slow=True))  # fmt: skip
+        trained, held_out = PARTS[self.options.train_split]
+        samples = sum(SIZES[name] for name in trained)
+        return self.sized(Facts(f"{SITE.name}, to be downloaded into {self.options.root}", "download", samples, SIZES[held_out], self.shape(), CLASSES, slow=True))  # fmt: skip
 
     def _instead(self, reason: str) -> Facts:
-        return self._embedded(10, SITE.stand_in(reason, "The embedded drawn flowers are used"))
+        split = self.options.train_split
+        without = "" if split == "trnid" else f" (they have no {split}: the part to train on is as large as trnid)"
+        return self._embedded(10, SITE.stand_in(reason, f"The embedded drawn flowers are used{without}"))
 
     def class_names(self, facts: Facts) -> list[str]:
         if facts.kind == "embedded":
@@ -138,7 +146,9 @@ class Flowers102(DrawnFlowers):
             UserError: one is damaged, or they do not fit one another.
         """
         labels = self._lists("imagelabels.mat", "labels")[0]
-        numbers = self._lists("setid.mat", "trnid", "valid")
+        trained, held_out = PARTS[self.options.train_split]
+        *lists, val = self._lists("setid.mat", *trained, held_out)
+        numbers = [np.concatenate(lists), val]
         wrong = np.flatnonzero((labels < 1) | (labels > CLASSES))
         if len(wrong):
             raise self._wrong(f"imagelabels.mat: {len(wrong)} of {len(labels)} labels are not 1 to {CLASSES}; the first is {labels[wrong[0]]}, of image {wrong[0] + 1}")  # fmt: skip
