@@ -82,7 +82,7 @@ def _seeded(world: World) -> Iterator[None]:
     with (
         patch.object(client_module, "pack", lambda message: message),
         patch.object(client_module, "record_function", lambda name: contextlib.nullcontext()),
-        patch.object(worker_module, "LEASE_LOOK_S", 0.2),  # a tenth of the requests, to the same effect
+        patch.object(worker_module, "LEASE_LOOK_S", 0.5),  # a twenty-fifth of the requests, to the same effect
         patch.object(client_module, "new_life", lambda: world.random.getrandbits(62) | 1),
         contextlib.redirect_stdout(Said(world)),  # type: ignore[type-var]
     ):

@@ -100,7 +100,7 @@ class SimulatedServer(Process):
         world.after(IDLE_S * world.random.random(), self.idle)
 
     def clock(self) -> float:
-        return super().clock() + self.busy
+        return self.world.now - self.lag + self.busy
 
     def deliver(self, message: Message) -> None:
         """A message has arrived."""
@@ -141,18 +141,18 @@ class SimulatedServer(Process):
         """One turn of the machine for each message, as its loop has them."""
         self._has_polled()
         self.missed_turns = False
-        came = self.inbox
-        if beats:
-            came = [*came, *((b"", Message(Verb.BEAT, rank)) for rank in self.heartbeats(self.number))]
+        came = [[message] for message in self.inbox]
+        if beats:  # they come over connections of their own, all at once
+            came.append([(b"", _beat(rank)) for rank in self.heartbeats(self.number)])
         self.inbox = []
         try:
-            for place, message in enumerate(came or [None]):
-                self.machine.turn([message] if message else [])
+            for place, messages in enumerate(came):
+                self.machine.turn(messages)
                 self._look()
                 if self.machine.over:
                     return self._end(None)
                 if self.busy:
-                    self.inbox = came[place + 1 :]
+                    self.inbox = [message for later in came[place + 1 :] for message in later]
                     self._works()
                     return None
         except RunFailed as error:
@@ -280,13 +280,20 @@ class SimulatedServer(Process):
         return np.asarray(shard.vector.numpy() * self.share)
 
     def _look(self) -> None:
-        version = self.machine.parameters.version
-        if version == self.seen_version:
+        shard = self.machine.parameters.shard
+        if shard is None or shard.version == self.seen_version:
             return
-        self.seen_version = version
+        self.seen_version = shard.version
+        if self.scenario.mode == "sync":
+            return
         applied = self.applied()
-        if applied.max(initial=0.0) > 1.000001 and self.scenario.mode != "sync":
+        if applied.max(initial=0.0) > 1.000001:
             raise Violation(f"{self.name} has applied piece {int(applied.argmax())} {applied.max():g} times")
+
+
+@cache
+def _beat(rank: int) -> Message:
+    return Message(Verb.BEAT, rank)
 
 
 class Truth:
@@ -295,6 +302,7 @@ class Truth:
     def __init__(self, server: SimulatedServer) -> None:
         self.server = server
         self.pushes: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+        self.counted: dict[tuple[int, int], tuple[int, int | None]] = {}
 
     def answered(self, request: Message, answer: Message) -> None:
         """An answer leaves.
@@ -320,7 +328,7 @@ class Truth:
         for epoch, block, start, stop in work.tolist():
             scenario = self.server.scenario
             first = epoch * scenario.batches + block * scenario.block
-            missing = [n for n in range(first + start, first + stop) if round(applied[n]) != 1]
+            missing = [first + start + n for n, times in enumerate(applied[first + start : first + stop].tolist()) if round(times) != 1]
             if missing:
                 raise Violation(f"{self.server.name} has acknowledged piece {missing[0]} of worker {request.rank} and applied it {applied[missing[0]]:g} times")  # fmt: skip
 
@@ -335,8 +343,7 @@ class Truth:
     def _steps(self, rank: int, incarnation: int) -> int | None:
         """Of a worker's pushes without a gap; None: it rests."""
         known = self.pushes.get((rank, incarnation), {})
-        steps: int | None = 0
-        sequence = 1
+        sequence, steps = self.counted.get((rank, incarnation), (1, 0))
         while sequence in known:
             flags, clock = known[sequence]
             if flags & RESTS:
@@ -346,4 +353,5 @@ class Truth:
             else:
                 steps = max(steps or 0, clock)
             sequence += 1
+        self.counted[rank, incarnation] = sequence, steps
         return steps

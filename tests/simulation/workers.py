@@ -106,6 +106,7 @@ def _label() -> torch.Tensor:
     return torch.zeros(1)
 
 
+@cache
 def _inputs(piece: int) -> dict[str, torch.Tensor]:
     return {"ids": torch.tensor([SHARED, piece + 1])}
 
@@ -155,10 +156,11 @@ class SimulatedWorker(Process):
         self.for_messages = for_messages
         number = self.waits
         self.world.after(seconds, lambda: self._wake(number))
-        grad = torch.is_grad_enabled()  # of the thread, which all simulated processes share
-        torch.set_grad_enabled(True)
-        self.run.parent.switch()
-        torch.set_grad_enabled(grad)
+        if torch.is_grad_enabled():  # of the thread, which all simulated processes share
+            self.run.parent.switch()
+            return
+        with torch.enable_grad():
+            self.run.parent.switch()
 
     def _wake(self, number: int) -> None:
         if number == self.waits and not (self.dead or self.ended):

@@ -38,11 +38,11 @@ class World:
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Do that at a time, after everything that was asked for that time before."""
-        heapq.heappush(self.events, (max(time, self.now), next(self.number), action))
+        heapq.heappush(self.events, (time if time > self.now else self.now, next(self.number), action))
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Do that so much later."""
-        self.at(self.now + seconds, action)
+        heapq.heappush(self.events, (self.now + seconds, next(self.number), action))
 
     def run(self, until: float, over: Callable[[], bool]) -> None:
         """Let everything happen in its order.
@@ -50,10 +50,11 @@ class World:
         Raises:
             Violation: it is not over by then.
         """
+        events, first = self.events, heapq.heappop
         while not over():
-            if not self.events or self.events[0][0] > until:
+            if not events or events[0][0] > until:
                 raise Violation(f"the run does not end within {until:g} s")
-            self.now, _, action = heapq.heappop(self.events)
+            self.now, _, action = first(events)
             action()
 
     def say(self, what: str) -> None:
