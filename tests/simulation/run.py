@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from tests.notes import Notes
 from tests.simulation.scenario import LOST_AFTER_S, Fault, Scenario
@@ -26,6 +27,9 @@ LONGEST_S = 3000.0
 """Of virtual time; no run may take longer."""
 LINGER_S = 5.0
 """As launch/supervisor.py: so long processes go on of which the others have declared all lost."""
+
+
+NO_RECORD: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 @dataclass
@@ -81,8 +85,9 @@ def _seeded(world: World) -> Iterator[None]:
     """Messages travel as they are, not in frames; lives are drawn from the seed, too."""
     with (
         patch.object(client_module, "pack", lambda message: message),
-        patch.object(client_module, "record_function", lambda name: contextlib.nullcontext()),
-        patch.object(worker_module, "LEASE_LOOK_S", 0.5),  # a twenty-fifth of the requests, to the same effect
+        patch.object(client_module, "record_function", lambda name: NO_RECORD),
+        patch.object(torch.autograd.profiler, "record_function", lambda name: NO_RECORD),
+        patch.object(worker_module, "LEASE_LOOK_S", 0.2),  # a tenth of the requests, to the same effect
         patch.object(client_module, "new_life", lambda: world.random.getrandbits(62) | 1),
         contextlib.redirect_stdout(Said(world)),  # type: ignore[type-var]
     ):

@@ -239,7 +239,8 @@ class SimulatedWorker(Process):
                 if epoch + 1 == scenario.epochs:
                     self.settled(strategy)
                 self._sum(strategy)
-            self._save(strategy)
+            if scenario.saves:
+                self._save(strategy)
         finally:
             if self.strategy is not None and not self.dead:
                 self.strategy.close()

@@ -81,7 +81,7 @@ class Malformed(Exception):
     nothing."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Record:
     """One buffer: of which table, of which kind, and the array (1-D or 2-D, contiguous)."""
 
@@ -90,7 +90,7 @@ class Record:
     table: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Message:
     """A request or an answer: verb, numbers of the header, records.
 
@@ -114,7 +114,10 @@ class Message:
 
     def first(self, kind: Kind, table: int = 0) -> np.ndarray | None:
         """The array of this message's first record of that kind and table, or None."""
-        return next((r.array for r in self.records if r.kind == kind and r.table == table), None)
+        for record in self.records:
+            if record.kind == kind and record.table == table:
+                return record.array
+        return None
 
     def need(self, kind: Kind, table: int = 0) -> np.ndarray:
         """The array of this message's first record of that kind and table, which must be there.
