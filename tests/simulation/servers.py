@@ -328,7 +328,11 @@ class Truth:
         for epoch, block, start, stop in work.tolist():
             scenario = self.server.scenario
             first = epoch * scenario.batches + block * scenario.block
-            missing = [first + start + n for n, times in enumerate(applied[first + start : first + stop].tolist()) if round(times) != 1]
+            missing = [
+                first + start + n
+                for n, times in enumerate(applied[first + start : first + stop].tolist())
+                if round(times) != 1
+            ]
             if missing:
                 raise Violation(f"{self.server.name} has acknowledged piece {missing[0]} of worker {request.rank} and applied it {applied[missing[0]]:g} times")  # fmt: skip
 
