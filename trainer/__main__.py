@@ -11,7 +11,7 @@ import sys
 import traceback
 from typing import NoReturn
 
-from trainer.cli import arguments
+from trainer.cli import arguments, fleet_flags
 from trainer.config import redact
 from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
 from trainer.host import interpreter
@@ -113,11 +113,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Parse the argv of ``python -m trainer`` with argparse: Hydra's flags, and the overrides.
 
     Raises:
-        UserError: an unknown flag, or one that does not go together with another.
+        UserError: an unknown flag, one of fleetrun's, or one that does not go together with another.
     """
     for place, word in enumerate(argv[:-1]):  # what --info shows may be left out, and what follows is an override then
         if word in ("--info", "-i") and re.match(r"[+~]|[\w./@-]+=", argv[place + 1]):
             argv = [*argv[:place], "--info=all", *argv[place + 1 :]]
+    fleet_flags.refuse(argv)
     args = _parser().parse_intermixed_args(argv)  # overrides may stand before and after flags
     if args.config_path:
         raise UserError("--config-path", "the vocabulary is trainer's own; yours is added to it", "--config-dir FOLDER")

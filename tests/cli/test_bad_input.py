@@ -108,6 +108,38 @@ FLAGS = [
     Case("--hydra-help foo=3", ("foo", "no such key")),
 ]
 
+FLEET = [
+    Case("--gpus=0,1 train.py", ("--gpus=0,1: there is no such flag",), "launch.nproc=2 (and CUDA_VISIBLE_DEVICES=0,1"),
+    Case(f"--selected_gpus 0,1,2,3 {DIGITS}", ("--selected_gpus 0,1,2,3",), "launch.nproc=4 (and CUDA_VISIBLE_DEVICES=0,1,2,3"),
+    Case("--gpus", ("--gpus",), "launch.nproc=N (and CUDA_VISIBLE_DEVICES=0,1"),
+    Case("--nproc_per_node=4", ("--nproc_per_node=4",), "launch.nproc=4"),
+    Case("--nproc-per-node 4", ("--nproc-per-node 4",), "launch.nproc=4"),
+    Case(
+        "--server_num=1 --worker_num=2 --gpus=0,1 train.py", ("--server_num=1 --worker_num=2 --gpus=0,1",),
+        "strategy=pserver_async launch.servers=1 launch.workers=2 launch.nproc=2 (and CUDA_VISIBLE_DEVICES=0,1",
+    ),
+    Case("--ips=10.0.0.1,10.0.0.2 --gpus 0,1", ("--ips=10.0.0.1,10.0.0.2",), "launch.ips=10.0.0.1,10.0.0.2 launch.nproc=2"),
+    Case(
+        "--cluster_node_ips=10.0.0.1,10.0.0.2 --node_ip=10.0.0.2 --started_port=6170 --selected_gpus=0,1",
+        ("--node_ip: each host finds its own address in launch.ips",),
+        "launch.ips=10.0.0.1,10.0.0.2 launch.master_port=6170 launch.nproc=2",
+    ),
+    Case("--log_dir ./mylog", ("--log_dir ./mylog",), "hydra.run.dir=./mylog"),
+    Case(
+        "--servers=10.0.0.1:8000,10.0.0.2:8000 --workers=10.0.0.3:8000", ("--servers=10.0.0.1:8000,10.0.0.2:8000",),
+        "launch.server_endpoints=10.0.0.1:8000,10.0.0.2:8000 launch.role=ROLE launch.rank=N launch.worker_endpoints=10.0.0.3:8000",
+    ),
+    Case("--servers 2 --workers 4", ("--servers 2 --workers 4",), "launch.servers=2 launch.workers=4"),
+    Case("--use_paddlecloud train.py", ("--use_paddlecloud:",), "launch.env=paddle"),
+    Case("--http_port=8080", ("--http_port: the processes meet without it",)),
+    Case("--elastic_server=10.0.0.1:2379", ("--elastic_server: the number of processes does not change", "launch.max_restarts")),
+    Case("--heter_worker_num=2", ("--heter_worker_num: there are servers and workers, and no third role",)),
+    Case("--heter_workers=10.0.0.1:80", ("--heter_workers: there are servers and workers, and no third role",)),
+    Case("--run_mode=ps", ("--run_mode=ps",), "strategy=pserver_async"),
+    Case("--run_mode=collective", ("--run_mode=collective",), "strategy=collective"),
+    Case("--devices=0,1 --master=10.0.0.1:6170 --rank 1", ("--devices=0,1",), "launch.nproc=2 launch.master_addr=10.0.0.1 launch.master_port=6170 launch.node_rank=1"),
+]  # fmt: skip
+
 WRITING = [
     digits("seed", "seed", "KEY=VALUE", instead="seed=VALUE"),
     digits("optimizer.lr=[1,2", "optimizer.lr=[1,2", "bracket", instead="optimizer.lr=[1,2]"),
@@ -459,6 +491,7 @@ CASES = [
     *KNOBS,
     *NAMES,
     *FLAGS,
+    *FLEET,
     *WRITING,
     *VALUES,
     *ARGUMENTS,
