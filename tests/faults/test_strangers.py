@@ -81,7 +81,7 @@ SERVED = (
     "data.global_batch_size=64", "execution.threads=1", "hydra.run.dir=run",
 )  # fmt: skip
 NOTES = {
-    "pserver/endpoint/0": "tcp://127.0.0.1:1", "lost/worker/0": "its process ended", "lost/worker/1": "its process ended",
+    "endpoint/server/0": "tcp://127.0.0.1:1", "lost/worker/0": "its process ended", "lost/worker/1": "its process ended",
     "fenced/worker/0": "because", "fenced/worker/1": "because", "done/worker/0": "", "hosts/why not": "because",
 }  # fmt: skip
 """What another user would like the processes of a run to believe."""

@@ -91,7 +91,7 @@ def _of(board: SealedBoard, key: str) -> str:
 
 @pytest.mark.parametrize("how", FORGED)
 def test_note_of_a_stranger_is_not_there_and_is_told_once(how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    store, key = dist.HashStore(), "pserver/endpoint/0"
+    store, key = dist.HashStore(), "endpoint/server/0"
     SealedBoard(store, SECRET).set(key, "tcp://server:1")
     raw = store.get(f"board/{key}").decode()
     forged = FORGED[how](key, raw, SealedBoard(dist.HashStore(), secrets.token_bytes(32)))

@@ -98,7 +98,7 @@ def test_program_that_reaches_the_store_between_hosts_changes_no_run_with_a_secr
     both = [hosts.start(n, *DIGITS, *served, *node(n)) for n in range(2)]
     wait_for(lambda: read(hosts.at(0) / "run" / "status.json").get("step", 0) > 5, PATIENCE_S, "they train")
     notes = {f"{said}/worker/{rank}": "its process ended" for said in ("lost", "done", "fenced") for rank in range(4)}
-    notes |= {"pserver/endpoint/0": "tcp://127.0.0.1:1", "hosts/why not": "because"}
+    notes |= {"endpoint/server/0": "tcp://127.0.0.1:1", "hosts/why not": "because"}
     lie = (
         "import json, sys, torch.distributed as dist; "
         f"store = dist.TCPStore('{ADDRESSES[0]}', 29500, is_master=False, wait_for_workers=False); "

@@ -83,7 +83,8 @@ def run_one(
         ready.plan = replace(ready.plan, run_dir=str(run_dir))
         try:
             with held(ready):
-                _leave_hydra_files(config, run_dir)
+                if not ready.plan.node_rank:  # hosts may share the folder
+                    _leave_hydra_files(config, run_dir)
                 result = execute(ready, start, [*flags, *overrides], trackers[0])
         except (Interrupted, RunFailed) as error:
             say_broken(ready)

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 PACKAGE = Path(__file__).resolve().parents[1]
-TEXT_WITH_COMMAS = ("launch.ips", "launch.server_hosts")
+TEXT_WITH_COMMAS = (
+    "launch.ips",
+    "launch.server_hosts",
+    "launch.server_ports",
+    "launch.server_endpoints",
+    "launch.worker_endpoints",
+)
 
 
 def folder(name: str) -> Path:

@@ -87,7 +87,7 @@ def _keys(name: str, value: str) -> str:
     if name in GPUS:
         return f"launch.nproc={len([gpu for gpu in value.split(',') if gpu]) or 'N'}"
     if name == "run_mode":
-        return MODES.get(value, MODES["collective"])
+        return MODES.get(value, "strategy=collective")
     if name == "master":
         address, _, port = value.removeprefix("http://").rpartition(":")
         return f"launch.master_addr={address.strip('[]') or 'ADDRESS'} launch.master_port={port or 'PORT'}"

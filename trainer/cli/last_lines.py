@@ -83,6 +83,8 @@ def say_broken(ready: Ready) -> None:
 
 
 def _done(result: Result, ready: Ready) -> str:
+    if all(process.role != "worker" for process in ready.plan.here):
+        return f"{', '.join(f'{p.role} {p.rank}' for p in ready.plan.here)} {result.ended} ({result.seconds:.1f} s)"
     measured = ("val/", "val_ema/") if result.validation else ("train/",)
     shown = ", ".join(f"{k}: {v:.5f}" for k, v in result.metrics.items() if k.startswith(measured))
     shown += "" if result.validation else " (not validated: validation=false)"

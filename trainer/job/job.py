@@ -20,7 +20,7 @@ from trainer.job.closing import finish
 from trainer.job.ready import Ready
 from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
-from trainer.job.room import make_room, own_folder
+from trainer.job.room import make_room
 from trainer.job.uploads import uploading
 from trainer.planning.answers import checked_facts
 from trainer.planning.assignment import Assignment
@@ -49,7 +49,7 @@ def execute(
 
     began = time.monotonic()
     run_dir, config = Path(ready.plan.run_dir), ready.checked.config
-    mine = own_folder(ready.plan)
+    mine = ready.plan.own_folder
     result = Result("failed", str(run_dir), mode=ready.plan.mode, validation=config.validation)
     tracked = False
     try:
@@ -116,7 +116,7 @@ def _with_batch(asked: Ready, ready: Ready) -> Ready:
     if ready.sized is None:
         return ready
     ready = found(asked, ready, prepared, _say)
-    _leave_config(own_folder(ready.plan), ready.checked.config)
+    _leave_config(ready.plan.own_folder, ready.checked.config)
     return ready
 
 

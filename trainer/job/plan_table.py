@@ -90,14 +90,17 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     """Which processes there are, and where they meet."""
     equal = " (equal to one process on the global batch)" if plan.traits.exact else ""
     yield "strategy", plan.strategy + equal + _because(plan, "strategy")
-    hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 else ""
+    spread = plan.nnodes > 1 and not plan.by_role
+    hosts = f" on {plan.nnodes} hosts" if spread else ", each by its own command" if plan.by_role else ""
     yield "roles", ", ".join(counted(n, role) for role, n in plan.roles.items()) + hosts
-    if plan.nnodes > 1 and "server" in plan.roles:
+    if spread and "server" in plan.roles:
         per_host = Counter(plan.nodes_of("server"))
         yield "servers on", ", ".join(f"host {host}: {servers}" for host, servers in sorted(per_host.items()))
     for process in plan.processes[:MOST_PROCESSES_SHOWN]:
-        host = f"host {process.node}, " if plan.nnodes > 1 else ""
-        yield f"  {process.role} {process.rank}", f"{host}{process.device}"
+        host = f"host {process.node}, " if spread else ""
+        own = " (this command)" if plan.by_role and process.node == plan.node_rank else ""
+        at = f"{process.endpoint}, " if process.endpoint else ""
+        yield f"  {process.role} {process.rank}", f"{host}{at}{process.device}{own}"
     if len(plan.processes) > MOST_PROCESSES_SHOWN:
         yield "  ...", f"and {counted(len(plan.processes) - MOST_PROCESSES_SHOWN, 'more process')}"
     for override in plan.left_out:
@@ -105,7 +108,8 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.launcher:
         yield "launcher", plan.launcher
     if plan.mode == "train" and plan.traits.lockstep and plan.nnodes > 1:
-        yield "restarts", "none: a run on several hosts ends when a process dies"
+        on = "of several commands" if plan.by_role else "on several hosts"
+        yield "restarts", f"none: a run {on} ends when a process dies"
     elif plan.restarts and len(plan.processes) > 1:
         yield "restarts", f"at most {plan.restarts} within an hour, when a process dies"
     yield "meeting point", plan.endpoint

@@ -10,7 +10,6 @@ from trainer.checkpoint import store
 from trainer.config.redact import command
 from trainer.errors import UserError
 from trainer.job.ready import Ready
-from trainer.planning.plan import Plan
 from trainer.planning.resume import CHECKPOINTS, Resume
 from trainer.run_folder import lives
 from trainer.run_folder.again import bring, go_back
@@ -22,12 +21,6 @@ from trainer.tracking import tracking_file
 
 PATIENCE_S = 30.0
 """Longest wait for the processes of the life before: the one that sends its points tries for some seconds to tell its end."""
-
-
-def own_folder(plan: Plan) -> Path:
-    """Where this host's launcher writes: the run's folder, which hosts may share, belongs to host 0."""
-    run_dir = Path(plan.run_dir)
-    return run_dir / f"host.{plan.node_rank}" if plan.node_rank else run_dir
 
 
 def wait_for_the_life_before(run_dir: Path, say: Callable[[str], None]) -> None:
@@ -47,16 +40,19 @@ def wait_for_the_life_before(run_dir: Path, say: Callable[[str], None]) -> None:
 def held(ready: Ready) -> Iterator[None]:
     """The run's folder belongs to this run alone: nobody else works there, and no other run begins there meanwhile.
 
-    A run that goes on has waited before it looked for the newest checkpoint, and does not wait again.
+    A run that goes on has waited before it looked for the newest checkpoint, and does not wait again. Of several hosts host 0
+    sees to this; the others begin to work there when all have met.
 
     Raises:
         UserError: somebody does.
     """
+    if ready.plan.node_rank:
+        yield
+        return
     run_dir, hold = Path(ready.plan.run_dir), Hold(Path(ready.plan.run_dir))
     try:
-        if not ready.plan.node_rank:
-            patience_s = 0.0 if ready.resume is not None else PATIENCE_S
-            _take(hold, run_dir, patience_s, lambda line: print(line, flush=True))
+        patience_s = 0.0 if ready.resume is not None else PATIENCE_S
+        _take(hold, run_dir, patience_s, lambda line: print(line, flush=True))
         if not hold.share():
             raise _busy(run_dir)
         yield

@@ -25,6 +25,7 @@ class Start:
         environment: its variables.
         log: an existing file, where all that it prints goes; scratch: the folder for its temporary files.
         pulse: file in which the launcher sees how far it is.
+        port: where it listens; 0: a free one.
     """
 
     role: Role
@@ -38,6 +39,7 @@ class Start:
     log: Path
     scratch: Path
     pulse: str = ""
+    port: int = 0
 
     @property
     def rank(self) -> int:

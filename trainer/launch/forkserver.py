@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from trainer.errors import BY_CTRL_C, Died, Interrupted, RunFailed, first_line
 from trainer.host import private, pulse
-from trainer.host.addresses import free_port, listening, with_port
+from trainer.host.addresses import free_port, listening
 from trainer.host.board import NoNote, OwnBoard, SealedBoard
 from trainer.host.parent_death import end_with
 from trainer.host.patient_store import PatientStore
@@ -36,6 +36,7 @@ from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child
 from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.supervisor import Handle, Role, StartedProcess, Supervisor, end
+from trainer.launch.whereabouts import tell
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.report import OWN
 from trainer.strategies.contract import Seat
@@ -56,6 +57,7 @@ def launch(
     verbosity: str = "normal",
     grace: Grace | None = None,
     hang_s: float | None = None,
+    noted: Callable[[OwnBoard, bool], None] = lambda board, now: None,
 ) -> dict[str, dict[int, Any]]:
     """Run the plan's processes of this host to their end; a forkserver starts them unless another engine is given.
 
@@ -69,6 +71,7 @@ def launch(
             and of the others the lines of their own values, ``debug`` everybody's.
         grace: SIGTERM and SIGUSR1 ask the workers to save and end; None: they end all at once.
         hang_s: longest time in which no worker shows a sign of life; None: for ever.
+        noted: called now and then with the run's board, and once more at the end.
 
     Returns:
         For each role and rank here, what its entry returned.
@@ -93,7 +96,7 @@ def launch(
                     _start(role, payload, log_dir, scratch, meeting, place, lambda start: engine.begin(start, here[0]), members, kept)  # fmt: skip
                 shown += _shown(members, verbosity, kept)
                 with _asked_to_leave(grace, here):
-                    return _watched(members, here, OtherHosts(here, meeting, roles), scratch, hang_s)
+                    return _watched(members, here, OtherHosts(here, meeting, roles), scratch, hang_s, noted)
             except KeyboardInterrupt:
                 raise Interrupted(BY_CTRL_C) from None
             finally:
@@ -131,7 +134,12 @@ def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> Iterator[None]:
 
 
 def _watched(
-    members: Sequence[StartedProcess], here: Sequence[Any], others: OtherHosts, scratch: Path, hang_s: float | None
+    members: Sequence[StartedProcess],
+    here: Sequence[Any],
+    others: OtherHosts,
+    scratch: Path,
+    hang_s: float | None,
+    noted: Callable[[OwnBoard, bool], None],
 ) -> dict[str, dict[int, Any]]:
     """The members' results, when all are done on all hosts. If they end otherwise, the other hosts are told.
 
@@ -143,11 +151,13 @@ def _watched(
 
     def look() -> Mapping[int, str]:
         hang.look()
+        noted(here[0], False)
         return others.look()
 
     supervisor = Supervisor(members, here, multiprocessing.connection.wait, look=look)
     try:
         results = supervisor.watch()
+        noted(here[0], True)
         others.leave(results)
         return results
     except NoNote as error:
@@ -211,10 +221,14 @@ def open_store(meeting: Meeting) -> dist.TCPStore:
         try:
             return dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
         except dist.DistError as error:
-            where = f"{with_port(meeting.host, meeting.port)} within {meeting.timeout_s:g} s (launch.timeout_s)"
-            hint = " (that is this host itself: give launch.master_addr)" if meeting.host.startswith("127.") else ""
-            raise RunFailed(f"host 0 did not answer at {where}{hint}: {first_line(error)}") from error
-    serving = listening(meeting.host, meeting.port, backlog=512)
+            where = f"{meeting.where} within {meeting.timeout_s:g} s (launch.timeout_s)"
+            alone = meeting.host.startswith("127.") and not meeting.labels
+            hint = " (that is this host itself: give launch.master_addr)" if alone else ""
+            raise RunFailed(f"{meeting.label(0)} did not answer at {where}{hint}: {first_line(error)}") from error
+    try:
+        serving = listening(meeting.host, meeting.port, backlog=512)
+    except OSError as error:
+        raise RunFailed(f"{meeting.label(0)} cannot listen at {meeting.where}: {error.strerror}") from error
     port = serving.getsockname()[1]
     return dist.TCPStore(
         meeting.host,
@@ -258,7 +272,8 @@ def _start(
         kept[log] = private.start(log, getattr(payload, "goes_on", False))
         own = pulse.make(pulse.of(scratch, role.name, rank))
         environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
-        start = Start(role, i, payload, place, meeting.here, os.getpid(), sockets, environment, log, scratch, str(own))
+        port = role.ports[i] if role.ports else 0
+        start = Start(role, i, payload, place, meeting.here, os.getpid(), "" if port else sockets, environment, log, scratch, str(own), port)  # fmt: skip
         members.append(StartedProcess(role, rank, begin(start)))
 
 
@@ -294,10 +309,11 @@ def enter(start: Start) -> Any:
         signal.signal(number, signal.SIG_DFL)
     board, store = start.place.open()
     role = start.role
+    tell(board, role.name, start.rank, start.host)
     seat = Seat(
         role.name, start.rank, role.size, start.index, role.here, role.devices[start.index],
         board, secret=start.place.secret, host=start.host, folder=start.sockets, group_store=store,
-        pulse=start.pulse,
+        pulse=start.pulse, port=start.port,
     )  # fmt: skip
     return resolve(role.entry)(seat, start.payload)
 

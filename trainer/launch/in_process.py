@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import secrets
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ import torch.distributed as dist
 from trainer.config.instantiate import locate
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import interpreter
+from trainer.host.addresses import LOOPBACK, free_port
 from trainer.host.board import SealedBoard
+from trainer.launch.whereabouts import environment, leave_plan
 from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat
 from trainer.terminal import streams
@@ -35,7 +39,9 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
     board = SealedBoard(dist.HashStore(), secrets.token_bytes(32))
     seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, board, group_store=dist.HashStore())
     quiet = assignment.config.verbosity == "quiet"
-    with kept_log(run_dir / "workerlog.0", assignment.goes_on) as log, teed(log, quiet), interpreter.at_work():
+    with kept_log(run_dir / "workerlog.0", assignment.goes_on) as log, teed(log, quiet), interpreter.at_work(), alone():
+        process = replace(plan.processes[0], endpoint=LOOPBACK, pid=os.getpid())
+        leave_plan(replace(plan, processes=[process], environment={**plan.environment, **environment()}))
         try:
             outcome: dict[str, Any] = locate(plan.entries["worker"])(seat, assignment)
             return outcome
@@ -49,6 +55,22 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
             ) from error
         except (Exception, SystemExit) as error:  # of the user's own code, which may end the process
             raise RunFailed(f"worker 0:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """While it lasts, the variables that every process of a run has."""
+    ours = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port(LOOPBACK))}  # fmt: skip
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

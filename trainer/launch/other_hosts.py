@@ -73,7 +73,10 @@ class OtherHosts:
         host = rank // self._workers_here
         self._lost_hosts[host] = self._lost_hosts.get(host, 0) + 1
         why = self.board[0].get(f"fenced/{who}").decode()
-        return f"{who.replace('/', ' ')} on {self.meeting.name(host)} is lost: {why}"
+        where = (
+            self.meeting.name(host) if self.meeting.labels else f"{who.replace('/', ' ')} on {self.meeting.name(host)}"
+        )
+        return f"{where} is lost: {why}"
 
     def end(self, why: str) -> None:
         """Tell the other hosts that the run ends, unless one of them told so first."""

@@ -22,6 +22,8 @@ from trainer.planning.run_secret import VARIABLE
 
 Store = dist.Store | PatientStore
 
+ANY = "any"
+"""A term that this host has nothing to do with."""
 POLL_S = 0.2
 TELL_S = 1.0
 """Time that host 0 leaves the others to read why nothing starts."""
@@ -36,7 +38,7 @@ class Meeting:
         host, port: of the store; number: this host's among ``hosts``, 0 for the one that serves it.
         timeout_s: longest wait until all are there; patience_s: for an answer of the store.
         secret: the user's; empty: none, and whoever reaches the store can write what the run's processes believe.
-        addresses: of all hosts, where they are known.
+        addresses: of all hosts, where they are known; labels: what each is called, where that is not ``host N``.
         terms: what must be the same on all hosts, key and value.
         interface: the network interface for Gloo; None: Gloo's own choice.
         here: the address of this host, where its servers listen.
@@ -52,6 +54,7 @@ class Meeting:
     secret: str = field(default="", repr=False)
     interface: str | None = "lo"
     addresses: Sequence[str] = ()
+    labels: Sequence[str] = ()
     terms: Mapping[str, Any] = field(default_factory=dict)
     here: str = LOOPBACK
     env: dict[str, str] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class Meeting:
     @property
     def store(self) -> str:
         """How host 0's store is named in messages."""
-        return f"the store of host 0 at {self.where}"
+        return f"the store of {self.label(0)} at {self.where}"
 
     @property
     def serves(self) -> bool:
@@ -73,7 +76,30 @@ class Meeting:
 
     def name(self, number: int) -> str:
         """How a host is named in messages."""
-        return f"host {number} ({self.addresses[number]})" if self.addresses else f"host {number}"
+        return f"{self.label(number)} ({self.addresses[number]})" if self.addresses else self.label(number)
+
+    def label(self, number: int) -> str:
+        """The same without its address."""
+        return self.labels[number] if self.labels else f"host {number}"
+
+    def key(self, number: int) -> str:
+        """Its part of the keys of notes, whatever others believe how many there are."""
+        return self.labels[number].replace(" ", "/") if self.labels else str(number)
+
+    @property
+    def one(self) -> str:
+        """What the hosts of this meeting are: hosts, or the processes of a run that are started one by one."""
+        return "process" if self.labels else "host"
+
+    @property
+    def kind(self) -> str:
+        """The same, several of them."""
+        return "processes" if self.labels else "hosts"
+
+    @property
+    def twice(self) -> str:
+        """Why another can have come under this host's number."""
+        return "every process needs a launch.rank of its own" if self.labels else "every host needs a launch.node_rank of its own"  # fmt: skip
 
 
 def meet(store: Store, meeting: Meeting) -> bytes:
@@ -87,12 +113,11 @@ def meet(store: Store, meeting: Meeting) -> bytes:
         RunFailed: a host did not come in time, came twice, knows another secret, or was started with another command; it is
             named.
     """
-    if store.add(f"hosts/count/{meeting.number}", 1) > 1:
-        raise RunFailed(
-            f"there is another {meeting.name(meeting.number)} already: every host needs a launch.node_rank of its own"
-        )
+    key = meeting.key(meeting.number)
+    if store.add(f"hosts/count/{key}", 1) > 1:
+        raise RunFailed(f"there is another {meeting.name(meeting.number)} already: {meeting.twice}")
     number = secrets.token_hex(32)
-    store.set(f"hosts/number/{meeting.number}", number)
+    store.set(f"hosts/number/{key}", number)
     if meeting.serves:
         return _decide(store, meeting)
     return _hear(store, meeting, number)
@@ -101,12 +126,12 @@ def meet(store: Store, meeting: Meeting) -> bytes:
 def _decide(store: Store, meeting: Meeting) -> bytes:
     """Host 0's part."""
     why = _who_did_not_come(store, meeting)
-    keys = [f"hosts/number/{number}" for number in range(meeting.hosts)]
+    keys = [f"hosts/number/{meeting.key(number)}" for number in range(meeting.hosts)]
     numbers = [store.get(key).decode() if store.check([key]) else "" for key in keys]
     store.set("hosts/run", " ".join([_seal(meeting, numbers), *numbers]))
     secret = _secret(meeting, numbers)
     board = SealedBoard(store, secret)
-    board.set("hosts/terms/0", json.dumps(meeting.terms, default=str))
+    board.set(f"hosts/terms/{meeting.key(0)}", json.dumps(meeting.terms, default=str))
     why = why or _who_knows_another_secret(board, meeting) or _who_does_something_else(board, meeting)
     board.set("hosts/why not", why)
     if why:
@@ -123,12 +148,14 @@ def _hear(store: Store, meeting: Meeting, number: str) -> bytes:
         seal, *numbers = store.get("hosts/run").decode(errors="replace").split(" ")
         secret = _secret(meeting, numbers)
         board = SealedBoard(store, secret)
-        board.set(f"hosts/terms/{meeting.number}", json.dumps(meeting.terms, default=str))
-        own = numbers[meeting.number : meeting.number + 1] == [number]
-        if not own or not hmac.compare_digest(seal.encode(), _seal(meeting, numbers).encode()):
+        board.set(f"hosts/terms/{meeting.key(meeting.number)}", json.dumps(meeting.terms, default=str))
+        sealed = hmac.compare_digest(seal.encode(), _seal(meeting, numbers).encode())
+        if sealed and number not in numbers and len(numbers) != meeting.hosts:
+            raise RunFailed(f"{meeting.name(0)} was started for {len(numbers)} {meeting.kind}, without {meeting.label(meeting.number)}. Type the same in all commands.")  # fmt: skip
+        if number not in numbers or not sealed:
             raise RunFailed(
-                f"{meeting.name(0)} knows another secret than this host, or somebody else writes into the store at {meeting.where}. "
-                f"Nothing of it was used. Give all hosts the same secret (launch.secret_file, or {VARIABLE})."
+                f"{meeting.name(0)} knows another secret than this {meeting.one}, or somebody else writes into the store at {meeting.where}. "
+                f"Nothing of it was used. Give all {meeting.kind} the same secret (launch.secret_file, or {VARIABLE})."
             )
         board.wait(["hosts/why not"], patience)
         why = board.get("hosts/why not").decode()
@@ -156,7 +183,7 @@ def _hash(meeting: Meeting, numbers: Sequence[str], purpose: bytes) -> bytes:
 
 def _who_did_not_come(store: Store, meeting: Meeting) -> str:
     until, missing = time.monotonic() + meeting.timeout_s, list(range(meeting.hosts))
-    while missing := [number for number in missing if not store.check([f"hosts/number/{number}"])]:
+    while missing := [number for number in missing if not store.check([f"hosts/number/{meeting.key(number)}"])]:
         if time.monotonic() > until:
             who = " and ".join(meeting.name(number) for number in missing)
             return f"{who} did not come to {meeting.where} within {meeting.timeout_s:g} s (launch.timeout_s)"
@@ -168,10 +195,10 @@ def _who_knows_another_secret(board: SealedBoard, meeting: Meeting) -> str:
     """Empty when what all hosts do is there."""
     until = time.monotonic() + meeting.timeout_s
     for number in range(1, meeting.hosts):
-        while not board.check([key := f"hosts/terms/{number}"]):
+        while not board.check([key := f"hosts/terms/{meeting.key(number)}"]):
             if board.forged(key):
                 return (
-                    f"{meeting.name(number)} knows another secret than this host. Give all hosts the same secret "
+                    f"{meeting.name(number)} knows another secret than this {meeting.one}. Give all {meeting.kind} the same secret "
                     f"(launch.secret_file, or {VARIABLE})."
                 )
             if time.monotonic() > until:
@@ -181,12 +208,15 @@ def _who_knows_another_secret(board: SealedBoard, meeting: Meeting) -> str:
 
 
 def _who_does_something_else(board: SealedBoard, meeting: Meeting) -> str:
-    mine, *others = (json.loads(board.get(f"hosts/terms/{number}")) for number in range(meeting.hosts))
+    mine, *others = (json.loads(board.get(f"hosts/terms/{meeting.key(number)}")) for number in range(meeting.hosts))
+    at, everywhere = ("at", "in all commands") if meeting.labels else ("on", "on all hosts")
     for number, terms in enumerate(others, 1):
-        for key in sorted({*mine, *terms}):
-            if mine.get(key) != terms.get(key):
+        for key in sorted(
+            {*mine, *terms}, key=lambda key: (not key.startswith("launch."), key)
+        ):  # causes before effects
+            if mine.get(key) != terms.get(key) != ANY:
                 return (
                     f"{meeting.name(number)} was started with another command: {key} is {terms.get(key)} there and "
-                    f"{mine.get(key)} on host 0. Type the same on all hosts."
+                    f"{mine.get(key)} {at} {meeting.label(0)}. Type the same {everywhere}."
                 )
     return ""

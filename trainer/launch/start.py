@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +15,22 @@ from trainer.host import addresses
 from trainer.host.files import replace_file
 from trainer.host.requests import Grace
 from trainer.planning.assignment import Assignment
+from trainer.planning.endpoints import server_ports
 from trainer.planning.key_checks import leaves
 from trainer.planning.launcher import launcher_of
 from trainer.planning.plan import Plan
-from trainer.planning.processes import hosts_of
+from trainer.planning.processes import hosts_of, listens_at
 from trainer.planning.resume import keeps
-from trainer.planning.run_secret import run_secret
+from trainer.planning.roles import peers, plain_launch
+from trainer.planning.run_secret import secret_of_hosts
 from trainer.terminal.bar import read_status
 
 if TYPE_CHECKING:
     from trainer.launch.engine import Engine
+
+
+SERVED = "served until its workers had left"
+"""How a process ends that has no worker."""
 
 
 def start_here(assignment: Assignment) -> dict[str, Any]:
@@ -48,6 +54,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     from trainer.launch.preload import modules_of
     from trainer.launch.rendezvous import Meeting
     from trainer.launch.supervisor import Role
+    from trainer.launch.whereabouts import Whereabouts
 
     plan, config = assignment.plan, assignment.config
     told = config.launch
@@ -57,18 +64,21 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         entry = plan.entries[name]
         if mine:
             apart = plan.traits.survives and name == "worker"
-            roles.append(Role(name, plan.roles[name], entry, [p.device for p in mine], mine[0].rank, apart))
+            ports = _ports(told, plan.roles[name], [p.rank for p in mine]) if name == "server" else []
+            roles.append(Role(name, plan.roles[name], entry, [p.device for p in mine], mine[0].rank, apart, ports))
+    everybody = peers(told)
     meeting = Meeting(
         host=told.master_addr,
-        here=_address(plan, told),
+        here=listens_at(told),
         port=told.master_port,
         number=plan.node_rank,
         hosts=plan.nnodes,
         timeout_s=told.timeout_s,
         patience_s=config.node("strategy").get("timeout_s", told.timeout_s),
-        secret=run_secret(told) if plan.nnodes > 1 else "",
+        secret=secret_of_hosts(told),
         interface="lo" if plan.nnodes == 1 else _interface(told.master_addr),
-        addresses=hosts_of(told),
+        addresses=[str(peer.endpoint) for peer in everybody] or hosts_of(told),
+        labels=[str(peer) for peer in everybody],
         terms=_terms(plan, config),
     )
     entries = [plan.strategy_worker, *plan.entries.values()]
@@ -79,8 +89,11 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     results = launch(
         roles, assignment, run_dir, meeting, engine or Forked(preload), seen,
         grace if keeps(config, plan) else None, told.hang_timeout_s if config.mode == "train" else None,
+        Whereabouts(plan).look,
     )  # fmt: skip
     _leave_statistics(Path(plan.run_dir), results.get("server", {}))
+    if "worker" not in results:
+        return {"ended": SERVED}
     if not results["worker"]:
         raise RunFailed("; ".join(results.get("lost", {}).values()) or "no worker of this host is left")
     outcome = results["worker"][min(results["worker"])]
@@ -95,15 +108,12 @@ def _leave_statistics(run_dir: Path, servers: Mapping[int, Any]) -> None:
             replace_file(path, json.dumps(told, indent=1))
 
 
-def _address(plan: Plan, told: LaunchConfig) -> str:
-    """Where the servers of this host listen: its own of launch.ips, else the address by which host 0 reaches it."""
-    if plan.nnodes == 1:
-        return addresses.LOOPBACK
-    if hosts := hosts_of(told):
-        return addresses.own(hosts[plan.node_rank])
-    if plan.node_rank == 0:
-        return addresses.own(told.master_addr)
-    return addresses.address_towards(told.master_addr) or addresses.address()
+def _ports(told: LaunchConfig, servers: int, mine: Sequence[int]) -> list[int]:
+    """Where the servers of this host listen, by their numbers; none: at free ports."""
+    if everybody := peers(told):
+        return [everybody[told.node_rank].endpoint.port]
+    ports = server_ports(told.server_ports, servers)
+    return [ports[number] for number in mine] if ports else []
 
 
 def _interface(master_addr: str) -> str | None:
@@ -128,6 +138,8 @@ def _terms(plan: Plan, config: RunConfig) -> dict[str, Any]:
         "validation",
     )
     typed |= {key: getattr(config, key) for key in rhythm}
+    from trainer.launch.rendezvous import ANY
+
     planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "data.global_batch_size": plan.global_batch_size, "device": plan.device}  # fmt: skip
     if "server" in plan.roles:
         planned |= {"hosts of the servers": plan.nodes_of("server")}
@@ -136,4 +148,9 @@ def _terms(plan: Plan, config: RunConfig) -> dict[str, Any]:
         "batches": plan.total_steps,
         "precision": plan.chosen.precision,
     }
-    return {**typed, **planned, **found}
+    terms = {**typed, **planned, **found}
+    if plan.by_role:
+        terms = {key: value for key, value in terms.items() if key not in ("launch.nnodes", "workers")}
+        terms |= plain_launch(config.launch)
+    others = ("device", "precision") if config.launch.role == "server" else ()
+    return {**terms, **dict.fromkeys(others, ANY)}

@@ -30,6 +30,7 @@ class Role:
         entry: ``module:function`` called as ``entry(seat, payload)`` in each process.
         devices: one per process here.
         apart: one of its processes may die and the others go on.
+        ports: where each listens; empty: at free ones.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Role:
     devices: Sequence[str]
     first_rank: int = 0
     apart: bool = False
+    ports: Sequence[int] = ()
 
     @property
     def here(self) -> int:

@@ -229,7 +229,7 @@ def told(start: Start) -> dict[str, Any]:
     """What a process is handed, as plain data."""
     return {
         **vars(start),
-        "role": {**asdict(start.role), "devices": list(start.role.devices)},
+        "role": {**asdict(start.role), "devices": list(start.role.devices), "ports": list(start.role.ports)},
         "payload": start.payload.as_dict(),
         "place": {**asdict(start.place), "secret": start.place.secret.hex()},
         "log": str(start.log),

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from trainer.host import private
 from trainer.host.board import OwnBoard
 from trainer.launch.in_process import teed
 from trainer.launch.torchrun_handover import Handover, handover
+from trainer.launch.whereabouts import environment, leave_plan
 from trainer.planning.assignment import Assignment
 from trainer.terminal import streams
 
@@ -54,6 +56,7 @@ def _start(way: Handover, store: Any, assignment: Assignment) -> dict[str, Any]:
     plan = assignment.plan
     if set(plan.roles) != {"worker"}:
         raise RunFailed(f"torchrun starts workers alone; strategy={plan.strategy} has {', '.join(plan.roles)}")
+    leave_plan(replace(plan, environment={**plan.environment, **environment()}))
     way.give(assignment.as_dict())
     quiet = assignment.config.verbosity == "quiet"
     with streams.log(Path(plan.run_dir) / "workerlog.0", assignment.goes_on) as log, teed(log, quiet):

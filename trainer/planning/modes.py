@@ -53,7 +53,7 @@ def in_its_mode(config: RunConfig) -> RunConfig:
     kept = {"cache": "none"} if config.node("data").get("cache") == "auto" else {}  # what is looked at once
     return config.replaced("strategy", plain).changed(
         weights=str(weights_file(Path(str(weights)))),
-        launch={"servers": None, "server_hosts": "auto"},
+        launch={"servers": None, "server_hosts": "auto", "server_ports": None, "server_endpoints": None},
         data={"work": "static", "read": "each", **kept},
     )
 

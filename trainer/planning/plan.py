@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 from trainer.config import schema
@@ -17,8 +18,8 @@ from trainer.host.addresses import with_port
 from trainer.metrics.best import best_metric
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked import Checked
+from trainer.planning.placement import Process, processes_of
 from trainer.planning.run_secret import is_insecure
-from trainer.planning.server_hosts import server_hosts
 from trainer.planning.tracking_store import tracking_uri
 from trainer.strategies.contract import Traits
 
@@ -30,17 +31,6 @@ ENTRIES = {
 }
 """Where a worker enters, by mode."""
 UNSAID = "(host 0's address, launch.master_addr)"
-
-
-@dataclass(frozen=True)
-class Process:
-    """One process of the run: role, rank within the role, host number, number on that host, device."""
-
-    role: str
-    rank: int
-    node: int
-    local_rank: int
-    device: str
 
 
 @dataclass(frozen=True)
@@ -80,6 +70,7 @@ class Plan:
         concern: a warning about settings that run but are probably a mistake; usually empty.
         restarts: how often within an hour the processes are started again when one of them dies.
         insecure: servers take any program that reaches the launcher's store for a process of the run.
+        by_role: each process is started by a command of its own, and is a host for itself.
     """
 
     name: str
@@ -123,6 +114,18 @@ class Plan:
     predict: Predicted | None = None
     launcher: str = ""
     restarts: int = 0
+    by_role: bool = False
+
+    @property
+    def own_folder(self) -> Path:
+        """Where this host's launcher writes: the run's folder, which hosts may share, belongs to host 0."""
+        run_dir = Path(self.run_dir)
+        return run_dir / f"host.{self.node_rank}" if self.node_rank else run_dir
+
+    @property
+    def here(self) -> list[Process]:
+        """The processes of this host."""
+        return [process for process in self.processes if process.node == self.node_rank]
 
     @property
     def workers(self) -> int:
@@ -176,7 +179,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         roles=roles,
         nnodes=launch.nnodes,
         node_rank=launch.node_rank,
-        processes=list(_processes(roles, launch, checked.device)),
+        processes=processes_of(roles, launch, checked.device),
         device=checked.device,
         endpoint=_endpoint(launch),
         batch_size=config.batch_size,
@@ -197,7 +200,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         why=why,
         run_dir=run_dir,
         tracking=tracking_uri(config.tracking),
-        environment=_environment(launch, workers, checked.nproc),
+        environment=_environment(launch, workers, 1 if launch.role is not None else checked.nproc),
         lacks=list(checked.lacks),
         concern=model.concern,
         insecure=is_insecure(config, roles),
@@ -205,6 +208,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         predict=_looked_at(checked, pictures) if config.mode == "predict" else None,
         launcher="" if launch._target_ == schema.LaunchConfig._target_ else str(launch._target_),
         restarts=launch.max_restarts if restartable(checked) else 0,
+        by_role=launch.role is not None,
     )
 
 
@@ -274,27 +278,12 @@ def count_batches(config: RunConfig, samples: int, batch_size: int, workers: int
     return len(training_sampler(config, samples, batch_size, 0, workers))
 
 
-def _processes(roles: Mapping[str, int], launch: schema.LaunchConfig, device: str) -> Iterator[Process]:
-    """Workers are spread evenly over the hosts, servers over the hosts of ``launch.server_hosts``; other roles sit on host 0."""
-    for role, size in roles.items():
-        here = [0] * launch.nnodes
-        for rank, node in enumerate(_nodes(role, size, launch)):
-            where = f"cuda:{here[node]}" if device == "cuda" and role == "worker" else "cpu"
-            yield Process(role, rank, node, here[node], where)
-            here[node] += 1
-
-
-def _nodes(role: str, size: int, launch: schema.LaunchConfig) -> list[int]:
-    """The host of each process of a role."""
-    if role == "worker":
-        return [rank // (size // launch.nnodes) for rank in range(size)]
-    return server_hosts(launch, size) if role == "server" else [0] * size
-
-
 def meeting_address(launch: schema.LaunchConfig) -> str:
     """The plan's address where the processes meet; a placeholder where nobody has named the first host."""
     address = str(launch.master_addr)
-    return UNSAID if launch.nnodes > 1 and address == schema.LaunchConfig.master_addr else address
+    return (
+        UNSAID if launch.nnodes > 1 and launch.role is None and address == schema.LaunchConfig.master_addr else address
+    )
 
 
 def _endpoint(launch: schema.LaunchConfig) -> str:

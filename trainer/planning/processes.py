@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,9 @@ from trainer.config.instantiate import locate
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import addresses, hardware
+from trainer.planning.endpoints import PORTS, server_ports
+from trainer.planning.roles import check_strategy, neighbours, on_roles, peers
+from trainer.planning.server_hosts import server_hosts
 from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
 
@@ -43,6 +47,9 @@ def on_hosts(config: RunConfig) -> RunConfig:
     Raises:
         UserError: they contradict each other.
     """
+    config = on_roles(config)
+    if config.launch.role is not None:
+        return config
     if config.launch.ips:
         config = config.changed(launch=_of_addresses(config.launch, config.plan))
     _check_hosts(config.launch)
@@ -53,12 +60,32 @@ def on_hosts(config: RunConfig) -> RunConfig:
 
 
 def workers_here(launch: schema.LaunchConfig, device: str, default: int | None = None) -> int:
-    """Workers on each host."""
+    """Workers on each host; of processes that are started one by one, those of this machine, one at least."""
+    if launch.role is not None:
+        return max(1, len(neighbours(launch)))
     if launch.nproc is not None:
         return launch.nproc
     if launch.workers is not None:
         return launch.workers // launch.nnodes
     return max(1, len(hardware.gpus())) if device == "cuda" else default or 1
+
+
+def workers_everywhere(launch: schema.LaunchConfig, here: int) -> int:
+    """Workers on all hosts."""
+    return launch.workers or here if launch.role is not None else here * launch.nnodes
+
+
+def listens_at(launch: schema.LaunchConfig) -> str:
+    """Where the servers of this host listen: its own of launch.ips, else the address by which host 0 reaches it."""
+    if everybody := peers(launch):
+        return addresses.own(everybody[launch.node_rank].endpoint.host)
+    if launch.nnodes == 1:
+        return addresses.LOOPBACK
+    if hosts := hosts_of(launch):
+        return addresses.own(hosts[launch.node_rank])
+    if launch.node_rank == 0:
+        return addresses.own(launch.master_addr)
+    return addresses.address_towards(launch.master_addr) or addresses.address()
 
 
 def _of_addresses(launch: schema.LaunchConfig, plan_alone: bool) -> dict[str, Any]:
@@ -99,12 +126,13 @@ def hosts_of(launch: schema.LaunchConfig) -> list[str]:
 
 def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None = None) -> None:
     """Refuse more workers on this host than it has GPUs. Not asked of a plan."""
-    if device != "cuda" or config.plan:
+    if device != "cuda" or config.plan or config.launch.role == "server":
         return
     gpus = len(hardware.gpus()) if gpus is None else gpus
     if gpus == 0:
         raise UserError("device=cuda", "this machine shows no GPU", "device=cpu")
-    if nproc > gpus:
+    alone = config.launch.role is not None and gpus == 1  # CUDA_VISIBLE_DEVICES shows each worker its own
+    if nproc > gpus and not alone:
         raise UserError(f"launch.nproc={nproc}", f"this host has {gpus} GPU{'s' if gpus > 1 else ''}, and every worker needs its own", f"launch.nproc={gpus} (or device=cpu)")  # fmt: skip
 
 
@@ -122,6 +150,8 @@ def with_strategy(config: RunConfig, workers: int) -> tuple[RunConfig, str]:
 def check_port(config: RunConfig) -> None:
     """Before processes are planned: refuse a meeting port that is in use on the host that serves it."""
     launch = config.launch
+    if launch.role is not None:
+        return
     port, serves = launch.master_port, launch.node_rank == 0
     address, single = launch.master_addr, launch.nnodes == 1
     if not (port and serves) or config.plan or addresses.port_is_free(address, port):
@@ -131,3 +161,26 @@ def check_port(config: RunConfig) -> None:
         raise UserError(f"launch.master_addr={address}", "is not this host's address, and host 0 serves the meeting", f"launch.master_addr={mine}" + ("" if single else " (or launch.node_rank=1)"))  # fmt: skip
     free = next((p for p in range(port + 1, 65536) if addresses.port_is_free(address, p)), PORT)
     raise UserError(f"launch.master_port={port}", f"is in use on {address}", "launch.master_port=0" if single else f"launch.master_port={free}")  # fmt: skip
+
+
+def check_servers(config: RunConfig, strategy: str, roles: Mapping[str, int]) -> None:
+    """Refuse servers without hosts, ports or endpoints that they can have."""
+    check_strategy(config.launch, strategy, roles)
+    if servers := roles.get("server"):
+        server_hosts(config.launch, servers)
+        check_server_ports(config, servers)
+
+
+def check_server_ports(config: RunConfig, servers: int) -> None:
+    """Refuse ports of servers that are none, or in use where a server of this host is to listen."""
+    launch = config.launch
+    ports = server_ports(launch.server_ports, servers)
+    if not ports or config.plan:
+        return
+    host, what = listens_at(launch), f"{PORTS}={launch.server_ports}"
+    nodes = server_hosts(launch, servers)
+    for port in (port for port, node in zip(ports, nodes, strict=True) if node == launch.node_rank):
+        meets = launch.nnodes > 1 and launch.node_rank == 0 and port == launch.master_port
+        if meets or not addresses.port_is_free(host, port):
+            why = "launch.master_port, where the hosts meet" if meets else f"in use on {host}"
+            raise UserError(what, f"port {port} is {why}", f"{PORTS}={port + 1}-{port + servers}")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import stat
 from collections.abc import Mapping
 
 from trainer.config import redact, schema
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
+from trainer.host import private
+from trainer.host.cache import cache_root, make
+from trainer.planning.roles import on_one_machine, peers
 
 VARIABLE = "TRAINER_RUN_SECRET"
 LEAST = 32
 """Characters."""
 MOST = 4096
 MAKE = "(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > run.secret)"
+KEPT = "run.secret"
+"""In the user's cache."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -25,7 +32,7 @@ def run_secret(launch: schema.LaunchConfig, environment: Mapping[str, str] = os.
         UserError: it can be guessed, or its file is none or others can read it.
     """
     told = launch.secret_file
-    secret = _of_file(told) if told else environment.get(VARIABLE, "").strip()
+    secret = _of_file(told, f"launch.secret_file={told}") if told else environment.get(VARIABLE, "").strip()
     if secret and len(secret) < LEAST:
         where = f"launch.secret_file={told}" if told else VARIABLE
         raise UserError(where, f"is shorter than {LEAST} characters and could be guessed", MAKE if told else f"{VARIABLE}=$(openssl rand -hex 32) on all hosts")  # fmt: skip
@@ -33,8 +40,36 @@ def run_secret(launch: schema.LaunchConfig, environment: Mapping[str, str] = os.
     return secret
 
 
-def _of_file(name: str) -> str:
-    what = f"launch.secret_file={name}"
+def secret_of_hosts(launch: schema.LaunchConfig) -> str:
+    """The secret by which the hosts of a run know each other: the user's; of processes that are started one by one on one
+    machine, else one that the user's cache keeps, for this user alone. Empty: none, or there is one host.
+
+    Raises:
+        UserError: it can be guessed, or others can read it.
+    """
+    if launch.nnodes == 1:
+        return ""
+    if (secret := run_secret(launch)) or not peers(launch) or not on_one_machine(launch):
+        return secret
+    secret = _of_cache()
+    redact.HERE.learn([secret])
+    return secret
+
+
+def _of_cache() -> str:
+    """The secret in the user's cache, which the first who needs it makes."""
+    make(folder := cache_root())
+    path = folder / KEPT
+    if not path.exists():
+        own = folder / f"{KEPT}.{os.getpid()}"
+        private.write(own, secrets.token_hex(LEAST))
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.link(own, path)
+        own.unlink()
+    return _of_file(str(path), f"the secret {path}")
+
+
+def _of_file(name: str, what: str) -> str:
     try:
         number = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -64,8 +99,11 @@ def check_secret(config: RunConfig, roles: Mapping[str, int]) -> None:
     launch = config.launch
     if launch.nnodes == 1 or run_secret(launch) or launch.insecure or set(roles) == {"worker"}:
         return
+    alone = launch.role is not None
+    if alone and on_one_machine(launch):
+        return
     raise UserError(
-        f"launch.nnodes={launch.nnodes}",
+        f"launch.role={launch.role}" if alone else f"launch.nnodes={launch.nnodes}",
         "parameter servers and workers of several hosts know each other by a secret, and there is none. Make one, and copy it "
         f"to all hosts: {MAKE}",
         f"launch.secret_file=run.secret on each host, or {VARIABLE}=... (or launch.insecure=true, where every program of the network may change the training)",
@@ -75,5 +113,5 @@ def check_secret(config: RunConfig, roles: Mapping[str, int]) -> None:
 def is_insecure(config: RunConfig, roles: Mapping[str, int]) -> bool:
     """Whether servers take any program that reaches the launcher's store for a process of the run."""
     launch = config.launch
-    given = launch.secret_file or os.environ.get(VARIABLE)
+    given = launch.secret_file or os.environ.get(VARIABLE) or (launch.role is not None and on_one_machine(launch))
     return launch.nnodes > 1 and launch.insecure and not given and set(roles) != {"worker"}

@@ -44,15 +44,16 @@ from trainer.planning.nonfinite import check_nonfinite
 from trainer.planning.processes import (
     check_devices,
     check_port,
+    check_servers,
     choose_device,
     default_workers,
     is_elsewhere,
     on_hosts,
     with_strategy,
+    workers_everywhere,
     workers_here,
 )
 from trainer.planning.run_secret import check_secret
-from trainer.planning.server_hosts import server_hosts
 from trainer.planning.tracking_store import check_store
 from trainer.strategies.contract import Declaration
 
@@ -78,12 +79,11 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     for look in (check_tracking, partial(check_validation, typed=typed)):
         with lacks:
             look(config)
-    workers = nproc * config.launch.nnodes
+    workers = workers_everywhere(config.launch, nproc)
     config, auto_strategy = with_strategy(config, workers)
     declaration = declared(config, workers, lacks)
     roles = declaration.roles(workers, config.launch)
-    if servers := roles.get("server"):
-        server_hosts(config.launch, servers)
+    check_servers(config, declaration.name, roles)
     with lacks:
         check_secret(config, roles)
     check_launcher(config, workers, declaration, lacks)

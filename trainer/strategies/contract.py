@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Agreed = TypeVar("Agreed")
 
+OF_SERVERS = {"server_endpoints": "null", "servers": "null", "server_hosts": "auto", "server_ports": "null"}
 WAITS = "trainer/communication"
 """How a strategy marks in a profile that it waits for others, where torch does not say so itself."""
 
@@ -114,12 +115,10 @@ class Declaration(ABC):
         if config.data.read == "scatter" and not self.traits.scatters:
             why = f"strategy={self.name} has no group of workers in which the first could send the others their batches"
             refused.append(UserError("data.read=scatter", why, "data.read=each", ["data.read"]))
-        if config.launch.servers and "server" not in self.entries:
-            what, why = f"launch.servers={config.launch.servers}", f"strategy={self.name} has no servers"
-            refused.append(UserError(what, why, "launch.servers=null", ["launch.servers"]))
-        if config.launch.server_hosts != LaunchConfig.server_hosts and "server" not in self.entries:
-            what, why = f"launch.server_hosts={config.launch.server_hosts}", f"strategy={self.name} has no servers"
-            refused.append(UserError(what, why, "launch.server_hosts=auto", ["launch.server_hosts"]))
+        refused += [
+            UserError(f"launch.{key}={value}", f"strategy={self.name} has no servers", f"launch.{key}={usual}", [f"launch.{key}"])
+            for key, usual in OF_SERVERS.items() if "server" not in self.entries and (value := getattr(config.launch, key)) != getattr(LaunchConfig, key)
+        ]  # fmt: skip
         return refused
 
     @property
@@ -140,7 +139,7 @@ class Seat:
         store: the launcher's: processes of the run leave notes there for each other, such as endpoints, and nobody else does.
         even: all workers have equally many samples in every update.
         secret: of the run, 32 bytes, known to its processes alone: the launcher hands it over.
-        host: address on which a server of this host listens.
+        host: address on which a server of this host listens; port: where (0: a free one); by_host: messages name hosts.
         servers: how many parameter servers the run has; server_hosts: the host of each, where there are several hosts.
         folder: of the run on this host, for this user alone, short enough for Unix sockets; empty: the run spans hosts.
         group_store: torch's own, where process groups meet; None: there are no other processes.
@@ -162,6 +161,8 @@ class Seat:
     folder: str = ""
     group_store: Store | None = None
     pulse: str = ""
+    port: int = 0
+    by_host: bool = True
 
     def server_name(self, number: int) -> str:
         """What a parameter server is called in messages, with its host where there are several."""
@@ -169,7 +170,7 @@ class Seat:
 
     def names(self, ranks: Iterable[int]) -> list[str]:
         """What those of this role are called in messages, with their hosts where there are several."""
-        spread = self.size > self.local_size
+        spread = self.by_host and self.size > self.local_size
         return [f"{self.role} {r}" + (f" (host {r // self.local_size})" if spread else "") for r in ranks]
 
 

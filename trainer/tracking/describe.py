@@ -134,7 +134,7 @@ def note(
         lives: of a run that went on from a checkpoint, each is shown.
     """
     facts, chosen = plan.facts, plan.chosen
-    hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 else ""
+    hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 and not plan.by_role else ""
     roles = ", ".join(counted(n, role) for role, n in plan.roles.items())
     lines = [
         f"## {plan.name}: {DOING[plan.mode]}",

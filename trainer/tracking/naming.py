@@ -17,7 +17,7 @@ SHORT = {
     "max_steps": "{} steps",
 }  # fmt: skip
 """How keys that are often given are shortened: workers are ``w``, servers ``s``, hosts ``h``, a global batch ``gb``."""
-UNTOLD = ("recipe", "hydra", "tracking", "plan", "debug", "verbosity", "name", "launch.master_addr", "launch.master_port", "launch.node_rank", "launch.secret_file")  # fmt: skip
+UNTOLD = ("recipe", "hydra", "tracking", "plan", "debug", "verbosity", "name", "launch.master_addr", "launch.master_port", "launch.node_rank", "launch.secret_file", "launch.role", "launch.rank", "launch.server_endpoints", "launch.worker_endpoints", "launch.env", "launch.server_ports")  # fmt: skip
 """Keys that make no difference to what is trained."""
 FORBIDDEN = re.compile(r"[/:.%\"'\s]+")
 """What MLflow takes in no model's name."""

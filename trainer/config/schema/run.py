@@ -16,12 +16,18 @@ class LaunchConfig:
     nproc: Optional[int] = key(None, "workers on this host (null: one per GPU, else 1)", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
     servers: Optional[int] = key(None, "parameter-server processes, for strategies that have them", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
     server_hosts: str = key("auto", "hosts of parameter servers: all, first, or numbers (0,2); auto: all, or first with fewer servers than hosts")  # fmt: skip
+    server_ports: Optional[str] = key(None, "ports of the parameter servers by their numbers: 8000-8003, or 8000,8001 (null: free ones)")  # fmt: skip
     workers: Optional[int] = key(None, "workers on all hosts; on one host the same as nproc", "processes", ge=1)
     nnodes: int = key(1, "hosts", "hosts", ge=1, le=MOST_HOSTS)
     node_rank: int = key(0, "which of the hosts this one is", ge=0)
     master_addr: str = key("127.0.0.1", "address of host 0 that the others can reach")
     master_port: int = key(0, "port on host 0 where the hosts meet (0: a free one; on one host nothing listens there)", ge=0, le=65535, example=29500)  # fmt: skip
     ips: Optional[str] = key(None, "the hosts' addresses, separated by commas, instead of nnodes and master_addr")
+    role: Optional[str] = key(None, "this command is one process of the run (null: this host's part of the run)", choices=("server", "worker"))  # fmt: skip
+    rank: Optional[int] = key(None, "with launch.role: this process's number within its role", ge=0)
+    server_endpoints: Optional[str] = key(None, "with launch.role: ADDRESS:PORT of each server, separated by commas")
+    worker_endpoints: Optional[str] = key(None, "with launch.role: ADDRESS:PORT of each worker; all meet at the first one's")  # fmt: skip
+    env: Optional[str] = key(None, "paddle: role, rank and endpoints come from Fleet's variables (TRAINING_ROLE, PADDLE_*)", choices=("paddle",))  # fmt: skip
     secret_file: Optional[str] = key(
         None, "file with the secret by which hosts know each other, mode 0600 (null: $TRAINER_RUN_SECRET)"
     )

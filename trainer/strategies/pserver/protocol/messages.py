@@ -33,7 +33,7 @@ STOPS = 1
 """Flag of MEET: all workers stand still."""
 APART = 1
 """Flag of the answer to SAVE."""
-ENDPOINT = "pserver/endpoint/{}"
+ENDPOINT = "endpoint/server/{}"
 
 
 class Verb(IntEnum):

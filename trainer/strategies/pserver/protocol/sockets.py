@@ -17,6 +17,7 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
+from trainer.errors import RunFailed
 from trainer.host import descriptors
 from trainer.host.addresses import with_port
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, pack, unpack
@@ -57,11 +58,15 @@ class ServerSocket:
         most_bytes: longest frame; a longer one closes its sender's connection.
         folder: of this user alone, for a Unix socket instead of the port; empty: none.
         handshake_s: a connection that has not said by then who it is, is closed.
+        port: where it listens; 0: at a free port.
+
+    Raises:
+        RunFailed: it cannot listen there.
     """
 
     def __init__(
         self, secret: bytes, server: int, workers: int, host: str, most_bytes: int, folder: str = "",
-        handshake_s: float = HANDSHAKE_S,
+        handshake_s: float = HANDSHAKE_S, port: int = 0,
     ) -> None:  # fmt: skip
         self.context = zmq.Context()
         names = {rank: f"worker {rank}" for rank in range(workers)}
@@ -93,11 +98,23 @@ class ServerSocket:
             self.router.bind(self.endpoint)
         else:
             self.router.ipv6 = ":" in host
-            address = with_port(host, "")[:-1]  # in brackets where it is of IPv6
-            self.endpoint = f"tcp://{address}:{self.router.bind_to_random_port(f'tcp://{address}')}"
+            self.endpoint = self._listen(server, with_port(host, "")[:-1], port)  # in brackets where it is of IPv6
         self.poller = zmq.Poller()
         self.poller.register(self.door, zmq.POLLIN)
         self.poller.register(self.router, zmq.POLLIN)
+
+    def _listen(self, server: int, address: str, port: int) -> str:
+        """Listen at a port of this address; returns the endpoint."""
+        if not port:
+            return f"tcp://{address}:{self.router.bind_to_random_port(f'tcp://{address}')}"
+        try:
+            self.router.bind(endpoint := f"tcp://{address}:{port}")
+        except zmq.ZMQError as error:
+            self.door.close(0)
+            self.router.close(0)
+            self.context.term()
+            raise RunFailed(f"server {server} cannot listen at {address}:{port}: {error.strerror}") from error
+        return endpoint
 
     def receive(self, timeout_ms: int) -> list[tuple[bytes, Message]]:
         """The next message with the address to answer to; empty when none came in time, or it was malformed."""

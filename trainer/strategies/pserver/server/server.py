@@ -58,7 +58,7 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     limit = max(SMALLEST_LIMIT, 24 * int(run.plan.parameters))
     folder = seat.folder if declared.options.transport == "auto" else ""
     handshake_s = declared.options.handshake_s
-    socket = ServerSocket(seat.secret, seat.rank, run.plan.workers, seat.host, limit, folder, handshake_s)
+    socket = ServerSocket(seat.secret, seat.rank, run.plan.workers, seat.host, limit, folder, handshake_s, seat.port)
     assert seat.store is not None
     kept = opened_ledger(seat.rank, run) if declared.options.ledger else None
     return Server(seat.rank, run, declared, socket, seat.store, time.monotonic, limit, kept), socket

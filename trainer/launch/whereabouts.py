@@ -1,0 +1,98 @@
+"""Where the run's processes really are: each tells it when it begins, and host 0's launcher writes it into plan.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+
+from trainer.host.board import Board
+from trainer.planning.placement import Process
+from trainer.planning.plan import Plan
+from trainer.run_folder.json_files import leave
+
+PROCESS, ENDPOINT = "process/{}/{}", "endpoint/{}/{}"
+"""Notes of a process: what it is, and where it listens if it does."""
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Set for every process of a run."""
+LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a process tells when it begins: its number on its host, its host's address, its variables."""
+
+    pid: int
+    host: str
+    environment: Mapping[str, str]
+
+
+def tell(board: Board, role: str, rank: int, host: str) -> None:
+    """Called by a process that begins.
+
+    Args:
+        host: its address.
+    """
+    board.set(PROCESS.format(role, rank), json.dumps(asdict(Told(os.getpid(), host, environment()))))
+
+
+def environment() -> dict[str, str]:
+    """The variables of this process by which it knows the others."""
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
+def leave_plan(plan: Plan) -> None:
+    """Write the plan into its folder again, where it is already."""
+    if (path := plan.own_folder / "plan.json").is_file():
+        leave(path, plan.as_dict(), private=True)
+
+
+class Whereabouts:
+    """What the processes of a run have told, in its plan.
+
+    Args:
+        plan: as before the start; one of another host than host 0 stays so.
+        clock: seconds that only go forward.
+    """
+
+    def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
+        self.plan, self.clock = plan, clock
+        there = {} if plan.node_rank else {(p.role, p.rank): p for p in plan.processes}
+        self.untold, self.unheard = dict(there), {key: p for key, p in there.items() if p.role == "server"}
+        self._looked = clock()
+
+    def look(self, board: Board, now: bool = False) -> None:
+        """Take what is new.
+
+        Args:
+            now: also if it was looked at a moment ago.
+        """
+        if not (self.untold or self.unheard) or (self.clock() - self._looked < LOOK_S and not now):
+            return
+        self._looked = self.clock()
+        notes = self._taken(board, PROCESS, self.untold)
+        endpoints = self._taken(board, ENDPOINT, self.unheard)
+        if not notes and not endpoints:
+            return
+        told = {key: Told(**json.loads(note)) for key, note in notes.items()}
+        processes = [_with(p, told.get((p.role, p.rank)), endpoints.get((p.role, p.rank))) for p in self.plan.processes]
+        first = told[("worker", 0)].environment if ("worker", 0) in told else {}
+        self.plan = replace(self.plan, processes=processes, environment={**self.plan.environment, **first})
+        leave_plan(self.plan)
+
+    @staticmethod
+    def _taken(board: Board, note: str, missing: dict[tuple[str, int], Process]) -> dict[tuple[str, int], str]:
+        """The notes that have come, which are missing no more."""
+        found = [key for key in missing if board.check([note.format(*key)])]
+        for key in found:
+            del missing[key]
+        return {key: board.get(note.format(*key)).decode() for key in found}
+
+
+def _with(process: Process, told: Told | None, endpoint: str | None) -> Process:
+    """The process as it is; who does not listen is at its host's address."""
+    if told is not None:
+        process = replace(process, pid=told.pid, endpoint=process.endpoint or told.host)
+    return process if endpoint is None else replace(process, endpoint=endpoint)

@@ -1,0 +1,92 @@
+"""Addresses with ports as users write them, and the ports of parameter servers."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from trainer.errors import UserError
+from trainer.host.addresses import with_port
+
+HIGHEST = 65535
+EXAMPLE = "10.0.0.1:8000,10.0.0.2:8000"
+PORTS = "launch.server_ports"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An address with a port, such as ``10.0.0.1:8000`` or ``[fd00::1]:8000``."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return with_port(self.host, self.port)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it leads each machine to itself."""
+        ip = _ip(self.host)
+        return self.host == "localhost" if ip is None else ip.is_loopback
+
+
+def endpoints_of(key: str, told: str | None, example: str = EXAMPLE) -> tuple[Endpoint, ...]:
+    """The endpoints of a list with commas; none where there is no list.
+
+    Raises:
+        UserError: one is none that others can connect to, or stands there twice.
+    """
+    found: list[Endpoint] = []
+    for word in filter(None, (word.strip() for word in (told or "").split(","))):
+        if (endpoint := _endpoint(key, word, example)) in found:
+            raise UserError(f"{key}={told}", f"{endpoint} stands there twice", f"{key}={example}")
+        found.append(endpoint)
+    if told is not None and not found:
+        raise UserError(f"{key}={told}", "holds no endpoint", f"{key}={example}")
+    return tuple(found)
+
+
+def _endpoint(key: str, word: str, example: str) -> Endpoint:
+    what, instead = f"{key}={word}", f"{key}={example}"
+    host, colon, port = word.rpartition(":")
+    if not colon or not host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
+        raise UserError(what, "is no address with a port; IPv6 addresses stand in brackets, [fd00::1]:8000", instead)
+    if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= HIGHEST):
+        raise UserError(what, f"{port or 'nothing'} is no port from 1 to {HIGHEST}", instead)
+    ip = _ip(host := host.strip("[]"))
+    if ip is not None and ip.is_unspecified:
+        raise UserError(what, f"{host} is no address that others can connect to", instead)
+    return Endpoint(host, int(port))
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:  # a name
+        return None
+
+
+def server_ports(told: str | None, servers: int) -> list[int]:
+    """The port of each parameter server, by its number, from ``8000-8003`` or ``8000,8001``; none where there is no list.
+
+    Raises:
+        UserError: these are no ports, one is there twice, or they are too few.
+    """
+    if told is None:
+        return []
+    ports = [port for word in told.strip(" []").split(",") for port in _range(told, word.strip())]
+    what, instead = f"{PORTS}={told}", f"{PORTS}=8000-{8000 + servers - 1}" if servers > 1 else f"{PORTS}=8000"
+    if twice := next((port for port in ports if ports.count(port) > 1), 0):
+        raise UserError(what, f"port {twice} is there twice, and each server needs its own", instead)
+    if len(ports) < servers:
+        raise UserError(what, f"is {len(ports)} for {servers} servers", instead)
+    return ports[:servers]
+
+
+def _range(told: str, word: str) -> range:
+    first, dash, last = word.partition("-")
+    numbers = [int(n) if n.isascii() and n.isdecimal() else 0 for n in (first, last if dash else first)]
+    low, high = numbers
+    if not 1 <= low <= high <= HIGHEST:
+        raise UserError(f"{PORTS}={told}", f"{word or 'nothing'} is neither a port from 1 to {HIGHEST} nor a range of ports", f"{PORTS}=8000-8003")  # fmt: skip
+    return range(low, high + 1)
