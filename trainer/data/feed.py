@@ -18,6 +18,7 @@ from trainer.data.placement import Placement
 from trainer.data.reader import HERE, Addresses, BlockReader, Reader, Reading, Scatter, ScatteredReader
 from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
 from trainer.data.source import Splits
+from trainer.data.streamed import Streamed
 from trainer.data.turns import Turn
 
 
@@ -85,6 +86,7 @@ class Feed:
         self.place = place
         self.merge = merge
         self.average = average
+        self.streams = isinstance(splits.train, Streamed)
         self.train_addresses = Addresses(train, limit_train)
         self.train_reader: Reader | ScatteredReader
         if scatter is None:
@@ -94,7 +96,7 @@ class Feed:
             all_of_them = Addresses(EverybodysBatches(train), limit)
             reads = Reader(splits.train, all_of_them, reading) if train.rank == 0 else None
             self.train_reader = ScatteredReader(reads, self.train_addresses, train.world_size, scatter)
-        self.val_addresses = Addresses(val, limit_val)
+        self.val_addresses, self.val_size = Addresses(val, limit_val), val.batch_size
         self.val_reader = Reader(splits.val, self.val_addresses, replace(reading, mixing=None))
         self.waited = 0.0
 
@@ -127,6 +129,9 @@ class Feed:
         self.sampler.set_epoch(epoch)
         sizes = self.sampler.sizes()[: self.train_addresses.of_epoch]
         first = update * self.merge
+        if first and self.sampler.rank == 0 and self.streams:
+            skipped = sum(stop - start for start, stop, _ in islice(self.sampler.cuts(), first))
+            print(f"epoch {epoch}: the stream is read from its beginning, and {skipped} samples that were trained on are skipped", flush=True)  # fmt: skip
         self.train_reader.begin_at(first)
         batches = self._timed(iter(self.train_reader))
         for start in range(first, len(sizes), self.merge):
@@ -178,6 +183,10 @@ class Feed:
 
     def evaluation(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Batch]]:
         """Evaluation batches of worker ``index`` of ``count``, with their samples' numbers."""
+        if isinstance(stream := self.val_reader.dataset.dataset, Streamed):
+            for numbers, batch in islice(stream.shares(index, count, self.val_size), self.val_addresses.limit):
+                yield numbers, Batch(*self.place(*batch), len(numbers))
+            return
         self.val_addresses.sampler = self.val_addresses.sampler.of(index, count)  # type: ignore[union-attr]
         for (_, numbers), (inputs, labels) in zip(self.val_addresses, self.val_reader, strict=True):
             inputs, labels = self.place(inputs, labels)

@@ -38,9 +38,9 @@ def opened(source: DataSource, facts: Facts, validates: bool = True) -> Splits:
     if not isinstance(splits, Splits):
         raise RunFailed(f"{name}: open returned something of type {type(splits).__name__}. Return a trainer.data.source.Splits(train, val)")  # fmt: skip
     _check_normalisation(splits, facts, name)
-    if not facts.streams:
+    if not facts.streams and not facts.iterable:
         _check(splits.train, "training", facts.train_samples, facts.shape, facts, name)
-    if validates:
+    if validates and not (facts.iterable and splits.val is not None and not hasattr(splits.val, "__len__")):
         _check(splits.val, "validation", facts.val_samples, facts.val_shape or facts.shape, facts, name)
     return splits
 
@@ -75,10 +75,10 @@ def _check(dataset: Any, which: str, samples: int, shape: Any, facts: Facts, nam
     labels = _labels(dataset)
     for index in np.unique(np.linspace(0, there - 1, most).astype(np.int64)):
         inputs, label = _sample(dataset, int(index), f"{where} ({kind})")
-        _check_shape(inputs, shape, f"{where} ({kind})")
-        _check_labels(label, facts, f"{where} ({kind})")
+        check_shape(inputs, shape, f"{where} ({kind})")
+        check_labels(label, facts, f"{where} ({kind})")
     if labels is not None:
-        _check_labels(labels, facts, f"{where} ({kind})")
+        check_labels(labels, facts, f"{where} ({kind})")
 
 
 def _labels(dataset: Any) -> torch.Tensor | None:
@@ -116,14 +116,14 @@ def _sample(dataset: Any, index: int, where: str) -> tuple[Any, torch.Tensor]:
     return inputs, labels
 
 
-def _check_shape(inputs: Any, shape: Any, where: str) -> None:
+def check_shape(inputs: Any, shape: Any, where: str) -> None:
     """One sample's inputs (1, ...) have the shape of the facts."""
     found = {name: tuple(tensor.shape[1:]) for name, tensor in inputs.items()} if isinstance(inputs, Mapping) else tuple(inputs.shape[1:])  # fmt: skip
     if found != shape:
         raise RunFailed(f"{where} has samples of {found}, and its facts say {shape}")
 
 
-def _check_labels(labels: torch.Tensor, facts: Facts, where: str) -> None:
+def check_labels(labels: torch.Tensor, facts: Facts, where: str) -> None:
     """Classes are whole numbers from 0; of two classes, 0 and 1 in any type."""
     if facts.task == "classification" and (labels.is_floating_point() or labels.dim() != 1):
         raise RunFailed(f"{where} has labels ({', '.join(map(str, ('N', *labels.shape[1:])))}) of type {labels.dtype}. Labels are whole numbers (N,), from 0 to {facts.classes - 1}")  # fmt: skip

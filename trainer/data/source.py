@@ -43,6 +43,8 @@ class Facts:
         cache: what is kept in memory, in a few words for the plan; cached: that this is so (None: not decided yet).
         left_out: name -> reason of samples that are broken and do not count.
         val_shape: of one validation input, where it is another.
+        iterable: the training data are a stream: an IterableDataset, or a function that returns an iterator. ``train_samples``
+            may then be 0, where nobody knows the length, and ``val_samples`` is 0 where the validation data are a stream, too.
         attention: what is odd about the data and no reason to refuse them, in a sentence or two; shown with the plan.
     """
 
@@ -63,6 +65,7 @@ class Facts:
     left_out: dict[str, str] = field(default_factory=dict)
     val_shape: tuple[int, ...] | None = None
     attention: str = ""
+    iterable: bool = False
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Facts:
@@ -101,6 +104,7 @@ class Splits:
     Attributes:
         train, val: map-style, each item (input, label); or with ``batch(indices)`` that returns a whole batch; or with
             ``augmented((seed, epoch), addresses)``, which does so for addresses modulo the set's length.
+            With ``Facts.iterable`` ``train`` is a stream, and ``val`` may be one; a function may take ``epoch``.
             Inputs of type uint8 are divided by 255 and normalised on the device. Inputs may be a dict of tensors by
             name: of these, floating ones are given the run's precision and the others stay as they are.
         mean, std: per channel, in units of the divided input; None: no normalisation.

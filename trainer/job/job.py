@@ -147,7 +147,8 @@ def prepared_facts(checked: Checked, show: Progress) -> Facts:
         UserError: that is something else than facts.
     """
     what = f"data._target_={checked.config.data._target_}"
-    return checked_facts(checked.source.prepare(checked.facts, show), what, "prepare")
+    facts = checked_facts(checked.source.prepare(checked.facts, show), what, "prepare")
+    return replace(facts, train_samples=checked.facts.train_samples) if facts.iterable else facts
 
 
 def _show(ready: Ready) -> None:

@@ -146,6 +146,8 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "output", plan.predict.output or f"{plan.run_dir}/predictions.csv"
     else:
         yield "data", f"{facts.source}: {facts.train_samples} training and {counted(facts.val_samples, 'validation sample')} of {_shape(facts.shape)}, {counted(facts.classes, 'class')}"  # fmt: skip
+        if plan.stream:
+            yield "  a stream", plan.stream
         if facts.val_shape:
             yield "  validated", f"on samples of {_shape(facts.val_shape)}"
     if plan.preprocessing:

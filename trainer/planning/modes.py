@@ -170,7 +170,8 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
     """
     if config.mode == "eval":
         if not facts.val_samples:
-            raise UserError("mode=eval", f"{facts.source} has no validation samples")
+            why = "tells no number of validation samples (val_samples of its facts)" if facts.iterable else "has no validation samples"  # fmt: skip
+            raise UserError("mode=eval", f"{facts.source} {why}")
         return LookedAt("", (), 0, facts.attention)
     reader = source.row_reader()
     if reader is None and (facts.task != "classification" or not source.sees_pictures):

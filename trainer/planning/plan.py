@@ -20,6 +20,7 @@ from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked import Checked
 from trainer.planning.placement import Process, processes_of
 from trainer.planning.run_secret import is_insecure
+from trainer.planning.stream_checks import how
 from trainer.planning.tracking_store import tracking_uri
 from trainer.strategies.contract import Traits
 
@@ -68,6 +69,7 @@ class Plan:
         predict: of mode=predict, what it looks at.
         launcher: the class that starts the processes; empty: the usual one.
         concern: a warning about settings that run but are probably a mistake; usually empty.
+        stream: how the training data are read, where they are a stream; else empty.
         restarts: how often within an hour the processes are started again when one of them dies.
         insecure: servers take any program that reaches the launcher's store for a process of the run.
         by_role: each process is started by a command of its own, and is a host for itself.
@@ -114,6 +116,7 @@ class Plan:
     predict: Predicted | None = None
     launcher: str = ""
     restarts: int = 0
+    stream: str = ""
     by_role: bool = False
 
     @property
@@ -207,6 +210,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         lower=model.lower,
         predict=_looked_at(checked, pictures) if config.mode == "predict" else None,
         launcher="" if launch._target_ == schema.LaunchConfig._target_ else str(launch._target_),
+        stream=how(config, facts),
         restarts=launch.max_restarts if restartable(checked) else 0,
         by_role=launch.role is not None,
     )

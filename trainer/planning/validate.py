@@ -12,7 +12,7 @@ from typing import Any
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import TrackingConfig
-from trainer.data.source import DataSource
+from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.cache import check_code
@@ -54,6 +54,7 @@ from trainer.planning.processes import (
     workers_here,
 )
 from trainer.planning.run_secret import check_secret
+from trainer.planning.stream_checks import with_length
 from trainer.planning.tracking_store import check_store
 from trainer.strategies.contract import Declaration
 
@@ -100,9 +101,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
         config = config.changed(data={"batch_size": FIRST_TRY, "global_batch_size": None})
     config = with_batches(config, declaration, workers, merge, typed, lacks)
     source: DataSource = call_target(config.node("data"), "data", kind=DataSource)
-    together = config.data.global_batch_size if config.mode == "train" else None
-    facts = facts_of(config, source, together or config.batch_size * workers * merge)
-    config = with_classes(at_most(config, facts.train_samples, workers) if searches else config, facts)
+    config, facts = with_facts(config, source, workers, merge, typed, lacks, searches)
     checked = Checked(
         config, declaration, source, facts, auto_strategy, workers, nproc, device, merge, lacks, elsewhere,
         searches=searches,
@@ -117,6 +116,22 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     with lacks:
         check_batch_fits(config, facts.train_samples, workers)
     return checked
+
+
+def with_facts(
+    config: RunConfig, source: DataSource, workers: int, merge: int, typed: set[str], lacks: Lacks, searches: bool
+) -> tuple[RunConfig, Facts]:
+    """The facts of the data, and the config with what follows from them.
+
+    Args:
+        searches: the batch size is a guess.
+    """
+    given = config.data.global_batch_size if config.mode == "train" else None
+    together = given or config.batch_size * workers * merge
+    facts = facts_of(config, source, together)
+    with lacks:
+        config, facts = with_length(config, facts, together, workers, typed, searches)
+    return with_classes(at_most(config, facts.train_samples, workers) if searches else config, facts), facts
 
 
 def declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:

@@ -28,6 +28,7 @@ from trainer.data.sampler import (
     training_sampler,
 )
 from trainer.data.source import Facts, Splits
+from trainer.data.streamed import Part, Streamed, is_stream
 from trainer.errors import RunFailed
 from trainer.metrics.best import EarlyStop, is_plateau
 from trainer.metrics.binary import Binary
@@ -58,6 +59,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     if config.mode == "train":  # evaluators have no optimizer
         check_set_up(strategy, forward)
     splits = opened(call_target(config.node("data"), "data"), plan.facts, config.validation)
+    splits = streamed(splits, config, plan, seat)
     order = make_order(config, plan.facts, splits)
     seed_all(config.seed + 1 + seat.rank)
     feed = make_feed(config, plan, seat, strategy, splits, order)
@@ -154,6 +156,26 @@ def make_feed(
         scatter=strategy.scatter if isinstance(strategy, Scatters) and config.data.read == "scatter" else None,
         growth=growing_readers(config.data, readers, prefetch, seat.local_size),
     )
+
+
+def streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Splits:
+    """The data sets; of a source of streams, with positions.
+
+    Raises:
+        RunFailed: the training data are no stream, or one that cannot be read as ``data.shard`` says.
+    """
+    facts, data = plan.facts, config.data
+    if not facts.iterable:
+        return splits
+    name, train, val = str(data._target_), splits.train, splits.val
+    if plan.mode == "train":
+        if not is_stream(train):
+            raise RunFailed(f"{name}: its facts say iterable=True, and the training data ({type(train).__name__}) are no stream. Return an IterableDataset, or a function that returns an iterator")  # fmt: skip
+        part = Part(data.shard, seat.rank, seat.size, plan.global_batch_size, facts.train_samples, data.shuffle_buffer)
+        train = Streamed(train, f"{name}, the training stream", facts, facts.shape, part)
+    if is_stream(val):
+        val = Streamed(val, f"{name}, the validation stream", facts, facts.val_shape or facts.shape)
+    return replace(splits, train=train, val=val)
 
 
 def early_stop(told: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | None:

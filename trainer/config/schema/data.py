@@ -26,6 +26,9 @@ class DataConfig:
     )
     work: str = key("auto", "split beforehand, or leased in blocks while the epoch lasts (auto: where the strategy can)", choices=("auto", "static", "leased"))  # fmt: skip
     lease_batches: Optional[int] = key(None, "batches in a leased block (null: 8 blocks per worker and epoch, of at most 64)", "batches", ge=1)  # fmt: skip
+    steps_per_epoch: Optional[int] = key(None, "of a stream: updates of an epoch (null: from its number of samples, where the source knows it)", "updates", ge=1)  # fmt: skip
+    shard: str = key("samples", "of a stream: workers take its samples in turn, or read files of their own, or all of it each", choices=("samples", "files", "none"))  # fmt: skip
+    shuffle_buffer: Optional[int] = key(None, "of a stream: the next sample is drawn from so many (null: the stream's own order)", "samples", ge=2, le=100_000_000)  # fmt: skip
     on_lost_worker: str = key("take_over", "leased work of a worker that died: others take it over, or it is dropped", choices=("take_over", "drop"))  # fmt: skip
     pin_memory: Any = key("auto", "page-locked batches for faster copies to a GPU", choices=AUTO)
     read: str = key("each", "each worker reads its own samples, or the first reads all and scatters them", choices=("each", "scatter"))  # fmt: skip

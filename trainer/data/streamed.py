@@ -1,0 +1,264 @@
+"""Streams of samples: an IterableDataset, or a function that returns an iterator, read by rising positions."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from trainer.data.augment.randomness import own_randomness
+from trainer.data.inputs import Inputs
+from trainer.data.opened import check_labels, check_shape
+from trainer.data.source import Facts
+from trainer.errors import RunFailed, UserError, failed, first_line
+
+Batch = tuple[Inputs, torch.Tensor]
+
+
+class Files(IterableDataset[Any]):
+    """A stream of the samples of files, one file after the other.
+
+    Args:
+        files: in their order; with data.shard=files, worker ``r`` of ``n`` reads ``files[r::n]``.
+        read: called with a file, returns an iterable of its samples (input, label).
+    """
+
+    def __init__(self, files: Sequence[Any], read: Callable[[Any], Iterable[Any]]) -> None:
+        self.files, self.read = list(files), read
+
+    def __iter__(self) -> Iterator[Any]:
+        for file in self.files:
+            yield from self.read(file)
+
+    def shard(self, rank: int, workers: int) -> Files:
+        """What one of several workers reads."""
+        return Files(self.files[rank::workers], self.read)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a worker takes of a training stream.
+
+    Attributes:
+        shard: ``samples``, ``files`` or ``none``, as ``data.shard``; rank, workers: of this worker, and of all.
+        update: samples of an update over all workers; epoch: of an epoch.
+        buffer: samples among which the next one is drawn; None: they come in their order.
+    """
+
+    shard: str = "samples"
+    rank: int = 0
+    workers: int = 1
+    update: int = 0
+    epoch: int = 0
+    buffer: int | None = None
+
+    @property
+    def sharing(self) -> int:
+        """Workers whose positions interleave, although each reads a sequence of its own."""
+        return 1 if self.shard == "samples" else self.workers
+
+
+WHOLE = Part()
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether a data set has no numbers of samples: an IterableDataset, another iterable, or a function."""
+    if isinstance(dataset, IterableDataset):
+        return True
+    by_number = hasattr(dataset, "__getitem__") or hasattr(dataset, "batch") or hasattr(dataset, "augmented")
+    return not by_number and (callable(dataset) or hasattr(dataset, "__iter__"))
+
+
+class Streamed(Dataset[Any]):
+    """A stream as a data set: a batch is the samples at its positions, and a position before the last one read begins the
+    stream anew. In each epoch the stream is read from its beginning.
+
+    Args:
+        stream: an iterable, or a function that returns an iterator; the function may take ``epoch``.
+        name: of the stream, in messages.
+        facts: of the data; shape: of an input.
+        part: what this worker takes.
+
+    Raises:
+        RunFailed: the stream can be read once, or not by files where that is asked for.
+    """
+
+    def __init__(self, stream: Any, name: str, facts: Facts, shape: Any, part: Part = WHOLE) -> None:
+        self.name, self.facts, self.shape, self.part = name, facts, shape, part
+        if not callable(stream) and iter_is_itself(stream):
+            raise RunFailed(f"{name} is an iterator, which can be read once, and each epoch reads it from its beginning. Return a function that makes one, or an IterableDataset")  # fmt: skip
+        if part.shard == "files":
+            stream = _own_files(stream, name, part)
+        self.stream = stream
+        self.epoch, self.next = -1, 0
+        self.iterator: Iterator[Any] | None = None
+        self.last: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "iterator": None, "epoch": -1, "last": None}  # a reading process begins anew
+
+    def augmented(self, key: tuple[int, int], positions: np.ndarray) -> Batch:
+        """The samples at these positions of the epoch, as a batch in that order.
+
+        Raises:
+            RunFailed: the stream breaks or ends before, or a sample is not what the facts say.
+        """
+        places = positions // self.part.sharing
+        order = np.argsort(places, kind="stable")
+        found: list[Any] = [None] * len(places)
+        with own_randomness():
+            for number in order.tolist():
+                found[number] = self._at(*key, int(places[number]))
+            return self._batch(found, int(places.min()))
+
+    def shares(self, index: int, count: int, size: int) -> Iterator[tuple[np.ndarray, Batch]]:
+        """The whole stream in batches of this share, sample ``i`` in share ``i % count``, with the samples' numbers.
+
+        Raises:
+            RunFailed: the stream breaks or is empty, or a sample is not what the facts say.
+        """
+        self._begin(0)
+        ended = False
+        while not ended:
+            mine, numbers = list[Any](), list[int]()
+            with own_randomness():
+                while len(mine) < size and not ended:
+                    number = self.next
+                    item = self._next(0, 0)
+                    ended = item is END
+                    if not ended and number % count == index:
+                        mine.append(item)
+                        numbers.append(number)
+                batch = self._batch(mine, numbers[0]) if mine else None
+            if batch is not None:
+                yield np.array(numbers, dtype=np.int64), batch
+        if not self.next:
+            raise RunFailed(f"{self.name} is empty: it yields no sample")
+
+    # --- one sample after the other --------------------------------------------------------------------------------
+
+    def _at(self, seed: int, epoch: int, place: int) -> Any:
+        if epoch != self.epoch or place < self.next - 1:
+            self._begin(epoch, seed)
+        while self.next <= place:
+            self.last = self._next(seed, epoch)
+            if self.last is END:
+                raise RunFailed(self._ended())
+        return self.last
+
+    def _begin(self, epoch: int, seed: int = 0) -> None:
+        torch.utils.data._utils.worker._worker_info = None  # a stream that shares itself out would be shared out twice
+        self.epoch, self.next = epoch, 0
+        with self._named():
+            if hasattr(self.stream, "set_epoch"):
+                self.stream.set_epoch(epoch)
+            if isinstance(self.stream, Iterable):
+                made = iter(self.stream)
+            else:
+                takes = "epoch" in inspect.signature(self.stream).parameters
+                made = iter(self.stream(epoch=epoch) if takes else self.stream())
+        buffer = self.part.buffer
+        self.iterator = made if buffer is None else shuffled(made, buffer, (seed, epoch))
+
+    def _next(self, seed: int, epoch: int) -> Any:
+        """The next sample, whose random numbers follow from (seed, epoch, position); ``END`` after the last one."""
+        assert self.iterator is not None
+        mixed = hash((seed, epoch, self.next)) & 0x7FFFFFFFFFFFFFFF
+        torch.default_generator.manual_seed(mixed)
+        random.seed(mixed)
+        np.random.seed(mixed % 2**32)
+        with self._named():
+            item = next(self.iterator, END)
+        self.next += item is not END
+        return item
+
+    def _named(self) -> Naming:
+        return Naming(f"{self.name}, at sample {self.next},", self.stream)
+
+    def _ended(self) -> str:
+        part, read = self.part, self.next
+        if not read:
+            return f"{self.name} is empty: it yields no sample" + self._whose()
+        needs = f"an epoch of {part.epoch // part.update} updates takes {part.epoch // part.sharing}"
+        enough = read * part.sharing // part.update
+        instead = f"Type data.steps_per_epoch={enough}" if enough else "Type a smaller data.batch_size"
+        return f"{self.name} ended after {read} samples{self._whose()}, and {needs}. {instead}"
+
+    def _whose(self) -> str:
+        return f" of worker {self.part.rank} (data.shard=files)" if self.part.shard == "files" else ""
+
+    # --- batches ---------------------------------------------------------------------------------------------------
+
+    def _batch(self, items: list[Any], first: int) -> Batch:
+        where = f"{self.name}, near sample {first},"
+        for item in items:
+            if not isinstance(item, (tuple, list)) or len(item) != 2:
+                raise RunFailed(f"{where} yields a {type(item).__name__}, not a pair (input, label)")
+        try:
+            inputs, labels = default_collate([tuple(item) for item in items])
+        except (RuntimeError, TypeError) as error:
+            self._blame(items, where)
+            raise RunFailed(f"{where} yields samples that cannot be a batch: {first_line(error)}") from error
+        check_shape(inputs, self.shape, where)
+        check_labels(labels, self.facts, where)
+        return inputs, labels
+
+    def _blame(self, items: list[Any], where: str) -> None:
+        """Name the sample of another shape, if there is one."""
+        for item in items:
+            try:
+                inputs, _ = default_collate([tuple(item)])
+            except (RuntimeError, TypeError):
+                return
+            check_shape(inputs, self.shape, where)
+
+
+END = object()
+"""What comes after a stream's last sample."""
+
+
+def iter_is_itself(stream: Any) -> bool:
+    """Whether an iterable is an iterator, such as a generator: there is no second one."""
+    return hasattr(stream, "__next__")
+
+
+def _own_files(stream: Any, name: str, part: Part) -> Files:
+    if not isinstance(stream, Files):
+        raise RunFailed(f"{name} ({type(stream).__name__}) has no files that could be dealt out (data.shard=files). Return a trainer.data.streamed.Files(files, read), or type data.shard=samples")  # fmt: skip
+    if len(stream.files) < part.workers:
+        raise RunFailed(f"{name} has {len(stream.files)} files for {part.workers} workers (data.shard=files). Type data.shard=samples")  # fmt: skip
+    return stream.shard(part.rank, part.workers)
+
+
+def shuffled(samples: Iterator[Any], size: int, key: tuple[int, int]) -> Iterator[Any]:
+    """The same samples; each is drawn from the ``size`` that were read last, by random numbers of the key."""
+    draw, held = np.random.default_rng(key), list[Any]()
+    for sample in samples:
+        held.append(sample)
+        if len(held) == size:
+            place = int(draw.integers(size))
+            held[place], held[-1] = held[-1], held[place]
+            yield held.pop()
+    draw.shuffle(held)  # type: ignore[arg-type]
+    yield from held
+
+
+@dataclass
+class Naming:
+    """A context in which an error of the user's code becomes one sentence and its traceback."""
+
+    name: str
+    call: Any
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, (RunFailed, UserError)):
+            raise failed(self.name, "reading", self.call, error) from error
