@@ -23,7 +23,7 @@ from trainer.config.instantiate import call_target
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's files in an empty folder outside the checkout."""
     folder = tmp_path_factory.mktemp("adding")
-    assert len(write_files("adding.md", folder)) == 15
+    assert len(write_files("adding.md", folder)) == 17
     return folder
 
 
@@ -35,7 +35,7 @@ def commands(page: str) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_the_page_about_adding_runs_as_it_stands(example: Path, number: int) -> None:
     command = commands("adding.md")[number]
     done = trainer(*command, "tracking=none", "hydra.run.dir=run", cwd=example, timeout=240)
@@ -45,11 +45,13 @@ def test_the_page_about_adding_runs_as_it_stands(example: Path, number: int) -> 
         return
     result, plan = read(example / "run" / "result.json"), read(example / "run" / "plan.json")
     assert result["status"] == "done" and result["metrics"]["val/acc1"] > 0.95
-    assert result["steps"] == 3 * 1000 // (50 * plan["roles"]["worker"])
+    assert result["steps"] == 3 * (20 if number == 4 else 1000 // (50 * plan["roles"]["worker"]))
     assert read(example / "run" / "classes.json") == ["left", "right"]
     if number == 1:
         assert plan["strategy"] == "averaging" and plan["exact"] and plan["roles"] == {"worker": 2}
-    if number == 3:
+    if number == 4:
+        assert plan["stream"] and result["samples"] == result["steps"] * 100
+    elif number == 3:
         assert plan["roles"] == {"worker": 2} and (example / "run" / "workerlog.1").exists()
     rates = [json.loads(line)["metrics"] for line in (example / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {m["lr"] for m in rates if "lr" in m} == {0.003 / 2**part for part in range(4)}, "the page's schedule"
