@@ -99,9 +99,10 @@ def test_looking_takes_nothing_of_the_runs_randomness() -> None:
 
 def test_missing_validation_set_and_what_is_no_splits_are_named() -> None:
     source = Own(points(40))
-    source.splits.val = None  # type: ignore[assignment]
-    with pytest.raises(RunFailed, match=r"the validation set is None\. A run needs both"):
+    source.splits.val = None
+    with pytest.raises(RunFailed, match=r"the validation set is None\. .*or type validation=false"):
         opened(source, FACTS)
+    assert opened(source, FACTS, validates=False).val is None
     source.splits = (points(40), points(20))
     with pytest.raises(
         RunFailed, match=r"Own: open returned something of type tuple\. Return a .*Splits\(train, val\)"
