@@ -171,6 +171,8 @@ REFUSED = {
     "data.read=scatter": ("data.read=scatter", "is a stream", "data.read=each"),
     "sampler.shuffle=true": ("sampler.shuffle=true", "its own order", "data.shuffle_buffer=1000"),
     "sampler=class_balanced": ("sampler.order=class_balanced", "no samples to choose from", "sampler.order=each_once"),
+    "sampler.shard=false": ("sampler.shard=false", "is a stream", "data.shard=none"),
+    "sampler.padding=contiguous": ("sampler.padding=contiguous", "is a stream", "sampler.padding=strided"),
     "data.batch_size=auto": ("data.batch_size=auto", "again and again", "data.batch_size=32"),
     "data.shard=none data.batch_size=null data.global_batch_size=5 launch.workers=2": ("data.global_batch_size=5", "as many samples", "data.global_batch_size=6"),
     "data=digits data.steps_per_epoch=5": ("data.steps_per_epoch=5", "is for streams", "limit_train_batches=5"),

@@ -61,6 +61,10 @@ def _refused(config: RunConfig, facts: Facts, together: int, workers: int, typed
         yield UserError("sampler.shuffle=true", f"{source} is a stream, and comes in its own order", "data.shuffle_buffer=1000 (or sampler.shuffle=false)")  # fmt: skip
     if config.sampler.order != "each_once":
         yield UserError(f"sampler.order={config.sampler.order}", f"{source} is a stream, which has no samples to choose from", "sampler.order=each_once")  # fmt: skip
+    if not config.sampler.shard:
+        yield UserError("sampler.shard=false", f"is for numbered samples, and {source} is a stream", "sampler.shard=true data.shard=none")  # fmt: skip
+    if config.sampler.padding != schema.SamplerConfig.padding:
+        yield UserError(f"sampler.padding={config.sampler.padding}", f"splits samples by number, and {source} is a stream", f"sampler.padding={schema.SamplerConfig.padding}")  # fmt: skip
     if data.shard != "samples" and together % workers:
         yield UserError(f"data.global_batch_size={together}", f"with data.shard={data.shard} each of {counted(workers, 'worker')} reads as many samples", f"data.global_batch_size={-(-together // workers) * workers}")  # fmt: skip
 
