@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Notes(dict[str, str]):
-    """As trainer/host/board.py's boards, for one process."""
+    """As trainer/host/notes_board.py's boards, for one process."""
 
     def set(self, key: str, value: str) -> None:
         """Leave a note."""

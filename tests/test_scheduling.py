@@ -63,7 +63,7 @@ def test_launches_of_a_long_file_are_apart_and_the_longest_files_are_first() -> 
     assert sorted(map(sorted, of.values())) == [
         ["2]", "averaging-2]"], ["3-2-short-adam-hashed]", "3-2-short-sgd-whole]"], ["pserver_sync-4]"], ["ssp-sgd]"]
     ]  # fmt: skip
-    assert place("tests/strategies/test_conformance.py::test_a") < place("tests/host/test_board.py::test_a")
+    assert place("tests/strategies/test_conformance.py::test_a") < place("tests/host/test_notes_board.py::test_a")
 
 
 def test_files_that_are_named_are_there() -> None:

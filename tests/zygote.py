@@ -35,7 +35,7 @@ MODULES = (
     "sklearn.datasets", "safetensors.torch", "hydra._internal.hydra", "hydra.core.override_parser.overrides_parser",
     "rich.table", "rich.progress", "PIL.Image", "PIL.PngImagePlugin", "PIL.JpegImagePlugin", "zmq", "matplotlib.backends.backend_agg",
     "matplotlib.figure", "trainer.cli.commands", "trainer.cli.sweep", "trainer.job.job", "trainer.worker.train", "trainer.worker.probe",
-    "trainer.job.pictures.validation", "trainer.job.plan_table", "trainer.tracking.answers", "trainer.launch.in_process",
+    "trainer.job.pictures.validation", "trainer.job.plan_table", "trainer.tracking.recorder_answers", "trainer.launch.in_process",
     "trainer.launch.forkserver",
     "mlflow.pyfunc", "mlflow.store.tracking.sqlalchemy_store", "mlflow.server.fastapi_app", "mlflow.cli", "uvicorn.main",
 )  # fmt: skip

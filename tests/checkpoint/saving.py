@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint import sealed, store, tree
+from trainer.checkpoint import durable_folder, store, tensor_tree
 from trainer.checkpoint.writer import write_part
 from trainer.config.schema import CheckpointConfig
 from trainer.worker.checkpoints import Checkpoints
@@ -44,16 +44,16 @@ def save(
     """As all workers of a run save after an update."""
     folder = store.folder_of(checkpoints, step)
     for worker in range(1, workers):
-        write_part(folder, store.part_of(worker), tree.Packed(state(step, life, worker)))
+        write_part(folder, store.part_of(worker), tensor_tree.Packed(state(step, life, worker)))
     first = saver(checkpoints, workers, keep_last, keep_best)
     parts = [store.part_of(worker) for worker in range(workers)]
-    first._write(folder, tree.Packed(state(step, life)), about(step, value), parts, 0.0)
+    first._write(folder, tensor_tree.Packed(state(step, life)), about(step, value), parts, 0.0)
 
 
 def read(folder: Path) -> tuple[int, int]:
     """The update and the life that a checkpoint is of, if all its parts are of that."""
-    names = [name for name in sealed.files(folder, store.FORMAT) if name != store.ABOUT]
-    parts = [tree.read(folder / name) for name in names]
+    names = [name for name in durable_folder.files(folder, store.FORMAT) if name != store.ABOUT]
+    parts = [tensor_tree.read(folder / name) for name in names]
     assert (
         len({(part["step"], part["life"]) for part in parts}) == 1 and parts[0]["w"].tolist() == [parts[0]["step"]] * 5
     )
@@ -65,6 +65,6 @@ def save_model(folder: Path, target: str, model: dict[str, torch.Tensor], buffer
     """A checkpoint of one worker with that model."""
     told = json.loads(about(1)) | {"config": {"model": {"_target_": target}}}
     part = {"model": model, "buffers": buffers, "ema": None, "own": {}}
-    sealed.write(folder, store.part_of(0), tree.Packed(part).write)
-    sealed.write(folder, store.ABOUT, lambda path: path.write_text(json.dumps(told)))
+    durable_folder.write(folder, store.part_of(0), tensor_tree.Packed(part).write)
+    durable_folder.write(folder, store.ABOUT, lambda path: path.write_text(json.dumps(told)))
     store.complete(folder, [store.part_of(0)])

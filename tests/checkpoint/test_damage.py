@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoint import disk, saving
-from trainer.checkpoint import sealed, store
+from trainer.checkpoint import durable_folder, store
 from trainer.errors import UserError
 
 FILES = ("COMPLETE", "checkpoint.json", "worker-0.safetensors", "worker-1.safetensors")
@@ -118,7 +118,7 @@ def test_the_best_stay_and_a_damaged_one_or_nan_is_not_the_best(tmp_path: Path) 
 
 def marker(told: Any) -> str:
     body = {"format_version": store.FORMAT, "files": told}
-    return json.dumps({**body, "checksum": sealed._digest(json.dumps(body, sort_keys=True).encode())})
+    return json.dumps({**body, "checksum": durable_folder._digest(json.dumps(body, sort_keys=True).encode())})
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def failing(at: int) -> Iterator[list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         for name in disk.CHANGES:
             patch.setattr(os, name, change(name, getattr(os, name)))
-        patch.setattr("trainer.checkpoint.tree.save_file", change("write", saving.tree.save_file))
+        patch.setattr("trainer.checkpoint.tensor_tree.save_file", change("write", saving.tensor_tree.save_file))
         patch.setattr(Path, "write_text", change("write_text", Path.write_text))
         yield done
 

@@ -16,7 +16,7 @@ from moto.server import ThreadedMotoServer
 import trainer
 from tests import runs
 from tests.checkpoint.test_identity import DIGITS, EVERYTHING, back_at, check_equal, lines
-from trainer.checkpoint import sealed, store
+from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import ASIDE, OF_RUN, Remote
 from trainer.job.uploads import Uploads
 
@@ -137,7 +137,7 @@ def test_a_copy_that_was_cut_off_is_none(alive: int, whole: Path, tmp_path: Path
     """Whichever file is the last one that arrives, also where a copy of that name is replaced."""
     remote, source = Remote(f"file://{tmp_path}/copies"), whole / "run" / "checkpoints" / "step-000000009"
     names = ("metrics.jsonl", "status.json")
-    written = len(names) + len(sealed.files(source, store.FORMAT)) + 1
+    written = len(names) + len(durable_folder.files(source, store.FORMAT)) + 1
     assert written >= 5
     remote.put(source, whole / "run", names)
     assert remote.found() == [source.name]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_bad_input import CASES, Case
-from trainer.cli import compose, points
+from trainer.cli import compose, sweep_points
 from trainer.cli.vocabulary import Vocabulary
 from trainer.config import keys
 from trainer.errors import UserError
@@ -48,7 +48,7 @@ def refusal(app: Any, argv: list[str]) -> UserError | None:
             validate.check(compose.plain(config), compose.typed_keys(overrides))
             return None
         master, _ = compose.compose_sweep(app, overrides, "config")
-        for job in points.expand(master)[:2]:
+        for job in sweep_points.expand(master)[:2]:
             with compose.sentences(app, job):
                 config = app.config_loader.load_sweep_config(master, job)
             validate.check(compose.plain(config), compose.typed_keys(job))

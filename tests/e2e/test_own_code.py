@@ -74,7 +74,7 @@ def test_the_pages_example_runs_as_it_stands(followed: tuple[Path, str]) -> None
     assert tracked.data.tags.get("trainer.ended", "") == ended
 
 
-@pytest.mark.parametrize("workers", [4])  # one worker: above; other shares: tests/metrics/test_own.py
+@pytest.mark.parametrize("workers", [4])  # one worker: above; other shares: tests/metrics/test_user_metrics.py
 def test_own_metrics_are_equal_for_every_number_of_workers(
     followed: tuple[Path, str], workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +116,7 @@ def test_every_worker_is_told_in_order_and_all_stop_together(tmp_path: Path) -> 
 def test_workers_out_of_step_stop_at_the_next_validation(tmp_path: Path) -> None:
     result = package.run([
         *DIGITS, RECORDER % 3, "strategy=pserver_async", "launch.servers=1", "launch.workers=2", "epochs=3", "limit_train_batches=20",
-        "metrics.own._target_=tests.metrics.test_own.Right", f"hydra.run.dir={tmp_path}/run",
+        "metrics.own._target_=tests.metrics.test_user_metrics.Right", f"hydra.run.dir={tmp_path}/run",
     ])  # fmt: skip
     told = [events(tmp_path / "run", rank) for rank in range(2)]
     assert result.ended.startswith("stopped by a callback at update ") and result.ended.endswith(": worker 1 has seen enough")  # fmt: skip
@@ -146,8 +146,8 @@ BAD = {
     "callbacks=[{_target_:tests.e2e.own_callbacks.Recorder,stop:1}]": r"callbacks\[0\]\.stop: .*takes no such argument; it takes stop_at\. Type instead: stop_at: 1",
     "callbacks=[{_target_:tests.e2e.own_callbacks.Recordr}]": r"callbacks\[0\]\._target_=.*has no 'Recordr'",
     "callbacks=[3]": r"callbacks\[0\]=3: must be a mapping with a _target_",
-    "metrics.acc1._target_=tests.metrics.test_own.Right": r"metrics\.acc1: is measured anyway, as val/acc1",
-    "metrics.own._target_=tests.metrics.test_own.NoSums": r"does not say how the workers' parts are put together",
+    "metrics.acc1._target_=tests.metrics.test_user_metrics.Right": r"metrics\.acc1: is measured anyway, as val/acc1",
+    "metrics.own._target_=tests.metrics.test_user_metrics.NoSums": r"does not say how the workers' parts are put together",
     "metrics={own:3}": r"metrics\.own=3: must be a mapping with a _target_",
     "early_stop.metric=val/own": r"early_stop\.metric=val/own: a validation here measures val/loss, val/acc1, val/acc5, val/f1\.",
 }  # fmt: skip

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from tests.faults.stranger import said_by_nobody
 from tests.pace import patient, wait_for
 from tests.runs import ROOT, environment, family, read, start
-from trainer.host.board import FolderBoard
+from trainer.host.notes_board import FolderBoard
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 

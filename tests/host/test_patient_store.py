@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch.distributed as dist
 
-from trainer.host.board import NoNote, SealedBoard
+from trainer.host.notes_board import NoNote, SealedBoard
 from trainer.host.patient_store import PatientStore
 
 

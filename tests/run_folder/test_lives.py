@@ -11,7 +11,7 @@ import pytest
 
 from trainer.host import private
 from trainer.run_folder import lives
-from trainer.run_folder.again import bring
+from trainer.run_folder.back_to_checkpoint import bring
 from trainer.run_folder.lives import Life
 
 

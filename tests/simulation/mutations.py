@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from trainer.strategies.pserver.protocol.intervals import Intervals
+from trainer.strategies.pserver.protocol.index_intervals import Intervals
 from trainer.strategies.pserver.protocol.messages import RESTS, WAKES, Kind, Malformed, Message, Verb
 from trainer.strategies.pserver.server import (
     checks,

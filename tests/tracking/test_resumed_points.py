@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainer.run_folder.again import go_back
+from trainer.run_folder.back_to_checkpoint import go_back
 from trainer.tracking import recorder, tracking_file
 from trainer.tracking.mlflow_run import Follower
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from tests.worker.test_loop import Lines
+from trainer.data.batch_reordering import Turn, turned
 from trainer.data.feed import Batch
-from trainer.data.turns import Turn, turned
 from trainer.errors import NotFinite
 from trainer.metrics.classification import Classification
 from trainer.optim.averaged import AveragedWeights

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from trainer.checkpoint import sealed, store
+from trainer.checkpoint import durable_folder, store
 from trainer.errors import UserError, first_line
 
 ASIDE = "ASIDE"
@@ -87,13 +87,13 @@ class Remote:
 
     def _is_whole(self, name: str) -> bool:
         files = {path.rsplit("/", 1)[-1] for path in self._below(name)}
-        return sealed.MARKER in files and ASIDE not in files
+        return durable_folder.MARKER in files and ASIDE not in files
 
     def marker(self, name: str) -> bytes:
         """The content of a checkpoint's COMPLETE, which tells each file's checksum; empty: there is none."""
         with self._told():
             try:
-                return bytes(self.files.cat_file(self._at(name, sealed.MARKER)))
+                return bytes(self.files.cat_file(self._at(name, durable_folder.MARKER)))
             except FileNotFoundError:
                 return b""
 
@@ -129,7 +129,7 @@ class Remote:
         for name in names:
             if (run_dir / name).is_file():
                 self.files.put_file(str(run_dir / name), self._at(step, OF_RUN, name), callback=told)
-        for file in (*sealed.files(folder, store.FORMAT), sealed.MARKER):
+        for file in (*durable_folder.files(folder, store.FORMAT), durable_folder.MARKER):
             self.files.put_file(str(folder / file), self._at(step, file), callback=told)
             moves()
 
@@ -140,16 +140,16 @@ class Remote:
             UserError: it is damaged, or the address cannot be reached.
         """
         folder = checkpoints / step
-        unfinished = sealed.partial_of(sealed.begin(folder))
-        sealed.make_folder(unfinished)
+        unfinished = durable_folder.partial_of(durable_folder.begin(folder))
+        durable_folder.make_folder(unfinished)
         with self._told():
-            self.files.get_file(self._at(step, sealed.MARKER), str(unfinished / sealed.MARKER))
-            for file in sealed.files(unfinished, store.FORMAT):
+            self.files.get_file(self._at(step, durable_folder.MARKER), str(unfinished / durable_folder.MARKER))
+            for file in durable_folder.files(unfinished, store.FORMAT):
                 self.files.get_file(self._at(step, file), str(unfinished / file))
-        sealed.whole(unfinished, store.FORMAT)
+        durable_folder.whole(unfinished, store.FORMAT)
         for path in unfinished.iterdir():
-            sealed.sync(path)
-        sealed.put_in_place(folder)
+            durable_folder.sync(path)
+        durable_folder.put_in_place(folder)
         return store.check(folder, verify=False)
 
     def fetch_run(self, step: str, run_dir: Path, names: Sequence[str]) -> None:
@@ -161,8 +161,8 @@ class Remote:
         for name in names:
             with self._told(), contextlib.suppress(FileNotFoundError):
                 content = bytes(self.files.cat_file(self._at(step, OF_RUN, name)))
-                sealed.make_folder((run_dir / name).parent)
-                sealed.durable(run_dir / name, partial(Path.write_bytes, data=content))
+                durable_folder.make_folder((run_dir / name).parent)
+                durable_folder.durable(run_dir / name, partial(Path.write_bytes, data=content))
 
     def set_aside(self, name: str) -> None:
         """A checkpoint of a training that is given up is no longer found."""
@@ -172,7 +172,7 @@ class Remote:
     def remove(self, name: str) -> None:
         """Remove a checkpoint; what is there of it, should the removal stop in between, is none."""
         with contextlib.suppress(FileNotFoundError):
-            self.files.rm_file(self._at(name, sealed.MARKER))
+            self.files.rm_file(self._at(name, durable_folder.MARKER))
         with contextlib.suppress(FileNotFoundError):
             self.files.rm(self._at(name), recursive=True)
 

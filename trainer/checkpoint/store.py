@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import sealed
+from trainer.checkpoint import durable_folder
 from trainer.errors import UserError, why
 
 FORMAT = 1
@@ -127,7 +127,7 @@ def check(folder: Path, verify: bool = True) -> Path:
         UserError: it is not; it names the file.
     """
     try:
-        whole = sealed.whole(folder, FORMAT, verify)
+        whole = durable_folder.whole(folder, FORMAT, verify)
     except OSError as error:
         raise UserError(str(error.filename or folder), f"it cannot be read ({why(error)})") from error
     step = about(whole).step
@@ -181,11 +181,11 @@ def complete(folder: Path, names: Sequence[str]) -> None:
     Raises:
         UserError: a file is missing or damaged.
     """
-    sealed.complete(folder, [ABOUT, *names], FORMAT)
+    durable_folder.complete(folder, [ABOUT, *names], FORMAT)
     try:
-        sealed.durable_text(folder.parent / LATEST, folder.name + "\n")
+        durable_folder.durable_text(folder.parent / LATEST, folder.name + "\n")
     except OSError:  # a resumed run looks at the folders themselves; the file is for people, and then better not there
-        sealed.remove(folder.parent / LATEST)
+        durable_folder.remove(folder.parent / LATEST)
 
 
 def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
@@ -194,7 +194,7 @@ def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
     Args:
         newest: is whole; it stays, and so do the ``last`` newest whole ones and the ``best`` of those with a watched value.
     """
-    older = [path for path in found(checkpoints) if (path / sealed.MARKER).is_file()]
+    older = [path for path in found(checkpoints) if (path / durable_folder.MARKER).is_file()]
     whole = [path for path in older if path == newest or _is_whole(path)]
     kept = {newest, *whole[:last], *_best(whole, best)}
     gone = [path for path in older if path not in kept and path.name < newest.name]
@@ -215,7 +215,7 @@ def set_aside_newer(checkpoint: Path) -> None:
         if path.name <= checkpoint.name:
             continue
         aside = path.with_name(f"{GIVEN_UP}{path.name}")
-        sealed.remove(aside)
+        durable_folder.remove(aside)
         path.rename(aside)
 
 
@@ -223,23 +223,23 @@ def _forget_unfinished(checkpoints: Path, newest: Path | None) -> None:
     """Of checkpoints before the newest; None: of all."""
     for path in _entries(checkpoints):
         if (newest is None or path.name < newest.name) and _is_left(path):
-            sealed.remove(path)
+            durable_folder.remove(path)
 
 
 def _is_left(path: Path) -> bool:
     """Whether a folder is what was not completed, or what was not removed to its end."""
     if aside := ASIDE.fullmatch(path.name):
-        return aside[2] == "partial" or (path.with_name(aside[1]) / sealed.MARKER).is_file()
-    if not NAME.fullmatch(path.name) or not path.is_dir() or (path / sealed.MARKER).exists():
+        return aside[2] == "partial" or (path.with_name(aside[1]) / durable_folder.MARKER).is_file()
+    if not NAME.fullmatch(path.name) or not path.is_dir() or (path / durable_folder.MARKER).exists():
         return False
     return all(FILE.fullmatch(entry.name) for entry in path.iterdir())
 
 
 def _remove(folder: Path) -> None:
     """At once: what is there of it afterwards has the name of one that was not completed."""
-    sealed.begin(folder)
-    os.rename(folder, sealed.partial_of(folder))
-    sealed.begin(folder)
+    durable_folder.begin(folder)
+    os.rename(folder, durable_folder.partial_of(folder))
+    durable_folder.begin(folder)
 
 
 def _is_whole(folder: Path) -> bool:

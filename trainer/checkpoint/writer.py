@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trainer.checkpoint import sealed, store
-from trainer.checkpoint.tree import Packed
+from trainer.checkpoint import durable_folder, store
+from trainer.checkpoint.tensor_tree import Packed
 from trainer.errors import UserError, why
 
 LOOK_S = 0.02
@@ -47,7 +47,7 @@ class BackgroundWriter:
 def write_part(folder: Path, name: str, packed: Packed) -> str:
     """Write a process's part; returns why it cannot be written, which is left beside it for who waits; or nothing."""
     try:
-        sealed.write(folder, name, packed.write)
+        durable_folder.write(folder, name, packed.write)
     except (OSError, UserError) as error:
         failed = f"{name} cannot be written: {why(error)}"
         leave_failure(folder, name, failed)
@@ -65,14 +65,14 @@ def complete(folder: Path, about: str, names: Sequence[str], patience_s: float) 
     """
     try:
         until = time.monotonic() + patience_s
-        while missing := [name for name in names if not sealed.is_written(folder, name)]:
+        while missing := [name for name in names if not durable_folder.is_written(folder, name)]:
             for name in missing:
                 if (failure := failure_of(folder, name)).is_file():
                     return failure.read_text()
             if time.monotonic() > until:
                 return f"{', '.join(missing)} was not written within {patience_s:g} s"
             time.sleep(LOOK_S)
-        sealed.write(folder, store.ABOUT, lambda path: path.write_text(about))
+        durable_folder.write(folder, store.ABOUT, lambda path: path.write_text(about))
         store.complete(folder, names)
     except (OSError, UserError) as error:
         return str(error) if isinstance(error, UserError) else f"{folder.name} cannot be written: {why(error)}"
@@ -81,12 +81,12 @@ def complete(folder: Path, about: str, names: Sequence[str], patience_s: float) 
 
 def failure_of(folder: Path, name: str) -> Path:
     """Where it is said why a part is not written."""
-    return sealed.partial_of(folder) / f"{name}.failed"
+    return durable_folder.partial_of(folder) / f"{name}.failed"
 
 
 def leave_failure(folder: Path, name: str, why_not: str) -> None:
     """For who waits: that part will not come."""
-    if sealed.partial_of(folder).is_symlink():
+    if durable_folder.partial_of(folder).is_symlink():
         return
     try:
         failure_of(folder, name).write_text(why_not)

@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def dispatch(told: argparse.Namespace) -> int:
     """Do what is asked for."""
-    from trainer.checkpoints import elsewhere, look
+    from trainer.checkpoints import elsewhere, show
 
     if told.command == "fetch":
         return elsewhere.fetched(told.path, told.out)
@@ -85,21 +85,21 @@ def dispatch(told: argparse.Namespace) -> int:
         return elsewhere.listed(told.path)
     path = elsewhere.here(told.path)
     if told.command == "list":
-        return look.listed(path)
+        return show.listed(path)
     if told.command == "verify":
-        return look.verified(path)
+        return show.verified(path)
     if told.command == "show":
-        return look.shown(look.one(path))
+        return show.shown(show.one(path))
     if told.command == "diff":
         from trainer.checkpoints.compare import compared
 
-        return compared(look.one(path), look.one(elsewhere.here(told.other)))
+        return compared(show.one(path), show.one(elsewhere.here(told.other)))
     from trainer.checkpoints.export import exported
 
     kind = told.format or told.out.suffix.removeprefix(".")
     if kind not in FORMATS:
         raise UserError(str(told.out), f"its ending is none of {', '.join('.' + name for name in FORMATS)}", "--format safetensors")  # fmt: skip
-    exported(look.one(path), told.out, kind, told.ema)
+    exported(show.one(path), told.out, kind, told.ema)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer.checkpoint.remote import Remote, is_address, named, nothing_at
-from trainer.checkpoints.look import cells, size, table_of
+from trainer.checkpoints.show import cells, size, table_of
 from trainer.errors import UserError
 from trainer.job.fetching import bring
 from trainer.run_folder.hold import Hold

@@ -16,11 +16,11 @@ from trainer.cli.last_lines import how_to_resume, say_broken, say_result
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.config.run_config import RunConfig
 from trainer.errors import Interrupted, RunFailed, UserError
-from trainer.host.links import check_run_folder
+from trainer.host.symlink_checks import check_run_folder
+from trainer.job.claim_folder import held
 from trainer.job.job import Starter, execute
 from trainer.job.ready import Ready, get_ready
 from trainer.job.result import Result
-from trainer.job.room import held
 from trainer.launch.start import start_here
 from trainer.planning.checked import Checked
 from trainer.planning.tracking_store import tracking_uri, try_store

@@ -11,15 +11,15 @@ from trainer.cli import compose, sweep_table
 from trainer.cli.commands import planned, recorded_at, tracking, try_tracking
 from trainer.cli.compose import plain, typed_keys
 from trainer.cli.last_lines import how_to_resume, say_broken, short
-from trainer.cli.points import LeftOut, check_points, expand
+from trainer.cli.sweep_points import LeftOut, check_points, expand
 from trainer.config.redact import command, hide, text
 from trainer.errors import BY_CTRL_C, PREEMPTED, Interrupted, RunFailed, RunPreempted, UserError
-from trainer.host.links import check_sweep_folder
+from trainer.host.symlink_checks import check_sweep_folder
+from trainer.job.claim_folder import held
 from trainer.job.closing import Closing
 from trainer.job.job import execute
 from trainer.job.ready import Ready, get_ready
 from trainer.job.result import Result
-from trainer.job.room import held
 from trainer.launch.start import start_here
 from trainer.terminal.screen import Screen
 

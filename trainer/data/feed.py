@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from trainer.data.auto_num_workers import Growth
+from trainer.data.batch_reordering import Turn
 from trainer.data.inputs import Inputs
 from trainer.data.leased_blocks import MapWork, StreamWork
 from trainer.data.placement import Placement
@@ -19,7 +20,6 @@ from trainer.data.reader import HERE, Addresses, BlockReader, Reader, Reading, S
 from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
 from trainer.data.source import Splits
 from trainer.data.streamed import Streamed
-from trainer.data.turns import Turn
 
 
 @dataclass
@@ -193,7 +193,7 @@ class Feed:
             yield numbers, Batch(inputs, labels, len(labels))
 
     def turn(self, turns: Sequence[Turn]) -> None:
-        """Give the training batches of some epochs another order (:mod:`trainer.data.turns`)."""
+        """Give the training batches of some epochs another order (:mod:`trainer.data.batch_reordering`)."""
         self.sampler.turn(turns, self.merge, self.train_addresses.limit)
 
     def numbers(self, epoch: int, batch: int) -> list[int] | None:

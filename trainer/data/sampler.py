@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from trainer.config.run_config import RunConfig
-from trainer.data.turns import Turn, turned
+from trainer.data.batch_reordering import Turn, turned
 
 CONTIGUOUS = "contiguous"
 PADDINGS = ("strided", CONTIGUOUS)
@@ -120,7 +120,7 @@ class TrainingSampler(ABC):
         self.turned_batches = 1, len(self.whole)
 
     def turn(self, turns: Sequence[Turn], merge: int, limit: int | None) -> None:
-        """Give the batches of some epochs another order (:mod:`trainer.data.turns`).
+        """Give the batches of some epochs another order (:mod:`trainer.data.batch_reordering`).
 
         Args:
             merge: batches of an update; limit: so many batches of an epoch are used; None: all.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.errors import first_line
-from trainer.host.board import FOREVER, NoNote
+from trainer.host.notes_board import FOREVER, NoNote
 
 LONGEST_S = 10_000_000.0
 """Of a wait that has no end: what a lock takes."""

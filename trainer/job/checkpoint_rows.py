@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import sealed, store
+from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import address_of
 from trainer.config.schema import CheckpointConfig
 from trainer.job.ready import Ready
@@ -76,7 +76,7 @@ def _stay(told: CheckpointConfig) -> str:
 def _size(ready: Ready) -> str:
     """As large as the checkpoint that the run goes on from, or as the model and the optimizer make it."""
     if ready.resume is not None:
-        files = sealed.files(ready.resume.folder, store.FORMAT).values()
+        files = durable_folder.files(ready.resume.folder, store.FORMAT).values()
         return f"{sum(seal.get('bytes', 0) for seal in files) / 1e6:.1f} MB"
     config, plan = ready.checked.config, ready.plan
     copies = 1 + _slots(config.node("optimizer")) + (config.ema.decay is not None)

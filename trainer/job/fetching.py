@@ -7,14 +7,14 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.checkpoint import sealed, store
+from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import Remote, address_of, is_address, named
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host.cache import cache_root
 from trainer.planning.plan import Plan
 from trainer.planning.resume import AUTO, CHECKPOINTS
-from trainer.run_folder.again import CARRIED
+from trainer.run_folder.back_to_checkpoint import CARRIED
 from trainer.terminal.bar import read_status
 from trainer.tracking import tracking_file
 
@@ -48,7 +48,7 @@ def _into_cache(address: str, say: Say) -> Path:
     remote, step = named(address)
     source = cache_root() / "fetched" / hashlib.blake2b(remote.address.encode(), digest_size=8).hexdigest()
     checkpoints = source / CHECKPOINTS
-    marker = checkpoints / step / sealed.MARKER
+    marker = checkpoints / step / durable_folder.MARKER
     if not marker.is_file() or marker.read_bytes() != remote.marker(step):
         say(f"fetches {remote.address}/{step} ({remote.size(step) / 1e6:.1f} MB)")
         remote.fetch(step, checkpoints)

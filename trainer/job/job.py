@@ -16,17 +16,17 @@ from trainer.errors import BY_CTRL_C, PREEMPTED, Interrupted, RunFailed, RunPree
 from trainer.host.signals import termination_raises, undisturbed
 from trainer.job.batch_size import found, repeatable
 from trainer.job.checkpoint_rows import kept_rows
+from trainer.job.claim_folder import make_room
 from trainer.job.closing import finish
 from trainer.job.ready import Ready
 from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
-from trainer.job.room import make_room
 from trainer.job.uploads import uploading
-from trainer.planning.answers import checked_facts
 from trainer.planning.assignment import Assignment
 from trainer.planning.checked import Checked
 from trainer.planning.modes import CLASSES
 from trainer.planning.plan import Plan
+from trainer.planning.user_class_checks import checked_facts
 from trainer.run_folder import lives
 
 if TYPE_CHECKING:

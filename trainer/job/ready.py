@@ -16,7 +16,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.host import hardware
-from trainer.host.writable import LEAST, check_folder
+from trainer.host.folder_checks import LEAST, check_folder
 from trainer.planning import resume as resuming
 from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
@@ -161,8 +161,8 @@ def checkpoint(config: RunConfig, plan: Plan) -> Path | None:
     Raises:
         UserError: it cannot.
     """
+    from trainer.job.claim_folder import wait_for_the_life_before
     from trainer.job.fetching import fetched
-    from trainer.job.room import wait_for_the_life_before
     from trainer.terminal.screen import Screen
     from trainer.tracking.run_lookup import folder_of
 

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainer.checkpoint import sealed, store
+from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import Remote, address_of, reason
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.planning.resume import CHECKPOINTS, FRESH, keeps
-from trainer.run_folder.again import CARRIED
+from trainer.run_folder.back_to_checkpoint import CARRIED
 from trainer.wording import counted
 
 LOOK_S = 0.5
@@ -109,7 +109,7 @@ class Uploads:
         self.there[folder.name] = marker
         self._moves()
         if first or self.failed:
-            size = sum(seal.get("bytes", 0) for seal in sealed.files(folder, store.FORMAT).values()) / 1e6
+            size = sum(seal.get("bytes", 0) for seal in durable_folder.files(folder, store.FORMAT).values()) / 1e6
             self.say(
                 f"{folder.name} is copied to {self.remote.address} ({size:.1f} MB in {self.clock() - began:.1f} s)"
             )
@@ -134,7 +134,7 @@ class Uploads:
 def _marker(folder: Path) -> bytes:
     """Which checkpoint it is, by the checksums of its files; empty: it is not whole."""
     with contextlib.suppress(OSError):
-        return (folder / sealed.MARKER).read_bytes()
+        return (folder / durable_folder.MARKER).read_bytes()
     return b""
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.host.board import OwnBoard
-from trainer.launch.place import Place
+from trainer.host.notes_board import OwnBoard
+from trainer.launch.meeting_place import Place
 from trainer.launch.supervisor import Handle, Role
 
 

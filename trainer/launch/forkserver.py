@@ -22,7 +22,7 @@ import torch.distributed as dist
 from trainer.errors import BY_CTRL_C, Died, Interrupted, RunFailed, first_line
 from trainer.host import private, pulse
 from trainer.host.addresses import free_port, listening
-from trainer.host.board import NoNote, OwnBoard, SealedBoard
+from trainer.host.notes_board import NoNote, OwnBoard, SealedBoard
 from trainer.host.parent_death import end_with
 from trainer.host.patient_store import PatientStore
 from trainer.host.requests import LEAVE, NUMBERS, Grace, requests, say_leaving
@@ -30,8 +30,8 @@ from trainer.host.signals import termination_raises
 from trainer.launch.engine import Engine, Start
 from trainer.launch.hang import Hang
 from trainer.launch.log_on_screen import Shown
+from trainer.launch.meeting_place import Place
 from trainer.launch.other_hosts import OtherHosts
-from trainer.launch.place import Place
 from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child
 from trainer.launch.rendezvous import Meeting, meet

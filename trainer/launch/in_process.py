@@ -19,7 +19,7 @@ from trainer.config.instantiate import locate
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import interpreter
 from trainer.host.addresses import LOOPBACK, free_port
-from trainer.host.board import SealedBoard
+from trainer.host.notes_board import SealedBoard
 from trainer.launch.whereabouts import environment, leave_plan
 from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from trainer.errors import RunFailed
-from trainer.host.board import Board, NoNote
+from trainer.host.notes_board import Board, NoNote
 from trainer.launch.rendezvous import Meeting
 from trainer.launch.supervisor import Role
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from trainer.errors import RunFailed, first_line
 from trainer.host.addresses import LOOPBACK, with_port
-from trainer.host.board import SealedBoard
+from trainer.host.notes_board import SealedBoard
 from trainer.host.patient_store import PatientStore
 from trainer.planning.run_secret import VARIABLE
 

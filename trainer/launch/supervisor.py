@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.errors import Died, NotFinite, RunFailed
-from trainer.host.board import Board
+from trainer.host.notes_board import Board
 from trainer.launch.process import Failure
 
 POLL_S = 0.1

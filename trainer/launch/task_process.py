@@ -12,7 +12,7 @@ from typing import Any
 from trainer.host import private
 from trainer.launch.engine import Start
 from trainer.launch.forkserver import enter
-from trainer.launch.place import Place
+from trainer.launch.meeting_place import Place
 from trainer.launch.process import Failure, returned, to_log
 from trainer.launch.supervisor import Role
 from trainer.launch.tasks import BEGUN, place_of

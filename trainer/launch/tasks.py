@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainer.config.run_config import RunConfig
 from trainer.errors import RunFailed, UserError, failed, why
 from trainer.host import private
-from trainer.host.board import OwnBoard
+from trainer.host.notes_board import OwnBoard
 from trainer.launch.process import Failure
 from trainer.planning.assignment import Assignment
 from trainer.planning.launcher import Launcher

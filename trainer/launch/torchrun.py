@@ -13,7 +13,7 @@ from typing import Any
 from trainer.config.redact import text
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import private
-from trainer.host.board import OwnBoard
+from trainer.host.notes_board import OwnBoard
 from trainer.launch.in_process import teed
 from trainer.launch.torchrun_handover import Handover, handover
 from trainer.launch.whereabouts import environment, leave_plan

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.errors import RunFailed, UserError
 from trainer.host import private
-from trainer.host.board import FolderBoard, OwnBoard, SealedBoard
+from trainer.host.notes_board import FolderBoard, OwnBoard, SealedBoard
 from trainer.planning.run_secret import LEAST as LEAST_SECRET
 from trainer.planning.run_secret import VARIABLE as SECRET
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from trainer.host.board import Board
+from trainer.host.notes_board import Board
 from trainer.planning.placement import Process
 from trainer.planning.plan import Plan
 from trainer.run_folder.json_files import leave

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.run_config import RunConfig
-from trainer.data.turns import Turn
+from trainer.data.batch_reordering import Turn
 from trainer.planning.plan import Plan
 
 
@@ -20,7 +20,7 @@ class Assignment:
         secrets: what is never printed.
         imported: packages that the launcher has imported while it checked the config.
         resume: folder of the checkpoint that the run goes on from; empty: it begins.
-        turns: since that checkpoint, how the batches come in another order (:mod:`trainer.data.turns`).
+        turns: since that checkpoint, how the batches come in another order (:mod:`trainer.data.batch_reordering`).
         again: these are not the first processes of this job: others have died.
     """
 

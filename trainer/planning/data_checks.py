@@ -11,8 +11,8 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.metrics import best
-from trainer.planning.answers import refusals
 from trainer.planning.checked import Checked
+from trainer.planning.user_class_checks import refusals
 from trainer.wording import counted
 
 

@@ -15,8 +15,8 @@ from trainer.config.run_config import RunConfig
 from trainer.data.images.listing import EXTENSIONS, images_in, is_image
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError, why
-from trainer.planning.answers import asked, checked_facts
 from trainer.planning.batches import AUTO
+from trainer.planning.user_class_checks import asked, checked_facts
 from trainer.strategies.builtin import EVALUATORS
 from trainer.wording import some
 

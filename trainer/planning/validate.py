@@ -16,8 +16,7 @@ from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.cache import check_code
-from trainer.host.writable import check_name
-from trainer.planning.answers import check_declaration, refusals
+from trainer.host.folder_checks import check_name
 from trainer.planning.batches import (
     FIRST_TRY,
     at_most,
@@ -56,6 +55,7 @@ from trainer.planning.processes import (
 from trainer.planning.run_secret import check_secret
 from trainer.planning.stream_checks import with_length
 from trainer.planning.tracking_store import check_store
+from trainer.planning.user_class_checks import check_declaration, refusals
 from trainer.strategies.contract import Declaration
 
 

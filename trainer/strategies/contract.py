@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-    from trainer.host.board import OwnBoard
+    from trainer.host.notes_board import OwnBoard
     from trainer.optim.groups import Rate
     from trainer.optim.updater import Updater
 
@@ -300,7 +300,7 @@ class Strategy(ABC):
         """On all workers at once, between two updates: what it takes to go on besides the model.
 
         Args:
-            folder: of the checkpoint to come, where other processes of the strategy write (``trainer.checkpoint.sealed``).
+            folder: of the checkpoint to come, where other processes of the strategy write (``trainer.checkpoint.durable_folder``).
 
         Raises:
             RunFailed: the optimizer is elsewhere, and this method is not the strategy's own.

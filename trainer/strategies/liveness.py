@@ -7,7 +7,7 @@ import time
 
 import torch.distributed as dist
 
-from trainer.host.board import FOREVER, OwnBoard
+from trainer.host.notes_board import FOREVER, OwnBoard
 
 ANSWER_S = 2.0
 STORE_S = 3.0

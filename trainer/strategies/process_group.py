@@ -13,7 +13,7 @@ from torch import nn
 
 from trainer.config.schema import GroupStrategy
 from trainer.errors import RunFailed, first_line
-from trainer.host.board import NoNote
+from trainer.host.notes_board import NoNote
 from trainer.strategies.contract import Seat
 from trainer.strategies.liveness import RollCall
 

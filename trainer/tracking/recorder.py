@@ -21,8 +21,8 @@ from trainer.host import interpreter
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.json_files import leave
 from trainer.tracking import reopened_run, tracking_file
-from trainer.tracking.answers import tell
 from trainer.tracking.mlflow_run import LOGS, Follower
+from trainer.tracking.recorder_answers import tell
 from trainer.tracking.tracking_file import Remembered
 
 EVERY_S = 1.0

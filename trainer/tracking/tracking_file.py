@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.sealed import sync
-from trainer.run_folder.again import POINTS
+from trainer.checkpoint.durable_folder import sync
+from trainer.run_folder.back_to_checkpoint import POINTS
 from trainer.run_folder.json_files import leave
 
 FILE = "tracking.json"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint import store, tree
+from trainer.checkpoint import store, tensor_tree
 from trainer.errors import UserError
 from trainer.weights import server_parts
 
@@ -71,7 +71,7 @@ def read(folder: Path, averaged: bool = False) -> Tensors:
 
 def _part(path: Path) -> WorkerWeights:
     try:
-        return WorkerWeights(**tree.read(path, [*WorkerWeights.__dataclass_fields__]))
+        return WorkerWeights(**tensor_tree.read(path, [*WorkerWeights.__dataclass_fields__]))
     except TypeError as error:
         raise UserError(str(path), "it is no worker's part of a checkpoint") from error
 

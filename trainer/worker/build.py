@@ -34,7 +34,7 @@ from trainer.metrics.best import EarlyStop, is_plateau
 from trainer.metrics.binary import Binary
 from trainer.metrics.classification import Classification
 from trainer.metrics.contract import Objective
-from trainer.metrics.own import OwnMetrics
+from trainer.metrics.user_metrics import OwnMetrics
 from trainer.optim.averaged import averaged_weights
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
@@ -43,7 +43,7 @@ from trainer.worker.callbacks import made
 from trainer.worker.loop import Rhythm, Training
 from trainer.worker.model import Updaters, arithmetic, build_model, save, seed_all
 from trainer.worker.nonfinite import KINDS
-from trainer.worker.own_strategy import check_set_up
+from trainer.worker.user_strategy import check_set_up
 
 UNLIMITED = 1 << 62
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint import sealed, store
-from trainer.checkpoint.tree import Packed, read
+from trainer.checkpoint import durable_folder, store
+from trainer.checkpoint.tensor_tree import Packed, read
 from trainer.checkpoint.writer import BackgroundWriter, complete, write_part
 from trainer.config.schema import CheckpointConfig
 from trainer.errors import Preempted, RunFailed, why
@@ -236,7 +236,7 @@ class Checkpoints:
             return
         failed = failed or complete(folder, about, names, self.patience_s)
         if failed:
-            sealed.begin(folder)
+            durable_folder.begin(folder)
             print(f"no checkpoint at {folder.name}: {failed}; the one before stays, and it is tried again", flush=True)
             return
         try:

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from trainer.data.batch_reordering import Turn
 from trainer.data.feed import Feed
-from trainer.data.turns import Turn
 from trainer.metrics.best import AVERAGED, RAW, EarlyStop
 from trainer.metrics.contract import Objective, Sums
-from trainer.metrics.own import OwnMetrics
+from trainer.metrics.user_metrics import OwnMetrics
 from trainer.models.empty_batch import counting
 from trainer.optim.averaged import AveragedWeights
 from trainer.run_folder.report import Report
@@ -74,7 +74,7 @@ class Training:
         compiling: what is said to be done in the first update, where that is long.
         guard: what is done about numbers that are not finite.
         skipped, in_a_row: updates that were left out, and the last of them without another between.
-        turns: the epochs whose batches come in another order, see :mod:`trainer.data.turns`.
+        turns: the epochs whose batches come in another order, see :mod:`trainer.data.batch_reordering`.
     """
 
     model: nn.Module

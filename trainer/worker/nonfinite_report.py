@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trainer.errors import first_line
-from trainer.run_folder.again import REPORT
+from trainer.run_folder.back_to_checkpoint import REPORT
 from trainer.run_folder.json_files import leave
 from trainer.strategies.contract import FullModel
 

@@ -23,12 +23,12 @@ from trainer.models.residual import NoResidualBlocks, last_norms
 from trainer.models.rows import tables
 from trainer.optim.groups import Groups, check_patterns, grouped, optimizer_of, rates
 from trainer.optim.sparse import rule_of
-from trainer.planning.answers import refusals
 from trainer.planning.auto import ModelFacts
+from trainer.planning.user_class_checks import refusals
 from trainer.strategies.contract import Declaration
 from trainer.wording import counted
 from trainer.worker.callbacks import HOOKS
-from trainer.worker.own_strategy import check_worker
+from trainer.worker.user_strategy import check_worker
 
 IMAGE_DIMENSIONS = 3
 Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
@@ -129,7 +129,7 @@ def try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str, 
     Raises:
         UserError: one cannot be used.
     """
-    from trainer.metrics.own import try_out
+    from trainer.metrics.user_metrics import try_out
 
     outputs = _forward(model, facts, facts.val_shape or facts.shape, train=False)
     classes = outputs.shape[1] if isinstance(outputs, torch.Tensor) and outputs.dim() == 2 else facts.classes

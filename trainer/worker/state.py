@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.checkpoint.tree import on_device
+from trainer.checkpoint.tensor_tree import on_device
 from trainer.errors import RunFailed
 from trainer.strategies.contract import Share
 from trainer.worker.loop import Training

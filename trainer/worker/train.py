@@ -16,11 +16,11 @@ import torch
 from trainer.config.instantiate import call_target, for_saved_weights, locate
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
+from trainer.data.batch_reordering import Turn
 from trainer.data.reading_processes import deaths_named
 from trainer.data.sampler import (
     training_sampler,
 )
-from trainer.data.turns import Turn
 from trainer.errors import PREEMPTED, Preempted
 from trainer.host.pulse import Pulse
 from trainer.host.requests import requests, say_leaving

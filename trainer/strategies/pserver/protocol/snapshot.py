@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from trainer.checkpoint import sealed
+from trainer.checkpoint import durable_folder
 from trainer.weights.server_parts import ServerFile, part_name
 
 FORMAT = 2
@@ -47,7 +47,7 @@ class Snapshot:
 
 def begin(folder: Path) -> Path:
     """Remove parts of a save that was never completed, before the servers write. Returns the folder."""
-    return sealed.begin(folder)
+    return durable_folder.begin(folder)
 
 
 def write_part(folder: Path, server: int, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ def write_part(folder: Path, server: int, tensors: dict[str, torch.Tensor], meta
     """
     ready = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     header = {"meta": json.dumps(meta), "format_version": str(FORMAT), "server": str(server)}
-    sealed.write(folder, part_name(server), lambda path: save_file(ready, path, metadata=header))
+    durable_folder.write(folder, part_name(server), lambda path: save_file(ready, path, metadata=header))
 
 
 def complete(folder: Path, servers: int) -> None:
@@ -71,11 +71,11 @@ def complete(folder: Path, servers: int) -> None:
     Raises:
         UserError: a part is missing or damaged, or two parts describe one table differently.
     """
-    sealed.check_own(folder)
+    durable_folder.check_own(folder)
     names = [part_name(server) for server in range(servers)]
-    sealed.seals(folder, names)
+    durable_folder.seals(folder, names)
     write_index(folder, servers)
-    sealed.complete(folder, [*names, INDEX], FORMAT)
+    durable_folder.complete(folder, [*names, INDEX], FORMAT)
 
 
 def write_index(folder: Path, servers: int) -> None:
@@ -84,10 +84,10 @@ def write_index(folder: Path, servers: int) -> None:
     Raises:
         UserError: two parts describe one table differently.
     """
-    partial = sealed.partial_of(folder)
+    partial = durable_folder.partial_of(folder)
     metas = [ServerFile(server, partial / part_name(server)).meta for server in range(servers)]
     index = json.dumps(_index(partial, metas), indent=1)
-    sealed.write(folder, INDEX, lambda path: path.write_text(index))
+    durable_folder.write(folder, INDEX, lambda path: path.write_text(index))
 
 
 def read(folder: Path, verify: bool = True) -> Snapshot:
@@ -99,14 +99,14 @@ def read(folder: Path, verify: bool = True) -> Snapshot:
     Raises:
         UserError: there is none, it is incomplete or damaged, or of another format version; it names the file.
     """
-    folder = sealed.whole(folder, FORMAT, verify)
+    folder = durable_folder.whole(folder, FORMAT, verify)
     index = json.loads((folder / INDEX).read_text())
     parts = [ServerFile(server, folder / part_name(server)) for server in range(index["servers"])]
     try:
         for part in parts:
             part.keys()
     except SafetensorError as error:
-        raise sealed.refused(part.path, f"it cannot be read as safetensors ({error})") from None
+        raise durable_folder.refused(part.path, f"it cannot be read as safetensors ({error})") from None
     return Snapshot(folder, index["servers"], index["tables"], index["dense"], index["meta"], parts)
 
 
@@ -117,7 +117,7 @@ def _index(folder: Path, metas: list[dict[str, Any]]) -> dict[str, Any]:
         for name, table in meta.get("tables", {}).items():
             known = tables.setdefault(name, {**table, "rows": 0})
             if {**known, "rows": 0} != {**table, "rows": 0}:
-                raise sealed.refused(
+                raise durable_folder.refused(
                     folder / part_name(server), f"table {name} is described otherwise than by other servers"
                 )
             known["rows"] += table["rows"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.checkpoint import sealed
+from trainer.checkpoint import durable_folder
 from trainer.errors import RunFailed
 from trainer.weights.server_parts import part_name
 
@@ -27,7 +27,7 @@ MARK = re.compile(r"shared\.\d+\.tmp")
 def mark(folder: Path) -> str:
     """Leave a file of a random name where the parts go, by which a server sees that it shares the folder. Returns the
     name."""
-    partial = sealed.partial_of(folder)
+    partial = durable_folder.partial_of(folder)
     partial.mkdir(parents=True, exist_ok=True)
     name = f"shared.{secrets.randbelow(10**12)}.tmp"
     (partial / name).touch()
@@ -36,13 +36,13 @@ def mark(folder: Path) -> str:
 
 def is_shared(folder: Path, name: str) -> bool:
     """Whether this server sees the file that :func:`mark` left in the folder."""
-    return MARK.fullmatch(name) is not None and (sealed.partial_of(folder) / name).is_file()
+    return MARK.fullmatch(name) is not None and (durable_folder.partial_of(folder) / name).is_file()
 
 
 def piece(folder: Path, server: int, first: int) -> tuple[dict[str, Any], np.ndarray]:
     """Size and checksum of a snapshot part, and its bytes from ``first`` on, at most :data:`PIECE`."""
-    path = sealed.partial_of(folder) / part_name(server)
-    seal = dict(json.loads(sealed.seal_of(path).read_text()))
+    path = durable_folder.partial_of(folder) / part_name(server)
+    seal = dict(json.loads(durable_folder.seal_of(path).read_text()))
     with path.open("rb") as file:
         file.seek(first)
         return seal, np.frombuffer(file.read(PIECE), dtype=np.uint8)
@@ -50,8 +50,8 @@ def piece(folder: Path, server: int, first: int) -> tuple[dict[str, Any], np.nda
 
 def forget(folder: Path, server: int) -> None:
     """Remove a snapshot part that is elsewhere now, and its folders if nothing else is in them."""
-    path = sealed.partial_of(folder) / part_name(server)
-    for file in (path, sealed.seal_of(path)):
+    path = durable_folder.partial_of(folder) / part_name(server)
+    for file in (path, durable_folder.seal_of(path)):
         file.unlink(missing_ok=True)
     with suppress(OSError):
         path.parent.rmdir()
@@ -67,7 +67,7 @@ def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, A
     Raises:
         RunFailed: what came is not what was written there.
     """
-    path = sealed.partial_of(folder) / part_name(server)
+    path = durable_folder.partial_of(folder) / part_name(server)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         while True:
@@ -77,7 +77,7 @@ def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, A
             file.write(some.data)
         file.flush()
         os.fsync(file.fileno())
-    if sealed.fingerprint(temporary) != dict(seal):
+    if durable_folder.fingerprint(temporary) != dict(seal):
         raise RunFailed(f"the part of server {server} has come damaged from its host: {path}")
     os.replace(temporary, path)
-    sealed.seal_of(path).write_text(json.dumps(dict(seal)))
+    durable_folder.seal_of(path).write_text(json.dumps(dict(seal)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.strategies.pserver.protocol.intervals import Intervals
+from trainer.strategies.pserver.protocol.index_intervals import Intervals
 from trainer.strategies.pserver.protocol.messages import Malformed
 
 

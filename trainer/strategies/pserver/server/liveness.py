@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainer.errors import RunFailed
-from trainer.host.board import Board
+from trainer.host.notes_board import Board
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb
 from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases

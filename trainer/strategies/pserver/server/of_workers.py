@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint import store, tree
+from trainer.checkpoint import store, tensor_tree
 from trainer.optim.states import COLUMNS, States, by_name
 from trainer.optim.updater import UpdaterState
 from trainer.strategies.pserver.protocol.layout import TableSpec
@@ -34,7 +34,9 @@ def saved_by_workers(folder: Path, shard: Shard) -> Saved:
     Args:
         shard: of the run that goes on; the tables of its layout are looked for.
     """
-    part = FirstWorkerState(**tree.read(folder / store.parts(folder)[0], [*FirstWorkerState.__dataclass_fields__]))
+    part = FirstWorkerState(
+        **tensor_tree.read(folder / store.parts(folder)[0], [*FirstWorkerState.__dataclass_fields__])
+    )
     updater, model = UpdaterState(**part.strategy["updater"]), part.model
     states = by_name(updater.optimizer, updater.names)
     tables = {f"{spec.name}.weight": spec for spec in shard.layout.tables}

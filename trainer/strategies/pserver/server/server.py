@@ -13,8 +13,8 @@ import torch
 from trainer.config.instantiate import call_target
 from trainer.errors import RunFailed
 from trainer.host import descriptors
-from trainer.host.board import NoNote
 from trainer.host.files import replace_file
+from trainer.host.notes_board import NoNote
 from trainer.host.pulse import Pulse
 from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.contract import Seat

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.strategies.contract import Lease
-from trainer.strategies.pserver.protocol.intervals import Intervals
+from trainer.strategies.pserver.protocol.index_intervals import Intervals
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.worker.client import Client
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from trainer.checkpoint import sealed, store
+from trainer.checkpoint import durable_folder, store
 from trainer.errors import UserError
 from trainer.planning.resume import CHECKPOINTS
 from trainer.terminal.screen import Screen
@@ -111,7 +111,9 @@ def verified(path: Path) -> int:
             broken = 1
             screen.print(f"{folder.name}  DAMAGED  {found}")
         else:
-            screen.print(f"{folder.name}  whole  {len(sealed.files(store.check(folder, False), store.FORMAT))} files")
+            screen.print(
+                f"{folder.name}  whole  {len(durable_folder.files(store.check(folder, False), store.FORMAT))} files"
+            )
     return broken
 
 
@@ -132,7 +134,7 @@ def shown(folder: Path) -> int:
             ("written", f"{age(folder)} ago"),
         ],
     )
-    screen.facts("Files", [(name, size(bytes_of(folder, name))) for name in sealed.files(folder, store.FORMAT)])
+    screen.facts("Files", [(name, size(bytes_of(folder, name))) for name in durable_folder.files(folder, store.FORMAT)])
     screen.facts("Config", [])
     screen.print(yaml.safe_dump(dict(about.config), sort_keys=False, allow_unicode=True).rstrip())
     return 0
@@ -154,7 +156,7 @@ def size(count: int) -> str:
 
 def age(folder: Path) -> str:
     """Since it was completed."""
-    marker = folder / sealed.MARKER
+    marker = folder / durable_folder.MARKER
     if not marker.is_file():
         return ""
     seconds = max(0.0, time.time() - marker.stat().st_mtime)

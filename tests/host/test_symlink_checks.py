@@ -14,7 +14,7 @@ from tests.runs import SMALL
 from trainer.errors import UserError
 from trainer.host import private
 from trainer.host.files import replace_file
-from trainer.host.links import check_run_folder
+from trainer.host.symlink_checks import check_run_folder
 from trainer.job.pictures import curves
 from trainer.run_folder.report import Report
 from trainer.worker import example

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from trainer.checkpoint.tree import DEEPEST, KINDS, Packed, read
+from trainer.checkpoint.tensor_tree import DEEPEST, KINDS, Packed, read
 from trainer.errors import UserError
 
 KIND = st.sampled_from(sorted(KINDS, key=str))
@@ -239,6 +239,6 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pyte
     def full(*_: Any, **__: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("trainer.checkpoint.tree.save_file", full)
+    monkeypatch.setattr("trainer.checkpoint.tensor_tree.save_file", full)
     with pytest.raises(OSError, match="No space left on device"):
         Packed({"a": torch.zeros(10)}).write(tmp_path / "state")

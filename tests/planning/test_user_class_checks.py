@@ -13,7 +13,7 @@ from trainer.job.job import prepared
 from trainer.job.ready import Ready, get_ready
 from trainer.strategies.contract import Strategy
 from trainer.strategies.single import Single
-from trainer.worker.own_strategy import check_set_up
+from trainer.worker.user_strategy import check_set_up
 
 HERE = "tests.planning.mistakes"
 

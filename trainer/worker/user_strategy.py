@@ -8,7 +8,7 @@ from torch import nn
 
 from trainer.config.instantiate import locate
 from trainer.errors import RunFailed, UserError
-from trainer.planning.answers import kind
+from trainer.planning.user_class_checks import kind
 from trainer.strategies.contract import Declaration, Strategy
 
 

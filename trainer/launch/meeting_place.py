@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from trainer.host.board import FolderBoard, OwnBoard, SealedBoard
+from trainer.host.notes_board import FolderBoard, OwnBoard, SealedBoard
 from trainer.host.patient_store import PatientStore
 
 BOARD, GROUP = "board", "group"

@@ -16,7 +16,7 @@ from sklearn import metrics as truth
 from trainer.errors import RunFailed, UserError
 from trainer.metrics.best import Best, EarlyStop, falls
 from trainer.metrics.exchange import exchanged
-from trainer.metrics.own import OwnMetrics, probabilities, try_out
+from trainer.metrics.user_metrics import OwnMetrics, probabilities, try_out
 
 CLASSES = 5
 
@@ -90,8 +90,8 @@ NODES: dict[str, dict[str, Any]] = {
     "f1w": {"_target_": f"{TORCHMETRICS}F1Score", "num_classes": CLASSES, "average": "weighted"},
     "auroc": {"_target_": f"{TORCHMETRICS}AUROC", "num_classes": CLASSES, "thresholds": None},  # keeps every sample
     "ece": {"_target_": f"{TORCHMETRICS}CalibrationError", "num_classes": CLASSES, "n_bins": 7},
-    "least": {"_target_": "tests.metrics.test_own.least"},
-    "sums": {"_target_": "tests.metrics.test_own.Sums"},
+    "least": {"_target_": "tests.metrics.test_user_metrics.least"},
+    "sums": {"_target_": "tests.metrics.test_user_metrics.Sums"},
 }
 
 
@@ -207,10 +207,10 @@ class Breaks(Sums):
         ({"_target_": f"{TORCHMETRICS}F1Score", "num_classes": 4}, r"metrics\.m \(.*\): does not take probabilities \(N, 5\) and labels \(N,\): "),
         ({"_target_": f"{TORCHMETRICS}F1Score", "num_classes": 5, "average": "none"}, r"compute\(\) gives \(5,\) values instead of one; choose an average"),
         ({"_target_": f"{TORCHMETRICS}F1Score"}, r"metrics\.m \(.*\): called with nothing it says: "),
-        ({"_target_": "tests.metrics.test_own.Several"}, r"compute\(\) gives a dict instead of a number; give each value a metric of its own"),
+        ({"_target_": "tests.metrics.test_user_metrics.Several"}, r"compute\(\) gives a dict instead of a number; give each value a metric of its own"),
         ({"_target_": "torch.nn.Identity"}, r"has no method update\(\)"),
-        ({"_target_": "tests.metrics.test_own.NoSums"}, r"does not say how the workers' parts are put together\. Type instead: a subclass of torchmetrics\.Metric, or sums = "),
-        ({"_target_": "tests.metrics.test_own.Missing"}, r"has no attribute 'nowhere', which its sums name"),
+        ({"_target_": "tests.metrics.test_user_metrics.NoSums"}, r"does not say how the workers' parts are put together\. Type instead: a subclass of torchmetrics\.Metric, or sums = "),
+        ({"_target_": "tests.metrics.test_user_metrics.Missing"}, r"has no attribute 'nowhere', which its sums name"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_with_is_refused(node: dict[str, Any], why: str) -> None:
@@ -219,14 +219,14 @@ def test_what_cannot_be_measured_with_is_refused(node: dict[str, Any], why: str)
 
 
 def test_a_metric_that_breaks_ends_the_run_with_its_file_and_line() -> None:
-    own = OwnMetrics({"b": {"_target_": "tests.metrics.test_own.Breaks"}})
+    own = OwnMetrics({"b": {"_target_": "tests.metrics.test_user_metrics.Breaks"}})
     own.add(*samples(3))
-    with pytest.raises(RunFailed, match=r"metrics\.b \(tests.metrics.test_own.Breaks\) broke in compute, .*test_own\.py:\d+: ValueError: too many\nTraceback"):  # fmt: skip
+    with pytest.raises(RunFailed, match=r"metrics\.b \(tests.metrics.test_user_metrics.Breaks\) broke in compute, .*test_user_metrics\.py:\d+: ValueError: too many\nTraceback"):  # fmt: skip
         own.values([])
 
 
 def test_a_class_says_which_way_is_better() -> None:
-    assert try_out("m", {"_target_": "tests.metrics.test_own.Falling"}, CLASSES, False) is False
+    assert try_out("m", {"_target_": "tests.metrics.test_user_metrics.Falling"}, CLASSES, False) is False
     assert try_out("m", NODES["ece"], CLASSES, False) is False and try_out("m", NODES["f1w"], CLASSES, False) is True
     assert try_out("m", NODES["sums"], CLASSES, False) is None
     lower = {"val/ece": True, "val/odd_loss": False}

@@ -12,7 +12,7 @@ from trainer.errors import UserError
 from trainer.job.ready import Ready
 from trainer.planning.resume import CHECKPOINTS, Resume
 from trainer.run_folder import lives
-from trainer.run_folder.again import bring, go_back
+from trainer.run_folder.back_to_checkpoint import bring, go_back
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.leftovers import clear
 from trainer.run_folder.lives import Life

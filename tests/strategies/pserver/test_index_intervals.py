@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.strategies.pserver.protocol.intervals import Intervals
+from trainer.strategies.pserver.protocol.index_intervals import Intervals
 
 pairs = st.tuples(st.integers(0, 20), st.integers(0, 20))
 

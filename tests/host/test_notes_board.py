@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from trainer.host.board import FolderBoard, NoNote, OwnBoard, SealedBoard
+from trainer.host.notes_board import FolderBoard, NoNote, OwnBoard, SealedBoard
 
 SOON = datetime.timedelta(seconds=0.05)
 SECRET = secrets.token_bytes(32)

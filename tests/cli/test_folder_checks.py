@@ -20,7 +20,7 @@ import pytest
 from tests.cli.conftest import Run
 from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError
-from trainer.host.writable import check_folder, check_name
+from trainer.host.folder_checks import check_folder, check_name
 from trainer.planning import tracking_store
 from trainer.planning.tracking_store import check_store, try_store
 
