@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KEYS = [key for section in keys.sections() for key in section.keys]
 NO_UNIT = {
     "probability", "delay_compensation", "staleness_power",
-    "seed", "split_seed", "draw_seed", "node_rank", "master_port",  # numbers that name something
+    "seed", "split_seed", "draw_seed", "node_rank", "rank", "master_port",  # numbers that name something
     "lr", "weight_decay", "momentum", "eps", "clip_norm", "clip_value", "init_scale", "initial_accumulator_value",  # in units of parameters and gradients, which have none
     "warmup_start", "gamma", "final", "initial", "least", "layer_decay",  # factors
     "power", "min_delta",  # an exponent; in units of the metric
