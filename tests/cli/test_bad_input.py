@@ -237,7 +237,7 @@ TARGETS = [
     digits("model._target_=torchvision.models.resnet5O", "has no 'resnet5O'", instead="torchvision.models.resnet50"),
     digits("model._target_=trainer.models.lenet.Lenet", "has no 'Lenet'", instead="trainer.models.lenet.LeNet"),
     digits("loss._target_=torch.nn.CrossEntropy", "has no 'CrossEntropy'", instead="torch.nn.CrossEntropyLoss"),
-    digits("strategy._target_=trainer.strategies.builtin.Singel", "has no 'Singel'", instead="builtin.Single"),
+    digits("strategy._target_=trainer.strategies.builtin.SingelDeclaration", "has no 'SingelDeclaration'", instead="builtin.SingleDeclaration"),
     digits("+optimizer.foo=1", "optimizer.foo", "torch.optim.SGD takes no such argument", "momentum, dampening"),
     digits("+optimizer.dampenin=0.1", "takes no such argument", instead="+optimizer.dampening=0.1"),
     digits("+model.foo=1", "model.foo", "LeNet takes no such argument", "num_classes, in_channels"),

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KEYS = [key for section in keys.sections() for key in section.keys]
 NO_UNIT = {
     "probability", "delay_compensation", "staleness_power",
-    "seed", "split_seed", "draw_seed", "node_rank", "rank", "master_port",  # numbers that name something
+    "seed", "split_seed", "draw_seed", "node_rank", "launch.rank", "master_port",  # numbers that name something
     "lr", "weight_decay", "momentum", "eps", "clip_norm", "clip_value", "init_scale", "initial_accumulator_value",  # in units of parameters and gradients, which have none
     "warmup_start", "gamma", "final", "initial", "least", "layer_decay",  # factors
     "power", "min_delta",  # an exponent; in units of the metric
@@ -50,7 +50,7 @@ def undocumented(key: keys.Key) -> str:
         return f"help {key.help!r}"
     if key.kind is None and not key.choices and not key.rule["texts"]:
         return "neither a type nor the words that it takes"
-    if key.kind in (int, float) and bool(key.unit) == (key.path.rpartition(".")[2] in NO_UNIT):
+    if key.kind in (int, float) and bool(key.unit) == bool({key.path, key.path.rpartition(".")[2]} & NO_UNIT):
         return "neither a unit nor a place among those without, or both"
     return ""
 

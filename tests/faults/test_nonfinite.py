@@ -76,7 +76,7 @@ def test_rewound_run_sees_other_batches_and_has_each_point_once(
     assert done.returncode == 0, done.stdout + done.stderr
     run, (plain, seen) = tmp_path / "run", undisturbed
     assert "rewind 1 of 3: all processes are started again, from step-000000004, with the batches in another order" in done.stdout  # fmt: skip
-    assert "restart 1 of 3: all processes are started again, from step-000000004\n" in done.stdout
+    assert "restart 1 of 3: all processes are started again, from step-000000004; " in done.stdout
     result = read(run / "result.json")
     assert (result["rewinds"], result["restarts"], result["steps"]) == (1, 1, 20)
     first, report, anew = seen[:7], seen[6:7], [*seen[7:10], *seen[4:6], seen[7]]

@@ -88,7 +88,7 @@ class Declaration(ABC):
 
     def leased(self, config: RunConfig) -> bool:
         """Training data is handed out in blocks while an epoch lasts, not split beforehand."""
-        return self.traits.leases and config.data.work != "static"
+        return self.traits.leases and config.data.work in (("auto", "leased") if config.sampler.shard else ("leased",))
 
     def roles(self, workers: int, launch: LaunchConfig) -> dict[str, int]:
         """Which roles, and how many processes of each, for so many workers."""

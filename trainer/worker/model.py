@@ -103,7 +103,8 @@ def save(model: nn.Module, path: Path) -> None:
     from safetensors.torch import save_model
 
     with replacing(path) as part, without_empty_tables(model) as absent:
-        save_model(model, str(part), metadata={"format": "pt", tensor_files.LEFT_OUT: " ".join(absent)})
+        # One entry alone: safetensors writes several in an order of chance, and equal models have equal files.
+        save_model(model, str(part), metadata={tensor_files.LEFT_OUT: " ".join(absent)} if absent else {"format": "pt"})
 
 
 def seed_all(seed: int) -> None:

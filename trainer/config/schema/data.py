@@ -24,7 +24,7 @@ class DataConfig:
     prefetch: Any = key(
         "auto", "batches that each of these processes keeps ready", "batches", ge=1, le=10_000, or_auto=True
     )
-    work: str = key("auto", "split beforehand, or leased in blocks while the epoch lasts (auto: where the strategy can)", choices=("auto", "static", "leased"))  # fmt: skip
+    work: str = key("auto", "split beforehand, or leased in blocks while the epoch lasts (auto: where strategy and sampler can)", choices=("auto", "static", "leased"))  # fmt: skip
     lease_batches: Optional[int] = key(None, "batches in a leased block (null: 8 blocks per worker and epoch, of at most 64)", "batches", ge=1)  # fmt: skip
     steps_per_epoch: Optional[int] = key(None, "of a stream: updates of an epoch (null: from its number of samples, where the source knows it)", "updates", ge=1)  # fmt: skip
     shard: str = key("samples", "of a stream: workers take its samples in turn, or read files of their own, or all of it each", choices=("samples", "files", "none"))  # fmt: skip
