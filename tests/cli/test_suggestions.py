@@ -54,6 +54,8 @@ def refusal(app: Any, argv: list[str]) -> UserError | None:
             validate.check(compose.plain(config), compose.typed_keys(job))
     except UserError as error:
         return error
+    except OSError as error:  # as trainer/__main__.py tells it
+        return UserError(str(error.filename), str(error.strerror))
     return None
 
 

@@ -14,6 +14,9 @@ from trainer.errors import UserError, first_line
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
+LONGEST_KEY = 100
+"""Letters; what is longer is not a mistyped key, and is not proposed as one."""
+
 
 def explain(vocabulary: Vocabulary, error: Exception) -> UserError:
     """The sentence for the user about an exception that came out of composing a config."""
@@ -59,7 +62,9 @@ def _malformed(vocabulary: Vocabulary, typed: str) -> UserError:
         if name in vocabulary.options("recipe"):
             return UserError(typed, "a recipe is chosen with +recipe", f"+recipe={name}")
         near = keys.nearest_key(name, vocabulary.keys())
-        return UserError(typed, "an override is KEY=VALUE", f"{near or name}=VALUE")
+        return UserError(
+            typed, "an override is KEY=VALUE", f"{near or (name if len(name) <= LONGEST_KEY else 'KEY')}=VALUE"
+        )
     if "${" in value:
         return UserError(typed, "a value from elsewhere is ${KEY} or ${oc.env:NAME}", f"{name}=${{KEY}}")
     closing = "".join({"[": "]", "{": "}"}[c] for c in reversed(value) if c in "[{")

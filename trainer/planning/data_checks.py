@@ -127,10 +127,14 @@ def check_validation(config: RunConfig, typed: set[str]) -> None:
         raise UserError(f"checkpoint.keep_best={best_kept}", f"{none}, so no checkpoint is the best", "checkpoint.keep_best=0 (or validation=true)")  # fmt: skip
     for name in config.metrics:
         raise UserError(f"metrics.{name}", f"is measured in validations, and {none}", f"~metrics.{name} (or validation=true)")  # fmt: skip
-    without = {"limit_val_batches": "null", "execution.val_every": "1", "execution.val_every_steps": "null", "data.val_batch_size": "null"}  # fmt: skip
-    for key in without:
-        if key in typed:
-            raise UserError(key, none, f"{key}={without[key]} (or validation=true)")
+    told = config.execution
+    idle = [
+        ("limit_val_batches", config.limit_val_batches, None), ("execution.val_every", told.val_every, 1),
+        ("execution.val_every_steps", told.val_every_steps, None), ("data.val_batch_size", config.data.val_batch_size, None),
+    ]  # fmt: skip
+    for key, value, usual in idle:
+        if key in typed and value != usual:
+            raise UserError(f"{key}={value}", none, f"{key}={'null' if usual is None else usual} (or validation=true)")
 
 
 def check_metric_names(config: RunConfig, facts: Facts) -> None:
