@@ -190,7 +190,7 @@ def test_click_workers_read_all_rows_in_order_with_a_line_per_batch(tmp_path: Pa
     ("line", "said"),
     [
         ("+recipe=digits_lenet sampler.shard=false data.global_batch_size=64", "sampler.shard=false.*global_batch_size=64"),
-        ("+recipe=wide_and_deep sampler.shard=false", "sampler.shard=false.*lease.*data.work=static"),
+        ("+recipe=wide_and_deep sampler.shard=false data.work=leased", "sampler.shard=false.*lease.*data.work=static"),
         ("+recipe=digits_lenet sampler.shard=false data.read=scatter strategy=collective launch.nproc=2", "sampler.shard=false.*data.read=each"),
         ("+recipe=digits_lenet sampler.shard=false sampler=class_balanced", "sampler.shard=false.*sampler.order=each_once"),
         ("+recipe=resnet50_flowers_demo data.train_split=tstid", "data.train_split=tstid.*data=flowers102"),

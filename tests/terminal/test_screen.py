@@ -63,6 +63,9 @@ class Terminal:
         lines += text.replace("\r\n", "\n").replace("\r", "\n").splitlines()
 
 
+WORKER = SimpleNamespace(role="worker", rank=0)
+
+
 def everything() -> None:
     """Each kind of line."""
     out = Screen()
@@ -118,7 +121,7 @@ def test_a_sweeps_table_fits_the_terminal_and_says_what_is_left_out(
 )
 def test_the_last_line_is_english(mode: str, metrics: dict[str, float], said: str) -> None:
     done = Result("done", "", metrics=metrics, samples=359, seconds=3.4, mode=mode)
-    assert last_lines._done(done, SimpleNamespace()) == said  # type: ignore[arg-type]
+    assert last_lines._done(done, SimpleNamespace(plan=SimpleNamespace(here=[WORKER]))) == said  # type: ignore[arg-type]
 
 
 def test_what_is_redirected_is_neither_wrapped_nor_padded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +249,7 @@ def test_the_address_opens_the_view_of_trainings(
     uri: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = SimpleNamespace(tracking=uri.format(here=tmp_path), best="val/acc1", leased=False)
+    plan = SimpleNamespace(tracking=uri.format(here=tmp_path), best="val/acc1", leased=False, here=[WORKER])
     ready: Any = SimpleNamespace(plan=plan, checked=SimpleNamespace(config=RunConfig()))
     last_lines.say_result(Result("done", str(tmp_path), RUN, "7", steps=1), ready, ["+recipe=x"])
     [look] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("look")]
