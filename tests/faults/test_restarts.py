@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.faults.held_up import held_up
 from tests.pace import patient, wait_for
-from tests.runs import alive, family, mlflow_runs, points, read, start, trainer
+from tests.runs import alive, mlflow_runs, points, read, trainer
 from tests.zygote import Started
 
 BASE = [
@@ -38,23 +39,12 @@ def writes(process: psutil.Process, log: Path) -> bool:
 @contextlib.contextmanager
 def at_the_gate(folder: Path, *overrides: str) -> Iterator[tuple[Started, Path, list[psutil.Process]]]:
     """A run whose workers wait in their seventh update; it has ended afterwards, and its output is on the screen."""
-    process, run = start(*BASE, GATE, *overrides, cwd=folder), folder / "run"
-    everybody: list[psutil.Process] = []
 
-    def waits() -> bool:
-        assert process.poll() is None, (folder / "screen.txt").read_text()
+    def waits(run: Path) -> bool:
         return (run / "metrics.jsonl").exists() and len(points(run, "train/loss")) >= 7
 
-    try:
-        wait_for(waits, 90, "the workers wait")
-        everybody = family(process.pid)
-        yield process, run, everybody
-        process.wait(90)
-        wait_for(lambda: not alive(everybody), 15, f"{alive(everybody)} end")
-    finally:
-        process.kill()
-        for other in alive(everybody):
-            other.kill()
+    with held_up(folder, waits, *BASE, GATE, *overrides, ends_s=90) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.faults.held_up import held_up
 from tests.faults.test_ledgers import applied
 from tests.faults.test_lost import member, screen
 from tests.pace import wait_for
-from tests.runs import alive, family, points, read, start
+from tests.runs import points, read
 from tests.zygote import Started
 
 BASE = (
@@ -37,24 +38,13 @@ WORK = 80
 @contextmanager
 def at_the_gate(folder: Path, *overrides: str) -> Iterator[tuple[Started, Path, list[psutil.Process]]]:
     """A run whose first worker waits in its update ``AT``; a checkpoint is there."""
-    process, run = start(*BASE, GATE, *overrides, cwd=folder), folder / "run"
-    everybody: list[psutil.Process] = []
 
-    def waits() -> bool:
-        assert process.poll() is None, screen(folder)
+    def waits(run: Path) -> bool:
         there = (run / "metrics.jsonl").exists() and len(points(run, "train/loss")) >= AT
         return there and any((run / "checkpoints").glob("step-*[0-9]/COMPLETE"))
 
-    try:
-        wait_for(waits, 90, "the first worker waits")
-        everybody = family(process.pid)
-        yield process, run, everybody
-        process.wait(120)
-        wait_for(lambda: not alive(everybody), 15, f"{alive(everybody)} end")
-    finally:
-        process.kill()
-        for other in alive(everybody):
-            other.kill()
+    with held_up(folder, waits, *BASE, GATE, *overrides, ends_s=120) as started:
+        yield started
 
 
 def check_ledgers(run: Path, servers: int = 2) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from trainer.data.augment.randomness import own_randomness
+from trainer.data.augment.randomness import own_randomness, seed_for_sample
 from trainer.data.inputs import Inputs
 from trainer.data.opened import check_labels, check_shape
 from trainer.data.source import Facts
@@ -169,10 +168,7 @@ class Streamed(Dataset[Any]):
     def _next(self, seed: int, epoch: int) -> Any:
         """The next sample, whose random numbers follow from (seed, epoch, position); ``END`` after the last one."""
         assert self.iterator is not None
-        mixed = hash((seed, epoch, self.next)) & 0x7FFFFFFFFFFFFFFF
-        torch.default_generator.manual_seed(mixed)
-        random.seed(mixed)
-        np.random.seed(mixed % 2**32)
+        seed_for_sample(seed, epoch, self.next)
         with self._named():
             item = next(self.iterator, END)
         self.next += item is not END

@@ -25,3 +25,15 @@ def own_randomness() -> Iterator[None]:
         torch.default_generator.set_state(torch_state)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of torch, Python and numpy before code of a user's runs, which may ask any of them."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def seed_for_sample(seed: int, epoch: int, sample: int) -> None:
+    """Seed these generators with what follows from the run's seed, the epoch and the sample's number alone."""
+    seed_all(hash((seed, epoch, sample)) & 0x7FFFFFFFFFFFFFFF)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset, default_collate
 
 from trainer.data.augment.mixing import Mixing
-from trainer.data.augment.randomness import own_randomness
+from trainer.data.augment.randomness import own_randomness, seed_for_sample
 
 
 class Seeded(Dataset[Any]):
@@ -42,8 +40,5 @@ class Seeded(Dataset[Any]):
         return self.__getitems__((epoch, np.array([index])))
 
     def _sample(self, epoch: int, index: int) -> Any:
-        mixed = hash((self.seed, epoch, index)) & 0x7FFFFFFFFFFFFFFF
-        torch.default_generator.manual_seed(mixed)
-        random.seed(mixed)
-        np.random.seed(mixed % 2**32)
+        seed_for_sample(self.seed, epoch, index)
         return self.dataset[index % len(self.dataset)]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from trainer.config.instantiate import call_target
-from trainer.data.augment.randomness import own_randomness
+from trainer.data.augment.randomness import own_randomness, seed_all
 from trainer.errors import RunFailed, UserError, first_line
 
 TRIES = 8
@@ -86,10 +84,3 @@ def unlike(changed: Any, image: torch.Tensor) -> str:
         return ""
     kind = str(changed.dtype).removeprefix("torch.")
     return f"gives {tuple(changed.shape)} of {kind} instead of {tuple(image.shape)} of uint8"
-
-
-def seed_all(seed: int) -> None:
-    """Seed the generators of torch, Python and numpy before a user's own transforms run, which may ask any of them."""
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)

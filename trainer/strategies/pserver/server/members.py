@@ -95,7 +95,7 @@ class Members:
 
     def present(self) -> list[int]:
         """Ranks of the workers that are present."""
-        return [m.rank for m in self.all if not (m.left or m.lost)]
+        return [m.rank for m in self.all if m.present]
 
     def hello(self, rank: int, life: int) -> Member:
         """Note that a worker starts, or says so again; a new life takes the place of the one before."""
