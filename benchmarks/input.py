@@ -39,9 +39,11 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import datasets
 from torchvision import transforms as v1
 
+from trainer.cli.compose import compose, hydra_app, plain
 from trainer.config import schema
+from trainer.config.run_config import RunConfig
 from trainer.data.auto_num_workers import Growth, Host
-from trainer.data.feed import Feed
+from trainer.data.feed import Batch, Feed
 from trainer.data.images.source import MEAN, STD
 from trainer.data.placement import Placement
 from trainer.data.prefetch import ready_each
@@ -151,11 +153,15 @@ def node(kind: type, **given: Any) -> dict[str, Any]:
 
 def chosen(slow: bool) -> tuple[int, int, bool]:
     """Reading processes, batches that each keeps ready, and channels_last, as ``auto`` has them here for a ResNet-50; says why."""
-    config = {"precision": "auto", "execution": asdict(schema.ExecutionConfig()), "data": asdict(schema.DataConfig())}
+    with hydra_app() as app:
+        config = RunConfig.of(plain(compose(app, ["+recipe=resnet50_flowers"])))
     device = "cuda" if hardware.gpus() else "cpu"
     values, why = choose(config, device, ModelFacts(25_000_000, convolutional=True), this_machine(), 1, slow)
-    print(f"auto: num_workers={values['num_workers']} ({why['num_workers']}), prefetch={values['prefetch']} ({why['prefetch']})")  # fmt: skip
-    return values["num_workers"], values["prefetch"], values["channels_last"]
+    print(
+        f"auto: num_workers={values.num_workers} ({why['num_workers']}), prefetch={values.prefetch} ({why['prefetch']})"
+    )
+    assert isinstance(values.num_workers, int) and isinstance(values.prefetch, int)
+    return values.num_workers, values.prefetch, values.channels_last
 
 
 def ours(dataset: Dataset[Any], reading: tuple[int, int, bool]) -> Epoch:
@@ -206,9 +212,13 @@ def ours_training(splits: Splits, reading: tuple[int, int, bool]) -> tuple[Epoch
     )
     trained, epochs = Trained(), count()
 
+    def inputs(batch: Batch) -> torch.Tensor:
+        assert isinstance(batch.inputs, torch.Tensor)
+        return batch.inputs
+
     def epoch() -> int:
         every = feed.updates(next(epochs))
-        return sum(trained.step(batch.inputs, batch.labels) for _, update in every for batch in update)
+        return sum(trained.step(inputs(batch), batch.labels) for _, update in every for batch in update)
 
     return epoch, lambda: f"{growth.readers} reading at the end; {growth.said or 'the first updates did not wait'}"
 

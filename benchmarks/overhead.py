@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -25,13 +26,14 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from trainer.config.instantiate import call_target, locate
 from trainer.config.run_config import RunConfig
-from trainer.launch.forkserver import Forked, Meeting, launch
+from trainer.launch.forkserver import Forked, launch
+from trainer.launch.rendezvous import Meeting
 from trainer.launch.supervisor import Role
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
-from trainer.worker import train
-from trainer.worker.loop import train_epoch
+from trainer.worker.build import build
+from trainer.worker.loop import Training, train_epoch
 
 PLAIN = ["execution=plain", "precision=fp32", "tracking=none", "strategy=collective"]
 CASES = {
@@ -59,9 +61,11 @@ def hand_written(config: RunConfig, plan: Plan, seat: Seat, loaded: bool) -> Cal
     mean, std = (torch.tensor(v).view(-1, 1, 1) if v else None for v in (splits.mean, splits.std))
 
     def cut() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        order = torch.tensor(list(sampler))
+        data: Any = splits.train
+        order = np.array(list(sampler))
         for batch in range(len(order) // size):
-            yield splits.train.batch(order[batch * size : (batch + 1) * size])  # type: ignore[attr-defined]
+            numbers = order[batch * size : (batch + 1) * size]
+            yield data.batch(numbers) if hasattr(data, "batch") else data.augmented((0, 0), numbers)
 
     def epoch(number: int) -> int:
         model.train()
@@ -86,7 +90,7 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(int(plan.chosen.threads))
     strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
     report = Report(Path(plan.run_dir) if seat.rank == 0 else None, 10**9)
-    run = train.build(config, plan, seat, strategy, report)
+    run = build(config, plan, seat, strategy, report)
     run.rhythm.total_steps = 10**9
 
     def ours(number: int) -> int:
@@ -107,7 +111,7 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     return {**seconds, "shares": shares}
 
 
-def where_it_goes(run: train.Training) -> dict[str, float]:
+def where_it_goes(run: Training) -> dict[str, float]:
     """Seconds per step of our loop's parts, measured apart, over one epoch."""
     spent = dict.fromkeys(("data", "forward", "backward + exchange", "update", "line + point"), 0.0)
     meter, steps = run.task.meter(), 0
@@ -156,12 +160,11 @@ def main() -> None:
 def run_case(overrides: list[str], nproc: int, rounds: int) -> dict[str, Any]:
     """One case in its own processes; worker 0's measurements."""
     from trainer.cli import compose
-    from trainer.cli.commands import plain
     from trainer.job.ready import get_ready
 
     with tempfile.TemporaryDirectory() as folder:
         with compose.hydra_app() as app:
-            ready = get_ready(plain(compose.compose(app, overrides)), [], folder)
+            ready = get_ready(compose.plain(compose.compose(app, overrides)), [], folder)
         (Path(folder) / "checkpoints").mkdir()
         payload = {"assignment": ready.assignment, "rounds": rounds}
         role = Role("worker", nproc, "overhead:measure", ["cpu"] * nproc)
@@ -170,7 +173,8 @@ def run_case(overrides: list[str], nproc: int, rounds: int) -> dict[str, Any]:
 
             with contextlib.redirect_stdout(nowhere):
                 results = launch([role], payload, Path(folder), Meeting(), Forked(["overhead"]))
-    return json.loads(json.dumps(results["worker"][0]))
+    found: dict[str, Any] = json.loads(json.dumps(results["worker"][0]))
+    return found
 
 
 if __name__ == "__main__":

@@ -32,13 +32,16 @@ from torch.utils.data import Dataset
 
 from trainer.config.instantiate import locate
 from trainer.data.source import DataSource, Facts, Splits
-from trainer.launch.forkserver import Forked, Meeting, launch
+from trainer.launch.forkserver import Forked, launch
+from trainer.launch.rendezvous import Meeting
 from trainer.launch.supervisor import Role
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.server import server
 from trainer.worker import train
+from trainer.worker.build import build
 from trainer.worker.loop import train_epoch
+from trainer.worker.settings import settings
 
 ROWS, COLUMNS, SLOTS, NUMBERS = 1_000_001, 10, 26, 13
 ZIPF = 1.2
@@ -62,7 +65,7 @@ class Batches(Dataset[Any]):
     def _draw(self, generator: np.random.Generator) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         token = generator.zipf(ZIPF, (self.size, SLOTS)).astype(np.uint64)
         mixed = (token * np.uint64(SLOTS) + np.arange(SLOTS, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        ids = ((mixed >> np.uint64(20)) % np.uint64(ROWS)).astype(np.int64)
+        ids = (np.right_shift(mixed, np.uint64(20)) % np.uint64(ROWS)).astype(np.int64)
         dense = generator.random((self.size, NUMBERS), dtype=np.float32)
         labels = (generator.random(self.size) < 0.25).astype(np.float32)
         return {"dense": torch.from_numpy(dense), "sparse": torch.from_numpy(ids)}, torch.from_numpy(labels)
@@ -86,7 +89,7 @@ class Clicks(DataSource):
     def facts(self, global_batch_size: int) -> Facts:
         """As random images: ``batches`` of them."""
         samples = self.config["batches"] * global_batch_size
-        shape = {"dense": (NUMBERS,), "sparse": (SLOTS,)}
+        shape: dict[str, tuple[int, ...]] = {"dense": (NUMBERS,), "sparse": (SLOTS,)}
         return Facts("random clicks", "random", samples, 512, shape, 2, task="binary", integers=("sparse",))
 
     def open(self, facts: Facts) -> Splits:
@@ -175,10 +178,10 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     config, plan = payload["assignment"].config, payload["assignment"].plan
     seat = train.seated(seat, config, plan)
     stamps: list[tuple[float, float, int, int]] = []
-    with train.settings(config, plan, seat):
+    with settings(config, plan, seat):
         strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
         report = Report(Path(plan.run_dir) if seat.rank == 0 else None, 10**9)
-        run = train.build(config, plan, seat, strategy, report)
+        run = build(config, plan, seat, strategy, report)
         update, client = strategy.step, getattr(strategy, "client", None)
 
         def stamped(samples: int) -> None:
@@ -246,12 +249,11 @@ def processes(case: Case, entries: tuple[str, str], profile: str = "") -> dict[s
 
 def _payload(case: Case, folder: str) -> dict[str, Any]:
     from trainer.cli import compose
-    from trainer.cli.commands import plain, typed_keys
     from trainer.job.ready import get_ready
 
     overrides = case.config()
     with compose.hydra_app() as app:
-        ready = get_ready(plain(compose.compose(app, overrides)), typed_keys(overrides), folder)
+        ready = get_ready(compose.plain(compose.compose(app, overrides)), compose.typed_keys(overrides), folder)
     (Path(folder) / "checkpoints").mkdir()
     return {"assignment": ready.assignment}
 
@@ -385,10 +387,10 @@ def more_servers(numbers: list[int], repetitions: int) -> None:
 
 def snapshots(repetitions: int, rows: int = 2_000_000, columns: int = 16) -> None:
     """Gigabytes per second of saving and reading a table with Adagrad's state."""
-    from trainer.models.rows import RowInit
     from trainer.strategies.pserver.protocol import snapshot
     from trainer.strategies.pserver.server.sparse_table import SparseTable
     from trainer.strategies.pserver.tables.kernels import kernel
+    from trainer.weights.fresh_rows import RowInit
 
     table = SparseTable("t", columns, torch.float32, 0, RowInit(), kernel("adagrad"), num_rows=rows)
     began = time.perf_counter()

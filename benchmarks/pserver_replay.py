@@ -30,6 +30,8 @@ from trainer.strategies.pserver.worker.push import WholePush
 from trainer.strategies.pserver.worker.sync import PserverSync
 from trainer.strategies.pserver.worker.worker import PserverWorker
 from trainer.worker import train
+from trainer.worker.build import build
+from trainer.worker.settings import settings
 
 WORKERS = 8
 SERVERS = (1, 2, 4)
@@ -59,9 +61,9 @@ def replay(seat: Seat, payload: dict[str, Any]) -> list[tuple[float, float]]:
     config, plan = payload["assignment"].config, payload["assignment"].plan
     seat = train.seated(seat, config, plan)
     stamps = []
-    with train.settings(config, plan, seat):
+    with settings(config, plan, seat):
         strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
-        run = train.build(config, plan, seat, strategy, Report(None, 10**9))
+        run = build(config, plan, seat, strategy, Report(None, 10**9))
         steps, in_step = itertools.cycle(prepared(strategy)), isinstance(strategy, PserverSync)
         strategy.meet()
         for done in range(1, WARM + STEPS + 1):

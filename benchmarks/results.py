@@ -81,12 +81,11 @@ def baseline(proof: Proof) -> float:
     from sklearn.linear_model import LogisticRegression
     from torch.nn.functional import interpolate
 
-    from trainer.cli import commands
-    from trainer.cli.compose import compose, hydra_app
+    from trainer.cli.compose import compose, hydra_app, plain
     from trainer.planning import validate
 
     with hydra_app() as app:
-        checked = validate.check(commands.plain(compose(app, list(proof.overrides))))
+        checked = validate.check(plain(compose(app, list(proof.overrides))))
     splits = checked.source.open(checked.source.prepare(checked.facts, lambda *_: None))
 
     def pixels(dataset: Any) -> tuple[Any, Any]:

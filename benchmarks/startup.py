@@ -114,8 +114,8 @@ def show_trainings(found: dict[str, float], rounds: int) -> None:
     print(
         f"a further job of a sweep: {jobs['']:.2f} s in this process (aim 1.5), {jobs[' launch.nproc=2']:.2f} s with two workers (aim 3), {tracked:.2f} s with MLflow"
     )
-    for few, more in itertools.pairwise(MANY):
-        print(f"each worker from {few} to {more}: {(at[more] - at[few]) / (more - few):.2f} s (aim 0.4)")
+    for few, many in itertools.pairwise(MANY):
+        print(f"each worker from {few} to {many}: {(at[many] - at[few]) / (many - few):.2f} s (aim 0.4)")
 
 
 def main() -> None:
