@@ -91,16 +91,20 @@ def dispatch(argv: list[str]) -> int:
         return torchrun.join(lambda: parse(argv))
     args = parse(argv)
     config_name = args.config_name or "config"
-    from trainer.cli import commands, compose
+    from trainer.cli import compose
 
     with compose.hydra_app(args.config_dir) as app:
         if args.cfg or args.info or args.shell_completion:
-            commands.show(app, args, config_name)
+            from trainer.cli.show import show
+
+            show(app, args, config_name)
             return 0
         if args.hydra_help:
             with compose.sentences(app, args.overrides, config_name):
                 app.hydra_help(config_name, _parser(), args)
             return 0
+        from trainer.cli import commands
+
         if args.multirun:
             from trainer.cli.sweep import sweep
 

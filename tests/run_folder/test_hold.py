@@ -29,7 +29,9 @@ def test_a_second_run_in_the_folder_is_refused_and_writes_nothing(tmp_path: Path
     first = runs.start(*DIGITS, GATE, "launch.nproc=2", "max_steps=4", cwd=tmp_path)
     try:
         wait_for(lambda: runs.read(tmp_path / "run" / "status.json").get("step", 0) >= 1, 90, "it trains")
-        wait_for(lambda: all(one["pid"] for one in runs.read(tmp_path / "run" / "plan.json")["processes"]), 90, "numbers")
+        wait_for(
+            lambda: all(one["pid"] for one in runs.read(tmp_path / "run" / "plan.json")["processes"]), 90, "numbers"
+        )
         before = {name: (tmp_path / "run" / name).read_bytes() for name in FILES}
         second = runs.trainer(*DIGITS, "resume=fresh", "seed=5", cwd=tmp_path)
         assert second.returncode == 2, second.stdout

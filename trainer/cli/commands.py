@@ -1,4 +1,4 @@
-"""From overrides to results: one run, or what Hydra shows of the config."""
+"""From overrides to the result of one run."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ from trainer.terminal import streams
 from trainer.terminal.screen import Screen
 
 if TYPE_CHECKING:
-    import argparse
-
     from hydra._internal.hydra import Hydra
     from omegaconf import DictConfig
 
@@ -118,18 +116,6 @@ def try_tracking(ready: Ready) -> str:
     if not ready.plan.tracking or ready.plan.node_rank:
         return ""
     return try_store(config.tracking, experiment_of(config))
-
-
-def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
-    """The command for Hydra's own ``--cfg``, ``--info`` and ``--shell-completion``: let Hydra answer."""
-    with compose.sentences(app, args.overrides, config_name):
-        if args.cfg:
-            app.show_cfg(config_name, args.overrides, args.cfg, args.package, args.resolve)
-        elif args.info:
-            compose.compose(app, args.overrides, config_name)  # what is wrong is said before anything is shown
-            app.show_info(args.info, config_name, args.overrides)
-        else:
-            app.shell_completion(config_name, args.overrides)
 
 
 def recorded_at(config: RunConfig) -> str:

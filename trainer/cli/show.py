@@ -1,0 +1,23 @@
+"""What Hydra shows of the config: ``--cfg``, ``--info``, ``--shell-completion``. Imports nothing that a run needs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from trainer.cli import compose
+
+if TYPE_CHECKING:
+    from hydra._internal.hydra import Hydra
+
+
+def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
+    """The command for Hydra's own ``--cfg``, ``--info`` and ``--shell-completion``: let Hydra answer."""
+    with compose.sentences(app, args.overrides, config_name):
+        if args.cfg:
+            app.show_cfg(config_name, args.overrides, args.cfg, args.package, args.resolve)
+        elif args.info:
+            compose.compose(app, args.overrides, config_name)  # what is wrong is said before anything is shown
+            app.show_info(args.info, config_name, args.overrides)
+        else:
+            app.shell_completion(config_name, args.overrides)
