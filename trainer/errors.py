@@ -95,12 +95,14 @@ class Died(RunFailed):
 
     Attributes:
         done: by name, how many updates each process of the run had done.
+        returned: workers that had been started again before, while the others went on.
     """
 
     def __init__(self, message: str, who: str, update: int = 0) -> None:
         super().__init__(message)
         self.who, self.update = who, update
         self.done: dict[str, int] = {}
+        self.returned = 0
 
 
 class NotFinite(RunFailed):

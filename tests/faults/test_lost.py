@@ -18,7 +18,7 @@ from tests.zygote import Started
 
 BASE = (
     "+recipe=digits_lenet", "launch.nproc=3", "data.batch_size=8", "execution.log_every=5", "tracking=none",
-    "hydra.run.dir=run", "execution.threads=1", "optimizer.lr=0.005",
+    "hydra.run.dir=run", "execution.threads=1", "optimizer.lr=0.005", "launch.max_restarts=0",
 )  # fmt: skip
 EPOCHS = 2
 PER_EPOCH = 179  # 1438 samples in whole batches of 8
@@ -124,7 +124,7 @@ def test_next_worker_saves_when_the_first_dies_saving(tmp_path: Path, mode: str,
     run = tmp_path / "run"
     done = trainer(
         *(o for o in BASE if not o.startswith("launch.")), f"strategy=pserver_{mode}", "epochs=1", "limit_train_batches=3", "model._target_=tests.faults.dying.Dying",
-        f"+model.at={at}", f"+model.run={run}", "launch.nproc=2", cwd=tmp_path, timeout=2400,
+        f"+model.at={at}", f"+model.run={run}", "launch.nproc=2", "launch.max_restarts=0", cwd=tmp_path, timeout=2400,
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     assert (run / "died").exists()
@@ -174,7 +174,7 @@ def test_run_ends_without_a_worker_that_stays_stopped(tmp_path: Path) -> None:
 
 
 def test_sync_run_stops_and_names_the_killed_worker(tmp_path: Path) -> None:
-    with running(tmp_path, "strategy=pserver_sync", "epochs=1000", "launch.max_restarts=0") as (process, run, everybody):  # fmt: skip
+    with running(tmp_path, "strategy=pserver_sync", "epochs=1000") as (process, run, everybody):  # fmt: skip
         member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
         ended(process, tmp_path, 1, 20)
     assert "worker 1 was killed by SIGKILL" in screen(tmp_path)
@@ -192,7 +192,7 @@ def test_sync_run_goes_on_without_a_killed_worker_where_that_is_asked_for(tmp_pa
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda s: s.name)
 def test_run_without_its_server_ends_and_names_it(tmp_path: Path, how: signal.Signals) -> None:
-    with running(tmp_path, "strategy=pserver_async", "epochs=1000", "launch.max_restarts=0") as (process, run, everybody):  # fmt: skip
+    with running(tmp_path, "strategy=pserver_async", "epochs=1000") as (process, run, everybody):  # fmt: skip
         member(run, "serverlog.0", everybody).send_signal(how)
         ended(process, tmp_path, 1, 20)
     assert "server 0" in screen(tmp_path)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from tests.faults.held_up import held_up
 from tests.faults.test_ledgers import applied
 from tests.faults.test_lost import member, screen
 from tests.pace import wait_for
-from tests.runs import points, read
+from tests.runs import read
 from tests.zygote import Started
 
 BASE = (
@@ -24,7 +25,7 @@ BASE = (
     "strategy.persistables=false", "checkpoint.every_steps=8", "tracking=none", "hydra.run.dir=run",
 )  # fmt: skip
 AT = 20
-GATE = f"callbacks=[{{_target_:tests.faults.gate.Gate,at:{AT},until:go,rank:0}}]"
+GATE = f"callbacks=[{{{{_target_:tests.faults.gate.Gate,at:{AT},until:go,rank:{{rank}}}}}}]"
 MODES = {
     "async": ("strategy=pserver_async", "data.lease_batches=4"),
     "ssp": ("strategy=pserver_ssp", "strategy.staleness=1", "data.lease_batches=4"),
@@ -36,22 +37,29 @@ WORK = 80
 
 
 @contextmanager
-def at_the_gate(folder: Path, *overrides: str) -> Iterator[tuple[Started, Path, list[psutil.Process]]]:
-    """A run whose first worker waits in its update ``AT``; a checkpoint is there."""
+def at_the_gate(folder: Path, *overrides: str, rank: int = 0) -> Iterator[tuple[Started, Path, list[psutil.Process]]]:
+    """A run of which that worker waits in its update ``AT``; a checkpoint is there."""
 
     def waits(run: Path) -> bool:
-        there = (run / "metrics.jsonl").exists() and len(points(run, "train/loss")) >= AT
+        log = run / f"workerlog.{rank}"
+        there = log.exists() and f"batch {AT - 1}]" in log.read_text()
         return there and any((run / "checkpoints").glob("step-*[0-9]/COMPLETE"))
 
-    with held_up(folder, waits, *BASE, GATE, *overrides, ends_s=120) as started:
+    with held_up(folder, waits, *BASE, GATE.format(rank=rank), *overrides, ends_s=120) as started:
         yield started
 
 
-def check_ledgers(run: Path, servers: int = 2) -> None:
+def check_ledgers(run: Path, servers: int = 2, epochs: int = 2) -> None:
     """Every batch of every epoch once, at every server."""
     for server in range(servers):
         found = applied(run / f"ledger.{server}.tsv")
-        assert sum(found.values()) == len(found) == 2 * WORK, found.most_common(3)
+        assert sum(found.values()) == len(found) == epochs * WORK, found.most_common(3)
+
+
+def noted(run: Path, rank: int) -> dict[str, Any]:
+    """What plan.json says of a worker."""
+    found: dict[str, Any] = next(p for p in read(run / "plan.json")["processes"] if (p["role"], p["rank"]) == ("worker", rank))  # fmt: skip
+    return found
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -69,3 +77,28 @@ def test_all_go_back_to_the_checkpoint_when_a_server_is_killed(tmp_path: Path, m
     assert (result["restarts"], result["lost_updates"], result["lost_workers"]) == (1, int(again[1]), {})
     if mode != "sync":
         check_ledgers(run)
+
+
+@pytest.mark.parametrize(("mode", "rank"), [("async", 1), ("ssp", 1), ("geo", 1), ("async", 0)])
+def test_worker_that_was_killed_takes_part_again(tmp_path: Path, mode: str, rank: int) -> None:
+    with at_the_gate(tmp_path, *MODES[mode], "epochs=3", rank=1 - rank) as (process, run, everybody):
+        member(run, f"workerlog.{rank}", everybody).kill()
+        wait_for(lambda: noted(run, rank)["pid"], 10, "plan.json has its number")
+        before = noted(run, rank)
+        log = run / f"workerlog.{rank}"
+        wait_for(lambda: "waits to be let in" in log.read_text(), 60, "it is there again")
+        (run / "go").touch()
+    assert "takes part again after update" in log.read_text()
+    after = noted(run, rank)
+    assert after["pid"] not in (0, before["pid"]) and {**after, "pid": before["pid"]} == before
+    told, result = screen(tmp_path), read(run / "result.json")
+    assert process.returncode == 0, told
+    assert f"ATTENTION: worker {rank} was killed by SIGKILL" in told
+    assert f"restart 1 of 3: worker {rank} is started again; the others go on meanwhile" in told
+    assert (result["restarts"], result["lost_updates"], result["lost_workers"], len(result["returned"])) == (
+        1,
+        0,
+        {},
+        1,
+    )
+    check_ledgers(run, epochs=3)

@@ -55,13 +55,16 @@ def write_part(folder: Path, name: str, packed: Packed) -> str:
     return ""
 
 
-def complete(folder: Path, about: str, names: Sequence[str], patience_s: float) -> str:
+def complete(
+    folder: Path, about: str, names: Sequence[str], patience_s: float, gone: Callable[[str], bool] = lambda name: False
+) -> str:
     """Wait for all parts, and make them the checkpoint; returns why it was given up, or nothing.
 
     Args:
         about: for ``checkpoint.json``.
         names: of all parts.
         patience_s: longest wait for parts.
+        gone: whether who was to write the part of that name is no more.
     """
     try:
         until = time.monotonic() + patience_s
@@ -69,6 +72,8 @@ def complete(folder: Path, about: str, names: Sequence[str], patience_s: float) 
             for name in missing:
                 if (failure := failure_of(folder, name)).is_file():
                     return failure.read_text()
+                if gone(name) and not durable_folder.is_written(folder, name):
+                    return f"{name} was not written: its worker was lost"
             if time.monotonic() > until:
                 return f"{', '.join(missing)} was not written within {patience_s:g} s"
             time.sleep(LOOK_S)

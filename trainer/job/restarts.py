@@ -45,8 +45,13 @@ def start_and_restart(
     deaths, assignment = Deaths(ready.plan.restarts, clock), ready.assignment
     while True:
         try:
-            return start(assignment)
+            outcome = start(replace(assignment, returns=deaths.left()))
+            result.returned += outcome.pop("returned", [])
+            result.restarts += len(result.returned)
+            return outcome
         except Died as death:
+            deaths.count(death.returned)
+            result.restarts += death.returned
             which = deaths.restart(death)
             result.restarts += 1
             assignment = _again(ready, assignment, death, which, tracker, result)
@@ -69,6 +74,16 @@ class Deaths:
         self.times = deque[float]()
         self.before: Died | None = None
 
+    def left(self) -> int:
+        """How many restarts may be now."""
+        while self.times and self.clock() - self.times[0] > WINDOW_S:
+            self.times.popleft()
+        return self.most - len(self.times)
+
+    def count(self, returned: int) -> None:
+        """So many workers were started again by themselves."""
+        self.times.extend([self.clock()] * returned)
+
     def restart(self, death: Died) -> str:
         """Which restart the run has after that death.
 
@@ -78,8 +93,7 @@ class Deaths:
         most, times, before = self.most, self.times, self.before
         if not most:
             raise death
-        while times and self.clock() - times[0] > WINDOW_S:
-            times.popleft()
+        self.left()
         if before is not None and (death.who, death.update) == (before.who, before.update):
             why = f"{death.who} died after update {death.update} twice in a row: the run is not started again"
             raise RunFailed(f"{death}\n{why}") from death

@@ -20,7 +20,8 @@ class Result:
         chosen, why: what ``auto`` picked and the reasons.
         data_source: what was really trained on.
         mode: what was done; unreadable: with ``predict``, the first files that could not be read.
-        restarts: how often all processes were started again because one had died.
+        restarts: how often all processes, or one worker, were started again because one had died.
+        returned: how workers died that were started again while the others went on.
         lost_updates: updates after the last checkpoint that deaths took away; they were done again.
         skipped: updates that were left out because they were not finite; rewinds: how often the run went back for that.
         lost_workers: by rank, how workers died whom the others did without.
@@ -50,6 +51,7 @@ class Result:
     lost_workers: dict[str, str] = field(default_factory=dict)
     not_copied: list[str] = field(default_factory=list)
     restarts: int = 0
+    returned: list[str] = field(default_factory=list)
     lost_updates: int = 0
     skipped: int = 0
     rewinds: int = 0

@@ -26,6 +26,7 @@ class Start:
         log: an existing file, where all that it prints goes; scratch: the folder for its temporary files.
         pulse: file in which the launcher sees how far it is.
         port: where it listens; 0: a free one.
+        life, returns: random number of this start; one of its rank has died, and the others go on.
     """
 
     role: Role
@@ -40,6 +41,8 @@ class Start:
     scratch: Path
     pulse: str = ""
     port: int = 0
+    life: int = 0
+    returns: bool = False
 
     @property
     def rank(self) -> int:
@@ -56,6 +59,9 @@ class Engine(Protocol):
         Args:
             scratch: a new folder for temporary files, for this user alone; it goes when all processes have ended.
         """
+
+    again: bool
+    """It can start another process for a role and rank of which one has ended."""
 
     def begin(self, start: Start, board: OwnBoard) -> Handle:
         """Start a process, and return its handle at once.

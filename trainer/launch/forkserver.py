@@ -14,6 +14,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,9 @@ from trainer.launch.other_hosts import OtherHosts
 from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child
 from trainer.launch.rendezvous import Meeting, meet
+from trainer.launch.returns import Returns, new_life
 from trainer.launch.supervisor import Handle, Role, StartedProcess, Supervisor, end
-from trainer.launch.whereabouts import tell
+from trainer.launch.whereabouts import Whereabouts, tell
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.report import OWN
 from trainer.strategies.contract import Seat
@@ -57,7 +59,8 @@ def launch(
     verbosity: str = "normal",
     grace: Grace | None = None,
     hang_s: float | None = None,
-    noted: Callable[[OwnBoard, bool], None] = lambda board, now: None,
+    noted: Whereabouts | None = None,
+    returns: int = 0,
 ) -> dict[str, dict[int, Any]]:
     """Run the plan's processes of this host to their end; a forkserver starts them unless another engine is given.
 
@@ -71,7 +74,8 @@ def launch(
             and of the others the lines of their own values, ``debug`` everybody's.
         grace: SIGTERM and SIGUSR1 ask the workers to save and end; None: they end all at once.
         hang_s: longest time in which no worker shows a sign of life; None: for ever.
-        noted: called now and then with the run's board, and once more at the end.
+        noted: takes down now and then, and once more at the end, what the processes have told.
+        returns: how often a worker that has died is started again while the others go on.
 
     Returns:
         For each role and rank here, what its entry returned.
@@ -82,21 +86,21 @@ def launch(
         Interrupted: SIGINT or SIGTERM came, and nothing was to be saved or it took too long; all processes are ended.
     """
     _place_sockets()
-    scratch, kept = private.scratch("trainer-"), dict[Path, int]()
-    members: list[StartedProcess] = []
-    shown: list[Shown] = []
+    scratch, kept, starts = private.scratch("trainer-"), dict[Path, int](), dict[str, Start]()
+    members, shown = list[StartedProcess](), list[Shown]()
+    here: list[Any] = []  # the stores: the frames of an error would keep them open
     try:
-        engine = engine or Forked()
-        engine.prepare(scratch)
+        (engine := engine or Forked()).prepare(scratch)
+        begin = partial(_begin, engine, here)
         with termination_raises():
-            here: list[Any] = []  # the stores: the frames of an error would keep them open
             try:
                 place = _place(meeting, scratch, here)
                 for role in roles:
-                    _start(role, payload, log_dir, scratch, meeting, place, lambda start: engine.begin(start, here[0]), members, kept)  # fmt: skip
+                    _start(role, payload, log_dir, scratch, meeting, place, begin, members, kept, starts)
                 shown += _shown(members, verbosity, kept)
+                returned = Returns(returns if engine.again else 0, starts, begin, members, noted)
                 with _asked_to_leave(grace, here):
-                    return _watched(members, here, OtherHosts(here, meeting, roles), scratch, hang_s, noted)
+                    return _watched(members, here, OtherHosts(here, meeting, roles), scratch, hang_s, returned)
             except KeyboardInterrupt:
                 raise Interrupted(BY_CTRL_C) from None
             finally:
@@ -139,7 +143,7 @@ def _watched(
     others: OtherHosts,
     scratch: Path,
     hang_s: float | None,
-    noted: Callable[[OwnBoard, bool], None],
+    returns: Returns,
 ) -> dict[str, dict[int, Any]]:
     """The members' results, when all are done on all hosts. If they end otherwise, the other hosts are told.
 
@@ -151,13 +155,17 @@ def _watched(
 
     def look() -> Mapping[int, str]:
         hang.look()
-        noted(here[0], False)
+        if returns.noted is not None:
+            returns.noted.look(here[0])
         return others.look()
 
-    supervisor = Supervisor(members, here, multiprocessing.connection.wait, look=look)
+    supervisor = Supervisor(members, here, multiprocessing.connection.wait, look=look, again=returns.again)
     try:
         results = supervisor.watch()
-        noted(here[0], True)
+        if returns.noted is not None:
+            returns.noted.look(here[0], now=True)
+        if returns.told:
+            results |= {"returned": dict(enumerate(returns.told))}
         others.leave(results)
         return results
     except NoNote as error:
@@ -166,6 +174,7 @@ def _watched(
         if isinstance(error, Died):
             error.done = {name: pulse.look(path).update for name, path in pulses.items()}
             error.update = error.done.get(error.who, error.update)
+            error.returned = len(returns.told)
         why = str(error) or BY_CTRL_C
         if supervisor.ends_all:
             others.end(why)
@@ -250,11 +259,12 @@ def _start(
     begin: Callable[[Start], Handle],
     members: list[StartedProcess],
     kept: dict[Path, int],
+    starts: dict[str, Start],
 ) -> None:
     """Start the role's processes here; each joins the members at once, so that it is ended whatever comes next.
 
     Args:
-        kept: gets the bytes that each log has from the run's lives before.
+        kept: gets the bytes that each log has from the run's lives before. starts: what each process was told, by name.
     """
     base = {
         "MASTER_ADDR": meeting.host,
@@ -273,8 +283,13 @@ def _start(
         own = pulse.make(pulse.of(scratch, role.name, rank))
         environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
         port = role.ports[i] if role.ports else 0
-        start = Start(role, i, payload, place, meeting.here, os.getpid(), "" if port else sockets, environment, log, scratch, str(own), port)  # fmt: skip
-        members.append(StartedProcess(role, rank, begin(start)))
+        start = Start(role, i, payload, place, meeting.here, os.getpid(), "" if port else sockets, environment, log, scratch, str(own), port, new_life())  # fmt: skip
+        members.append(StartedProcess(role, rank, begin(start), start.life))
+        starts[str(members[-1])] = start
+
+
+def _begin(engine: Engine, here: Sequence[Any], start: Start) -> Handle:
+    return engine.begin(start, here[0])
 
 
 class Forked:
@@ -283,6 +298,8 @@ class Forked:
     Args:
         preload: modules that the forkserver imports once for all processes.
     """
+
+    again = True
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         self.preload = preload
@@ -309,11 +326,11 @@ def enter(start: Start) -> Any:
         signal.signal(number, signal.SIG_DFL)
     board, store = start.place.open()
     role = start.role
-    tell(board, role.name, start.rank, start.host)
+    tell(board, role.name, start.rank, start.host, start.life)
     seat = Seat(
         role.name, start.rank, role.size, start.index, role.here, role.devices[start.index],
         board, secret=start.place.secret, host=start.host, folder=start.sockets, group_store=store,
-        pulse=start.pulse, port=start.port,
+        pulse=start.pulse, port=start.port, life=start.life, returns=start.returns,
     )  # fmt: skip
     return resolve(role.entry)(seat, start.payload)
 

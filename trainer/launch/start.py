@@ -89,7 +89,8 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     results = launch(
         roles, assignment, run_dir, meeting, engine or Forked(preload), seen,
         grace if keeps(config, plan) else None, told.hang_timeout_s if config.mode == "train" else None,
-        Whereabouts(plan).look,
+        Whereabouts(plan),
+        assignment.returns if plan.leased and keeps(config, plan) else 0,
     )  # fmt: skip
     _leave_statistics(Path(plan.run_dir), results.get("server", {}))
     if "worker" not in results:
@@ -98,7 +99,8 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         raise RunFailed("; ".join(results.get("lost", {}).values()) or "no worker of this host is left")
     outcome = results["worker"][min(results["worker"])]
     lost = {str(rank): why.splitlines()[0] for rank, why in results.get("lost", {}).items()}
-    return {**outcome, **({"lost_workers": lost} if lost else {})}
+    returned = list(results.get("returned", {}).values())
+    return {**outcome, **({"lost_workers": lost} if lost else {}), **({"returned": returned} if returned else {})}
 
 
 def _leave_statistics(run_dir: Path, servers: Mapping[int, Any]) -> None:

@@ -88,11 +88,12 @@ class Handle(Protocol):
 
 @dataclass(frozen=True)
 class StartedProcess:
-    """A started process of a role: role, rank, handle."""
+    """A started process of a role: role, rank, handle; the random number of this life, 0: it has none."""
 
     role: Role
     rank: int
     handle: Handle
+    life: int = 0
 
     def __str__(self) -> str:
         return f"{self.role.name} {self.rank}"
@@ -107,6 +108,8 @@ class Supervisor:
         wait: returns when one of these signs is ready, or after so many seconds.
         clock: seconds that only go forward.
         look: tells, now and then, who of other hosts is lost, by rank, and why; raises where they have ended the run.
+        again: starts another process in the place of one that has died and that the others can do without, tells so, and
+            returns it; None: it does not.
     """
 
     def __init__(
@@ -116,9 +119,10 @@ class Supervisor:
         wait: Callable[[list[Any], float], object],
         clock: Callable[[], float] = time.monotonic,
         look: Callable[[], Mapping[int, str]] = dict,
+        again: Callable[[StartedProcess, RunFailed], StartedProcess | None] = lambda member, death: None,
     ) -> None:
         self.members, self.board, self.wait, self.clock = members, board, wait, clock
-        self.look = look
+        self.look, self.again = look, again
         self.running = list(members)
         self.results: dict[str, dict[int, Any]] = {member.role.name: {} for member in members}
         self.lost: dict[int, str] = {}
@@ -167,6 +171,11 @@ class Supervisor:
         if not self._can_do_without(member):
             raise self._cause(member)
         self.deaths.append(failed_first([member]))
+        if member.life:
+            self.board[0].set(f"lost/{member.role.name}/{member.rank}/{member.life}", "its process ended")
+        if (other := self.again(member, self.deaths[-1])) is not None:
+            self.running.append(other)
+            return
         self.lost[member.rank] = str(self.deaths[-1])
         self.board[0].set(f"lost/{member.role.name}/{member.rank}", "its process ended")
         print(f"\nATTENTION: {self.lost[member.rank]}\n  the others go on without it\n", flush=True)
@@ -213,7 +222,7 @@ class Supervisor:
         """Why each that runs was declared lost by the others; empty if one was not."""
         why = {}
         for member in self.running:
-            key = f"fenced/{member.role.name}/{member.rank}"
+            key = f"fenced/{member.role.name}/{member.rank}" + (f"/{member.life}" if member.life else "")
             if not member.role.apart or not self.board[0].check([key]):
                 return {}
             why[member.rank] = self.board[0].get(key).decode()

@@ -185,6 +185,9 @@ class Commands:
         timeout_s: longest wait until a process has begun.
     """
 
+    again = False
+    """What a process leaves on the board is under its rank: there is one for each."""
+
     def __init__(self, launch: Callable[[Task], Running], name: str, timeout_s: float) -> None:
         self.launch, self.name, self.timeout_s = launch, name, timeout_s
 

@@ -22,20 +22,22 @@ LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class Told:
-    """What a process tells when it begins: its number on its host, its host's address, its variables."""
+    """What a process tells when it begins: its number on its host, its host's address, its variables, its life."""
 
     pid: int
     host: str
     environment: Mapping[str, str]
+    life: int = 0
 
 
-def tell(board: Board, role: str, rank: int, host: str) -> None:
+def tell(board: Board, role: str, rank: int, host: str, life: int = 0) -> None:
     """Called by a process that begins.
 
     Args:
         host: its address.
+        life: number of this start of it.
     """
-    board.set(PROCESS.format(role, rank), json.dumps(asdict(Told(os.getpid(), host, environment()))))
+    board.set(PROCESS.format(role, rank), json.dumps(asdict(Told(os.getpid(), host, environment(), life))))
 
 
 def environment() -> dict[str, str]:
@@ -61,7 +63,14 @@ class Whereabouts:
         self.plan, self.clock = plan, clock
         there = {} if plan.node_rank else {(p.role, p.rank): p for p in plan.processes}
         self.untold, self.unheard = dict(there), {key: p for key, p in there.items() if p.role == "server"}
+        self.lives: dict[tuple[str, int], int] = {}
+        """Of processes that were started again, the life that is to be told of."""
         self._looked = clock()
+
+    def again(self, role: str, rank: int, life: int) -> None:
+        """Another process has been started in the place of one that has died: what that one told is of no use now."""
+        self.lives[role, rank] = life
+        self.untold |= {(p.role, p.rank): p for p in self.plan.processes if (p.role, p.rank) == (role, rank)}
 
     def look(self, board: Board, now: bool = False) -> None:
         """Take what is new.
@@ -72,22 +81,22 @@ class Whereabouts:
         if not (self.untold or self.unheard) or (self.clock() - self._looked < LOOK_S and not now):
             return
         self._looked = self.clock()
-        notes = self._taken(board, PROCESS, self.untold)
-        endpoints = self._taken(board, ENDPOINT, self.unheard)
-        if not notes and not endpoints:
+        told = {key: Told(**json.loads(note)) for key, note in self._noted(board, PROCESS, self.untold).items()}
+        told = {key: it for key, it in told.items() if it.life == self.lives.get(key, it.life)}
+        endpoints = self._noted(board, ENDPOINT, self.unheard)
+        if not told and not endpoints:
             return
-        told = {key: Told(**json.loads(note)) for key, note in notes.items()}
+        self.untold = {key: p for key, p in self.untold.items() if key not in told}
+        self.unheard = {key: p for key, p in self.unheard.items() if key not in endpoints}
         processes = [_with(p, told.get((p.role, p.rank)), endpoints.get((p.role, p.rank))) for p in self.plan.processes]
         first = told[("worker", 0)].environment if ("worker", 0) in told else {}
         self.plan = replace(self.plan, processes=processes, environment={**self.plan.environment, **first})
         leave_plan(self.plan)
 
     @staticmethod
-    def _taken(board: Board, note: str, missing: dict[tuple[str, int], Process]) -> dict[tuple[str, int], str]:
-        """The notes that have come, which are missing no more."""
+    def _noted(board: Board, note: str, missing: Mapping[tuple[str, int], Process]) -> dict[tuple[str, int], str]:
+        """The notes that have come."""
         found = [key for key in missing if board.check([note.format(*key)])]
-        for key in found:
-            del missing[key]
         return {key: board.get(note.format(*key)).decode() for key in found}
 
 

@@ -21,6 +21,7 @@ class Assignment:
         imported: packages that the launcher has imported while it checked the config.
         resume: folder of the checkpoint that the run goes on from; empty: it begins.
         turns: since that checkpoint, how the batches come in another order (:mod:`trainer.data.batch_reordering`).
+        returns: how often a worker that dies is started again while the others go on.
         again: these are not the first processes of this job: others have died.
     """
 
@@ -32,6 +33,7 @@ class Assignment:
     resume: str = ""
     turns: tuple[Turn, ...] = ()
     again: bool = False
+    returns: int = 0
 
     @property
     def goes_on(self) -> bool:
@@ -43,7 +45,7 @@ class Assignment:
         return {
             "config": self.config.plain(), "plan": self.plan.as_dict(), "files": self.files, "secrets": self.secrets,
             "imported": self.imported, "resume": self.resume, "turns": self.turns,
-            "again": self.again,
+            "again": self.again, "returns": self.returns,
         }  # fmt: skip
 
     @staticmethod
@@ -57,4 +59,5 @@ class Assignment:
             resume=plain["resume"],
             turns=tuple(Turn(*turn) for turn in plain.get("turns", ())),
             again=bool(plain.get("again", False)),
+            returns=int(plain.get("returns", 0)),
         )

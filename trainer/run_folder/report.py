@@ -206,6 +206,14 @@ class Report:
             self._points = (run_dir / "metrics.jsonl").open("a", buffering=1)
             print("reports from here on", flush=True)
 
+    def hand_over(self) -> None:
+        """Report no longer: a worker before this one has come back."""
+        self.run_dir = None
+        with self._writing:
+            if self._points is not None:
+                self._points.close()
+                self._points = None
+
     def stopped(self, why: str) -> None:
         """The run ends before its last epoch."""
         self.ended = why

@@ -144,6 +144,7 @@ class Seat:
         folder: of the run on this host, for this user alone, short enough for Unix sockets; empty: the run spans hosts.
         group_store: torch's own, where process groups meet; None: there are no other processes.
         pulse: file in which the launcher sees how far this process is; empty: it does not look.
+        life: random number of this start of the process; 0: none. returns: one of its rank has died, and the others go on.
     """
 
     role: str
@@ -163,6 +164,8 @@ class Seat:
     pulse: str = ""
     port: int = 0
     by_host: bool = True
+    life: int = 0
+    returns: bool = False
 
     def server_name(self, number: int) -> str:
         """What a parameter server is called in messages, with its host where there are several."""
@@ -341,15 +344,6 @@ class LeasesWork(Protocol):
 
         None: there is nothing just now; what was handed out is to be finished before the next is asked for.
         """
-
-
-@runtime_checkable
-class LooksUp(Protocol):
-    """Has workers without a common step, which are stopped together now and then."""
-
-    look: Callable[[bool], None] | None
-    """Called now and then while this worker waits between two updates; it may call ``halt`` and ``save``. It is told
-    whether this worker may be the one to stop the others: at a meeting of the training it may not."""
 
 
 @runtime_checkable

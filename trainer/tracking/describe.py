@@ -163,6 +163,8 @@ def note(
             lines += [f"| {k} | {v:.5f} | {f'{best[k]:.5f}' if k in best else ''} |" for k, v in shown.items()]
         for who in ended["lost_workers"].values():
             lines += ["", f"lost on the way: {who}"]
+        for who in ended.get("returned", ()):
+            lines += ["", f"lost, and started again while the others went on: {who}"]
     if len(lives) > 1:
         lines += ["", "| life | began | ended | updates | how |", "|---|---|---|---|---|", *map(_life, lives)]
     repeat = f"python -m trainer {command(overrides)}"

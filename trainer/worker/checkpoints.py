@@ -19,9 +19,11 @@ from trainer.errors import Preempted, RunFailed, why
 from trainer.host.requests import LEAVE, StopRequest
 from trainer.models.empty_batch import counting
 from trainer.strategies.contract import Rehearses, Seat
+from trainer.strategies.stopping import TakesBack
 from trainer.worker.loop import Training
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.other_strategy import for_servers, from_servers
+from trainer.worker.returned import NOT_WRITTEN, Returned
 from trainer.worker.state import WorkerState, go_on, part_of, randomness
 
 SLOW_S = 1.0
@@ -70,6 +72,7 @@ class Checkpoints:
         self.updates, self.epochs = updates, epochs
         self.patience_s, self.clock = patience_s, clock
         self.board = seat.store.under("checkpoint")
+        self._returned = Returned(self.board)
         self.asked = 0
         self.target: int | None = None
         self.saved = self.saved_after = -1
@@ -112,7 +115,7 @@ class Checkpoints:
             decides: the first may say so now.
         """
         self._pass_on(run)
-        if decides and is_first(run) and (leaving := self._decides(run)) is not None:
+        if decides and leads(run) and (leaving := self._decides(run)) is not None:
             self.board.set(f"stop/{self.asked}", str(int(leaving)))
         if self.board.check([f"stop/{self.asked}"]):
             self._take(run, run.epoch)
@@ -124,7 +127,13 @@ class Checkpoints:
             return True
         every = self.told.every_steps
         due = self._late() or (every is not None and run.step // every > max(0, self.saved_after) // every)
-        return False if due and self.writer.wait(0.0) else None
+        if not (due or self._returned.waits()) or not self.writer.wait(0.0):
+            return None
+        return False if self._lets_in(run) or due else None
+
+    def _lets_in(self, run: Training) -> bool:
+        """Whether a worker that has come back takes part from the stop on that follows now."""
+        return isinstance(run.strategy, TakesBack) and self._returned.let_in(run.strategy, self.asked)
 
     def _note_is_read(self) -> None:
         """All stood still: the note, if there was one, was there before, and it is answered.
@@ -205,7 +214,7 @@ class Checkpoints:
         number = run.strategy.halt(run.step if run.lockstep else max(run.step, self.saved + 1))
         folder = store.folder_of(self.folder, number)
         share = run.strategy.save(folder)
-        first = is_first(run)
+        first = is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
         try:
             packed = Packed(vars(part_of(run, share, epoch, first or not self.shared)))
         except TypeError as error:  # what a callback of the user's remembers
@@ -234,9 +243,10 @@ class Checkpoints:
             if failed:
                 print(failed, flush=True)
             return
-        failed = failed or complete(folder, about, names, self.patience_s)
+        failed = failed or complete(folder, about, names, self.patience_s, self._is_gone)
         if failed:
             durable_folder.begin(folder)
+            self.board.set(NOT_WRITTEN.format(folder.name), failed)
             print(f"no checkpoint at {folder.name}: {failed}; the one before stays, and it is tried again", flush=True)
             return
         try:
@@ -247,6 +257,11 @@ class Checkpoints:
             self.told_at = began
             size, took = packed.size / 1e6, self.clock() - began
             print(f"checkpoint {folder.name}: {size:.1f} MB, written in {took:.2f} s; the training waited {waited:.3f} s", flush=True)  # fmt: skip
+
+    def _is_gone(self, name: str) -> bool:
+        """Whether the worker whose part that is was lost."""
+        key = f"fenced/worker/{name.partition('.')[0].removeprefix('worker-')}"
+        return name.startswith("worker-") and bool(self.seat.store.check([key]) and self.seat.store.get(key))
 
     def close(self) -> None:
         """Wait for what is being written."""
@@ -290,6 +305,11 @@ def _own(folder: Path, first: WorkerState, seat: Seat, before: int) -> WorkerSta
 def is_first(run: Training) -> bool:
     """Whether this worker is the first of those that take part now, which decides when checkpoints are written."""
     return run.strategy.members()[0] == 0
+
+
+def leads(run: Training) -> bool:
+    """The first of the workers that are left, also where the one before was lost since the last meeting."""
+    return run.strategy.leads() if isinstance(run.strategy, TakesBack) else is_first(run)
 
 
 def rehearse(run: Training) -> None:

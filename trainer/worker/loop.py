@@ -320,8 +320,8 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
         if averages is not None:
             measured = {**run.task.validation(averages[0]), **averages[1]}
             values |= {f"{AVERAGED}{name}": value for name, value in measured.items()}
-        if run.run_dir is not None and index == 0:
-            run.report.take_over(run.run_dir)
+        if run.run_dir is not None:
+            run.report.take_over(run.run_dir) if index == 0 else run.report.hand_over()
         run.examined["last"] = sums
         improved = run.report.validation(epoch, run.step, values)
         if improved:

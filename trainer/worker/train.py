@@ -30,10 +30,12 @@ from trainer.planning.assignment import Assignment
 from trainer.planning.plan import Plan
 from trainer.planning.resume import keeps
 from trainer.run_folder.report import OWN, Report
-from trainer.strategies.contract import HasGauges, LooksUp, Seat, Strategy, whole
+from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
+from trainer.strategies.stopping import LooksUp
 from trainer.worker import example
 from trainer.worker.build import build
 from trainer.worker.checkpoints import Checkpoints, resume
+from trainer.worker.coming_back import come_back
 from trainer.worker.host_monitor import watched
 from trainer.worker.loop import Training, fit
 from trainer.worker.model import save
@@ -58,7 +60,9 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     """
     run_dir = Path(assignment.plan.run_dir)
     with at_work(seat, assignment) as run, checkpoints(run, seat, assignment):
-        if assignment.resume:
+        if seat.returns:
+            come_back(run, seat)
+        elif assignment.resume:
             resume(run, Path(assignment.resume), seat)
         if turns := (*run.turns, *assignment.turns):
             run.turns = tuple(Turn(*turn) for turn in turns)
@@ -144,7 +148,7 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
         best = best_metric(config, plan.facts.task)
         own = None if plan.traits.lockstep else run_dir / f"status.{seat.rank}.json"
         report = Report(
-            run_dir if seat.rank == 0 else None,
+            run_dir if seat.rank == 0 and not seat.returns else None,
             plan.total_steps,
             best,
             plan.lower,

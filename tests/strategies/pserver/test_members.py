@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 
 from tests.pace import patient, wait_for
 from tests.strategies.pserver.harness import Bare, Cluster, Sum, config, push_all
 from trainer.errors import RunFailed
-from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Message, Verb, text
-from trainer.strategies.pserver.server.members import Members
+from trainer.strategies.pserver.protocol.messages import (
+    STOPS,
+    WANTS_DENSE,
+    Kind,
+    Malformed,
+    Message,
+    Record,
+    Verb,
+    text,
+)
+from trainer.strategies.pserver.server.answers import NotYet
+from trainer.strategies.pserver.server.members import Members, Watermark
+from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.worker.client import Fenced
 
 
@@ -142,3 +154,45 @@ def test_pull_that_the_staleness_bound_holds_back_ends_with_the_name_of_the_slow
         ahead.wait([ahead.ask(0, Message(Verb.PULL, clock=2, flags=WANTS_DENSE))])
         for worker in workers:
             worker.die()
+
+
+def test_life_that_begins_later_leaves_no_gap() -> None:
+    mark = Watermark(3, above=[5, 9])
+    mark.begin(8)  # 4, 6, 7 and 8 are of a life that is over, and never come
+    assert (mark.done, mark.above) == (9, set())
+    mark.begin(2)  # a late copy of the first hello
+    assert mark.done == 9
+    with pytest.raises(Malformed):
+        mark.begin(10**9)
+
+
+def test_worker_that_comes_back_takes_part_when_it_is_let_in_and_not_before() -> None:
+    members = Members(2, 10.0)
+    members.hello(0, 7)
+    members.hello(1, 8)
+    members.lose(1, "its process ended")
+    members.hello(1, 9, coming=True)
+    assert members.present() == [0] and not members.admit(1, 2), "it may pull, and nobody waits for it"
+    assert members.admit(1, 1), "its life before is over"
+
+
+def test_what_a_life_brought_to_a_stop_does_not_count_for_the_next_life() -> None:
+    members, steps = Members(2, 10.0), [np.array([0.0, 21.0]), np.array([0.0, -1.0]), np.array([20.0, 0.0])]
+    for rank in range(2):
+        members.hello(rank, 7 + rank)
+    meetings = Meetings(members)
+
+    def bring(rank: int, values: np.ndarray) -> list[float] | None:
+        message = Message(Verb.MEET, rank=rank, clock=1, flags=STOPS, records=[Record(Kind.NUMBERS, values)])
+        try:
+            return list(meetings.meet(message).need(Kind.NUMBERS))
+        except NotYet:
+            return None
+
+    assert bring(1, steps[0]) is None
+    members.lose(1, "its process ended")
+    members.hello(1, 9, coming=True)
+    members.all[1].coming = False
+    meetings.forget(1)
+    assert bring(0, steps[2]) is None, "the stop is not complete before the new life stands still, too"
+    assert bring(1, steps[1]) == [20.0, -1.0]

@@ -29,6 +29,8 @@ WANTS_DENSE, CREATES, HOLDS = 1, 2, 4
 """Flags of a pull."""
 RESTS, WAKES, RESUMES = 1, 2, 4
 """Flags of a push."""
+COMES = 1
+"""Flag of HELLO: another life of the worker has died, and the first of the others will let this one in."""
 STOPS = 1
 """Flag of MEET: all workers stand still."""
 APART = 1
@@ -54,6 +56,7 @@ class Verb(IntEnum):
     SHRINK = 14
     BYE = 15
     RATE = 16
+    ADMIT = 17
     DONE = 64
     FAILED = 65
 

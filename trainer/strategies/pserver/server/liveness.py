@@ -6,11 +6,12 @@ import numpy as np
 
 from trainer.errors import RunFailed
 from trainer.host.notes_board import Board
-from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb
+from trainer.strategies.pserver.protocol.messages import COMES, Kind, Malformed, Message, Record, Verb
 from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases
 from trainer.strategies.pserver.server.members import Member, Members
 from trainer.strategies.pserver.server.parameters import Parameters
+from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.server.turns import Turns
 
 
@@ -19,17 +20,18 @@ class Liveness:
 
     Args:
         board: where launchers and servers leave notes for each other. ``lost/worker/N``: its process has failed.
-            ``done/worker/N``: it has ended well. ``fenced/worker/N`` and ``fenced/worker/N/LIFE``: a server has declared it
-            lost.
+            ``lost/worker/N/LIFE``: that life has, and another one comes. ``done/worker/N``: it has ended well.
+            ``fenced/worker/N`` and ``fenced/worker/N/LIFE``: a server has declared it lost.
         stops: the run ends when a worker is lost.
         most_bytes: the longest frame that is taken, which workers are told.
     """
 
     def __init__(
-        self, members: Members, parameters: Parameters, leases: Leases, turns: Turns, board: Board, stops: bool,
-        most_bytes: int,
+        self, members: Members, parameters: Parameters, leases: Leases, turns: Turns, meetings: Meetings, board: Board,
+        stops: bool, most_bytes: int,
     ) -> None:  # fmt: skip
         self.members, self.parameters, self.leases, self.turns = members, parameters, leases, turns
+        self.meetings = meetings
         self.board, self.stops, self.most_bytes = board, stops, most_bytes
 
     def hello(self, message: Message) -> Message:
@@ -38,11 +40,17 @@ class Liveness:
         rank, life = message.rank, message.sequence
         if self.members.over(rank, life):
             return failed(f"worker {rank} was started again, or declared lost", fenced=True)
-        before = self.members.all[rank].incarnation
-        member = self.members.hello(rank, life)
+        before, coming = self.members.all[rank].incarnation, bool(message.flags & COMES)
+        if coming and (cause := self._without_start(rank)):
+            raise RunFailed(f"worker {rank} was lost: its process ended ({cause})")
+        member = self.members.hello(rank, life, coming)
+        member.watermark.begin(message.clock)
         if member.incarnation > before:
             if before:
                 self._forget_life_before(rank)
+            if coming:
+                self.board.set(f"fenced/worker/{rank}", "its process ended")
+                self._changed()
             print(f"worker {rank} has come, life {member.incarnation}, {member.watermark.done} pushes done", flush=True)
         numbers = np.array([self.most_bytes, member.watermark.greatest], dtype=np.float64)
         return Message(
@@ -55,6 +63,21 @@ class Liveness:
         self.leases.lose(rank)
         if self.parameters.rule is not None:
             self.parameters.rule.forget(rank)
+
+    def admit(self, message: Message) -> Message:
+        """ADMIT: the first worker lets another one in that was lost and has come back; the clock is 1 where it takes part."""
+        rank, life = message.clock, message.sequence
+        if not 0 <= rank < len(self.members.all):
+            raise Malformed(f"there is no worker {rank}")
+        member = self.members.all[rank]
+        if member.life == life and member.coming and life not in member.fenced:
+            member.coming = False
+            self.members.heard(rank)
+            self.parameters.opened()[1].admit(rank)
+            self.meetings.forget(rank)
+            self.board.set(f"fenced/worker/{rank}", "")
+            print(f"worker {rank} takes part again, life {member.incarnation}", flush=True)
+        return Message(Verb.DONE, clock=int(member.life == life and member.present))
 
     def bye(self, message: Message) -> Message:
         """BYE: a worker has finished and leaves."""
@@ -77,10 +100,10 @@ class Liveness:
             fenced = f"fenced/{worker}/{member.life}" if member.lives else f"fenced/{worker}"
             if self.board.check([f"done/{worker}"]):
                 self._leave(member)
-            elif self.board.check([f"lost/{worker}"]):
+            elif self.board.check([f"lost/{worker}"]) or self.board.check([f"lost/{worker}/{member.life}"]):
                 self.lose(rank, "its process ended")
-            elif self.board.check([fenced]):
-                self.lose(rank, self.board.get(fenced).decode())
+            elif self.board.check([fenced]) and (why := self.board.get(fenced).decode()):
+                self.lose(rank, why)
 
     def lose(self, rank: int, why: str) -> None:
         """Declare a worker lost: nothing more is taken from it, its work goes to others. Where another server has lost
@@ -107,6 +130,9 @@ class Liveness:
         rule = self.parameters.rule
         if self.stops and rule is not None and rule.lockstep:
             return "strategy.on_lost_worker=stop"
+        return self._without_start(rank)
+
+    def _without_start(self, rank: int) -> str:
         return "the start was its to make" if rank == 0 and not self.parameters.ready else ""
 
     def _changed(self) -> None:

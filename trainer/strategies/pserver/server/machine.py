@@ -61,7 +61,10 @@ class Server:
         self.turns = Turns(outlet, self.answer, number, options.timeout_s, now)
         self.leases = Leases(run.config.data.on_lost_worker == "take_over")
         stops = not declared.traits.survives
-        self.liveness = Liveness(self.members, self.parameters, self.leases, self.turns, board, stops, most_bytes)
+        self.meetings = Meetings(self.members)
+        self.liveness = Liveness(
+            self.members, self.parameters, self.leases, self.turns, self.meetings, board, stops, most_bytes
+        )
         self.work = LeaseRequests(self.leases, self.members, self.liveness.lose, options.timeout_s, now)
         if run.resume and number < len(saved := parts_of(Path(run.resume))):
             self.work.go_on(*(saved[number].meta.get(name, {}) for name in ("progress", "leases")))
@@ -77,7 +80,7 @@ class Server:
             Verb.PULL: pulls.pull,
             Verb.PUSH: pushes.push,
             Verb.COMMIT: pushes.commit,
-            Verb.MEET: Meetings(self.members).meet,
+            Verb.MEET: self.meetings.meet,
             Verb.LEASE: self.work.lease,
             Verb.FENCE: self.work.fence,
             Verb.SAVE: self.saving.save,
@@ -86,6 +89,7 @@ class Server:
             Verb.RATE: self.parameters.rate,
             Verb.STATS: self.stats,
             Verb.BYE: self.liveness.bye,
+            Verb.ADMIT: self.liveness.admit,
         }
 
     @property
@@ -109,8 +113,8 @@ class Server:
             self.liveness.look_after()
             self.turns.end_overdue()
         self.ended_turn = self.now()
-        if self.over and all(m.lost for m in self.members.all):
-            lost = "; ".join(f"worker {m.rank}: {m.lost}" for m in self.members.all)
+        if self.over and all(m.lost or m.coming for m in self.members.all):
+            lost = "; ".join(f"worker {m.rank}: {m.lost or 'it was started again'}" for m in self.members.all)
             raise RunFailed(f"no worker is left ({lost})")
 
     def _was_away(self, seconds: float) -> None:

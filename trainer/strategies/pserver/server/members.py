@@ -41,9 +41,25 @@ class Watermark:
         if sequence > self.done + AHEAD:
             raise Malformed(f"push {sequence} after {self.done}")
 
+    def begin(self, sequence: int) -> None:
+        """A life begins after the push of that number: what is missing up to there never comes.
+
+        Raises:
+            Malformed: no life before has come that far.
+        """
+        if sequence > self.done + AHEAD:
+            raise Malformed(f"a life that begins after push {sequence}, where {self.done} are done")
+        if sequence > self.done:
+            self.done = sequence
+            self.above = {number for number in self.above if number > sequence}
+            self._close_gap()
+
     def mark(self, sequence: int) -> None:
         """Note that the push of that number is done."""
         self.above.add(sequence)
+        self._close_gap()
+
+    def _close_gap(self) -> None:
         while self.done + 1 in self.above:
             self.done += 1
             self.above.remove(self.done)
@@ -52,7 +68,7 @@ class Watermark:
 @dataclass
 class Member:
     """One worker as a server sees it: its lives (random numbers), fenced ones, its watermark, when it was heard last,
-    and how it ended, if it did."""
+    and how it ended, if it did. ``coming``: it is there again, and is not let in yet."""
 
     rank: int
     lives: list[int] = field(default_factory=list)
@@ -61,6 +77,7 @@ class Member:
     heard: float = 0.0
     left: bool = False
     lost: str = ""
+    coming: bool = False
 
     @property
     def incarnation(self) -> int:
@@ -76,7 +93,7 @@ class Member:
     @property
     def present(self) -> bool:
         """Whether the worker has not left and is not lost; it may not have come yet."""
-        return not self.left and not self.lost
+        return not self.left and not self.lost and not self.coming
 
 
 class Members:
@@ -97,14 +114,18 @@ class Members:
         """Ranks of the workers that are present."""
         return [m.rank for m in self.all if m.present]
 
-    def hello(self, rank: int, life: int) -> Member:
-        """Note that a worker starts, or says so again; a new life takes the place of the one before."""
+    def hello(self, rank: int, life: int, coming: bool = False) -> Member:
+        """Note that a worker starts, or says so again; a new life takes the place of the one before.
+
+        Args:
+            coming: it does not take part before it is let in.
+        """
         member = self.all[rank]
         if life not in member.lives:
             if len(member.lives) >= MOST_LIVES:
                 raise Malformed(f"worker {rank} in its life number {MOST_LIVES + 1}")
             member.lives.append(life)
-            member.left, member.lost = False, ""
+            member.left, member.lost, member.coming = False, "", coming
         member.heard = self.now()
         return member
 

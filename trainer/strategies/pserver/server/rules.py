@@ -112,6 +112,9 @@ class Rule:
     def forget(self, rank: int) -> None:
         """Forget a worker's former life: a new one begins and holds nothing."""
 
+    def admit(self, rank: int) -> None:
+        """A new life of a worker takes part from now on."""
+
     def commit(self, clock: int, norm: float) -> None:
         """Take the step, now that the norm of the whole gradient is known (two-phase clipping)."""
 
@@ -332,6 +335,9 @@ class Ssp(Async):
 
     def forget(self, rank: int) -> None:
         self.overtaking[rank].clear()
+
+    def admit(self, rank: int) -> None:
+        self.clocks[rank] = NEVER  # until it wakes
 
     def slowest(self) -> int:
         """Steps of the slowest worker that takes part."""

@@ -34,6 +34,11 @@ class Meetings:
         """MEET: a worker brings its values; ``clock`` is the number of the sum. Answered when all have come."""
         return (self.stops if message.flags & STOPS else self.usual).meet(message)
 
+    def forget(self, rank: int) -> None:
+        """Another life of this worker takes part now: it will bring its own values."""
+        self.usual.forget(rank)
+        self.stops.forget(rank)
+
 
 class Totals:
     """The server's handler of MEET: sums over the present workers, numbered from 1; an arrival may come twice."""
@@ -70,6 +75,12 @@ class Totals:
             vectors = [total.brought[r] for r in sorted(total.brought)]
             total.value, total.present = np.sum(vectors, axis=0), self.members.present()
         return total
+
+    def forget(self, rank: int) -> None:
+        """What a worker has brought to sums that are not complete does not count."""
+        for total in self.open.values():
+            if total.value is None:
+                total.brought.pop(rank, None)
 
     def _numbered(self, number: int) -> Total:
         latest = max(self.open, default=0)

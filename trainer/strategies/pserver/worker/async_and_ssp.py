@@ -240,6 +240,10 @@ class PserverSsp(Stale):
         super().send()
         self.done += stepped
 
+    def take_part(self) -> None:
+        self.done = 1  # as the slowest of the others
+        super().take_part()
+
     def stand(self) -> None:
         self.rested = self.rests
         if not self.rests:

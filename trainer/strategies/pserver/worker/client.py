@@ -15,7 +15,7 @@ from torch.profiler import record_function
 
 from trainer.errors import RunFailed
 from trainer.strategies.contract import WAITS
-from trainer.strategies.pserver.protocol.messages import MOST_RECORDS, TEXT_LIMIT, Kind, Message, Verb, pack
+from trainer.strategies.pserver.protocol.messages import COMES, MOST_RECORDS, TEXT_LIMIT, Kind, Message, Verb, pack
 from trainer.strategies.pserver.worker.connections import Connections
 
 AGAIN_S = 2.0
@@ -64,11 +64,15 @@ class Client:
         connections: to the servers, and the clock.
         timeout_s: longest wait at a meeting point.
         names: of the servers, in messages.
+        life: random number of this life; 0: it is drawn here. comes: others go on, and will let this worker in.
     """
 
-    def __init__(self, rank: int, connections: Connections, timeout_s: float, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, rank: int, connections: Connections, timeout_s: float, names: Sequence[str] = (), life: int = 0,
+        comes: bool = False,
+    ) -> None:  # fmt: skip
         self.rank, self.connections, self.timeout_s = rank, connections, timeout_s
-        self.life = new_life()
+        self.life, self.comes = life or new_life(), comes
         self.servers = range(connections.count)
         self.names = names or [f"server {number}" for number in self.servers]
         self.incarnations = [0] * connections.count
@@ -87,12 +91,20 @@ class Client:
     def hello(self) -> None:
         """Begin a life: learn which pushes of this worker are applied; go on counting after the last that any server
         has."""
-        answers = self.wait([self.ask(s, Message(Verb.HELLO, sequence=self.life)) for s in self.servers])
+        answers = self._hello(0)
         self.incarnations = [a.incarnation for a in answers]
         self.watermarks = [a.sequence for a in answers]
         limits = [a.need(Kind.NUMBERS) for a in answers]
         self.most_bytes = int(min(n[0] for n in limits))
         self.sequence = int(max(n[1] for n in limits))
+        if self.comes and {*self.watermarks} != {self.sequence}:  # some server will lack a push for ever
+            self._hello(self.sequence)
+
+    def _hello(self, begins: int) -> list[Message]:
+        """Say hello to all servers: this life's pushes begin after that number."""
+        flags = COMES if self.comes else 0
+        hellos = [Message(Verb.HELLO, sequence=self.life, clock=begins, flags=flags) for _ in self.servers]
+        return self.wait([self.ask(s, hello) for s, hello in enumerate(hellos)])
 
     def ask(self, server: int, message: Message, then: Callable[[Message], None] | None = None) -> Request:
         """Send a request to one server; its buffers must not change until it is answered.

@@ -18,13 +18,14 @@ from trainer.config.schema import PserverStrategy
 from trainer.models.rows import dense_of, tables
 from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Seat, Share, Strategy
 from trainer.strategies.pserver.protocol import snapshot
-from trainer.strategies.pserver.protocol.messages import CREATES, STOPS, Kind, Message, Record, Verb, text
+from trainer.strategies.pserver.protocol.messages import CREATES, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.worker.agreement import agree_on
 from trainer.strategies.pserver.worker.ahead import Ahead
 from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.connections import Connections, connect
-from trainer.strategies.pserver.worker.export import merged_tables, save_checkpoint, save_persistables
+from trainer.strategies.pserver.worker.export import merged_tables, save_persistables
 from trainer.strategies.pserver.worker.gauges import Gauges
+from trainer.strategies.pserver.worker.halting import Halting
 from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
 from trainer.strategies.pserver.worker.initial_values import send_start
 from trainer.strategies.pserver.worker.pull import WorkerPulls
@@ -54,7 +55,7 @@ class Own:
     mode: Mapping[str, Any] = field(default_factory=dict)
 
 
-class PserverWorker(Strategy):
+class PserverWorker(Halting, Strategy):
     """The worker's side of a parameter server, of which each mode overrides a part.
 
     Subclasses say when parameters are pulled and what is pushed.
@@ -71,7 +72,7 @@ class PserverWorker(Strategy):
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         super().__init__(config, seat)
         names = [seat.server_name(number) for number in range(seat.servers)]
-        self.client = Client(seat.rank, self.connections(), self.options.timeout_s, names=names)
+        self.client = Client(seat.rank, self.connections(), self.options.timeout_s, names, seat.life, seat.returns)
         self.present = list(range(seat.size))
         self.work = HeldBlocks(self.client)
         self.gauge = Gauges(self.client)
@@ -91,6 +92,9 @@ class PserverWorker(Strategy):
         self.model = model
         self._divide(model, make_updater)
         self.make_updater(make_updater)
+        if self.seat.returns:  # a checkpoint of the others will tell it the rest
+            self.take_all()
+            return model
         if self.seat.rank == 0:
             send_start(self.client, self.dense, self.remote, self.dtype)
         self.take_all()
@@ -296,20 +300,6 @@ class PserverWorker(Strategy):
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
-    def halt(self, step: int) -> int:
-        self.drain()
-        self.stand()
-        self.client.wait([r for r in self.client.under_way.values() if r.message.verb in (Verb.PULL, Verb.PUSH)])
-        self.take_in()
-        steps = np.zeros(self.seat.size)
-        steps[self.seat.rank] = step
-        return int(self._stopped(steps).max())
-
-    def _stopped(self, mine: np.ndarray) -> np.ndarray:
-        """(N,) the sum of what all present workers bring while all stand still."""
-        self.client.stops += 1
-        return self._met(Message(Verb.MEET, clock=self.client.stops, flags=STOPS), mine)
-
     def drain(self) -> None:
         """What is under way to servers has come there."""
         self.finish_pushes()
@@ -326,20 +316,14 @@ class PserverWorker(Strategy):
             self.pulls.receive(self.ahead.fetched[1])
 
     def save(self, folder: Path) -> Share:
-        while True:
-            index, count = self.members()
-            if index == 0:
-                save_checkpoint(self.client, folder)
-            self._stopped(np.zeros(1))
-            if len(self.present) == count:
-                break
+        workers = self.save_servers(folder)
         self.set_out()
         files = [*(part_name(server) for server in self.client.servers), snapshot.INDEX]
         own = Own(
             self.seat.rank, self.seat.servers, (self.steps, self.steps_before, self.event_time), self.work.state(),
             self.encoder.state(), self.ahead.state(), self.state(),
         )  # fmt: skip
-        return Share({"updater": self.updater.state()}, vars(own), files, tuple(self.present))
+        return Share({"updater": self.updater.state()}, vars(own), files, workers)
 
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)

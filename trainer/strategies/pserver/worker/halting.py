@@ -1,0 +1,121 @@
+"""All workers stand still: the servers save for a checkpoint, and a worker that has come back is let in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from trainer.strategies.contract import Seat
+from trainer.strategies.pserver.protocol.messages import STOPS, Message, Verb
+from trainer.strategies.pserver.worker.client import Client
+from trainer.strategies.pserver.worker.export import save_checkpoint
+
+NEW = -1
+"""In the place of a worker's step: it has none to save, because it comes back now."""
+
+
+class Halting:
+    """The part of a worker that all modes share by which workers stop together, save and go on.
+
+    Attributes:
+        present: ranks of the workers that take part. new: those of them that come back at this very stop.
+    """
+
+    seat: Seat
+    client: Client
+    present: list[int]
+    new: frozenset[int] = frozenset()
+
+    def halt(self, step: int) -> int:
+        """Stand still with all others; returns the greatest step of any."""
+        self.drain()
+        self.stand()
+        self.client.wait([r for r in self.client.under_way.values() if r.message.verb in (Verb.PULL, Verb.PUSH)])
+        self.take_in()
+        return self._together(step)
+
+    def _together(self, step: int) -> int:
+        """Wait until all stand still; returns the greatest step of any."""
+        steps = np.zeros(self.seat.size)
+        steps[self.seat.rank] = step
+        met = self._stopped(steps)
+        self.new = frozenset(np.flatnonzero(met == NEW).tolist())
+        return int(met.max())
+
+    def _stopped(self, mine: np.ndarray) -> np.ndarray:
+        """(N,) the sum of what all present workers bring while all stand still."""
+        self.client.stops += 1
+        return self._met(Message(Verb.MEET, clock=self.client.stops, flags=STOPS), mine)
+
+    def save_servers(self, folder: Path) -> tuple[int, ...]:
+        """Have the servers write their parts; returns the workers whose parts belong to the checkpoint."""
+        while True:
+            old, count = [rank for rank in self.present if rank not in self.new], len(self.present)
+            if old[0] == self.seat.rank:
+                save_checkpoint(self.client, folder)
+            self._stopped(np.zeros(1))
+            if len(self.present) == count:
+                return tuple(old)
+
+    # --- a worker that comes back ----------------------------------------------------------------------------------
+
+    def leads(self) -> bool:
+        """Whether this worker is the first of those that are left, as far as is known."""
+        return all(self._is_lost(rank) for rank in self.present if rank < self.seat.rank)
+
+    def _is_lost(self, rank: int) -> bool:
+        key = f"fenced/worker/{rank}"
+        return bool(self.seat.store.check([key]) and self.seat.store.get(key))
+
+    def admit(self, rank: int, life: int) -> tuple[int, int] | None:
+        """Let a worker in that has come back, for the stop that follows; returns the numbers of the last meeting and of the last
+        stop, or None: it is lost again."""
+        asks = [self.client.ask(s, Message(Verb.ADMIT, sequence=life, clock=rank)) for s in self.client.servers]
+        if not all(answer.clock for answer in self.client.wait(asks)):
+            return None
+        return self.client.meetings, self.client.stops
+
+    def come_back(self, told: tuple[int, int]) -> int:
+        """Take part in the stop at which the others save; returns the number of their checkpoint.
+
+        Args:
+            told: what ``admit`` has returned.
+        """
+        self.client.meetings, self.client.stops = told
+        number = self._together(NEW)
+        while True:
+            count = len(self.present)
+            self._stopped(np.zeros(1))
+            if len(self.present) == count:
+                return number
+
+    def take_part(self) -> None:
+        """Begin to train: with the parameters as they are now, at the steps of the slowest of the others."""
+        self.take_all()
+        self.wake(anew=False)
+
+    # --- of the worker ---------------------------------------------------------------------------------------------
+
+    def _met(self, message: Message, mine: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def drain(self) -> None:
+        """What is under way to servers has come there."""
+        raise NotImplementedError
+
+    def stand(self) -> None:
+        """No steps are taken until ``set_out``; who waits for the slowest does not wait for this worker."""
+        raise NotImplementedError
+
+    def take_in(self) -> None:
+        """What was fetched ahead is received."""
+        raise NotImplementedError
+
+    def take_all(self) -> None:
+        """Pull all dense parameters as they are now."""
+        raise NotImplementedError
+
+    def wake(self, anew: bool) -> None:
+        """Take steps again."""
+        raise NotImplementedError

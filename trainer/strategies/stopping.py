@@ -1,0 +1,32 @@
+"""What strategies can do whose workers have no common step: stop together, and take a worker back that was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class LooksUp(Protocol):
+    """Has workers without a common step, which are stopped together now and then."""
+
+    look: Callable[[bool], None] | None
+    """Called now and then while this worker waits between two updates; it may call ``halt`` and ``save``. It is told
+    whether this worker may be the one to stop the others: at a meeting of the training it may not."""
+
+
+@runtime_checkable
+class TakesBack(Protocol):
+    """Goes on when a worker dies, and takes one that was started again back when all stand still for a checkpoint."""
+
+    def leads(self) -> bool:
+        """Whether this worker is the first of those that are left, as far as is known."""
+
+    def admit(self, rank: int, life: int) -> tuple[int, int] | None:
+        """Let a worker in that has come back, for the stop that follows; returns what it must know, or None: it is lost again."""
+
+    def come_back(self, told: tuple[int, int]) -> int:
+        """In that worker: take part in that stop; returns the number of the others' checkpoint."""
+
+    def take_part(self) -> None:
+        """In that worker, when it is what the first worker was at the checkpoint: begin to train."""

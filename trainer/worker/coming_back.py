@@ -1,0 +1,30 @@
+"""A worker that comes back begins where the others have just saved."""
+
+from __future__ import annotations
+
+from trainer.checkpoint import store
+from trainer.errors import RunFailed
+from trainer.strategies.contract import Seat
+from trainer.strategies.stopping import TakesBack
+from trainer.worker.checkpoints import Checkpoints, resume
+from trainer.worker.loop import Training
+from trainer.worker.returned import let_in, wait_for
+
+
+def come_back(run: Training, seat: Seat) -> None:
+    """Wait to be let in, and be what the first worker was at its checkpoint, with the servers' parameters as they are now.
+
+    Raises:
+        RunFailed: the run was over before, or the checkpoint is not written.
+    """
+    kept, strategy = run.checkpoints, run.strategy
+    if not isinstance(kept, Checkpoints) or not isinstance(strategy, TakesBack):
+        raise RunFailed("a worker comes back at a checkpoint of the others, and this run has none")
+    asked, meeting, stop = let_in(seat)
+    folder = store.folder_of(kept.folder, strategy.come_back((meeting, stop)))
+    kept.asked = asked + 1
+    wait_for(folder, kept.board)
+    resume(run, folder, seat)
+    run.samples, run.line.before = 0, None  # the first worker counts its own
+    strategy.take_part()
+    print(f"takes part again after update {run.step}", flush=True)

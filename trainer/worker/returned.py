@@ -1,0 +1,89 @@
+"""A worker that died has been started again while the others go on: it asks to be let in, and one of them does."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from trainer.checkpoint import durable_folder
+from trainer.errors import RunFailed
+from trainer.host.notes_board import Board
+from trainer.strategies.contract import Seat
+from trainer.strategies.stopping import TakesBack
+
+COMES = "comes"
+LET_IN = "lets-in/{}/{}"
+NOT_WRITTEN = "not-written/{}"
+LOOK_S, TELL_S = 0.05, 1.0
+
+
+class TooLate(RunFailed):
+    """The run can do without the worker that comes back, and without its life."""
+
+    ends_run = False
+
+
+class Returned:
+    """Those that ask to be let in, as another worker sees them.
+
+    Args:
+        board: where workers leave notes about checkpoints.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.known: set[tuple[int, int]] = set()
+        """Ranks and lives that have been answered."""
+
+    def waits(self) -> bool:
+        """Whether one may wait."""
+        return bool(self.board.check([COMES])) and self._asking() not in self.known
+
+    def let_in(self, strategy: TakesBack, asked: int) -> bool:
+        """Let the one that waits in; returns whether it takes part from the next stop on."""
+        if not self.waits():
+            return False
+        rank, life = self._asking()
+        self.known.add((rank, life))
+        if (told := strategy.admit(rank, life)) is None:
+            return False
+        self.board.set(LET_IN.format(rank, life), " ".join(map(str, (asked, *told))))
+        print(f"worker {rank} has come back and takes part from the next checkpoint on", flush=True)
+        return True
+
+    def _asking(self) -> tuple[int, int]:
+        rank, life = self.board.get(COMES).decode().split()
+        return int(rank), int(life)
+
+
+def let_in(seat: Seat) -> tuple[int, int, int]:
+    """Called by the worker that comes back: wait until another one lets it in; returns the numbers of the last note that asks for
+    a checkpoint, of the last meeting and of the last stop.
+
+    Raises:
+        TooLate: the run has ended before.
+    """
+    board, told, others = seat.store.under("checkpoint"), -TELL_S, [r for r in range(seat.size) if r != seat.rank]
+    key = LET_IN.format(seat.rank, seat.life)
+    print("is there again, and waits to be let in", flush=True)
+    while not board.check([key]):
+        if any(seat.store.check([f"done/worker/{rank}"]) for rank in others):
+            raise TooLate("it has come back, and the run was over before it could take part")
+        if time.monotonic() - told >= TELL_S:
+            told = time.monotonic()
+            board.set(COMES, f"{seat.rank} {seat.life}")
+        time.sleep(LOOK_S)
+    asked, meeting, stop = board.get(key).split()
+    return int(asked), int(meeting), int(stop)
+
+
+def wait_for(folder: Path, board: Board) -> None:
+    """Wait until a checkpoint is whole that the others write.
+
+    Raises:
+        TooLate: they cannot.
+    """
+    while not (folder / durable_folder.MARKER).is_file():
+        if board.check([key := NOT_WRITTEN.format(folder.name)]):
+            raise TooLate(f"it cannot come back without a checkpoint: {board.get(key).decode()}")
+        time.sleep(LOOK_S)
