@@ -97,6 +97,11 @@ def test_processes_that_all_others_have_declared_lost_are_not_waited_for_for_eve
     assert found["worker"] == {0: 1} and found["lost"] == {1: "worker 1 was lost (silent for 30 s) and is ended"}
 
 
+def test_worker_that_was_let_in_again_is_waited_for(tmp_path: Path) -> None:
+    found = watched([Scripted(tmp_path / "0", value=1), Scripted(tmp_path / "1", after=9, value=2)], True, Notes({"fenced/worker/1": ""}), seconds=LINGER_S)  # fmt: skip
+    assert found == {"worker": {0: 1, 1: 2}}
+
+
 def test_all_end_by_force(tmp_path: Path) -> None:
     handle = Scripted(tmp_path / "0")
     end([handle], 0.0)

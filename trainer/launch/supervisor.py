@@ -219,11 +219,11 @@ class Supervisor:
         return True
 
     def _fenced(self) -> dict[int, str]:
-        """Why each that runs was declared lost by the others; empty if one was not."""
+        """Why each that runs was declared lost by the others, and was not let in again; empty if one was not."""
         why = {}
         for member in self.running:
-            key = f"fenced/{member.role.name}/{member.rank}" + (f"/{member.life}" if member.life else "")
-            if not member.role.apart or not self.board[0].check([key]):
+            key = f"fenced/{member.role.name}/{member.rank}"
+            if not (member.role.apart and self.board[0].check([key]) and self.board[0].get(key)):
                 return {}
             why[member.rank] = self.board[0].get(key).decode()
         return why

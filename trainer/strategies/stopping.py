@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from trainer.host.notes_board import Board
+
+
+def is_lost(board: Board, rank: int) -> bool:
+    """Whether a worker was lost, and none has been let in that came back for it."""
+    key = f"fenced/worker/{rank}"
+    return bool(board.check([key]) and board.get(key))
+
 
 @runtime_checkable
 class LooksUp(Protocol):
@@ -25,8 +33,8 @@ class TakesBack(Protocol):
     def admit(self, rank: int, life: int) -> tuple[int, int] | None:
         """Let a worker in that has come back, for the stop that follows; returns what it must know, or None: it is lost again."""
 
-    def come_back(self, told: tuple[int, int]) -> int:
-        """In that worker: take part in that stop; returns the number of the others' checkpoint."""
+    def come_back(self, told: tuple[int, int]) -> tuple[int, int]:
+        """In that worker: take part in that stop; returns the number of the others' checkpoint, and the rank that writes it."""
 
     def take_part(self) -> None:
         """In that worker, when it is what the first worker was at the checkpoint: begin to train."""

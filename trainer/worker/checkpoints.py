@@ -19,7 +19,7 @@ from trainer.errors import Preempted, RunFailed, why
 from trainer.host.requests import LEAVE, StopRequest
 from trainer.models.empty_batch import counting
 from trainer.strategies.contract import Rehearses, Seat
-from trainer.strategies.stopping import TakesBack
+from trainer.strategies.stopping import TakesBack, is_lost
 from trainer.worker.loop import Training
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.other_strategy import for_servers, from_servers
@@ -260,8 +260,8 @@ class Checkpoints:
 
     def _is_gone(self, name: str) -> bool:
         """Whether the worker whose part that is was lost."""
-        key = f"fenced/worker/{name.partition('.')[0].removeprefix('worker-')}"
-        return name.startswith("worker-") and bool(self.seat.store.check([key]) and self.seat.store.get(key))
+        rank = name.partition(".")[0].removeprefix("worker-")
+        return rank.isdecimal() and is_lost(self.seat.store, int(rank))
 
     def close(self) -> None:
         """Wait for what is being written."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.checkpoint import store
+from trainer.checkpoint import durable_folder, store
 from trainer.errors import RunFailed
 from trainer.strategies.contract import Seat
 from trainer.strategies.stopping import TakesBack
@@ -21,9 +21,9 @@ def come_back(run: Training, seat: Seat) -> None:
     if not isinstance(kept, Checkpoints) or not isinstance(strategy, TakesBack):
         raise RunFailed("a worker comes back at a checkpoint of the others, and this run has none")
     asked, meeting, stop = let_in(seat)
-    folder = store.folder_of(kept.folder, strategy.come_back((meeting, stop)))
-    kept.asked = asked + 1
-    wait_for(folder, kept.board)
+    number, writer = strategy.come_back((meeting, stop))
+    folder, kept.asked = store.folder_of(kept.folder, number), asked + 1
+    wait_for((folder / durable_folder.MARKER).is_file, seat, folder.name, writer)
     resume(run, folder, seat)
     run.samples, run.line.before = 0, None  # the first worker counts its own
     strategy.take_part()

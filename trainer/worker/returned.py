@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Callable
 
-from trainer.checkpoint import durable_folder
 from trainer.errors import RunFailed
 from trainer.host.notes_board import Board
 from trainer.strategies.contract import Seat
-from trainer.strategies.stopping import TakesBack
+from trainer.strategies.stopping import TakesBack, is_lost
 
 COMES = "comes"
 LET_IN = "lets-in/{}/{}"
@@ -56,34 +55,48 @@ class Returned:
         return int(rank), int(life)
 
 
-def let_in(seat: Seat) -> tuple[int, int, int]:
+def let_in(
+    seat: Seat, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic
+) -> tuple[int, int, int]:
     """Called by the worker that comes back: wait until another one lets it in; returns the numbers of the last note that asks for
     a checkpoint, of the last meeting and of the last stop.
 
     Raises:
         TooLate: the run has ended before.
     """
-    board, told, others = seat.store.under("checkpoint"), -TELL_S, [r for r in range(seat.size) if r != seat.rank]
+    board, told, others = (
+        seat.store.under("checkpoint"),
+        now() - TELL_S,
+        [r for r in range(seat.size) if r != seat.rank],
+    )
     key = LET_IN.format(seat.rank, seat.life)
     print("is there again, and waits to be let in", flush=True)
     while not board.check([key]):
         if any(seat.store.check([f"done/worker/{rank}"]) for rank in others):
             raise TooLate("it has come back, and the run was over before it could take part")
-        if time.monotonic() - told >= TELL_S:
-            told = time.monotonic()
+        if now() - told >= TELL_S:
+            told = now()
             board.set(COMES, f"{seat.rank} {seat.life}")
-        time.sleep(LOOK_S)
+        sleep(LOOK_S)
     asked, meeting, stop = board.get(key).split()
     return int(asked), int(meeting), int(stop)
 
 
-def wait_for(folder: Path, board: Board) -> None:
+def wait_for(
+    written: Callable[[], bool], seat: Seat, name: str, writer: int, sleep: Callable[[float], None] = time.sleep
+) -> None:
     """Wait until a checkpoint is whole that the others write.
+
+    Args:
+        written: whether it is. name: its folder's. writer: rank of the worker that completes it.
 
     Raises:
         TooLate: they cannot.
     """
-    while not (folder / durable_folder.MARKER).is_file():
-        if board.check([key := NOT_WRITTEN.format(folder.name)]):
+    board, key = seat.store.under("checkpoint"), NOT_WRITTEN.format(name)
+    while not written():
+        if board.check([key]):
             raise TooLate(f"it cannot come back without a checkpoint: {board.get(key).decode()}")
-        time.sleep(LOOK_S)
+        if is_lost(seat.store, writer) and not written():
+            raise TooLate(f"it cannot come back without a checkpoint: worker {writer}, which wrote it, was lost")
+        sleep(LOOK_S)

@@ -10,6 +10,7 @@ from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import STOPS, Message, Verb
 from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.export import save_checkpoint
+from trainer.strategies.stopping import is_lost
 
 NEW = -1
 """In the place of a worker's step: it has none to save, because it comes back now."""
@@ -51,22 +52,22 @@ class Halting:
     def save_servers(self, folder: Path) -> tuple[int, ...]:
         """Have the servers write their parts; returns the workers whose parts belong to the checkpoint."""
         while True:
-            old, count = [rank for rank in self.present if rank not in self.new], len(self.present)
+            old, count = self._old(), len(self.present)
             if old[0] == self.seat.rank:
                 save_checkpoint(self.client, folder)
             self._stopped(np.zeros(1))
             if len(self.present) == count:
                 return tuple(old)
 
+    def _old(self) -> list[int]:
+        """Those that have something to save."""
+        return [rank for rank in self.present if rank not in self.new]
+
     # --- a worker that comes back ----------------------------------------------------------------------------------
 
     def leads(self) -> bool:
         """Whether this worker is the first of those that are left, as far as is known."""
-        return all(self._is_lost(rank) for rank in self.present if rank < self.seat.rank)
-
-    def _is_lost(self, rank: int) -> bool:
-        key = f"fenced/worker/{rank}"
-        return bool(self.seat.store.check([key]) and self.seat.store.get(key))
+        return all(is_lost(self.seat.store, rank) for rank in self.present if rank < self.seat.rank)
 
     def admit(self, rank: int, life: int) -> tuple[int, int] | None:
         """Let a worker in that has come back, for the stop that follows; returns the numbers of the last meeting and of the last
@@ -76,8 +77,8 @@ class Halting:
             return None
         return self.client.meetings, self.client.stops
 
-    def come_back(self, told: tuple[int, int]) -> int:
-        """Take part in the stop at which the others save; returns the number of their checkpoint.
+    def come_back(self, told: tuple[int, int]) -> tuple[int, int]:
+        """Take part in the stop at which the others save; returns the number of their checkpoint, and who completes it.
 
         Args:
             told: what ``admit`` has returned.
@@ -88,7 +89,7 @@ class Halting:
             count = len(self.present)
             self._stopped(np.zeros(1))
             if len(self.present) == count:
-                return number
+                return number, self._old()[0]
 
     def take_part(self) -> None:
         """Begin to train: with the parameters as they are now, at the steps of the slowest of the others."""
