@@ -51,6 +51,12 @@ TOGETHER = {
     ),
     "local_sgd": ("launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=3", "ema.decay=0.9", *DROPPING),
 }
+CLICKS = (
+    "+recipe=wide_and_deep", "data.train_rows=1500", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]", "data.batch_size=16", "limit_train_batches=7", "limit_val_batches=2",
+    "execution.log_every=5", "strategy=collective", "launch.nproc=2", "launch.servers=null",
+)  # fmt: skip
+"""A line of two epochs, and the epoch's AUC, of two workers."""
+COMMANDS = {case: (*DIGITS, *told) for case, told in TOGETHER.items()} | {"collective, clicks": CLICKS}
 """Runs of several workers."""
 EVERYTHING = (
     "epochs=3", "tracking=none", "execution.threads=1", "checkpoint.every_steps=1", "checkpoint.every_epochs=null",
@@ -111,9 +117,9 @@ def test_one_worker_ends_as_if_nothing_had_happened(case: str, tmp_path: Path, m
         check_equal(Path("whole"), Path(f"from{step}"))
 
 
-@pytest.mark.parametrize("case", TOGETHER)
+@pytest.mark.parametrize("case", COMMANDS)
 def test_several_workers_end_as_if_nothing_had_happened(case: str, tmp_path: Path) -> None:
-    command = (*DIGITS, *TOGETHER[case], *EVERYTHING)
+    command = (*COMMANDS[case], *EVERYTHING)
     whole = tmp_path / "whole"
     ended = runs.trainer(*command, "hydra.run.dir=whole", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr

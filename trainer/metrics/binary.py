@@ -29,6 +29,10 @@ def auc(positives: torch.Tensor, negatives: torch.Tensor) -> float | None:
     return float((positives * (below + 0.5 * negatives)).sum().item() / pairs)
 
 
+def _auc(sums: torch.Tensor) -> float | None:
+    return auc(sums[HEAD : HEAD + BUCKETS], sums[HEAD + BUCKETS : -1])
+
+
 class Binary:
     """The task of labels 0 and 1: inputs to one logit, the loss, and the sums from which the metrics follow.
 
@@ -55,14 +59,18 @@ class Binary:
         """A new, empty exam for a whole validation."""
         return SummedExam(self.meter())
 
-    def summary(self, sums: torch.Tensor) -> dict[str, float]:
-        """The metrics of the samples behind the sums; without ``auc`` where all labels are equal."""
+    def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
+        """The metrics of the samples behind the sums; without ``auc`` where all labels are equal.
+
+        Args:
+            epoch: the sums of the epoch so far; with them also ``auc_epoch``, its AUC. It is no mean of lines' AUCs.
+        """
         samples = sums[-1].item()
         if not samples:
             return {}
         loss, hits, absolute, squared = (total / samples for total in sums[:HEAD].tolist())
-        area = auc(sums[HEAD : HEAD + BUCKETS], sums[HEAD + BUCKETS : -1])
-        ranked = {} if area is None else {"auc": area}
+        areas = {"auc": _auc(sums), "auc_epoch": None if epoch is None else _auc(epoch)}
+        ranked = {name: area for name, area in areas.items() if area is not None}
         return {"loss": loss, **ranked, "acc": hits, "mae": absolute, "mse": squared, "rmse": math.sqrt(squared)}
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:

@@ -58,8 +58,9 @@ class Classification:
         """A new, empty exam for a whole validation."""
         return ClassExam(self.meter(), self.classes, index, count)
 
-    def summary(self, sums: torch.Tensor) -> dict[str, float]:
-        """Loss, acc1, acc5 over the samples behind the sums (of one worker, or added up over all)."""
+    def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
+        """Loss, acc1, acc5 over the samples behind the sums (of one worker, or added up over all). All are means, so that
+        there is no more to tell of the epoch."""
         samples = sums[-1].item()
         if not samples:
             return {}

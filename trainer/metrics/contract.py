@@ -50,8 +50,9 @@ class Objective(Protocol):
     def meter(self) -> Sums:
         """A new, empty meter for training."""
 
-    def summary(self, sums: torch.Tensor) -> dict[str, float]:
-        """The metrics of the samples behind the sums."""
+    def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
+        """The metrics of the samples behind the sums; of a line of training, too, of the ``epoch`` so far what lines
+        cannot be averaged to."""
 
     def exam(self, index: int, count: int) -> Exam:
         """A new, empty exam for a whole validation, for worker ``index`` of ``count``."""

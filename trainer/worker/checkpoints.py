@@ -24,7 +24,7 @@ from trainer.worker.loop import Training
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.other_strategy import for_servers, from_servers
 from trainer.worker.returned import NOT_WRITTEN, Returned
-from trainer.worker.state import WorkerState, go_on, part_of, randomness
+from trainer.worker.state import WorkerState, go_on, line_of, part_of, randomness
 
 SLOW_S = 1.0
 """How long the training waits for the write before; then there is no checkpoint this time."""
@@ -286,20 +286,20 @@ def position(run: Training, epoch: int) -> dict[str, Any]:
     }
 
 
-def _own(folder: Path, first: WorkerState, seat: Seat, before: int) -> WorkerState:
+def _own(folder: Path, first: WorkerState, seat: Seat, before: int, lockstep: bool) -> WorkerState:
     """This worker's part. Of another number of workers before, the batches of the line that is being averaged are shared out,
     and a worker more than there were has the first one's buffers and draws anew.
 
     Args:
-        before: how many workers there were.
+        before: how many workers there were; lockstep: a line tells of all workers.
     """
     names = store.parts(folder)
     mine = [name for worker in range(seat.rank, before, seat.size) if (name := store.part_of(worker)) in names]
     parts = [first if name == names[0] else WorkerState(**read(folder / name)) for name in mine]
+    line = line_of([part.line for part in parts], first.line, lockstep)
     if not parts:
-        device = torch.device(seat.device)
-        return replace(first, model=None, seen=[], randomness=randomness(device))
-    return replace(parts[0], seen=[batch for part in parts for batch in part.seen])
+        return replace(first, model=None, seen=[], line=line, randomness=randomness(torch.device(seat.device)))
+    return replace(parts[0], seen=[batch for part in parts for batch in part.seen], line=line)
 
 
 def is_first(run: Training) -> bool:
@@ -331,7 +331,7 @@ def resume(run: Training, folder: Path, seat: Seat) -> None:
         rehearse(run)
     first = WorkerState(**read(folder / store.parts(folder)[0]))
     about, servers = store.about(folder), run.strategy.seat.servers
-    own = _own(folder, first, seat, about.workers)
+    own = _own(folder, first, seat, about.workers, run.lockstep)
     if bool(about.servers) != bool(servers):
         first = for_servers(run, first) if servers else from_servers(run, folder, first)
         own = replace(own, model=None, own={})

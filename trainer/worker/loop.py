@@ -14,13 +14,14 @@ from torch import nn
 from trainer.data.batch_reordering import Turn
 from trainer.data.feed import Feed
 from trainer.metrics.best import AVERAGED, RAW, EarlyStop
-from trainer.metrics.contract import Objective, Sums
+from trainer.metrics.contract import Objective
 from trainer.metrics.user_metrics import OwnMetrics
 from trainer.models.empty_batch import counting
 from trainer.optim.averaged import AveragedWeights
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import GoesByValidations, HasGauges, Strategy
+from trainer.strategies.contract import GoesByValidations, Strategy
 from trainer.worker.callbacks import Callbacks
+from trainer.worker.lines import Line, log_rest, log_training
 from trainer.worker.nonfinite import Stop
 from trainer.worker.profiler import Unprofiled
 
@@ -114,28 +115,6 @@ class Training:
         self.line = Line(self.task.meter())
 
 
-@dataclass
-class Line:
-    """What the next line of training will average: the batches since the last one, whatever their epochs.
-
-    Attributes:
-        batches: since the run's start; printed: how many of them lines have told of; due: at how many the next line comes.
-        lr: of the last update; number: of the last batch in its epoch.
-        before: the sums of the last line, over all workers; mine: of this worker alone.
-        last: loss, outputs, labels and samples of the last batch, where a line tells of one batch alone.
-    """
-
-    meter: Sums
-    batches: int = 0
-    printed: int = 0
-    due: int = 1
-    lr: float = 0.0
-    number: int = -1
-    before: torch.Tensor | None = None
-    mine: torch.Tensor | None = None
-    last: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int] | None = None
-
-
 def fit(run: Training) -> dict[str, float]:
     """Train to the end; returns the last validation's metrics."""
     if not run.callbacks:
@@ -200,7 +179,8 @@ def train_epoch(run: Training, epoch: int) -> None:
     run.forward.train()
     run.report.doing("first batch")
     strategy, line, profile = run.strategy, run.line, run.profile
-    line.number = line.number if run.update else -1
+    if not run.update:
+        line.begin_epoch()
     if run.rhythm.alone and not run.update:
         line.due = line.batches + 1
     told = run.callbacks if run.callbacks and run.callbacks.after_update else None
@@ -248,58 +228,6 @@ def train_epoch(run: Training, epoch: int) -> None:
         if run.step >= run.rhythm.total_steps or run.stop:
             break
     run.update = 0
-
-
-def log_rest(run: Training, epoch: int) -> None:
-    """At the end of the run, a line of the batches that are left. They are too few, so the line before is averaged with
-    them."""
-    if run.line.batches > run.line.printed:
-        log_training(run, epoch, rest=True)
-
-
-def log_training(run: Training, epoch: int, rest: bool = False) -> None:
-    """One line and one point: the task's metrics over the samples since the last line, of all workers.
-
-    Args:
-        rest: together with those of the last line.
-    """
-    line = run.line
-    sums = line.meter.sums()
-    shown = _of_last_batch(run, sums)
-    if run.lockstep and run.report.who:
-        own, line.mine = (
-            shown if shown is not None else sums if line.mine is None or not rest else sums + line.mine,
-            sums,
-        )
-        run.report.of_worker(epoch, line.number, run.task.summary(own))
-    mine = [sums] if shown is None else [sums, shown]
-    if run.lockstep:
-        asked = [run.callbacks.asked().to(sums.device)] if run.callbacks else []
-        sizes = [len(part) for part in (*mine, *asked)]
-        mine = list(run.strategy.all_reduce_sum(torch.cat([*mine, *asked])).split(sizes))  # one meeting for all
-        if run.callbacks:
-            run.stop = run.stop or run.callbacks.why(mine.pop(), run.step, run.strategy.all_reduce_sum)
-    samples, together = mine[0][-1].item(), mine[-1]
-    if rest and line.before is not None and shown is None:
-        together = together + line.before.to(sums.device)
-    line.before, line.printed = mine[0], line.batches
-    metrics = run.task.summary(together)
-    gauges = run.strategy.gauges() if run.report.run_dir and isinstance(run.strategy, HasGauges) else {}
-    gauges |= run.guard.skipped(run)
-    run.report.training(epoch, line.number, run.step, metrics, samples, line.lr, run.feed, gauges, rest)
-    if metrics:
-        run.guard.line(run, metrics["loss"])
-
-
-def _of_last_batch(run: Training, sums: torch.Tensor) -> torch.Tensor | None:
-    """The sums of the last batch alone, where the line tells of no more; None: it tells of all."""
-    if not run.rhythm.alone:
-        return None
-    if run.line.last is None:  # that update was left out
-        return sums
-    meter = run.task.meter()
-    meter.add(*run.line.last)
-    return meter.sums(sums.device)
 
 
 @torch.no_grad()

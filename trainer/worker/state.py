@@ -18,7 +18,7 @@ from trainer.worker.loop import Training
 
 PROGRESS = ("update", "step", "samples", "validated", "examined", "skipped", "in_a_row", "turns")
 """How far the training is, besides the epoch."""
-LINE = ("batches", "printed", "due", "lr", "number", "before")
+LINE = ("batches", "printed", "due", "lr", "number", "before", "epoch", "earlier")
 """Of the line of the log that is being averaged, besides its sums."""
 
 
@@ -105,6 +105,25 @@ def go_on(run: Training, folder: Path, part: WorkerState, first: WorkerState) ->
         setattr(run.line, name, part.line[name])
     run.line.meter.load(on_device(part.seen, device_of(run)))
     put_randomness(device_of(run), **part.randomness)
+
+
+def line_of(parts: Sequence[Mapping[str, Any]], first: Mapping[str, Any], lockstep: bool) -> dict[str, Any]:
+    """The line of a worker that goes on for several, for one, or, where there are more workers now, for none.
+
+    Args:
+        first: that of the first worker; lockstep: the sums of lines are of all workers, else of each alone.
+    """
+
+    def values(name: str) -> list[torch.Tensor]:
+        return [value for part in parts if (value := part.get(name)) is not None]
+
+    found = dict(parts[0] if parts else first)
+    if (start := first.get("earlier")) is not None:  # the workers add it up
+        found |= {"earlier": sum(values("earlier"), torch.zeros_like(start))}
+    if not lockstep:
+        sums = values("epoch")
+        found |= {"epoch": torch.stack(sums).sum(0) if sums else None}
+    return found
 
 
 def device_of(run: Training) -> torch.device:

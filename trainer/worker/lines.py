@@ -1,0 +1,110 @@
+"""The lines of training: what the batches since the last line came to, and the epoch so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer.metrics.contract import Sums
+from trainer.strategies.contract import HasGauges
+
+if TYPE_CHECKING:
+    from trainer.worker.loop import Training
+
+
+@dataclass
+class Line:
+    """What the next line of training will average: the batches since the last one, whatever their epochs.
+
+    Attributes:
+        batches: since the run's start; printed: how many of them lines have told of; due: at how many the next line comes.
+        lr: of the last update; number: of the last batch in its epoch.
+        before: the sums of the last line, over all workers; mine: of this worker alone.
+        epoch: the sums of the epoch so far at the last line, as ``before``; earlier: this worker's of batches that an
+            earlier epoch had left, and of which the next line tells, too.
+        last: loss, outputs, labels and samples of the last batch, where a line tells of one batch alone.
+    """
+
+    meter: Sums
+    batches: int = 0
+    printed: int = 0
+    due: int = 1
+    lr: float = 0.0
+    number: int = -1
+    before: torch.Tensor | None = None
+    mine: torch.Tensor | None = None
+    epoch: torch.Tensor | None = None
+    earlier: torch.Tensor | None = None
+    last: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int] | None = None
+
+    def begin_epoch(self) -> None:
+        """Before an epoch's first batch: what is summed over the epoch starts anew."""
+        self.number, self.epoch = -1, None
+        if self.batches > self.printed:
+            sums = self.meter.sums()
+            self.earlier = sums if self.earlier is None else sums + self.earlier.to(sums.device)
+
+
+def log_rest(run: Training, epoch: int) -> None:
+    """At the end of the run, a line of the batches that are left. They are too few, so the line before is averaged with
+    them."""
+    if run.line.batches > run.line.printed:
+        log_training(run, epoch, rest=True)
+
+
+def log_training(run: Training, epoch: int, rest: bool = False) -> None:
+    """One line and one point: the task's metrics over the samples since the last line, of all workers.
+
+    Args:
+        rest: together with those of the last line.
+    """
+    line = run.line
+    sums = line.meter.sums()
+    parts = [sums] if line.earlier is None else [sums, line.earlier.to(sums.device)]
+    left, shown = len(parts), _of_last_batch(run, sums)
+    if run.lockstep and run.report.who:
+        _of_worker(run, _sum(parts) if shown is None else shown, rest and shown is None)
+    parts += [] if shown is None else [shown]
+    if run.lockstep:
+        asked = [run.callbacks.asked().to(sums.device)] if run.callbacks else []
+        sizes = [len(part) for part in (*parts, *asked)]
+        parts = list(run.strategy.all_reduce_sum(torch.cat([*parts, *asked])).split(sizes))  # one meeting for all
+        if run.callbacks:
+            run.stop = run.stop or run.callbacks.why(parts.pop(), run.step, run.strategy.all_reduce_sum)
+    whole = _sum(parts[:left])
+    together = whole if shown is None else parts[-1]
+    if rest and line.before is not None and shown is None:
+        together = together + line.before.to(sums.device)
+    line.before, line.printed, line.earlier = whole, line.batches, None
+    line.epoch = parts[0] if line.epoch is None else parts[0] + line.epoch.to(parts[0].device)
+    metrics = run.task.summary(together, line.epoch)
+    gauges = run.strategy.gauges() if run.report.run_dir and isinstance(run.strategy, HasGauges) else {}
+    gauges |= run.guard.skipped(run)
+    run.report.training(epoch, line.number, run.step, metrics, whole[-1].item(), line.lr, run.feed, gauges, rest)
+    if metrics:
+        run.guard.line(run, metrics["loss"])
+
+
+def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum(0)
+
+
+def _of_worker(run: Training, own: torch.Tensor, rest: bool) -> None:
+    """A line of this worker's own values."""
+    line = run.line
+    before, line.mine = line.mine, own
+    run.report.of_worker(run.epoch, line.number, run.task.summary(own if before is None or not rest else own + before))
+
+
+def _of_last_batch(run: Training, sums: torch.Tensor) -> torch.Tensor | None:
+    """The sums of the last batch alone, where the line tells of no more; None: it tells of all."""
+    if not run.rhythm.alone:
+        return None
+    if run.line.last is None:  # that update was left out
+        return sums
+    meter = run.task.meter()
+    meter.add(*run.line.last)
+    return meter.sums(sums.device)
