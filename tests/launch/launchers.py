@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from typing import Any
@@ -14,6 +15,7 @@ class Commands(TaskLauncher):
     """Starts each process as a plain command."""
 
     def launch(self, task: Task) -> Any:
+        (task.log.parent / f"variables.{task.role}.{task.rank}.json").write_text(json.dumps(dict(task.environment)))
         return subprocess.Popen(task.command, env={**os.environ, **task.environment})
 
 

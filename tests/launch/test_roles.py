@@ -112,7 +112,8 @@ def test_commands_in_any_order_are_the_ordinary_run_and_the_plan_tells_where_all
         **{f"worker {rank}": endpoint for rank, endpoint in enumerate(mine.workers)},
         **{f"server {rank}": f"tcp://{endpoint}" for rank, endpoint in enumerate(mine.servers)},
     }
-    assert plan["environment"]["MASTER_PORT"] == mine.workers[0].rpartition(":")[2]
+    told = plan["environment"]
+    assert {told[role]["MASTER_PORT"] for role in ("worker", "server")} == {mine.workers[0].rpartition(":")[2]}
     assert len({p["pid"] for p in plan["processes"]} - {0}) == 4
     assert "done server 1 served until its workers had left" in mine.screen("server 1")
     assert {p.name for p in mine.run.glob("*log.?")} == {"workerlog.0", "workerlog.1", "serverlog.0", "serverlog.1"}
@@ -209,5 +210,5 @@ def test_worker_alone_has_the_variables_of_every_process_while_it_works(tmp_path
         assert set(told) == set(VARIABLES) and (told["RANK"], told["WORLD_SIZE"]) == ("0", "1")
     assert dict(os.environ) == before
     plan = read(ordinary(tmp_path / "one", "strategy=single") / "plan.json")
-    assert {**plan["environment"], "MASTER_PORT": ""} == {**told, "MASTER_PORT": ""}
-    assert plan["environment"]["MASTER_PORT"].isdecimal() and plan["processes"][0]["pid"] > 0
+    assert {**plan["environment"]["worker"], "MASTER_PORT": ""} == {**told, "MASTER_PORT": ""}
+    assert plan["environment"]["worker"]["MASTER_PORT"].isdecimal() and plan["processes"][0]["pid"] > 0

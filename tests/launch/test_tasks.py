@@ -18,6 +18,7 @@ from trainer.errors import RunFailed, UserError
 from trainer.job.ready import get_ready
 from trainer.launch.builtin import Forkserver, InProcess, Local
 from trainer.launch.start import start_here
+from trainer.launch.whereabouts import VARIABLES, WHERE_SEVERAL
 from trainer.planning.launcher import launcher_of
 
 DIGITS = ("+recipe=digits_lenet", "tracking=none", "device=cpu", "execution.threads=1", "max_steps=12", "execution.log_every=1", "precision=fp64", "hydra.run.dir=run")  # fmt: skip
@@ -85,6 +86,16 @@ def test_servers_of_ones_own_launcher_leave_what_they_did(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert read(tmp_path / "run" / "server.0.json")["pushes"] == 24
+    plan = read(tmp_path / "run" / "plan.json")
+    for role, size in (("worker", "2"), ("server", "1")):
+        given, told = read(tmp_path / "run" / f"variables.{role}.0.json"), plan["environment"][role]
+        assert told == {name: given[name] for name in (*VARIABLES, *WHERE_SEVERAL)}
+        assert (told["RANK"], told["LOCAL_RANK"], told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) == (
+            "0",
+            "0",
+            size,
+            size,
+        )
 
 
 def test_worker_that_breaks_is_shown_with_its_error_and_the_others_end(tmp_path: Path) -> None:

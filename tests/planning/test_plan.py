@@ -76,10 +76,10 @@ def test_sixteen_hosts_of_eight_gpus_without_any_of_them() -> None:
     assert [(p.role, p.rank, p.node, p.local_rank, p.device) for p in plan.processes] == expected
     assert plan.global_batch_size == 128 * 32 and (plan.steps_per_epoch, plan.total_steps) == (100, 100)
     assert plan.endpoint == "10.0.0.1:29500"
-    assert plan.environment == {
+    assert plan.environment == {"worker": {
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "128", "LOCAL_WORLD_SIZE": "8",
         "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
-    }  # fmt: skip
+    }}  # fmt: skip
     assert plan.chosen.precision == "bf16" and "assuming" in plan.why["precision"]
     assert plan.chosen.pin_memory is True and plan.chosen.keep_memory is False
 
@@ -124,13 +124,25 @@ def test_plan_tells_which_server_is_on_which_host() -> None:
     assert "servers on" not in dict(plan_table.rows(planned(*SERVED, "launch.servers=3")))
 
 
+def test_each_role_has_its_own_environment_in_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned(*SERVED, "launch.nnodes=2", "launch.servers=3", "launch.nproc=4", "launch.master_addr=10.0.0.1")
+    sizes = {role: (told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) for role, told in plan.environment.items()}
+    assert sizes == {"worker": ("8", "4"), "server": ("3", "2")}
+    assert {told["MASTER_PORT"] for told in plan.environment.values()} == {"29500"}
+    plan_table.show_plan(plan)
+    out = capsys.readouterr().out
+    assert "Environment of worker 0" in out and "Environment of server 0" in out
+    assert "WORLD_SIZE        3" in out
+    assert [*planned(DIGITS, "launch.nproc=2").environment] == ["worker"]
+
+
 def test_ips_say_which_host_this_is() -> None:
     assert planned(DIGITS, "launch.ips=10.255.255.1,127.0.0.1").node_rank == 1
 
 
 def test_workers_over_all_hosts_instead_of_nproc() -> None:
     plan = planned(DIGITS, "plan=true", "launch.nnodes=2", "launch.workers=6")
-    assert plan.roles == {"worker": 6} and plan.environment["LOCAL_WORLD_SIZE"] == "3"
+    assert plan.roles == {"worker": 6} and plan.environment["worker"]["LOCAL_WORLD_SIZE"] == "3"
 
 
 def test_one_worker_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

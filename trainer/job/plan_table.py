@@ -21,7 +21,7 @@ def console() -> Screen:
 
 
 def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, str]] = ()) -> None:
-    """Print the resolved plan, the first process's environment, and what the user should know first.
+    """Print the resolved plan, the environment of each role's first process, and what the user should know first.
 
     Args:
         more: lines at the plan's end.
@@ -29,7 +29,8 @@ def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, s
     out = console()
     if verbosity != "quiet":
         out.facts(f"Plan of {plan.name}", [*rows(plan), *more])
-        out.facts("Environment of worker 0", plan.environment.items())
+        for role, variables in plan.environment.items():
+            out.facts(f"Environment of {role} 0", variables.items())
     _warn(out, plan)
 
 

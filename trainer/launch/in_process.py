@@ -41,7 +41,7 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
     quiet = assignment.config.verbosity == "quiet"
     with kept_log(run_dir / "workerlog.0", assignment.goes_on) as log, teed(log, quiet), interpreter.at_work(), alone():
         process = replace(plan.processes[0], endpoint=LOOPBACK, pid=os.getpid())
-        leave_plan(replace(plan, processes=[process], environment={**plan.environment, **environment()}))
+        leave_plan(replace(plan, processes=[process], environment={"worker": environment()}))
         try:
             outcome: dict[str, Any] = locate(plan.entries["worker"])(seat, assignment)
             return outcome

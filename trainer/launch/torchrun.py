@@ -56,7 +56,7 @@ def _start(way: Handover, store: Any, assignment: Assignment) -> dict[str, Any]:
     plan = assignment.plan
     if set(plan.roles) != {"worker"}:
         raise RunFailed(f"torchrun starts workers alone; strategy={plan.strategy} has {', '.join(plan.roles)}")
-    leave_plan(replace(plan, environment={**plan.environment, **environment()}))
+    leave_plan(replace(plan, environment={"worker": environment()}))
     way.give(assignment.as_dict())
     quiet = assignment.config.verbosity == "quiet"
     with streams.log(Path(plan.run_dir) / "workerlog.0", assignment.goes_on) as log, teed(log, quiet):

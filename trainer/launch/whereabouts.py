@@ -17,6 +17,8 @@ PROCESS, ENDPOINT = "process/{}/{}", "endpoint/{}/{}"
 """Notes of a process: what it is, and where it listens if it does."""
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Set for every process of a run."""
+WHERE_SEVERAL = ("GLOO_SOCKET_IFNAME",)
+"""Set where a launcher starts several processes."""
 LOOK_S = 0.5
 
 
@@ -42,7 +44,7 @@ def tell(board: Board, role: str, rank: int, host: str, life: int = 0) -> None:
 
 def environment() -> dict[str, str]:
     """The variables of this process by which it knows the others."""
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    return {name: os.environ[name] for name in (*VARIABLES, *WHERE_SEVERAL) if name in os.environ}
 
 
 def leave_plan(plan: Plan) -> None:
@@ -89,7 +91,7 @@ class Whereabouts:
         self.untold = {key: p for key, p in self.untold.items() if key not in told}
         self.unheard = {key: p for key, p in self.unheard.items() if key not in endpoints}
         processes = [_with(p, told.get((p.role, p.rank)), endpoints.get((p.role, p.rank))) for p in self.plan.processes]
-        first = told[("worker", 0)].environment if ("worker", 0) in told else {}
+        first = {role: dict(one.environment) for (role, rank), one in told.items() if rank == 0}
         self.plan = replace(self.plan, processes=processes, environment={**self.plan.environment, **first})
         leave_plan(self.plan)
 

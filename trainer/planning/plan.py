@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil
 from pathlib import Path
@@ -63,7 +63,7 @@ class Plan:
         best: the validation metric that marks the best model; empty: none does, because nothing is validated.
         lower: of the user's own metrics whose class says so, whether less is better.
         endpoint: where the processes meet.
-        environment: of worker 0.
+        environment: the variables of each role's first process, by which it knows the others of its role.
         lacks: why this would not run as it is, each reason a sentence; empty for a plan that can.
         left_out: what was given for a sweep and this point of it has no use for, each with the reason.
         predict: of mode=predict, what it looks at.
@@ -107,7 +107,7 @@ class Plan:
     why: dict[str, str]
     run_dir: str
     tracking: str
-    environment: dict[str, str]
+    environment: dict[str, dict[str, str]]
     lacks: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     concern: str = ""
@@ -170,6 +170,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
     chosen, why = _chosen(checked, model, machine, facts.slow or pictures)
     epochs, steps_per_epoch, total = _length(checked) if config.mode == "train" else _looks(checked)
     roles = checked.declaration.roles(workers, launch)
+    processes = processes_of(roles, launch, checked.device)
     return Plan(
         name=config.name,
         mode=config.mode,
@@ -182,7 +183,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         roles=roles,
         nnodes=launch.nnodes,
         node_rank=launch.node_rank,
-        processes=processes_of(roles, launch, checked.device),
+        processes=processes,
         device=checked.device,
         endpoint=_endpoint(launch),
         batch_size=config.batch_size,
@@ -203,7 +204,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         why=why,
         run_dir=run_dir,
         tracking=tracking_uri(config.tracking),
-        environment=_environment(launch, workers, 1 if launch.role is not None else checked.nproc),
+        environment={role: _environment(launch, role, processes) for role in roles},
         lacks=list(checked.lacks),
         concern=model.concern,
         insecure=is_insecure(config, roles),
@@ -299,12 +300,13 @@ def _endpoint(launch: schema.LaunchConfig) -> str:
     )
 
 
-def _environment(launch: schema.LaunchConfig, workers: int, nproc: int) -> dict[str, str]:
+def _environment(launch: schema.LaunchConfig, role: str, processes: Sequence[Process]) -> dict[str, str]:
+    nodes = [process.node for process in processes if process.role == role]
     return {
         "RANK": "0",
         "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(workers),
-        "LOCAL_WORLD_SIZE": str(nproc),
+        "WORLD_SIZE": str(len(nodes)),
+        "LOCAL_WORLD_SIZE": str(nodes.count(min(nodes, default=0))),
         "MASTER_ADDR": meeting_address(launch),
         "MASTER_PORT": str(launch.master_port or "chosen at the start"),
     }
