@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -401,3 +402,17 @@ def test_launcher_other_than_the_usual_one_is_named() -> None:
     plan = planned(DIGITS, "launch=forkserver")
     assert ("launcher", "trainer.launch.builtin.Forkserver") in list(plan_table.rows(plan))
     assert planned(DIGITS).launcher == ""
+
+
+def test_plan_tells_the_buckets_of_gradients() -> None:
+    two = (DIGITS, "launch.nproc=2", "strategy=collective")
+    plan = planned(*two)
+    [size] = plan.buckets.sizes
+    assert size == 4 * plan.parameters and dict(plan_table.rows(plan))["  gradients"] == "1 bucket: 0.043 MiB"
+    assert Plan.of(json.loads(json.dumps(plan.as_dict()))) == plan
+    assert sum(planned(*two, "precision=fp64", "strategy.bucket_cap_mb=0.02").buckets.sizes) == 2 * size
+    frozen = planned(*two, "optimizer.lr_factors={features.0: 0}")
+    assert sum(frozen.buckets.sizes) == size - 4 * (20 * 25 + 20), "the first convolution, 5 x 5, from 1 channel to 20"
+    for others in (("compile=true",), ("strategy=local_sgd",), ("strategy=pserver_sync",)):
+        assert planned(*two, *others).buckets is None
+    assert planned(DIGITS).buckets is None and "  gradients" not in dict(plan_table.rows(planned(DIGITS)))

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from trainer.planning.auto import Buckets
 from trainer.planning.plan import MOST_PROCESSES_SHOWN, Plan
 from trainer.terminal.screen import Screen
 from trainer.visible import shortened
 from trainer.wording import counted
 
+MIB = 2**20
+MOST_BUCKETS_SHOWN = 12
 INSECURE = "the hosts have no secret in common: whoever reaches the meeting point can change the training"
 
 
@@ -78,9 +81,20 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from _sizes(plan)
     yield from _data(plan)
     yield "model", counted(plan.parameters, "parameter", ",")
+    if plan.buckets is not None:
+        yield "  gradients", exchanged(plan.buckets, plan.chosen.precision)
     for key, value in asdict(plan.chosen).items():
         yield key, str(value).lower() + _because(plan, key)
     yield from _places(plan)
+
+
+def exchanged(buckets: Buckets, precision: str) -> str:
+    """For the plan table: the number of buckets in which gradients are exchanged, and their sizes."""
+    sizes = [f"{size:.2g}" if size < 1 else f"{size:.1f}" for size in (n / MIB for n in buckets.sizes)]
+    shown = sizes if len(sizes) <= MOST_BUCKETS_SHOWN else [*sizes[: MOST_BUCKETS_SHOWN - 1], "...", sizes[-1]]
+    about = "about " if precision in ("bf16", "fp16") and len(sizes) > 1 else ""  # autocast moves some by one parameter
+    told = [f"{counted(len(sizes), 'bucket')}: {about}{', '.join(shown)} MiB"] if sizes else []
+    return "; ".join([*told, *([f"{counted(buckets.tables, 'table')} by rows"] if buckets.tables else [])])
 
 
 def _because(plan: Plan, key: str) -> str:

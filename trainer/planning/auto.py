@@ -18,6 +18,15 @@ CORES_FED = 8
 
 
 @dataclass(frozen=True)
+class Buckets:
+    """What DDP exchanges the gradients in: ``sizes`` of the buckets in bytes, in their order; ``tables`` whose gradients go by
+    row, each in a bucket of its own."""
+
+    sizes: list[int]
+    tables: int = 0
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """What is known of the built model: trainable and all parameters, whether it has 2-d convolutions.
 
@@ -25,6 +34,7 @@ class ModelFacts:
         concern: what is odd about it on these data, though it can run; empty as a rule.
         work: multiply-adds of one sample's forward pass, at most; 0: not known.
         lower: of the user's own metrics whose class says so, whether less is better.
+        buckets: of gradients; None: there are none, or only the training tells.
     """
 
     parameters: int
@@ -32,6 +42,7 @@ class ModelFacts:
     concern: str = ""
     work: int = 0
     lower: dict[str, bool] = field(default_factory=dict)
+    buckets: Buckets | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.host.addresses import with_port
 from trainer.metrics.best import best_metric
-from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
+from trainer.planning.auto import Buckets, Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked import Checked
 from trainer.planning.placement import Process, processes_of
 from trainer.planning.run_secret import is_insecure
@@ -45,6 +45,10 @@ class Predicted:
     output: str | None
 
 
+MAYBE = {"predict": Predicted, "buckets": Buckets}
+"""Parts of a plan that only some have."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything that is decided before the first process starts, as pure data.
@@ -66,6 +70,7 @@ class Plan:
         environment: the variables of each role's first process, by which it knows the others of its role.
         lacks: why this would not run as it is, each reason a sentence; empty for a plan that can.
         left_out: what was given for a sweep and this point of it has no use for, each with the reason.
+        buckets: of gradients, which workers exchange; None: there are none, or only the training tells.
         predict: of mode=predict, what it looks at.
         launcher: the class that starts the processes; empty: the usual one.
         concern: a warning about settings that run but are probably a mistake; usually empty.
@@ -113,6 +118,7 @@ class Plan:
     concern: str = ""
     insecure: bool = False
     lower: dict[str, bool] = field(default_factory=dict)
+    buckets: Buckets | None = None
     predict: Predicted | None = None
     launcher: str = ""
     restarts: int = 0
@@ -142,7 +148,7 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """The plan as plain data, as in plan.json."""
         plain = asdict(self)
-        return {**plain, **plain.pop("traits"), "predict": plain["predict"] or {}}
+        return {**plain, **plain.pop("traits"), **{name: plain[name] or {} for name in ("predict", "buckets")}}
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Plan:
@@ -153,7 +159,7 @@ class Plan:
             "facts": Facts.of(plain["facts"]),
             "chosen": Chosen(**plain["chosen"]),
             "processes": [Process(**process) for process in plain["processes"]],
-            "predict": Predicted(**plain["predict"]) if plain["predict"] else None,
+            **{name: kind(**plain[name]) if plain[name] else None for name, kind in MAYBE.items()},
         }
         return Plan(**{name: value for name, value in plain.items() if name not in traits} | made)
 
@@ -209,6 +215,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         concern=model.concern,
         insecure=is_insecure(config, roles),
         lower=model.lower,
+        buckets=model.buckets,
         predict=_looked_at(checked, pictures) if config.mode == "predict" else None,
         launcher="" if launch._target_ == schema.LaunchConfig._target_ else str(launch._target_),
         stream=how(config, facts),

@@ -21,13 +21,14 @@ from trainer.errors import UserError, first_line
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.models.residual import NoResidualBlocks, last_norms
 from trainer.models.rows import tables
-from trainer.optim.groups import Groups, check_patterns, grouped, optimizer_of, rates
+from trainer.optim.groups import Groups, check_patterns, freeze, grouped, optimizer_of, rates
 from trainer.optim.sparse import rule_of
-from trainer.planning.auto import ModelFacts
+from trainer.planning.auto import Buckets, ModelFacts
 from trainer.planning.user_class_checks import refusals
 from trainer.strategies.contract import Declaration
 from trainer.wording import counted
 from trainer.worker.callbacks import HOOKS
+from trainer.worker.gradient_buckets import buckets_of
 from trainer.worker.user_strategy import check_worker
 
 IMAGE_DIMENSIONS = 3
@@ -67,6 +68,7 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
         concern = "" if facts is None else check_outputs(config, model, loss, facts)
         check_callbacks(config.callbacks)
         lower = {} if facts is None or not config.metrics else try_metrics(config, model, facts)
+        buckets = None if facts is None else gradient_buckets(config, model, facts)
     parameters = sum(p.numel() for p in model.parameters())
     return ModelFacts(
         parameters=parameters,
@@ -74,7 +76,23 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
         concern=concern,
         work=0 if facts is None else parameters * _positions(facts.shape),
         lower=lower,
+        buckets=buckets,
     )
+
+
+def gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Buckets | None:
+    """Probe before a run in which buckets its workers will exchange their gradients; the model cannot be used afterwards.
+
+    None where they do not, or where the order of the gradients is the compiler's.
+    """
+    told = config.strategy
+    if config.mode != "train" or config.compile or not isinstance(told, schema.CollectiveStrategy):
+        return None
+    if told._target_ != schema.CollectiveStrategy._target_:  # a user's own, which may exchange them otherwise
+        return None
+    freeze(model, config.optimizer, [table for _, table in tables(model)])
+    forward = torch.enable_grad()(lambda: _outputs(model, facts, facts.shape, train=True))
+    return buckets_of(model, forward, told, torch.float64 if config.precision == "fp64" else None)
 
 
 def check_strategy(config: RunConfig, declaration: Declaration, model: nn.Module, optimizer: Any) -> None:
@@ -336,6 +354,11 @@ def _check_binary(config: RunConfig, loss: nn.Module, facts: Facts, outputs: tor
 
 @torch.no_grad()
 def _forward(model: nn.Module, facts: Facts, shape: Shape, train: bool) -> Any:
+    """The outputs for two samples of zeros, or the exception, without gradients."""
+    return _outputs(model, facts, shape, train)
+
+
+def _outputs(model: nn.Module, facts: Facts, shape: Shape, train: bool) -> Any:
     """The outputs for two samples of zeros, or the exception."""
     device = next(model.parameters()).device
     try:
