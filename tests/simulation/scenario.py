@@ -127,6 +127,7 @@ def _options(r: random.Random, mode: str, table: bool) -> dict[str, Any]:
         told["staleness"] = r.choice((0, 0, 1, 3))
     if mode == "geo":
         told |= {"k_steps": r.choice((1, 2, 5)), "overlap": r.random() < 0.5}
+        told["launch_barrier"] = told["k_steps"] != 2  # no draw of its own, so that the seeds stay what they were
     if mode == "sync":
         told |= {"on_lost_worker": r.choice(("stop", "continue")), "clip_norm": r.choice((None, 1e9))}
     if table and mode != "geo":

@@ -432,21 +432,30 @@ def counted(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         return found
 
 
-def begun_late(seat: Seat, payload: dict[str, Any], seconds: float) -> dict[str, float]:
-    """An epoch that worker 1 begins late; when each was ready, and when its first step was computed."""
-    with taking_part(seat, payload) as run:
-        if seat.rank == 1:
-            time.sleep(seconds)
-        update, stamps = run.strategy.step, [time.monotonic()]
+def begun_late(seat: Seat, payload: dict[str, Any], waits: bool) -> bool:
+    """An epoch that worker 1 begins late; there, whether worker 0 had taken a step before.
 
-        def stamp(samples: int) -> None:
-            stamps.append(time.monotonic())
+    Args:
+        waits: worker 1 begins when worker 0 has taken a step, or after two minutes; else after a second.
+    """
+    with taking_part(seat, payload) as run:
+        note, early = f"stepped/{waits}", False
+        if seat.rank == 1:
+            until = time.monotonic() + (120 if waits else 1)
+            while not early and time.monotonic() < until:
+                time.sleep(0.02)
+                early = seat.store.check([note])
+        update = run.strategy.step
+
+        def tell(samples: int) -> None:
+            if seat.rank == 0:
+                seat.store.set(note, "")
             update(samples)
 
-        run.strategy.step = stamp
+        run.strategy.step = tell
         train_epoch(run, 0)
         run.strategy.synchronize()
-        return {"ready": stamps[0], "stepped": stamps[1]}
+        return early
 
 
 def optimized(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:

@@ -73,6 +73,7 @@ from trainer.config.schema.run import (
 )
 from trainer.config.schema.strategy import (
     CollectiveStrategy,
+    FreeStrategy,
     GroupStrategy,
     LocalSgdStrategy,
     PserverAsyncStrategy,
@@ -157,7 +158,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
     ),
     "strategy": (
         StrategyConfig, GroupStrategy, CollectiveStrategy, LocalSgdStrategy, PserverStrategy, PserverSyncStrategy,
-        StaleStrategy, PserverAsyncStrategy, PserverSspStrategy, PserverGeoStrategy,
+        FreeStrategy, StaleStrategy, PserverAsyncStrategy, PserverSspStrategy, PserverGeoStrategy,
     ),
     "launch": (LaunchConfig, InProcessLaunch, ForkserverLaunch),
     "execution": (ExecutionConfig,),

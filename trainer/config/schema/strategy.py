@@ -117,12 +117,18 @@ class PserverSyncStrategy(PserverStrategy):
 
 
 @dataclass
-class StaleStrategy(PserverStrategy):
+class FreeStrategy(PserverStrategy):
+    """strategy=pserver_async, pserver_ssp and pserver_geo: workers have no common step."""
+
+    launch_barrier: bool = key(True, "all workers begin their first step together")
+
+
+@dataclass
+class StaleStrategy(FreeStrategy):
     """strategy=pserver_async and pserver_ssp: pushes are applied when they come."""
 
     send_queue_size: int = key(4, "greatest number of pushes under way per worker", "pushes", ge=1, le=1_000_000)
     thread_pool_size: int = key(1, "ZeroMQ's I/O threads per worker", "threads", ge=1, le=1024)
-    launch_barrier: bool = key(True, "all workers begin their first step together")
     delay_compensation: float = key(
         0.0, "lambda of DC-ASGD, which corrects a gradient for later changes of the parameters", ge=0
     )
@@ -153,7 +159,7 @@ class PserverSspStrategy(StaleStrategy):
 
 
 @dataclass
-class PserverGeoStrategy(PserverStrategy):
+class PserverGeoStrategy(FreeStrategy):
     """strategy=pserver_geo: local training, differences exchanged."""
 
     _target_: str = key(

@@ -3,24 +3,23 @@ nobody runs too far ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from trainer.config.schema import PserverAsyncStrategy, StaleStrategy
-from trainer.strategies.contract import Lease
 from trainer.strategies.pserver.protocol.messages import RESTS, RESUMES, WAKES, Kind, Message, Record, Verb
 from trainer.strategies.pserver.tables.kernels import summed
 from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.client import Request
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
+from trainer.strategies.pserver.worker.common_start import CommonStart
 from trainer.strategies.pserver.worker.push import Rows, WholePush
-from trainer.strategies.pserver.worker.worker import PserverWorker
 
 
-class Stale(PserverWorker):
+class Stale(CommonStart):
     """The worker's side that pserver_async and pserver_ssp share: pushes the gradient of its own batch and goes on.
 
     Gradients are merged (added up) while ``send_queue_size`` pushes are under way, up to ``most_merged``.
@@ -37,7 +36,6 @@ class Stale(PserverWorker):
         self.merged_samples = 0.0
         self.pushes: list[Request] = []
         self.since_pull = 0
-        self.begun = False
 
     def prepare(self, batch: Any) -> None:
         self.note(batch)
@@ -47,16 +45,6 @@ class Stale(PserverWorker):
             self.since_pull = 0
         if self.early:
             self.fetch_ahead(batch.last)
-
-    def begin(self) -> None:
-        """Begin the first step together with all workers, if ``launch_barrier`` asks for it."""
-        if not self.begun and self.options.launch_barrier:
-            self.meet()
-        self.begun = True
-
-    def leases(self, epoch: int, blocks: int) -> Iterator[Lease | None]:
-        self.begin()  # before any work: a worker may find none left
-        yield from super().leases(epoch, blocks)
 
     @property
     def early(self) -> bool:
@@ -171,11 +159,8 @@ class Stale(PserverWorker):
         return {"since_pull": self.since_pull, "versions": self.pulls.versions}
 
     def go_on(self, since_pull: int, versions: Sequence[int]) -> None:  # type: ignore[override]
+        super().go_on()
         self.since_pull, self.pulls.versions = since_pull, list(versions)
-        self.begun = True  # others may be past their last update of the epoch
-
-    def begin_anew(self) -> None:
-        self.begun = True
 
     def finish_pushes(self) -> None:
         self.send()

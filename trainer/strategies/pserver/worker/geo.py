@@ -19,11 +19,11 @@ from trainer.strategies.pserver.tables.kernels import kernel
 from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.client import Request
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
+from trainer.strategies.pserver.worker.common_start import CommonStart
 from trainer.strategies.pserver.worker.held_blocks import Covered
 from trainer.strategies.pserver.worker.push import WholePush
 from trainer.strategies.pserver.worker.remote_model import RemoteTable, unique
 from trainer.strategies.pserver.worker.replica import Replica
-from trainer.strategies.pserver.worker.worker import PserverWorker
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Exchange:
     covered: Covered
 
 
-class PserverGeo(PserverWorker):
+class PserverGeo(CommonStart):
     """The worker's side of strategy=pserver_geo: its own replica and its own optimizer.
 
     A difference is (local - base) / workers, where base is the servers' value that this worker knows of; the local value
@@ -88,6 +88,7 @@ class PserverGeo(PserverWorker):
 
     def prepare(self, batch: Any) -> None:
         self.note(batch)
+        self.begin()
         if self.ahead.fetched is not None:
             self.take_in()
             ids, self.ahead.fetched = self.ahead.fetched[0], None
@@ -234,12 +235,14 @@ class PserverGeo(PserverWorker):
     def go_on(  # type: ignore[override]
         self, base: Sequence[torch.Tensor], cursors: Sequence[int], since: int, replicas: Mapping[int, Any]
     ) -> None:
+        super().go_on()
         self.ahead.received = None  # the replicas have it
         self.base, self.cursors, self.since = list(base), list(cursors), since
         for number, replica in self.replicas.items():
             replica.load(**replicas[number])
 
     def begin_anew(self) -> None:
+        super().begin_anew()
         self.take_all()  # what the other worker has computed and not pushed, it pushes itself
 
     @property
