@@ -102,6 +102,15 @@ def test_worker_that_was_let_in_again_is_waited_for(tmp_path: Path) -> None:
     assert found == {"worker": {0: 1, 1: 2}}
 
 
+def test_worker_that_comes_back_when_all_others_have_ended_is_not_waited_for(tmp_path: Path) -> None:
+    now = iter(range(10**6))
+    done, back = Scripted(tmp_path / "0", value=1), Scripted(tmp_path / "1", after=10**9)
+    role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=True)
+    members = [StartedProcess(role, 0, done), StartedProcess(role, 1, back, life=7, returns=True)]
+    found = Supervisor(members, [Notes()], lambda signs, wait: None, lambda: next(now) * LINGER_S).watch()
+    assert found["worker"] == {0: 1} and found["lost"] == {1: "worker 1 was lost (it was started again) and is ended"}
+
+
 def test_all_end_by_force(tmp_path: Path) -> None:
     handle = Scripted(tmp_path / "0")
     end([handle], 0.0)

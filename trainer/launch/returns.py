@@ -59,7 +59,7 @@ class Returns:
     def _started(self, member: StartedProcess, start: Start) -> StartedProcess:
         pulse.make(Path(start.pulse))
         self.starts[str(member)] = start
-        self.members.append(StartedProcess(member.role, member.rank, self.begin(start), start.life))
+        self.members.append(StartedProcess(member.role, member.rank, self.begin(start), start.life, True))
         if self.noted is not None:
             self.noted.again(member.role.name, member.rank, start.life)
         return self.members[-1]

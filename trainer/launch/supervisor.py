@@ -88,12 +88,14 @@ class Handle(Protocol):
 
 @dataclass(frozen=True)
 class StartedProcess:
-    """A started process of a role: role, rank, handle; the random number of this life, 0: it has none."""
+    """A started process of a role: role, rank, handle; the random number of this life, 0: it has none. ``returns``: another one
+    has died before, and the others go on."""
 
     role: Role
     rank: int
     handle: Handle
     life: int = 0
+    returns: bool = False
 
     def __str__(self) -> str:
         return f"{self.role.name} {self.rank}"
@@ -222,10 +224,12 @@ class Supervisor:
         """Why each that runs was declared lost by the others, and was not let in again; empty if one was not."""
         why = {}
         for member in self.running:
-            key = f"fenced/{member.role.name}/{member.rank}"
-            if not (member.role.apart and self.board[0].check([key]) and self.board[0].get(key)):
+            key, told = f"fenced/{member.role.name}/{member.rank}", "it was started again" if member.returns else ""
+            if self.board[0].check([key]):
+                told = self.board[0].get(key).decode()
+            if not (member.role.apart and told):
                 return {}
-            why[member.rank] = self.board[0].get(key).decode()
+            why[member.rank] = told
         return why
 
 

@@ -33,8 +33,9 @@ class TakesBack(Protocol):
     def admit(self, rank: int, life: int) -> tuple[int, int] | None:
         """Let a worker in that has come back, for the stop that follows; returns what it must know, or None: it is lost again."""
 
-    def come_back(self, told: tuple[int, int]) -> tuple[int, int]:
-        """In that worker: take part in that stop; returns the number of the others' checkpoint, and the rank that writes it."""
+    def come_back(self, told: tuple[int, int]) -> tuple[int, int] | None:
+        """In that worker: take part in that stop; returns the number of the others' checkpoint, and the rank that writes it,
+        or None: all others are lost."""
 
     def take_part(self) -> None:
         """In that worker, when it is what the first worker was at the checkpoint: begin to train."""

@@ -8,7 +8,7 @@ from trainer.strategies.contract import Seat
 from trainer.strategies.stopping import TakesBack
 from trainer.worker.checkpoints import Checkpoints, resume
 from trainer.worker.loop import Training
-from trainer.worker.returned import let_in, wait_for
+from trainer.worker.returned import NOBODY, TooLate, let_in, wait_for
 
 
 def come_back(run: Training, seat: Seat) -> None:
@@ -21,7 +21,9 @@ def come_back(run: Training, seat: Seat) -> None:
     if not isinstance(kept, Checkpoints) or not isinstance(strategy, TakesBack):
         raise RunFailed("a worker comes back at a checkpoint of the others, and this run has none")
     asked, meeting, stop = let_in(seat)
-    number, writer = strategy.come_back((meeting, stop))
+    if (found := strategy.come_back((meeting, stop))) is None:
+        raise TooLate(NOBODY)
+    number, writer = found
     folder, kept.asked = store.folder_of(kept.folder, number), asked + 1
     wait_for((folder / durable_folder.MARKER).is_file, seat, folder.name, writer)
     resume(run, folder, seat)

@@ -13,6 +13,7 @@ from trainer.strategies.stopping import TakesBack, is_lost
 COMES = "comes"
 LET_IN = "lets-in/{}/{}"
 NOT_WRITTEN = "not-written/{}"
+NOBODY = "it has come back, and nobody is left who could let it in"
 LOOK_S, TELL_S = 0.05, 1.0
 
 
@@ -62,7 +63,7 @@ def let_in(
     a checkpoint, of the last meeting and of the last stop.
 
     Raises:
-        TooLate: the run has ended before.
+        TooLate: the run has ended before, or all others are lost.
     """
     board, told, others = (
         seat.store.under("checkpoint"),
@@ -74,6 +75,8 @@ def let_in(
     while not board.check([key]):
         if any(seat.store.check([f"done/worker/{rank}"]) for rank in others):
             raise TooLate("it has come back, and the run was over before it could take part")
+        if all(is_lost(seat.store, rank) for rank in others):
+            raise TooLate(NOBODY)
         if now() - told >= TELL_S:
             told = now()
             board.set(COMES, f"{seat.rank} {seat.life}")

@@ -77,8 +77,9 @@ class Halting:
             return None
         return self.client.meetings, self.client.stops
 
-    def come_back(self, told: tuple[int, int]) -> tuple[int, int]:
-        """Take part in the stop at which the others save; returns the number of their checkpoint, and who completes it.
+    def come_back(self, told: tuple[int, int]) -> tuple[int, int] | None:
+        """Take part in the stop at which the others save; returns the number of their checkpoint, and who completes it, or None:
+        all others are lost.
 
         Args:
             told: what ``admit`` has returned.
@@ -89,7 +90,7 @@ class Halting:
             count = len(self.present)
             self._stopped(np.zeros(1))
             if len(self.present) == count:
-                return number, self._old()[0]
+                return (number, self._old()[0]) if self._old() else None
 
     def take_part(self) -> None:
         """Begin to train: with the parameters as they are now, at the steps of the slowest of the others."""
