@@ -25,6 +25,7 @@ from trainer.strategies.pserver.server import (
     pulls,
     pushes,
     rules,
+    saving,
     turns,
 )
 from trainer.strategies.pserver.server import totals as totals_module
@@ -262,6 +263,35 @@ def a_step_of_sync_goes_without_the_last_worker(original: Any, self: rules.Sync,
     return (
         list(original(self, clock))[:-1] if self.waiting and len(self.members.all) > 2 else list(original(self, clock))
     )
+
+
+@replaces(saving.Saving, "_is_of_this_save")
+def a_late_copy_removes_the_part_of_the_next_save(_: Any, self: saving.Saving, message: Message) -> bool:
+    return True
+
+
+@replaces(saving.Saving, "fetch")
+def a_part_is_handed_out_from_where_the_last_answer_ended(
+    original: Any, self: saving.Saving, message: Message
+) -> Message:
+    at = self.__dict__.setdefault("at", 0)
+    if message.clock > 0:
+        message = Message(message.verb, message.rank, message.incarnation, message.number, clock=at)
+    answer: Message = original(self, message)
+    some = answer.first(Kind.DENSE)
+    self.__dict__["at"] = message.clock + (len(some) if some is not None else 0)
+    return answer
+
+
+@replaces(machine.Server, "answer")
+def a_copy_of_a_save_does_not_tell_that_the_part_is_apart(
+    original: Any, self: machine.Server, request: Message
+) -> Message:
+    copy = (request.incarnation, request.number) <= self.done_once.get(request.rank, (0, 0))
+    answer: Message = original(self, request)
+    if request.verb == Verb.SAVE and copy:
+        answer.flags = 0
+    return answer
 
 
 # A patch inside of a function that waits would last while others run.

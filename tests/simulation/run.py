@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from tests.notes import Notes
+from tests.simulation.disks import Disks
 from tests.simulation.scenario import LOST_AFTER_S, Fault, Scenario
-from tests.simulation.servers import SimulatedServer
+from tests.simulation.servers import SimulatedServer, declared
 from tests.simulation.workers import SimulatedWorker
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
+from trainer.strategies.pserver.protocol.messages import Message
 from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker import worker as worker_module
 from trainer.strategies.pserver.worker.geo import PserverGeo
@@ -53,9 +55,9 @@ def simulate(scenario: Scenario, tracing: bool = False) -> Outcome:
     world = World(scenario.seed, tracing)
     play = Play(world, scenario)
     violation = ""
-    with _seeded(world):
+    with _seeded(world), play.disks.mounted():
         try:
-            world.run(LONGEST_S, lambda: play.over)
+            world.run(LONGEST_S)
             play.check_end()
         except Violation as broken:
             violation = str(broken)
@@ -87,6 +89,7 @@ def _seeded(world: World) -> Iterator[None]:
         patch.object(client_module, "pack", lambda message: message),
         patch.object(client_module, "record_function", lambda name: NO_RECORD),
         patch.object(torch.autograd.profiler, "record_function", lambda name: NO_RECORD),
+        patch.object(torch.compiler, "disable", lambda function: function),  # nothing is compiled
         patch.object(worker_module, "LEASE_LOOK_S", 0.2),  # a tenth of the requests, to the same effect
         patch.object(client_module, "new_life", lambda: world.random.getrandbits(62) | 1),
         contextlib.redirect_stdout(Said(world)),  # type: ignore[type-var]
@@ -101,8 +104,12 @@ class Play:
         self.world, self.scenario = world, scenario
         self.board = Notes()
         self.network = Network(world, scenario)
+        self.disks = Disks(world)
+        strategy = declared(scenario)
         self.servers = [
-            SimulatedServer(world, n, scenario, self.board, self.to_worker, self.heartbeats, self.server_ended)
+            SimulatedServer(
+                world, n, scenario, strategy, self.board, self.disks, self.to_worker, self.heartbeats, self.server_ended
+            )
             for n in range(scenario.servers)
         ]
         self.workers = [
@@ -116,16 +123,17 @@ class Play:
         self.unneeded_since: float | None = None
         world.after(1.0, self.look)
         for fault in scenario.faults:
-            world.at(fault.at, lambda fault=fault: self.happens(fault))
+            world.at(fault.at, self.happens, fault)
 
     # --- messages --------------------------------------------------------------------------------------------------
 
-    def to_server(self, server: int, which: object, request: object) -> None:
-        worker = which[0]  # type: ignore[index]
-        self.network.send((worker, server), which, lambda: self.servers[server].deliver(request))  # type: ignore[arg-type]
+    def to_server(self, server: int, request: Message) -> None:
+        which = request.rank, server, request.number
+        self.network.send(which[:2], which, self.servers[server].deliver, request)
 
-    def to_worker(self, worker: int, which: object, answer: object) -> None:
-        self.network.send((worker, which[1]), which, lambda: self.workers[worker].deliver(answer))  # type: ignore[arg-type, index]
+    def to_worker(self, server: int, answer: Message) -> None:
+        which = answer.rank, server, answer.number
+        self.network.send(which[:2], which, self.workers[answer.rank].deliver, answer)
 
     def heartbeats(self, server: int) -> list[int]:
         """Whose signs of life come to a server now. They may be lost, too, but not one after another."""
@@ -166,7 +174,7 @@ class Play:
         process = server if fault.kind.endswith("server") else worker
         if process.dead or process.ended:
             return
-        self.world.injected[fault.kind] += 1
+        happened = True
         match fault.kind.split()[0]:
             case "stop":
                 process.stop(fault.seconds)
@@ -186,12 +194,13 @@ class Play:
             case "torn":
                 worker.doomed = True
             case "nonsense":
-                server.gets_nonsense(fault.worker)
+                happened = server.gets_nonsense(fault.worker)
+        self.world.injected[fault.kind] += happened
 
     def kill_server(self, server: SimulatedServer) -> None:
         server.dead = True
         self.killed_servers += 1
-        self.world.after(0.2, lambda: self.fails(f"{server.name} was killed"))
+        self.world.after(0.2, self.fails, f"{server.name} was killed")
 
     # --- the launcher ----------------------------------------------------------------------------------------------
 
@@ -202,16 +211,19 @@ class Play:
         self.gone[rank] = why
         if not why:
             self.board.set(f"done/worker/{rank}", "well")
+            self._done()
             return
         others = [w for w in self.workers if w.rank not in self.gone or not self.gone[w.rank]]
         if fatal or not others or (self.scenario.mode == "sync" and self.scenario.options["on_lost_worker"] == "stop"):
             self.fails(f"worker {rank}: {why}")
         else:
             self.board.set(f"lost/worker/{rank}", "its process ended")
+            self._done()
 
     def server_ended(self, number: int, error: RunFailed | None) -> None:
         if error is not None:
             self.fails(f"server {number}: {error}")
+        self._done()
 
     def look(self) -> None:
         """Processes that still run although the others have lost them all are ended after a while."""
@@ -226,17 +238,13 @@ class Play:
     def fails(self, why: str) -> None:
         """The launcher ends all processes."""
         if not self.end:
-            self.end = why
+            self.end, self.world.over = why, True
             self.world.say(f"the run fails: {why}")
 
-    @property
-    def over(self) -> bool:
-        """The run has failed, or all its processes have ended."""
-        if self.end:
-            return True
-        if len(self.gone) == len(self.workers) and all(s.ended for s in self.servers):
-            self.end = "done"
-        return bool(self.end)
+    def _done(self) -> None:
+        """All processes may have ended."""
+        if not self.end and len(self.gone) == len(self.workers) and all(s.ended for s in self.servers):
+            self.end, self.world.over = "done", True
 
     def close(self) -> None:
         """Nothing goes on."""
@@ -258,6 +266,8 @@ class Play:
             return
         for server in self.servers:
             self._check_pieces(server)
+        if not any(self.gone.values()):
+            self.disks.check_end()
 
     def _check_failure(self) -> None:
         """A run fails only for a reason that was injected."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 MODES = ("async", "ssp", "geo", "sync")
@@ -14,6 +14,8 @@ LONG = (12.0, 20.0, 25.0)
 """Seconds of a stop or a cut: below and above ``LOST_AFTER_S``."""
 LONG_RUNS = 7
 """Runs whose seeds end in it have up to 8 workers, 4 servers and 288 batches. The others are short, and find the same in less time."""
+WAKING_RUNS = 3
+"""Runs of ssp whose seeds end in it are made for workers that rest and wake."""
 JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
 FAULTS = ("stop worker", "stop server", "suspend worker", "suspend server", "kill worker", "kill server", "cut", "reset", "clock of worker", "clock of server", "nonsense", "torn push")  # fmt: skip
 WEIGHTS = (4, 4, 1, 1, 5, 0.15, 3, 3, 1, 1, 3, 6)
@@ -37,7 +39,8 @@ class Scenario:
     Attributes:
         merge: batches of an update. leased: work is handed out while an epoch lasts.
         block: batches of a block. take_over: blocks of a lost worker go to others.
-        saves: the run ends with a checkpoint.
+        saves: the run ends with a checkpoint. hosts: of each server; 0: the workers' host. Other parts have to be fetched, and then
+            a second checkpoint follows.
         options: of the strategy. table: the model has a sparse table.
         drop, double, late, slow_s, latency_s: of the network.
         disk_s: a server writes for so long. pace: seconds that a batch takes, by worker.
@@ -64,6 +67,7 @@ class Scenario:
     disk_s: float
     pace: tuple[float, ...]
     faults: tuple[Fault, ...] = field(default_factory=tuple)
+    hosts: tuple[int, ...] = ()
 
     @staticmethod
     def drawn(seed: int, mode: str | None = None) -> Scenario:
@@ -78,7 +82,7 @@ class Scenario:
         merge = r.choices((1, 2), (4, 1))[0]
         table = r.random() < 0.5
         calm = r.random() < 0.15  # no bad weather: whether the faults alone are survived
-        return Scenario(
+        scenario = Scenario(
             seed, mode, workers, servers,
             epochs=r.choices((1, 2), (3, 1) if long else (12, 1))[0],
             blocks=r.choice((1, 2, 3, 4, 6, 9) if long else (1, 2, 2, 3)),
@@ -97,6 +101,23 @@ class Scenario:
             disk_s=r.choice((0.0, 0.5, 15.0)),
             pace=tuple(r.choice((0.001, 0.01, 0.01, 0.05, 0.5)) for _ in range(workers)),
             faults=tuple(sorted((_fault(r, workers, servers) for _ in range(r.choice((0, 1, 1, 2, 3)))), key=lambda f: f.at)),
+        )  # fmt: skip
+        return scenario._drawn_later(random.Random(~seed))
+
+    def _drawn_later(self, r: random.Random) -> Scenario:
+        """What was added to scenarios has a generator of its own: the rest of a seed's scenario stays what it was."""
+        told = self._waking(r) if self.mode == "ssp" and self.seed % 10 == WAKING_RUNS else self
+        if told.saves and r.random() < 0.6:
+            told = replace(told, hosts=tuple(r.choice((0, server + 1)) for server in range(told.servers)))
+        return told
+
+    def _waking(self, r: random.Random) -> Scenario:
+        """One of three workers finds no second block and rests; of the others one is killed in its second block, which the one that
+        rested takes over, while the third takes steps of which the servers know more and less."""
+        return replace(
+            self, workers=3, servers=2, epochs=1, leased=True, take_over=True, blocks=5, block=self.merge * r.choice((3, 4)),
+            drop=r.choice((0.0, 0.02)), late=r.choice((0.1, 0.3)), slow_s=3.0, latency_s=0.002, pace=(0.5,) * 3, options=self.options | {"staleness": r.choice((0, 1))},
+            faults=(Fault(r.uniform(3.0, 12.0), "kill worker", r.randrange(3), 0, 0.0),),
         )  # fmt: skip
 
     @property

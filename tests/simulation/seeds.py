@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import sys
 import time
@@ -23,6 +24,10 @@ def part(seeds: range, mode: str | None, mutation: str | None) -> tuple[int, Cou
     from tests.simulation.scenario import Scenario
 
     torch.set_num_threads(1)
+    if gc.get_freeze_count() == 0:  # what was imported is no garbage: looked at once, not again and again
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
     injected: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     broken = []

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from tests.notes import Notes
+from tests.simulation.disks import Disks
 from tests.simulation.scenario import Scenario
 from tests.simulation.world import Process, Violation, World
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import DataConfig, SchedulerConfig
 from trainer.errors import RunFailed
 from trainer.strategies import builtin
+from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.pserver.protocol.messages import (
     CREATES,
     HOLDS,
@@ -31,7 +33,14 @@ from trainer.strategies.pserver.server.machine import LOOK_S, Server
 
 IDLE_S = 2.0
 """So often a server looks around while nothing comes. A real one does it more often, to the same effect."""
-DECLARED = {"async": builtin.PserverAsyncDeclaration, "ssp": builtin.PserverSspDeclaration, "geo": builtin.PserverGeoDeclaration, "sync": builtin.PserverSyncDeclaration}  # fmt: skip
+DECLARED: dict[str, type[PserverDeclaration]] = {"async": builtin.PserverAsyncDeclaration, "ssp": builtin.PserverSspDeclaration, "geo": builtin.PserverGeoDeclaration, "sync": builtin.PserverSyncDeclaration}  # fmt: skip
+
+
+def copied(message: Message) -> Message:
+    """What arrives of a message: its buffers as they are now."""
+    m = message
+    records = [Record(r.kind, r.array.copy(), r.table) for r in m.records]
+    return Message(m.verb, m.rank, m.incarnation, m.number, m.sequence, m.clock, m.flags, records)
 
 
 class Plan:
@@ -60,11 +69,11 @@ class Run:
 @cache
 def _config(take_over: bool) -> RunConfig:
     data = DataConfig(on_lost_worker="take_over" if take_over else "drop")
-    optimizer = {"_target_": "torch.optim.SGD", "lr": 1.0, "weight_decay": 0.0, "sparse": "auto"}
+    optimizer = {"_target_": "torch.optim.SGD", "lr": 1.0, "weight_decay": 0.0, "foreach": False, "sparse": "auto"}
     return RunConfig(optimizer=optimizer, data=data, scheduler=SchedulerConfig())
 
 
-def declared(scenario: Scenario) -> Any:
+def declared(scenario: Scenario) -> PserverDeclaration:
     """The run's strategy."""
     told = dict(scenario.options)
     count = told.pop("count", 1)
@@ -76,18 +85,20 @@ class SimulatedServer(Process):
     """A server process.
 
     Args:
-        send: takes (worker, what it is, an answer).
+        strategy: the run's. send: takes (server, an answer).
         heartbeats: ranks whose signs of life come now.
         ended: told when the process has ended, and with which error.
     """
 
     def __init__(
-        self, world: World, number: int, scenario: Scenario, board: Notes,
-        send: Callable[[int, Any, Message], None], heartbeats: Callable[[int], list[int]],
+        self, world: World, number: int, scenario: Scenario, strategy: PserverDeclaration, board: Notes,
+        disks: Disks, send: Callable[[int, Message], None], heartbeats: Callable[[int], list[int]],
         ended: Callable[[int, RunFailed | None], None],
     ) -> None:  # fmt: skip
         super().__init__(world, f"server {number}")
         self.number, self.scenario, self.send, self.heartbeats, self.tell_end = number, scenario, send, heartbeats, ended  # fmt: skip
+        self.share = scenario.workers if scenario.mode in ("geo", "sync") else 1
+        """What one application of a piece is worth, as a part of 1."""
         self.busy = 0.0
         self.inbox: list[tuple[bytes, Message]] = []
         self.missed_turns = False
@@ -95,7 +106,9 @@ class SimulatedServer(Process):
         self.nonsense: Message | None = None
         self.answer_to_nonsense: Message | None = None
         self.truth = Truth(self)
-        self.machine = Server(number, Run(scenario), declared(scenario), self, board, self.clock, 1 << 26)
+        self.disks, self.host = disks, (scenario.hosts or [0] * scenario.servers)[number]
+        self.machine = Server(number, Run(scenario), strategy, self, board, self.clock, 1 << 26)
+        self.save = self.machine.verbs[Verb.SAVE]
         self.machine.verbs[Verb.SAVE] = self._save
         world.after(IDLE_S * world.random.random(), self.idle)
 
@@ -106,7 +119,7 @@ class SimulatedServer(Process):
         """A message has arrived."""
         if self.dead or self.ended:
             return
-        self.inbox.append((str(message.rank).encode(), message))
+        self.inbox.append((b"", message))
         if not self.stopped:
             self.turn()
 
@@ -141,6 +154,7 @@ class SimulatedServer(Process):
         """One turn of the machine for each message, as its loop has them."""
         self._has_polled()
         self.missed_turns = False
+        self.disks.here = self.host
         came = [[message] for message in self.inbox]
         if beats:  # they come over connections of their own, all at once
             came.append([(b"", _beat(rank)) for rank in self.heartbeats(self.number)])
@@ -174,7 +188,7 @@ class SimulatedServer(Process):
     def _save(self, message: Message) -> Message:
         self.world.injected["slow disk"] += self.scenario.disk_s > 0
         self.busy = self.scenario.disk_s
-        return Message(Verb.DONE)
+        return self.save(message)
 
     # --- the outlet ------------------------------------------------------------------------------------------------
 
@@ -185,14 +199,12 @@ class SimulatedServer(Process):
             return
         self._look()
         self.truth.answered(request, answer)
-        copy = Message(
-            answer.verb, request.rank, answer.incarnation, request.number, answer.sequence, answer.clock, answer.flags,
-            [Record(r.kind, r.array.copy(), r.table) for r in answer.records],
-        )  # fmt: skip
+        copy = copied(answer)
+        copy.rank, copy.number = request.rank, request.number
         if self.world.tracing:
             told = copy.mapping().get("why", "") if answer.verb == Verb.FAILED else ""
             self.world.say(f"{self.name} answers {request.verb.name} {request.number} of worker {request.rank}: {answer.verb.name} {told}")  # fmt: skip
-        self.send(request.rank, (request.rank, self.number, request.number), copy)
+        self.send(self.number, copy)
 
     def refuse(self, why: BaseException) -> None:
         if self.nonsense is not None:
@@ -205,16 +217,16 @@ class SimulatedServer(Process):
     def counts(self) -> dict[str, Any]:
         return {"bytes_in": 0, "bytes_out": 0}
 
-    def gets_nonsense(self, rank: int) -> None:
+    def gets_nonsense(self, rank: int) -> bool:
         """A message of a worker that no worker sends. It has to be refused, for the right reason, and changes nothing.
+        Returns whether it came: before the start and after a worker's end everything is refused.
 
         Raises:
             Violation: it changes something.
         """
         parameters, member = self.machine.parameters, self.machine.members.all[rank]
         if self.stopped or not parameters.ready or not member.present or not member.lives:
-            return
-        self.world.injected["nonsense"] += 1
+            return False
         message, why = self._nonsense(member.watermark.greatest + 1)
         message.rank, message.incarnation, message.number = rank, member.incarnation, 1 << 40
         before = self._fingerprint(rank)
@@ -226,6 +238,7 @@ class SimulatedServer(Process):
         told = answer.mapping().get("why", "") if answer is not None else "no answer"
         if why not in told:
             raise Violation(f"{self.name} says of a message that makes no sense ({why}): {told or 'done'}")
+        return True
 
     def _nonsense(self, sequence: int) -> tuple[Message, str]:
         shard = self.machine.parameters.shard
@@ -267,17 +280,13 @@ class SimulatedServer(Process):
 
     # --- what is checked -------------------------------------------------------------------------------------------
 
-    @property
-    def share(self) -> int:
-        """What one application of a piece is worth, as a part of 1."""
-        return self.scenario.workers if self.scenario.mode in ("geo", "sync") else 1
-
     def applied(self) -> np.ndarray:
         """How often each piece of work is applied here."""
         shard = self.machine.parameters.shard
         if shard is None:
             return np.zeros(self.scenario.batches * self.scenario.epochs)
-        return np.asarray(shard.vector.numpy() * self.share)
+        applied = shard.vector.numpy()
+        return applied if self.share == 1 else applied * self.share
 
     def _look(self) -> None:
         shard = self.machine.parameters.shard
@@ -287,7 +296,7 @@ class SimulatedServer(Process):
         if self.scenario.mode == "sync":
             return
         applied = self.applied()
-        if applied.max(initial=0.0) > 1.000001:
+        if len(applied) and applied.max() > 1.000001:
             raise Violation(f"{self.name} has applied piece {int(applied.argmax())} {applied.max():g} times")
 
 

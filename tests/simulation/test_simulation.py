@@ -26,7 +26,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "an_overtaking_push_advances_the_clock": ("ssp", 59),
     "the_staleness_bound_is_off_by_one": ("ssp", 0),
     "who_rests_holds_up_the_others": ("ssp", 0),
-    "who_wakes_has_other_clocks_at_other_servers": ("ssp", 27),
+    "who_wakes_has_other_clocks_at_other_servers": ("ssp", 33),
     "pushes_that_overtook_are_forgotten": (None, 357),
     "a_push_is_acknowledged_before_it_is_applied": (None, 0),
     "a_life_that_is_fenced_goes_on": (None, 29),
@@ -44,6 +44,9 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_worker_in_geo_is_not_told_its_own_rows": ("geo", 179),
     "intervals_cover_one_too_many": (None, 1),
     "a_step_of_sync_goes_without_the_last_worker": ("sync", 0),
+    "a_late_copy_removes_the_part_of_the_next_save": (None, 182),
+    "a_part_is_handed_out_from_where_the_last_answer_ended": (None, 6),
+    "a_copy_of_a_save_does_not_tell_that_the_part_is_apart": (None, 62),
 }
 """The mode that a defect is looked for in, and a seed that finds it: tried first. If scenarios are drawn otherwise one day, the
 search begins at 0."""

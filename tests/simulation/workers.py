@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,15 +12,18 @@ from greenlet import GreenletExit, greenlet
 from torch import nn
 
 from tests.simulation.scenario import Scenario
+from tests.simulation.servers import Plan, copied
 from tests.simulation.world import Process, Violation, World
 from trainer.data.feed import Batch, Feed
 from trainer.errors import RunFailed
 from trainer.models.rows import RowEmbedding
 from trainer.optim.groups import Rate
+from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
 from trainer.optim.updater import Updater
 from trainer.strategies.contract import Lease, Seat
-from trainer.strategies.pserver.protocol.messages import Message, Record, Verb, text
+from trainer.strategies.pserver.protocol.messages import Message, Verb
 from trainer.strategies.pserver.worker import async_and_ssp, geo, sync
+from trainer.strategies.pserver.worker.export import save_checkpoint
 from trainer.strategies.pserver.worker.remote_model import Looked
 from trainer.strategies.pserver.worker.worker import PserverWorker
 
@@ -28,6 +32,7 @@ KINDS: dict[str, type[PserverWorker]] = {
 }  # fmt: skip
 SHARED = 0
 """The row that every batch touches; each has one of its own as well."""
+RUN = Path(Plan.run_dir) / "checkpoints"
 UNBEARABLE_S = 60.0
 """So much longer than its timeout no wait may last, whatever happens."""
 
@@ -37,7 +42,9 @@ class Model(nn.Module):
 
     def __init__(self, servers: int, pieces: int, table: bool) -> None:
         super().__init__()
-        self.vectors = nn.ParameterList([nn.Parameter(torch.zeros(pieces, dtype=torch.float64)) for _ in range(servers)])  # fmt: skip
+        self.vectors = [f"vector{server}" for server in range(servers)]
+        for name, zeros in zip(self.vectors, torch.zeros((servers, pieces), dtype=torch.float64), strict=True):
+            self.register_parameter(name, nn.Parameter(zeros))
         if table:
             self.rows = RowEmbedding(pieces + 1, 1, "zeros", 0.0)
             self.rows.to(torch.float64)
@@ -47,18 +54,30 @@ class Updaters:
     """Makes SGD with a rate of 1: a gradient of -1 adds 1."""
 
     def __call__(self, module: nn.Module) -> Updater:
-        from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
-
-        parameters = [p for n, p in module.named_parameters() if not n.startswith("rows")]
-        optimizer: Any = torch.optim.SGD(parameters, lr=1.0, foreach=False)
-        if any(n.startswith("rows") for n, _ in module.named_parameters()):
+        if not isinstance(module, Model):
+            return Updater(_never_steps(), _constant, None, lr=1.0)
+        optimizer: Any = torch.optim.SGD([getattr(module, name) for name in module.vectors], lr=1.0, foreach=False)
+        if hasattr(module, "rows"):
             rule = SparseRule("sgd", 1.0, {})
             optimizer = DenseAndSparse(optimizer, sparse_optimizer(rule, [module.rows.weight], [1.0]), rule)
-        return Updater(optimizer, lambda step: 1.0, None, lr=1.0)
+        return Updater(optimizer, _constant, None, lr=1.0)
 
-    def rates(self, module: nn.Module) -> dict[str, Rate]:
+    def rates(self, module: Model) -> dict[str, Rate]:
         """All alike."""
-        return {name: Rate(1.0, False) for name, _ in module.named_parameters()}
+        return dict.fromkeys([*module.vectors, "rows.weight"], ALIKE)
+
+
+ALIKE = Rate(1.0, False)
+
+
+def _constant(step: int) -> float:
+    return 1.0
+
+
+@cache
+def _never_steps() -> torch.optim.Optimizer:
+    """Of the workers whose servers have the optimizer: they ask it for the schedule alone."""
+    return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
 
 
 class Ways:
@@ -107,21 +126,21 @@ def _label() -> torch.Tensor:
 
 
 @cache
-def _inputs(piece: int) -> dict[str, torch.Tensor]:
-    return {"ids": torch.tensor([SHARED, piece + 1])}
+def _inputs(piece: int) -> dict[str, Any]:
+    return {"ids": torch.tensor([SHARED, piece + 1]), "piece": piece}
 
 
 class SimulatedWorker(Process):
     """A worker process.
 
     Args:
-        send: takes (server, what it is, a request).
+        send: takes (server, a request).
         ended: told how the process has ended: empty for well, or why not, and whether that ends the run.
         settled: told when all differences of the training are exchanged.
     """
 
     def __init__(
-        self, world: World, rank: int, scenario: Scenario, send: Callable[[int, Any, Message], None],
+        self, world: World, rank: int, scenario: Scenario, send: Callable[[int, Message], None],
         ended: Callable[[int, str, bool], None], settled: Callable[[PserverWorker], None],
     ) -> None:  # fmt: skip
         self.settled = settled
@@ -155,7 +174,7 @@ class SimulatedWorker(Process):
         self.waits += 1
         self.for_messages = for_messages
         number = self.waits
-        self.world.after(seconds, lambda: self._wake(number))
+        self.world.after(seconds, self._wake, number)
         if torch.is_grad_enabled():  # of the thread, which all simulated processes share
             self.run.parent.switch()
             return
@@ -165,15 +184,15 @@ class SimulatedWorker(Process):
     def _wake(self, number: int) -> None:
         if number == self.waits and not (self.dead or self.ended):
             if self.stopped:
-                self.world.at(self.stopped_until, lambda: self._wake(number))
+                self.world.at(self.stopped_until, self._wake, number)
                 return
             self.waits += 1
             self.run.switch()
 
     def jump(self, seconds: float) -> None:
         super().jump(seconds)
-        number = self.waits  # a poll ends by the clock that has jumped
-        self.world.after(0.0, lambda: self._wake(number) if self.for_messages else None)
+        if self.for_messages:  # a poll ends by the clock that has jumped
+            self.world.after(0.0, self._wake, self.waits)
 
     def deliver(self, answer: Message) -> None:
         """An answer has arrived."""
@@ -184,20 +203,16 @@ class SimulatedWorker(Process):
 
     def send(self, server: int, request: Message) -> None:
         """A request goes its way: not in frames but as it is, with its buffers as they are now."""
-        if self.dead or self._tears(request):
+        if self.dead or (self.doomed and self._tears(request)):
             return
-        copy = Message(
-            request.verb, request.rank, request.incarnation, request.number, request.sequence, request.clock,
-            request.flags, [Record(r.kind, r.array.copy(), r.table) for r in request.records],
-        )  # fmt: skip
         if self.world.tracing:
             work = [w for r in request.records if r.kind == 7 for w in r.array.tolist()]
             self.world.say(f"{self.name} asks server {server}: {request.verb.name} {request.number}, sequence {request.sequence}, clock {request.clock}, flags {request.flags} {work or ''}")  # fmt: skip
-        self.send_away(server, (self.rank, server, request.number), copy)
+        self.send_away(server, copied(request))
 
     def _tears(self, request: Message) -> bool:
         """Whether this part of a push never leaves; its worker soon is no more."""
-        if not self.doomed or request.verb != Verb.PUSH:
+        if request.verb != Verb.PUSH:
             return False
         self.world.after(0.02 * self.world.random.random(), self.kill)
         return self.world.random.random() < 0.5
@@ -210,7 +225,7 @@ class SimulatedWorker(Process):
         self.dead = True
         if self.run:
             self.run.throw()
-        self.world.after(0.3 * self.world.random.random(), lambda: self.tell_end(self.rank, "killed", False))
+        self.world.after(0.3 * self.world.random.random(), self.tell_end, self.rank, "killed", False)
 
     def _main(self) -> None:
         try:
@@ -223,7 +238,7 @@ class SimulatedWorker(Process):
         if not self.dead:
             self.ended = True
             self.world.say(f"{self.name} ends: {why or 'well'}")
-            self.world.after(0.3 * self.world.random.random(), lambda: self.tell_end(self.rank, why, fatal))
+            self.world.after(0.3 * self.world.random.random(), self.tell_end, self.rank, why, fatal)
 
     # --- what it does ----------------------------------------------------------------------------------------------
 
@@ -283,13 +298,12 @@ class SimulatedWorker(Process):
 
     def _backward(self, strategy: PserverWorker, batch: Batch) -> None:
         """A gradient of -1 for this piece at each server, and for its rows."""
-        ids = batch.inputs["ids"]
-        piece = int(ids[1]) - 1
+        ids, piece = batch.inputs["ids"], batch.inputs["piece"]
         self.computed.append(piece)
         for parameter in strategy.dense.parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            parameter.grad[piece] -= 1.0
+            parameter.grad.numpy()[piece] -= 1.0
         for table in strategy.remote:
             found, _, rows = table.look_up(table, ids)
             rows = rows.detach()
@@ -304,13 +318,15 @@ class SimulatedWorker(Process):
             raise Violation(f"worker {self.rank}: a sum over {strategy.present} is of {count}: {bits:b}")
 
     def _save(self, strategy: PserverWorker) -> None:
-        def by_the_first(index: int, count: int) -> None:
-            if index == 0:
-                client = strategy.client
-                client.wait([client.ask(s, Message(Verb.SAVE, records=[text({"folder": "x"})])) for s in client.servers])  # fmt: skip
+        """A checkpoint when all is done; a second one where parts have to be fetched, which late messages must not harm."""
+        for number in range(2 if any(self.scenario.hosts) else 1):
 
-        strategy.meet()
-        strategy.agree(by_the_first)
+            def by_the_first(index: int, count: int, folder: Path = RUN / f"{number}") -> None:
+                if index == 0:
+                    save_checkpoint(strategy.client, folder)
+
+            strategy.meet()
+            strategy.agree(by_the_first)
 
 
 @cache

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.simulation.scenario import Scenario
+from trainer.strategies.pserver.protocol.messages import Message
 
 MOST_LOSSES = 4
 """A request and its answer are lost at most so often: a timeout shall always have a cause that is known."""
@@ -30,32 +31,33 @@ class World:
     def __init__(self, seed: int, tracing: bool = False) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
-        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.number = itertools.count()
+        self.over = False
         self.injected: Counter[str] = Counter()
         self.tracing = tracing
         self.trace: list[str] = []
 
-    def at(self, time: float, action: Callable[[], None]) -> None:
+    def at(self, time: float, action: Callable[..., None], *arguments: Any) -> None:
         """Do that at a time, after everything that was asked for that time before."""
-        heapq.heappush(self.events, (time if time > self.now else self.now, next(self.number), action))
+        heapq.heappush(self.events, (time if time > self.now else self.now, next(self.number), action, arguments))
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
+    def after(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         """Do that so much later."""
-        heapq.heappush(self.events, (self.now + seconds, next(self.number), action))
+        heapq.heappush(self.events, (self.now + seconds, next(self.number), action, arguments))
 
-    def run(self, until: float, over: Callable[[], bool]) -> None:
-        """Let everything happen in its order.
+    def run(self, until: float) -> None:
+        """Let everything happen in its order, until somebody says that it is over.
 
         Raises:
             Violation: it is not over by then.
         """
         events, first = self.events, heapq.heappop
-        while not over():
+        while not self.over:
             if not events or events[0][0] > until:
                 raise Violation(f"the run does not end within {until:g} s")
-            self.now, _, action = first(events)
-            action()
+            self.now, _, action, arguments = first(events)
+            action(*arguments)
 
     def say(self, what: str) -> None:
         """A line of the trace."""
@@ -121,26 +123,28 @@ class Network:
         self.world, self.scenario = world, scenario
         self.cut_until: dict[tuple[int, int], float] = {}
         self.resets: dict[tuple[int, int], int] = {}
-        self.losses: Counter[Any] = Counter()
+        self.losses: dict[Any, int] = {}
+        self.draw = world.random.random
 
     def cut(self, worker: int, server: int) -> bool:
         """Whether nothing passes between them now."""
         return self.world.now < self.cut_until.get((worker, server), 0.0)
 
-    def send(self, way: tuple[int, int], which: Any, arrive: Callable[[], None]) -> None:
+    def send(self, way: tuple[int, int], which: Any, arrive: Callable[[Message], None], message: Message) -> None:
         """A message goes its way: it arrives once, several times, late, after later ones, or never.
 
         Args:
-            way: (worker, server). which: tells sendings of one message from those of others.
+            way: (worker, server). which: tells sendings of one message from those of others. arrive: takes the message.
         """
-        world, draw, told = self.world, self.world.random.random, self.scenario
-        if self.cut(*way):
+        world, draw, told = self.world, self.draw, self.scenario
+        if self.cut_until and self.cut(*way):
             world.injected["cut off"] += 1
             return
-        if draw() < told.drop and self.losses[which] < MOST_LOSSES:
-            self.losses[which] += 1
+        if draw() < told.drop and (losses := self.losses.get(which, 0)) < MOST_LOSSES:
+            self.losses[which] = losses + 1
             world.injected["lost"] += 1
-            world.say(f"lost: {which}")
+            if world.tracing:
+                world.say(f"lost: {which}")
             return
         copies = 1
         if draw() < told.double:
@@ -152,11 +156,13 @@ class Network:
             if draw() < told.late:
                 seconds += told.slow_s * draw() ** 3
                 world.injected["late"] += 1
-            world.after(seconds, lambda: self._arrive(way, connection, arrive))
+            world.after(seconds, self._arrive, way, connection, arrive, message)
 
-    def _arrive(self, way: tuple[int, int], connection: int, arrive: Callable[[], None]) -> None:
+    def _arrive(
+        self, way: tuple[int, int], connection: int, arrive: Callable[[Message], None], message: Message
+    ) -> None:
         if self.resets.get(way, 0) == connection:
-            arrive()
+            arrive(message)
         else:
             self.world.injected["lost by a reset"] += 1
 

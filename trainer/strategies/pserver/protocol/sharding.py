@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -82,12 +83,15 @@ def buckets_of(table_key: np.uint64, ids: np.ndarray) -> np.ndarray:
     return (mixed(ids.astype(np.uint64) + table_key) >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
 
 
+@cache
 def server_of_bucket(servers: int) -> np.ndarray:
-    """(1024,) int64: the server of each bucket, in runs whose lengths differ by one at most.
+    """(1024,) int64, read-only: the server of each bucket, in runs whose lengths differ by one at most.
 
     Raises:
         ValueError: no server, or more than there are buckets.
     """
     if not 1 <= servers <= BUCKETS:
         raise ValueError(f"1 to {BUCKETS} servers, not {servers}")
-    return np.arange(BUCKETS, dtype=np.int64) * servers // BUCKETS
+    homes = np.arange(BUCKETS, dtype=np.int64) * servers // BUCKETS
+    homes.flags.writeable = False
+    return homes

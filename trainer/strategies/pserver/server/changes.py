@@ -29,10 +29,13 @@ class Changes:
     def grow(self, capacity: int) -> None:
         """Make room for slots below that number."""
         more = capacity - len(self._version)
-        self._version = np.pad(self._version, (0, more))
-        self._writer = np.pad(self._writer, (0, more), constant_values=NOBODY)
-        self._version_of_others = np.pad(self._version_of_others, (0, more))
-        self._held = np.pad(self._held, ((0, 0), (0, more)))
+        if not more:
+            return
+        zeros = np.zeros(more, dtype=np.int64)
+        self._version = np.concatenate((self._version, zeros))
+        self._writer = np.concatenate((self._writer, np.full(more, NOBODY, dtype=np.int32)))
+        self._version_of_others = np.concatenate((self._version_of_others, zeros))
+        self._held = np.concatenate((self._held, np.zeros((self.workers, more), dtype=np.bool_)), axis=1)
 
     def clear(self, slots: np.ndarray) -> None:
         """These slots (N,) get other rows: nobody has written or holds them."""

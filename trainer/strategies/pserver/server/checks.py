@@ -38,8 +38,11 @@ def numbers(message: Message, most_merged: int) -> Numbers:
     Raises:
         Malformed: they are missing or out of range.
     """
-    told = message.need(Kind.NUMBERS)
-    if told.dtype != np.float64 or told.ndim != 1 or len(told) < 3 or not np.isfinite(told).all():
+    found = message.need(Kind.NUMBERS)
+    if found.dtype != np.float64 or found.ndim != 1:
+        raise Malformed("PUSH without its numbers")
+    told = found[:4].tolist()
+    if len(told) < 3 or not all(map(math.isfinite, told)):
         raise Malformed("PUSH without its numbers")
     basis, samples, age = int(told[0]), float(told[1]), int(told[2])
     if not 0 <= basis < LARGEST_NUMBER or not 0 <= age < LARGEST_NUMBER or not 0 <= samples < LARGEST_NUMBER:
@@ -61,7 +64,7 @@ def work(message: Message) -> np.ndarray:
         return np.empty((0, WORK_COLUMNS), dtype=np.int64)
     if found.ndim != 2 or found.shape[1] != WORK_COLUMNS or found.dtype != np.int64 or len(found) > MOST_WORK:
         raise Malformed(f"work of {found.shape}")
-    if (found < 0).any() or (found[:, 2] >= found[:, 3]).any():
+    if len(found) and (found.min() < 0 or (found[:, 2] >= found[:, 3]).any()):
         raise Malformed("work of negative numbers, or of no batches")
     return found
 

@@ -95,7 +95,7 @@ class Server:
     @property
     def over(self) -> bool:
         """Whether every worker has left or is lost."""
-        return not self.members.present()
+        return not any(member.present for member in self.members.all)
 
     def turn(self, messages: Sequence[tuple[bytes, Message]]) -> None:
         """Take these messages, each with its address for the answer; now and then look who is missing.
@@ -103,16 +103,18 @@ class Server:
         Raises:
             RunFailed: no worker is left, or one is lost that the run cannot go on without.
         """
-        self._was_away(self.now() - self.ended_turn - LOOK_S)
         began = self.now()
+        self._was_away(began - self.ended_turn - LOOK_S)
         for address, message in messages:
             self.take(address, message)
-        self._was_away(self.now() - began)
-        if self.now() - self.looked >= LOOK_S:
-            self.looked = self.now()
+        now = self.now()
+        self._was_away(now - began)
+        if now - self.looked >= LOOK_S:
+            self.looked = now
             self.liveness.look_after()
             self.turns.end_overdue()
-        self.ended_turn = self.now()
+            now = self.now()
+        self.ended_turn = now
         if self.over and all(m.lost or m.coming for m in self.members.all):
             lost = "; ".join(f"worker {m.rank}: {m.lost or 'it was started again'}" for m in self.members.all)
             raise RunFailed(f"no worker is left ({lost})")
@@ -131,8 +133,7 @@ class Server:
         if message.verb not in self.verbs:
             self.outlet.refuse(Malformed(f"{message.verb.name} is no request"))
             return
-        why = self.members.admit(message.rank, message.incarnation) if message.verb != Verb.HELLO else ""
-        if why:
+        if message.verb != Verb.HELLO and (why := self.members.admit(message.rank, message.incarnation)):
             self.count["fenced"] += 1
             self.outlet.answer(address, message, failed(why, fenced=True))
             return

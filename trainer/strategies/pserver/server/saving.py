@@ -35,16 +35,19 @@ class Saving:
     ) -> None:  # fmt: skip
         self.parameters, self.members, self.work, self.outlet = parameters, members, work, outlet
         self.ledger = ledger
-        self.run_dir = run_dir.resolve()
+        self.run_dir = run_dir
         self.apart: Path | None = None
         """Where the part is, if the worker that saves does not see it."""
+        self.saver: tuple[int, int, int] | None = None
+        """Whose SAVE came last: the worker, its life, the request's number."""
 
     def save(self, message: Message) -> Message:
         """SAVE: write this server's part of the persistables, or with ``checkpoint`` all that it takes to go on with the same
         workers. The answer tells whether the worker shares the folder."""
         asked = message.mapping()
-        folder, mark = self.run_dir / asked["folder"], asked.get("mark")
-        if not folder.resolve().is_relative_to(self.run_dir):
+        run_dir = self.run_dir.resolve()
+        folder, mark = run_dir / asked["folder"], asked.get("mark")
+        if not folder.resolve().is_relative_to(run_dir):
             raise Malformed(f"SAVE to {folder}, which is not in the run's folder")
         shard, rule = self.parameters.opened()
         tensors, numbers = shard.state()
@@ -56,6 +59,7 @@ class Saving:
             snapshot.write_part(folder, self.parameters.server, tensors, told)
         size = sum(t.nbytes for t in tensors.values())
         print(f"saved {size / 1e6:.1f} MB in {time.monotonic() - began:.2f} s", flush=True)
+        self.saver = message.rank, message.incarnation, message.number
         self.apart = folder if mark is not None and not snapshot_parts.is_shared(folder, str(mark)) else None
         return Message(Verb.DONE, flags=self.flags)
 
@@ -70,15 +74,22 @@ class Saving:
         if first < DONE_WITH:
             raise Malformed(f"FETCH from {first}")
         if first == DONE_WITH:
-            if self.apart is not None:
+            if self.apart is not None and self._is_of_this_save(message):
                 snapshot_parts.forget(self.apart, server)
-            self.apart = None
+                self.apart = None
             return Message(Verb.DONE)
-        if self.apart is None:
-            raise Malformed("FETCH of what was not saved, or is with the worker")
+        if self.saver is None:
+            raise Malformed("FETCH of what was not saved")
+        if self.apart is None:  # a late copy: its worker has the answer
+            return Message(Verb.DONE)
         with self.outlet.room_for_files():
             seal, some = snapshot_parts.piece(self.apart, server, first)
         return Message(Verb.DONE, records=[text(seal), Record(Kind.DENSE, some)])
+
+    def _is_of_this_save(self, message: Message) -> bool:
+        """Whether it is no late copy of a request about the part before, which must not remove the present one."""
+        rank, life, number = self.saver or (-1, 0, 0)
+        return (message.rank, message.incarnation) == (rank, life) and message.number > number
 
     def _counts(self) -> dict[str, Any]:
         """How far the run is: pushes by worker, batches by block, ages."""

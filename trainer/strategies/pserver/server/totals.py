@@ -46,13 +46,14 @@ class Totals:
     def __init__(self, members: Members) -> None:
         self.members = members
         self.open: dict[int, Total] = {}
+        self.latest = 0
 
     def meet(self, message: Message) -> Message:
         """A worker brings its values."""
         values = message.need(Kind.NUMBERS)
         if values.dtype != np.float64 or values.ndim != 1:
             raise Malformed("values of a meeting are float64")
-        if message.clock < max(self.open, default=0) - KEPT:
+        if message.clock < self.latest - KEPT:
             return failed(f"meeting {message.clock} is over")  # a late copy: its worker has the answer
         total = self._arrive(message.clock, message.rank, values)
         if total.value is None:
@@ -83,7 +84,7 @@ class Totals:
                 total.brought.pop(rank, None)
 
     def _numbered(self, number: int) -> Total:
-        latest = max(self.open, default=0)
+        latest = self.latest
         over = latest == 0 or self.open[latest].value is not None
         if not max(1, latest - KEPT) <= number <= latest + over:
             raise Malformed(f"meeting {number} while the latest is {latest}")
@@ -91,6 +92,7 @@ class Totals:
             for old in [n for n in self.open if n < number - KEPT]:
                 del self.open[old]
             self.open[number] = Total()
+            self.latest = number
         return self.open[number]
 
     def _missing(self, total: Total) -> list[int]:

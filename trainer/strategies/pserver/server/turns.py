@@ -65,10 +65,10 @@ class Turns:
 
     def take(self, address: bytes, request: Message) -> None:
         """Try a new request, then all those that wait. A copy of one that waits joins it."""
-        known = [w for w in self.waiting if w.is_of(request.rank) and w.request.number == request.number]
-        if known and request.verb != Verb.HELLO:  # a new life counts its requests from 1 again
-            known[0].address = address
-            return
+        for known in self.waiting if request.verb != Verb.HELLO else ():  # a new life counts its requests from 1 again
+            if known.is_of(request.rank) and known.request.number == request.number:
+                known.address = address
+                return
         self._try(WaitingRequest(address, request, self.now()))
         self.try_again()
 

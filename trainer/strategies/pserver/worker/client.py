@@ -173,7 +173,14 @@ class Client:
             RunFailed: a server says why it cannot be, or does not answer in time.
         """
         requests = list(requests)
-        self.until(lambda: all(r.answer is not None for r in requests), patience_s, meanwhile)
+        open_ones = requests.copy()
+
+        def answered() -> bool:
+            while open_ones and open_ones[-1].answer is not None:
+                open_ones.pop()
+            return not open_ones
+
+        self.until(answered, patience_s, meanwhile)
         return [r.answer for r in requests if r.answer is not None]
 
     def until(

@@ -82,12 +82,12 @@ class DenseMap:
             offset += length
         return vector
 
-    @torch.no_grad()
     def write(self, server: int, vector: torch.Tensor, add: bool = False) -> None:
         """Put a server's part (n,) into the model's parameters, or add it to them."""
         offset = 0
         for piece in self.pieces[server]:
-            parameter, length = self.parameters[piece.name], piece.stop - piece.start
+            parameter = self.parameters[piece.name].detach()  # its memory, without a graph
+            length = piece.stop - piece.start
             part = vector[offset : offset + length]
             offset += length
             if length == parameter.numel():

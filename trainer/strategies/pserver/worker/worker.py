@@ -251,11 +251,13 @@ class PserverWorker(Halting, Strategy):
     # --- meetings --------------------------------------------------------------------------------------------------
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        self.client.meetings += 1
         mine = values.detach().to("cpu", torch.float64).reshape(-1).numpy()
+        return torch.from_numpy(self._sum(np.ascontiguousarray(mine))).to(values.device).view(values.shape)
+
+    def _sum(self, mine: np.ndarray) -> np.ndarray:
+        self.client.meetings += 1
         look = None if self.look is None else partial(self.look, False)
-        sums = self._met(Message(Verb.MEET, clock=self.client.meetings), np.ascontiguousarray(mine), look)
-        return torch.from_numpy(sums).to(values.device).view(values.shape)
+        return self._met(Message(Verb.MEET, clock=self.client.meetings), mine, look)
 
     def _met(self, message: Message, mine: np.ndarray, look: Callable[[], None] | None = None) -> np.ndarray:
         """(N,) the sum of what all present workers bring."""
@@ -266,7 +268,7 @@ class PserverWorker(Halting, Strategy):
 
     def meet(self) -> None:
         """Wait for all present workers."""
-        self.all_reduce_sum(torch.zeros(1, dtype=torch.float64))
+        self._sum(np.zeros(1))
 
     def members(self) -> tuple[int, int]:
         return self.present.index(self.seat.rank), len(self.present)
@@ -290,8 +292,10 @@ class PserverWorker(Halting, Strategy):
         self._agree_on(list(self.model.buffers()))
 
     def _agree_on(self, buffers: list[torch.Tensor]) -> None:
+        if not buffers:
+            return self.meet()
         first = self.present[0] == self.seat.rank
-        agree_on(buffers, self.all_reduce_sum, first, self.options.buffers == "average")
+        return agree_on(buffers, self.all_reduce_sum, first, self.options.buffers == "average")
 
     def _tell_all(self, verb: Verb, told: Mapping[str, Any]) -> None:
         """Tell all servers, and wait until they have done it."""

@@ -1,0 +1,132 @@
+"""Disks of the simulated hosts: the parts of a snapshot, written by servers and fetched by a worker on another host."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from tests.simulation.world import Violation, World
+from trainer.errors import RunFailed
+from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
+from trainer.strategies.pserver.server import saving
+from trainer.strategies.pserver.worker import export
+from trainer.weights.server_parts import part_name
+
+WORKERS = 0
+"""The host of the workers. A server is there, or on a host of its own."""
+PIECE = 400
+"""Bytes of a part that travel at once: a part has a few of them."""
+
+
+class Disks:
+    """What ``snapshot`` and ``snapshot_parts`` do, in memory, and what must hold of it.
+
+    A snapshot that is complete has every server's part as that server has written it last. A server that is told that its
+    part is elsewhere keeps none of it.
+
+    Attributes:
+        here: the host of the server whose turn it is.
+        written: what each server has written last into a folder.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.here = WORKERS
+        self.files: dict[tuple[int, str, str], bytes] = {}
+        self.written: dict[tuple[str, int], bytes] = {}
+
+    @contextlib.contextmanager
+    def mounted(self) -> Iterator[None]:
+        """While it lasts, the product's snapshots go to these disks."""
+        clock = SimpleNamespace(monotonic=lambda: self.world.now)
+        with (
+            patch.multiple(snapshot, write_part=self.write_part, write_index=self.write_index),
+            patch.multiple(snapshot_parts, mark=self.mark, is_shared=self.is_shared, piece=self.piece, forget=self.forget, receive=self.receive),
+            patch.object(export, "leave_failure", self.leave_failure),
+            patch.object(saving, "time", clock),
+        ):  # fmt: skip
+            yield
+
+    # --- a server's ------------------------------------------------------------------------------------------------
+
+    def write_part(self, folder: Path, server: int, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
+        """As :func:`snapshot.write_part`."""
+        content = json.dumps(meta).encode() + b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))
+        self.files[self.here, str(folder), part_name(server)] = self.written[str(folder), server] = content
+
+    def is_shared(self, folder: Path, name: str) -> bool:
+        """As :func:`snapshot_parts.is_shared`."""
+        return (self.here, str(folder), name) in self.files
+
+    def piece(self, folder: Path, server: int, first: int) -> tuple[dict[str, Any], np.ndarray]:
+        """As :func:`snapshot_parts.piece`."""
+        content = self.files.get((self.here, str(folder), part_name(server)))
+        if content is None:
+            raise FileNotFoundError(f"{folder} has no part of server {server}")
+        return _seal(content), np.frombuffer(content[first : first + PIECE], dtype=np.uint8)
+
+    def forget(self, folder: Path, server: int) -> None:
+        """As :func:`snapshot_parts.forget`."""
+        self.files.pop((self.here, str(folder), part_name(server)), None)
+
+    # --- a worker's ------------------------------------------------------------------------------------------------
+
+    def mark(self, folder: Path) -> str:
+        """As :func:`snapshot_parts.mark`."""
+        name = f"shared.{len(self.files)}.tmp"
+        self.files[WORKERS, str(folder), name] = b""
+        return name
+
+    def receive(self, folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, Any], np.ndarray]]) -> None:
+        """As :func:`snapshot_parts.receive`."""
+        content = b""
+        while True:
+            seal, some = ask(len(content))
+            if not some.size:
+                break
+            content += some.tobytes()
+        if _seal(content) != dict(seal):
+            raise RunFailed(f"the part of server {server} has come damaged from its host")
+        self.world.injected["part fetched"] += 1
+        self.files[WORKERS, str(folder), part_name(server)] = content
+
+    def write_index(self, folder: Path, servers: int) -> None:
+        """As :func:`snapshot.write_index`: the snapshot is complete now.
+
+        Raises:
+            Violation: it has not what the servers have written.
+        """
+        self.world.say(f"    the snapshot {folder} is complete")
+        for server in range(servers):
+            if self.files.get((WORKERS, str(folder), part_name(server))) != self.written.get((str(folder), server)):
+                raise Violation(f"the snapshot {folder} has not what server {server} has written")
+
+    def leave_failure(self, folder: Path, name: str, why: str) -> None:
+        """As :func:`trainer.checkpoint.writer.leave_failure`.
+
+        Raises:
+            Violation: always; no disk is full here, and no server is away for as long as a save may take.
+        """
+        raise Violation(f"there is no snapshot {folder}: {why}")
+
+    def check_end(self) -> None:
+        """What must be so when a run has ended well and no worker was lost.
+
+        Raises:
+            Violation: it is not.
+        """
+        if left := [f"{folder} on host {host}" for host, folder, _ in self.files if host != WORKERS]:
+            raise Violation(f"parts are left that were fetched: {left[0]}")
+
+
+def _seal(content: bytes) -> dict[str, Any]:
+    return {"bytes": len(content), "checksum": hashlib.blake2b(content, digest_size=8).hexdigest()}
