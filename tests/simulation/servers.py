@@ -11,6 +11,7 @@ import numpy as np
 
 from tests.notes import Notes
 from tests.simulation.disks import Disks
+from tests.simulation.nonsense import Nonsense
 from tests.simulation.scenario import Scenario
 from tests.simulation.world import Process, Violation, World
 from trainer.config.run_config import RunConfig
@@ -18,17 +19,7 @@ from trainer.config.schema import DataConfig, SchedulerConfig
 from trainer.errors import RunFailed
 from trainer.strategies import builtin
 from trainer.strategies.builtin import PserverDeclaration
-from trainer.strategies.pserver.protocol.messages import (
-    CREATES,
-    HOLDS,
-    RESTS,
-    RESUMES,
-    WAKES,
-    Kind,
-    Message,
-    Record,
-    Verb,
-)
+from trainer.strategies.pserver.protocol.messages import RESTS, RESUMES, WAKES, Kind, Message, Record, Verb
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
 
 IDLE_S = 2.0
@@ -227,7 +218,9 @@ class SimulatedServer(Process):
         parameters, member = self.machine.parameters, self.machine.members.all[rank]
         if self.stopped or not parameters.ready or not member.present or not member.lives:
             return False
-        message, why = self._nonsense(member.watermark.greatest + 1)
+        assert parameters.shard is not None
+        nonsense = Nonsense(parameters.shard, self.scenario.mode, member.watermark.greatest + 1)
+        message, why = nonsense.drawn(self.world.random)
         message.rank, message.incarnation, message.number = rank, member.incarnation, 1 << 40
         before = self._fingerprint(rank)
         self.nonsense, self.answer_to_nonsense = message, None
@@ -239,36 +232,6 @@ class SimulatedServer(Process):
         if why not in told:
             raise Violation(f"{self.name} says of a message that makes no sense ({why}): {told or 'done'}")
         return True
-
-    def _nonsense(self, sequence: int) -> tuple[Message, str]:
-        shard = self.machine.parameters.shard
-        assert shard is not None
-        numbers = Record(Kind.NUMBERS, np.array([0.0, 1.0, 1e9]))  # rows would be as old as that
-        dense = np.ones(len(shard.vector))
-        kinds = ["far", "flags of a push", "flags of a pull", "not finite"] + ["negative"] * bool(shard.tables)
-        match self.world.random.choice(kinds):
-            case "far":
-                return Message(Verb.PUSH, sequence=1 << 40, records=[numbers, Record(Kind.DENSE, dense)]), "push"
-            case "flags of a push":
-                return Message(Verb.PUSH, sequence=sequence, flags=1 << 9, records=[numbers, Record(Kind.DENSE, dense)]), "flags"  # fmt: skip
-            case "flags of a pull":
-                wild = 1 << 9 if self.scenario.mode == "geo" else HOLDS
-                ids = [Record(Kind.IDS, np.array([n]), 1) for n in self._own_row() if shard.tables]
-                return Message(Verb.PULL, flags=wild | CREATES, records=ids), "flags"
-            case "not finite":
-                dense[-1] = np.nan
-                return Message(Verb.PUSH, sequence=sequence, records=[numbers, Record(Kind.DENSE, dense)]), "finite"
-            case _:
-                return Message(Verb.PULL, flags=CREATES, records=[Record(Kind.IDS, np.array([-1]), 1)]), "negative"
-
-    def _own_row(self) -> list[int]:
-        """A row that is at home here and that nobody has touched."""
-        shard = self.machine.parameters.shard
-        assert shard is not None
-        if not shard.tables:
-            return []
-        ids = np.arange(len(shard.vector) + 1)
-        return ids[shard.mine(1, ids)][-1:].tolist()
 
     def _fingerprint(self, rank: int) -> tuple[object, ...]:
         parameters, member = self.machine.parameters, self.machine.members.all[rank]
