@@ -174,7 +174,7 @@ class Play:
         process = server if fault.kind.endswith("server") else worker
         if process.dead or process.ended:
             return
-        happened = True
+        happened = 1
         match fault.kind.split()[0]:
             case "stop":
                 process.stop(fault.seconds)

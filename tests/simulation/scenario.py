@@ -41,6 +41,7 @@ class Scenario:
         block: batches of a block. take_over: blocks of a lost worker go to others.
         saves: the run ends with a checkpoint. hosts: of each server; 0: the workers' host. Other parts have to be fetched, and then
             a second checkpoint follows.
+        buffers: the model has one, on which all agree at the end of an epoch.
         options: of the strategy. table: the model has a sparse table.
         drop, double, late, slow_s, latency_s: of the network.
         disk_s: a server writes for so long. pace: seconds that a batch takes, by worker.
@@ -68,6 +69,7 @@ class Scenario:
     pace: tuple[float, ...]
     faults: tuple[Fault, ...] = field(default_factory=tuple)
     hosts: tuple[int, ...] = ()
+    buffers: bool = False
 
     @staticmethod
     def drawn(seed: int, mode: str | None = None) -> Scenario:
@@ -109,6 +111,19 @@ class Scenario:
         told = self._waking(r) if self.mode == "ssp" and self.seed % 10 == WAKING_RUNS else self
         if told.saves and r.random() < 0.6:
             told = replace(told, hosts=tuple(r.choice((0, server + 1)) for server in range(told.servers)))
+        return replace(told, options=told.options | told._without_effect(r), buffers=r.random() < 0.1)
+
+    def _without_effect(self, r: random.Random) -> dict[str, Any]:
+        """Keys of the strategy that leave pieces whole: limits that nothing reaches, and forms in which 0 and 1 travel unchanged."""
+        told: dict[str, Any] = {}
+        if r.random() < 0.1:
+            told["clip_value"] = 1e9
+        if self.mode in ("async", "ssp") and r.random() < 0.1:
+            told |= {"clip_norm": 1e9, "delay_compensation": 1e-12}
+        if self.mode != "geo" and r.random() < 0.15:
+            told["wire"] = r.choice(("bf16", "int8"))
+        if self.table and r.random() < 0.1:
+            told["evict_by"] = "event_time"
         return told
 
     def _waking(self, r: random.Random) -> Scenario:

@@ -24,6 +24,7 @@ from trainer.strategies.pserver.server.machine import LOOK_S, Server
 
 IDLE_S = 2.0
 """So often a server looks around while nothing comes. A real one does it more often, to the same effect."""
+NONSENSE_AT_ONCE = 4
 DECLARED: dict[str, type[PserverDeclaration]] = {"async": builtin.PserverAsyncDeclaration, "ssp": builtin.PserverSspDeclaration, "geo": builtin.PserverGeoDeclaration, "sync": builtin.PserverSyncDeclaration}  # fmt: skip
 
 
@@ -208,20 +209,23 @@ class SimulatedServer(Process):
     def counts(self) -> dict[str, Any]:
         return {"bytes_in": 0, "bytes_out": 0}
 
-    def gets_nonsense(self, rank: int) -> bool:
-        """A message of a worker that no worker sends. It has to be refused, for the right reason, and changes nothing.
-        Returns whether it came: before the start and after a worker's end everything is refused.
+    def gets_nonsense(self, rank: int) -> int:
+        """Messages of a worker that no worker sends. They have to be refused, for the right reasons, and change nothing.
+        Returns how many came: none before the start and after a worker's end, when everything is refused.
 
         Raises:
-            Violation: it changes something.
+            Violation: one changes something.
         """
         parameters, member = self.machine.parameters, self.machine.members.all[rank]
-        if self.stopped or not parameters.ready or not member.present or not member.lives:
-            return False
-        assert parameters.shard is not None
-        nonsense = Nonsense(parameters.shard, self.scenario.mode, member.watermark.greatest + 1)
-        message, why = nonsense.drawn(self.world.random)
-        message.rank, message.incarnation, message.number = rank, member.incarnation, 1 << 40
+        if self.stopped or parameters.shard is None or not parameters.ready or not member.present or not member.lives:
+            return 0
+        for _ in range(NONSENSE_AT_ONCE):
+            nonsense = Nonsense(parameters.shard, self.scenario.mode, member.watermark.greatest + 1)
+            self._gets(*nonsense.drawn(self.world.random), rank)
+        return NONSENSE_AT_ONCE
+
+    def _gets(self, message: Message, why: str, rank: int) -> None:
+        message.rank, message.incarnation, message.number = rank, self.machine.members.all[rank].incarnation, 1 << 40
         before = self._fingerprint(rank)
         self.nonsense, self.answer_to_nonsense = message, None
         self.machine.take(b"", message)
@@ -231,7 +235,6 @@ class SimulatedServer(Process):
         told = answer.mapping().get("why", "") if answer is not None else "no answer"
         if why not in told:
             raise Violation(f"{self.name} says of a message that makes no sense ({why}): {told or 'done'}")
-        return True
 
     def _fingerprint(self, rank: int) -> tuple[object, ...]:
         parameters, member = self.machine.parameters, self.machine.members.all[rank]

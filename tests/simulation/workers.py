@@ -40,11 +40,13 @@ UNBEARABLE_S = 60.0
 class Model(nn.Module):
     """One vector per server, with an element for each piece of work, and if wanted a table with a row for each."""
 
-    def __init__(self, servers: int, pieces: int, table: bool) -> None:
+    def __init__(self, servers: int, pieces: int, table: bool, buffers: bool) -> None:
         super().__init__()
         self.vectors = [f"vector{server}" for server in range(servers)]
         for name, zeros in zip(self.vectors, torch.zeros((servers, pieces), dtype=torch.float64), strict=True):
             self.register_parameter(name, nn.Parameter(zeros))
+        if buffers:
+            self.register_buffer("seen", torch.zeros(1))
         if table:
             self.rows = RowEmbedding(pieces + 1, 1, "zeros", 0.0)
             self.rows.to(torch.float64)
@@ -127,7 +129,7 @@ def _label() -> torch.Tensor:
 
 @cache
 def _inputs(piece: int) -> dict[str, Any]:
-    return {"ids": torch.tensor([SHARED, piece + 1]), "piece": piece}
+    return {"ids": torch.tensor([SHARED, piece + 1]), "piece": piece, "time": torch.tensor([piece + 1])}
 
 
 class SimulatedWorker(Process):
@@ -246,7 +248,10 @@ class SimulatedWorker(Process):
         scenario = self.scenario
         try:
             strategy = self.strategy = self._strategy()
-            strategy.setup(Model(scenario.servers, scenario.batches * scenario.epochs, scenario.table), Updaters())  # type: ignore[arg-type]
+            strategy.setup(
+                Model(scenario.servers, scenario.batches * scenario.epochs, scenario.table, scenario.buffers),
+                Updaters(),
+            )  # type: ignore[arg-type]
             strategy.model.train()
             for epoch in range(scenario.epochs):
                 self._epoch(strategy, epoch)
