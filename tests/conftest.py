@@ -12,7 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests import composing, scheduling
+from tests import composing, scheduling, undrawn
 
 # How long an example takes depends on the machine and on what else it does.
 hypothesis.settings.register_profile(
@@ -39,6 +39,22 @@ def composing_once() -> Iterator[None]:
     """Configs of the same options are composed once. Processes that the tests start do without this."""
     with composing.once():
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def undrawn_runs() -> Iterator[pytest.MonkeyPatch]:
+    """``trainer.run`` in the testing process draws nothing, as runs that the zygote starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        undrawn.nothing_is_drawn(patch)
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def drawn(undrawn_runs: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a file that looks at pictures: what is drawn in its own process is drawn."""
+    undrawn_runs.undo()
+    yield
+    undrawn.nothing_is_drawn(undrawn_runs)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ Tests of how a process starts take ``subprocess`` (``tests/cli/test_startup.py``
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import ctypes
 import gc
@@ -30,6 +29,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import pytest
+
+from tests.undrawn import nothing_is_drawn
+
 MODULES = (
     "torch", "torch._dynamo", "torch.distributed.nn.functional", "torchvision.models", "torchvision.transforms.v2",
     "sklearn.datasets", "safetensors.torch", "hydra._internal.hydra", "hydra.core.override_parser.overrides_parser",
@@ -41,8 +44,6 @@ MODULES = (
 )  # fmt: skip
 MOST = 1 << 20
 """Bytes of a request."""
-PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsVj2uwAAAABJRU5ErkJggg==")
-"""A picture of one pixel, as PNG."""
 CLONE_NEWNET = 0x40000000
 
 
@@ -243,16 +244,11 @@ def _become(request: dict[str, Any], places: Mapping[int, int], fds: Iterable[in
     time.tzset()
     sys.argv[:] = ["-m", *request["argv"]]
     if not request.get("pictures"):
-        sys.modules["matplotlib.figure"].Figure.savefig = draw_nothing
+        nothing_is_drawn(pytest.MonkeyPatch())
     start_by_forks(request.get("spares", 1))
     if request["module"] == "trainer":
         forget_mlflow()
     return str(request["module"])
-
-
-def draw_nothing(figure: Any, path: Path, **how: Any) -> None:
-    """In the place of matplotlib's ``savefig``: a picture, and none of the work."""
-    path.write_bytes(PIXEL)
 
 
 def enter_network(name: str) -> None:

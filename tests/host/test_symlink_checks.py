@@ -19,6 +19,8 @@ from trainer.job.pictures import curves
 from trainer.run_folder.report import Report
 from trainer.worker import example
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 NAMES = (
     "workerlog.0", "workerlog.3", "serverlog.0", "metrics.jsonl", "status.json", "result.json", "config.yaml", "plan.json",
     "classes.json", "checkpoints", "checkpoints/best.safetensors", "checkpoints/persistables/0", "model.safetensors",

@@ -12,6 +12,8 @@ from trainer.job.pictures import curves
 from trainer.run_folder import lives
 from trainer.run_folder.lives import Life
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 
 def test_each_life_after_the_first_is_a_line_in_every_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (Life(1, "", how="killed"), Life(2, "", how="lost", first=20), Life(3, "", how="failed", first=20))

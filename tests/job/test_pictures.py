@@ -20,6 +20,8 @@ from trainer.metrics import validation_file
 from trainer.metrics.examination import Examination, Mistake
 from trainer.run_folder import leftovers
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 HITS, LABELS, GUESSES = np.array([2, 0, 1]), np.array([3, 0, 1]), np.array([2, 1, 1])
 MATRIX = np.array([[2, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]])
 FOUND = Examination(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +22,7 @@ from trainer.errors import RunFailed, UserError
 from trainer.job.ready import get_ready
 from trainer.launch.builtin import Forkserver, InProcess, Local
 from trainer.launch.start import start_here
+from trainer.launch.tasks import Commands, Task
 from trainer.launch.whereabouts import VARIABLES, WHERE_SEVERAL
 from trainer.planning.launcher import launcher_of
 
@@ -135,6 +140,27 @@ def test_other_users_see_nothing_of_the_config_in_the_arguments(tmp_path: Path) 
         run.wait(600)
     assert "task_process" in seen and "t0psecret" not in seen
     assert run.returncode == 130
+
+
+def waits(task: Task) -> None:
+    subprocess.run(["sleep", "1000"])
+
+
+def tries_again(task: Task) -> None:
+    while True:
+        with contextlib.suppress(Exception):
+            time.sleep(1000)
+
+
+@pytest.mark.parametrize("launch", [waits, tries_again])
+def test_launch_that_does_not_return_ends_the_run_with_what_to_write(launch: Any, tmp_path: Path) -> None:
+    task = Task("worker", 3, "cpu", ("true",), {}, tmp_path / "workerlog.3")
+    before, handler = signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM)
+    with pytest.raises(RunFailed, match=r"^mine\.Own: launch of worker 3 has not returned within 0\.2 s \(launch\.timeout_s\)\. .* subprocess\.Popen, not"):  # fmt: skip
+        Commands(launch, "mine.Own", 0.2)._launched(task)
+    assert not [child for child in psutil.Process().children() if child.name() == "sleep"]
+    assert bool(signal.getitimer(signal.ITIMER_REAL)[0]) == bool(before[0])
+    assert signal.getsignal(signal.SIGALRM) is handler
 
 
 def test_launcher_that_returns_no_outcome_is_told_what_to_return() -> None:

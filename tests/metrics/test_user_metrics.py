@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -40,18 +41,36 @@ class Meeting:
 
 
 def together(count: int, work: Callable[[int, Any], Any]) -> list[Any]:
-    """What each of so many workers gives, side by side."""
-    meeting, found = Meeting(count), [None] * count
+    """What each of so many workers gives, side by side.
 
-    def one(index: int) -> None:
-        found[index] = work(index, meeting.total(index))
+    Raises:
+        BaseException: what the first worker that broke has raised; the others wait for it no longer.
+    """
+    meeting, errors = Meeting(count), []
 
-    threads = [threading.Thread(target=one, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return found
+    def one(index: int) -> Any:
+        try:
+            return work(index, meeting.total(index))
+        except BaseException as error:
+            errors.append(error)
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(count) as pool:
+        given = [pool.submit(one, index) for index in range(count)]
+    if errors:
+        raise errors[0]
+    return [one.result() for one in given]
+
+
+def test_one_worker_that_breaks_ends_the_others_at_once() -> None:
+    def work(index: int, total: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        if index == 1:
+            raise ValueError("broken on purpose")
+        return total(torch.ones(1))
+
+    with pytest.raises(ValueError, match="on purpose"):
+        together(3, work)
 
 
 @settings(deadline=None, max_examples=40)

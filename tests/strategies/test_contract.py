@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from trainer.config.instantiate import locate
 from trainer.errors import RunFailed
+from trainer.host.notes_board import SealedBoard
 from trainer.planning.assignment import Assignment
 from trainer.strategies import builtin
-from trainer.strategies.contract import Declaration, GoesByValidations, LeasesWork, Scatters, Strategy
+from trainer.strategies.contract import Declaration, GoesByValidations, LeasesWork, Scatters, Seat, Strategy
+from trainer.strategies.process_group import ProcessGroup
 from trainer.strategies.single import Single
 from trainer.worker.build import check_abilities
 
@@ -40,6 +43,23 @@ def test_nobody_can_leave_a_process_group_that_others_still_connect_to(
     workers = launched(strategy, 3, {"joining": Case("joining")}, tmp_path)["worker"]
     answers = [workers[rank]["answers"][0] for rank in range(3)]
     assert min(a["goes_on"] for a in answers) >= max(a["connected"] for a in answers)
+
+
+class WithoutOptions(Single):
+    """Has a process group, and forgets ``Options = GroupStrategy``."""
+
+    def __init__(self, config: Any, seat: Seat) -> None:
+        super().__init__(config, seat)
+        self.group = ProcessGroup(seat, self.options)  # type: ignore[arg-type]
+
+
+def test_worker_whose_options_are_none_of_a_group_is_told_the_line_that_lacks() -> None:
+    board = SealedBoard(dist.HashStore(), bytes(32))
+    seat = Seat("worker", 0, 1, 0, 1, "cpu", board, group_store=dist.HashStore())
+    config = {"_target_": "tests.Nothing", "timeout_s": 5.0, "init": "broadcast", "buffers": "rank0"}
+    with pytest.raises(RunFailed, match=r"given a StrategyConfig as options.* Write Options = GroupStrategy \(from"):
+        WithoutOptions(config, seat)
+    assert not dist.is_initialized()
 
 
 class Empty(Strategy):

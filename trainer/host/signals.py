@@ -1,4 +1,4 @@
-"""What signals do while a job runs and while it is closed."""
+"""What signals do while a job runs and while it is closed; and the alarm that ends a call which takes too long."""
 
 from __future__ import annotations
 
@@ -33,6 +33,38 @@ def termination_raises() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class TooLong(BaseException):
+    """The call inside :func:`within` took too long. No ``Exception``: the call may try again after each of these."""
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """While it lasts, at most so many seconds, SIGALRM interrupts what the main thread does. Python delivers signals to the
+    main thread alone: in another thread there is no limit.
+
+    Raises:
+        TooLong: the time is over.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    running = True
+
+    def stop(number: int, frame: Any) -> None:
+        if running:
+            raise TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    others = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, where the call goes on all the same
+    try:
+        yield
+    finally:
+        running = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *others)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from trainer.config.run_config import RunConfig
 from trainer.errors import RunFailed, UserError, failed, why
 from trainer.host import private
 from trainer.host.notes_board import OwnBoard
+from trainer.host.signals import TooLong, within
 from trainer.launch.process import Failure
 from trainer.planning.assignment import Assignment
 from trainer.planning.launcher import Launcher
@@ -182,7 +183,7 @@ class Commands:
     Args:
         launch: of the launcher.
         name: of the launcher's class.
-        timeout_s: longest wait until a process has begun.
+        timeout_s: longest wait until ``launch`` has returned, and from then on until the process has begun.
     """
 
     again = False
@@ -212,11 +213,14 @@ class Commands:
         """What the user's ``launch`` returns.
 
         Raises:
-            RunFailed: ``launch`` breaks, or returns something that cannot be watched.
+            RunFailed: ``launch`` breaks, does not return, or returns something that cannot be watched.
         """
         who = f"{task.role} {task.rank}"
         try:
-            running = self.launch(task)
+            with within(self.timeout_s):
+                running = self.launch(task)
+        except TooLong:
+            raise RunFailed(f"{self.name}: launch of {who} has not returned within {self.timeout_s:g} s (launch.timeout_s). It must return at once: start the command with subprocess.Popen, not with subprocess.run") from None  # fmt: skip
         except OSError as error:
             raise RunFailed(f"{self.name} cannot start {who}: {error}") from error
         except Exception as error:

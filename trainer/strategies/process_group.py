@@ -25,10 +25,12 @@ class ProcessGroup:
         seat: where this worker sits; options: of the strategy that has the group.
 
     Raises:
-        RunFailed: workers did not join in time; the message names them.
+        RunFailed: workers did not join in time; the message names them. Or the options are none of a group.
     """
 
     def __init__(self, seat: Seat, options: GroupStrategy) -> None:
+        if not isinstance(options, GroupStrategy):
+            raise RunFailed(f"ProcessGroup(seat, options) was given a {type(options).__name__} as options, which has no timeout_s, init and buffers. Write Options = GroupStrategy (from trainer.config.schema) in the class of the strategy's worker")  # fmt: skip
         assert seat.group_store is not None, "a process group meets in a store of torch's"
         self.seat, self.options = seat, options
         self.roll_call = RollCall(seat.store.under("roll-call"), seat.rank, seat.size)

@@ -29,10 +29,9 @@ from trainer.strategies.contract import Declaration
 from trainer.wording import counted
 from trainer.worker.callbacks import HOOKS
 from trainer.worker.gradient_buckets import buckets_of
+from trainer.worker.sample_shapes import IMAGE_DIMENSIONS, NotTaken, Shape, fitting, forward, outputs_of
 from trainer.worker.user_strategy import check_worker
 
-IMAGE_DIMENSIONS = 3
-Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
 def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaration | None = None) -> ModelFacts:
@@ -91,8 +90,8 @@ def gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Bucke
     if told._target_ != schema.CollectiveStrategy._target_:  # a user's own, which may exchange them otherwise
         return None
     freeze(model, config.optimizer, [table for _, table in tables(model)])
-    forward = torch.enable_grad()(lambda: _outputs(model, facts, facts.shape, train=True))
-    return buckets_of(model, forward, told, torch.float64 if config.precision == "fp64" else None)
+    once = torch.enable_grad()(lambda: outputs_of(model, facts, facts.shape, train=True))
+    return buckets_of(model, once, told, torch.float64 if config.precision == "fp64" else None)
 
 
 def check_strategy(config: RunConfig, declaration: Declaration, model: nn.Module, optimizer: Any) -> None:
@@ -149,7 +148,7 @@ def try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str, 
     """
     from trainer.metrics.user_metrics import try_out
 
-    outputs = _forward(model, facts, facts.val_shape or facts.shape, train=False)
+    outputs = forward(model, facts, facts.val_shape or facts.shape, train=False)
     classes = outputs.shape[1] if isinstance(outputs, torch.Tensor) and outputs.dim() == 2 else facts.classes
     found = {name: try_out(name, node, classes, facts.task == "binary") for name, node in config.metrics.items()}
     return {prefix + name: not higher for name, higher in found.items() if higher is not None for prefix in (RAW, AVERAGED)}  # fmt: skip
@@ -247,8 +246,8 @@ def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: F
     """Run two empty samples forward, as in training and as in validation, and check the outputs with the task and the
     loss.
 
-    What goes wrong on the meta device says nothing; on the CPU it is the model's word, if samples are images, or
-    several inputs by name.
+    What goes wrong on the meta device says nothing; on the CPU it is the model's word, but for a layer of somebody's own
+    that may need a GPU.
 
     Returns:
         What is odd and no reason to refuse; empty as a rule.
@@ -258,16 +257,15 @@ def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: F
     """
     train = config.mode == "train"
     shape = facts.shape if train else facts.val_shape or facts.shape
-    outputs = _forward(model, facts, shape, train)
-    telling = isinstance(shape, dict) or len(shape) == IMAGE_DIMENSIONS
-    if isinstance(outputs, Exception) and config.device != "cuda" and telling:
+    outputs = forward(model, facts, shape, train)
+    if isinstance(outputs, NotTaken):
         again = call_target(config.model, "model")
         if not any(p.is_meta for p in again.parameters()) or not isinstance(shape, dict):
             model = again
-        outputs = _forward(model, facts, shape, train)
-        if isinstance(outputs, Exception):
-            raise UserError(_named(config), f"does not take samples of {shape}, which {facts.source} has: {first_line(outputs)}") from outputs  # fmt: skip
-    if isinstance(outputs, Exception):
+        outputs = forward(model, facts, shape, train)
+        if isinstance(outputs, NotTaken) and (config.device != "cuda" or outputs.anywhere):
+            raise UserError(_named(config), f"does not take samples of {shape}, which {facts.source} has: {outputs}", fitting(config, facts, shape, train)) from outputs.error  # fmt: skip
+    if isinstance(outputs, NotTaken):
         return ""
     _check_kind(config, model, outputs, facts)
     if train and config.validation:
@@ -295,16 +293,16 @@ def _check_kind(config: RunConfig, model: nn.Module, outputs: Any, facts: Facts)
 def _check_validation(config: RunConfig, model: nn.Module, trained: torch.Tensor, facts: Facts) -> None:
     """Validation's samples go through the model as those of training do, to outputs of the same kind."""
     shape = facts.val_shape or facts.shape
-    outputs = _forward(model, facts, shape, train=False)
-    if isinstance(outputs, Exception) and next(model.parameters()).is_meta and not isinstance(shape, dict):
+    outputs = forward(model, facts, shape, train=False)
+    if isinstance(outputs, NotTaken) and next(model.parameters()).is_meta and not isinstance(shape, dict):
         again = call_target(config.model, "model")
-        if isinstance(_forward(again, facts, facts.shape, train=True), Exception):
+        if isinstance(forward(again, facts, facts.shape, train=True), NotTaken):
             return  # it wants a GPU
-        outputs = _forward(again, facts, shape, train=False)
+        outputs = forward(again, facts, shape, train=False)
     if isinstance(outputs, torch.Tensor) and outputs.shape == trained.shape:
         return
-    if isinstance(outputs, Exception):
-        why = f"takes samples of {facts.shape} in training, but not of {shape} in validation: {first_line(outputs)}"
+    if isinstance(outputs, NotTaken):
+        why = f"takes samples of {facts.shape} in training, but not of {shape} in validation: {outputs}"
     else:
         given = ("N", *outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
         why = f"gives {('N', *trained.shape[1:])} in training, but {given} for samples of {shape} in validation"
@@ -350,25 +348,6 @@ def _check_binary(config: RunConfig, loss: nn.Module, facts: Facts, outputs: tor
         raise UserError(what, f"does not take logits (N,) and labels (N,): {first_line(error)}", instead) from error
     if both.dim() or not torch.allclose(both, apart.mean()):
         raise UserError(what, "is not the mean over samples for logits (N,) and labels (N,)", instead)
-
-
-@torch.no_grad()
-def _forward(model: nn.Module, facts: Facts, shape: Shape, train: bool) -> Any:
-    """The outputs for two samples of zeros, or the exception, without gradients."""
-    return _outputs(model, facts, shape, train)
-
-
-def _outputs(model: nn.Module, facts: Facts, shape: Shape, train: bool) -> Any:
-    """The outputs for two samples of zeros, or the exception."""
-    device = next(model.parameters()).device
-    try:
-        if not isinstance(shape, dict):
-            return model.train(train)(torch.zeros((2, *shape), device=device))
-        kinds = {name: torch.int64 if name in facts.integers else None for name in shape}
-        inputs = {n: torch.zeros((2, *s), dtype=kinds[n], device=device) for n, s in shape.items()}
-        return model.train(train)(inputs)
-    except Exception as error:
-        return error
 
 
 @contextmanager
