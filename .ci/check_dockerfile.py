@@ -138,7 +138,7 @@ def rehearse(steps: list[Step], root: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         elif step.name == "ENV":
             for key, value in re.findall(r"(\w+)=(\S+)", step.text):
-                if key not in ("UV_NO_CACHE", "HOME"):  # the wheels that are already on this machine are used
+                if key not in ("UV_NO_CACHE", "UV_COMPILE_BYTECODE", "HOME"):  # wheels of this machine, for two commands
                     env[key] = moved(value).replace("$PATH", env["PATH"])
         elif step.name == "COPY":
             *sources, target = step.text.split()
@@ -153,7 +153,7 @@ def rehearse(steps: list[Step], root: Path) -> None:
             subprocess.run(["sh", "-ec", moved(step.text)], cwd=folder, env=env, stdin=subprocess.DEVNULL, check=True)
         elif step.name == "ENTRYPOINT":
             entry = json.loads(step.text)
-    for arguments in (["--help"], ["+recipe=digits_lenet", "epochs=1"]):
+    for arguments in (["--help"], ["+recipe=digits_lenet", "max_steps=20"]):
         print(f"entry point: {' '.join([*entry, *arguments])}", flush=True)
         command = [shutil.which(entry[0], path=env["PATH"]), *entry[1:], *arguments]
         quiet = subprocess.PIPE

@@ -1,4 +1,4 @@
-"""Builds the wheel, installs it in a clean environment, and trains from an empty folder; then the same from the checkout."""
+"""Builds the wheel, installs it in a clean environment, and trains from an empty folder; then plans from the checkout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 UV = Path(sys.executable).with_name("uv")
-TRAIN = ["+recipe=digits_lenet", "epochs=1"]
+TRAIN = ["+recipe=digits_lenet", "max_steps=20"]
 
 
 def run(command: list[str | Path], folder: Path, **env: str) -> str:
@@ -55,13 +55,13 @@ def check_names(wheel: Path) -> None:
 
 
 def check_training(command: list[str | Path], home: Path, overrides: list[str]) -> None:
-    """Train in an empty folder; results and mlflow.db appear there."""
+    """Train in an empty folder; results appear there, and mlflow.db with tracking."""
     home.mkdir()
     run([*command, *overrides], home)
     results = list(home.glob("outputs/**/result.json"))
     if len(results) != 1 or json.loads(results[0].read_text())["status"] != "done":
         sys.exit(f"{' '.join(overrides)}: no finished run under {home}/outputs")
-    if not (home / "mlflow.db").is_file():
+    if "tracking=none" not in overrides and not (home / "mlflow.db").is_file():
         sys.exit(f"{' '.join(overrides)}: no mlflow.db in {home}")
 
 
@@ -78,7 +78,7 @@ def main() -> None:
         venv = scratch / "venv"
         run([UV, "venv", "--python", sys.executable, venv], scratch)
         python = venv / "bin" / "python"
-        run([UV, "pip", "install", "--compile-bytecode", "--python", python, wheel], scratch)
+        run([UV, "pip", "install", "--python", python, wheel], scratch)  # each module is compiled when it is imported
         where = run([python, "-c", "import trainer; print(trainer.__file__)"], empty).strip()
         if not Path(where).is_relative_to(venv):
             sys.exit(f"the clean environment imports {where}")
@@ -86,18 +86,12 @@ def main() -> None:
             sys.exit("--help lists no recipes")
         print("installed in a clean environment: --help", flush=True)
 
-        module: list[str | Path] = [python, "-m", "trainer"]
-        for number, (command, overrides) in enumerate(
-            [
-                (module, TRAIN),
-                (module, [*TRAIN, "launch.nproc=2"]),
-                ([venv / "bin" / "trainer"], TRAIN),
-            ]
-        ):
-            check_training(command, scratch / f"run{number}", overrides)
-            print(f"wheel, from an empty folder: {Path(command[0]).name} ... {' '.join(overrides)}", flush=True)
-        check_training([sys.executable, "-m", "trainer"], scratch / "elsewhere", TRAIN)
-        print("checkout, from another working directory: python -m trainer", flush=True)
+        module, script = [python, "-m", "trainer"], [venv / "bin" / "trainer"]
+        for command, more in ((script, []), (module, ["launch.nproc=2", "tracking=none"])):
+            check_training(command, scratch / command[0].name, [*TRAIN, *more])
+            print(f"wheel, from an empty folder: {command[0].name} ... {' '.join([*TRAIN, *more])}", flush=True)
+        run([sys.executable, "-m", "trainer", *TRAIN, "plan=true"], empty)
+        print("checkout, from another working directory: python -m trainer ... plan=true", flush=True)
 
 
 if __name__ == "__main__":
