@@ -12,7 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests import composing, scheduling, undrawn
+from tests import composing, scheduling, undrawn, zygote
 
 # How long an example takes depends on the machine and on what else it does.
 hypothesis.settings.register_profile(
@@ -24,6 +24,7 @@ hypothesis.settings.load_profile("any speed")
 # one of 300. Set before torch is imported, here and in every process that the tests start; results are the same.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+FORKS = pytest.StashKey[zygote.Held]()
 PRELOAD = ["trainer.launch.forkserver", "trainer.worker.train", "torch._dynamo", "tests.strategies.entries"]
 
 
@@ -64,6 +65,13 @@ def warm() -> None:
     first = multiprocessing.get_context("forkserver").Process(target=int)
     first.start()
     first.join()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Testing processes side by side share one process that forks; it imports while they collect their tests."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        config.stash[FORKS] = held = zygote.Held()
+        os.environ[zygote.PLACE] = held.place
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,7 @@
 """Processes of `python -m trainer` that begin with everything imported, which takes longer than most of the tests' runs.
 
 A process that has imported what a run needs, and done nothing else, forks for each command line (as Android's zygote does).
+Testing processes side by side share one.
 The fork gets the folder, the environment, the path and the streams of a new process, and enters the module as Python's
 ``-m`` does. Its forkserver and its recorder are such forks, too, and so is a server of MLflow's (``tests/mlflow_server.py``).
 Tests of how a process starts take ``subprocess`` (``tests/cli/test_startup.py``).
@@ -44,6 +45,8 @@ MODULES = (
 )  # fmt: skip
 MOST = 1 << 20
 """Bytes of a request."""
+PLACE = "TRAINER_TESTS_ZYGOTE"
+"""Variable with the place of the session's process that forks."""
 CLONE_NEWNET = 0x40000000
 
 
@@ -86,19 +89,35 @@ class Started:
         self.send_signal(signal.SIGKILL)
 
 
-class Zygote:
-    """Started once by a testing process; ends with it."""
+class Held:
+    """The process that forks, until whoever has started it ends.
+
+    Attributes:
+        place: the socket at which it answers.
+    """
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._life, theirs = socket.socketpair()
+        self.place = f"{self._folder.name}/door"
         root = str(Path(__file__).resolve().parents[1])
-        with theirs:
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+            door.bind(self.place)
+            door.listen()
+            fds = (door.fileno(), theirs.fileno())
             subprocess.Popen(
-                [sys.executable, "-m", "tests.zygote", str(theirs.fileno()), self._folder.name],
-                cwd=root, env={**os.environ, "PYTHONPATH": root}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "tests.zygote", *map(str, fds), self._folder.name], cwd=root, pass_fds=fds,
+                env={**os.environ, "PYTHONPATH": root}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
+
+
+class Zygote:
+    """Asks for forks: of the session's one process that forks, or where there is none, of one of its own."""
+
+    def __init__(self) -> None:
+        self._own = None if PLACE in os.environ else Held()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.connect(os.environ[PLACE] if self._own is None else self._own.place)
 
     def start(
         self,
@@ -120,6 +139,8 @@ class Zygote:
             spares: how many ``python -m`` that it starts are forks, too.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if module == "trainer" and "tracking=none" in argv and spares == 1:
+            spares = 0  # it starts no recorder
         request = {
             "module": module, "argv": list(argv), "cwd": str(cwd), "env": dict(env), "network": network,
             "pictures": pictures, "spares": spares,
@@ -184,29 +205,39 @@ def _copy(store: Path | str, to: Path | str) -> None:
         made.backup(new)
 
 
-def serve(requests: socket.socket) -> str:
-    """Fork for each request, and tell how the forks end. Returns in a fork, which then is to run the module returned."""
+def serve(door: socket.socket, life: socket.socket) -> str:
+    """Fork for each request, and tell how the forks end. Returns in a fork, which then is to run the module returned.
+
+    Args:
+        door: where testing processes connect; life: readable when all of this is over.
+    """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     waiting: dict[int, socket.socket] = {}
-    awaited: list[Any] = [requests, reader]
+    asking: list[socket.socket] = []
     while True:
-        ready, _, _ = select.select(awaited, [], [])
+        ready, _, _ = select.select([door, life, reader, *asking], [], [])
+        if life in ready:
+            os._exit(0)
         if reader in ready:
             os.read(reader, 4096)
             while (ended := _ended())[0]:
                 with waiting.pop(ended[0]) as told, contextlib.suppress(OSError):
                     told.send(str(os.waitstatus_to_exitcode(ended[1])).encode())
-        if requests in ready:
+        if door in ready:
+            asking.append(door.accept()[0])
+        for requests in [one for one in asking if one in ready]:
             message, fds, _, _ = socket.recv_fds(requests, MOST, 3)
-            if not message:  # the testing process has ended
-                os._exit(0)
+            if not message:  # a testing process has ended
+                asking.remove(requests)
+                requests.close()
+                continue
             pid = os.fork()
             if not pid:
-                for held in (requests, *waiting.values()):
+                for held in (door, life, *asking, *waiting.values()):
                     held.close()
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -217,7 +248,8 @@ def serve(requests: socket.socket) -> str:
             for fd in fds[1:]:
                 os.close(fd)
             waiting[pid] = socket.socket(fileno=fds[0])
-            waiting[pid].send(str(pid).encode())
+            with contextlib.suppress(OSError):
+                waiting[pid].send(str(pid).encode())
 
 
 def _ended() -> tuple[int, int]:
@@ -352,5 +384,5 @@ def run(module: str) -> None:
 
 
 if __name__ == "__main__":
-    usual = import_all(Path(sys.argv[2]))
-    run(serve(socket.socket(fileno=int(sys.argv[1]))))
+    usual = import_all(Path(sys.argv[3]))
+    run(serve(*(socket.socket(fileno=int(fd)) for fd in sys.argv[1:3])))
