@@ -55,6 +55,11 @@ def trainer(
         return subprocess.CompletedProcess(argv, code, out.read(), err.read())
 
 
+def script(code: str, *argv: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code to its end, in a process of its own."""
+    return trainer(code, *argv, cwd=cwd, module="tests.script", **extra)
+
+
 def start(*argv: str, cwd: Path, module: str = "trainer", spares: int = 1, **extra: str) -> Started:
     """Start a command line; its output goes to ``screen.txt`` in the folder."""
     with (cwd / "screen.txt").open("w") as screen:

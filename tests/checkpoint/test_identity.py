@@ -109,9 +109,12 @@ def positions(whole: Path) -> list[int]:
 
 @pytest.mark.parametrize("case", ALONE)
 def test_one_worker_ends_as_if_nothing_had_happened(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every case goes on within an epoch, the first one from everywhere, the others from one more position each."""
     monkeypatch.chdir(tmp_path)
     trainer.run([*ALONE[case], *EVERYTHING, "hydra.run.dir=whole"])
-    for step in positions(Path("whole")):
+    first, within, end, last = positions(Path("whole"))
+    number = list(ALONE).index(case)
+    for step in (first, within, end, last) if not number else (within, (first, end, last)[number % 3]):
         back_at(Path("whole"), step, Path(f"from{step}"))
         trainer.run([*ALONE[case], *EVERYTHING, f"hydra.run.dir=from{step}", "resume=auto"])
         check_equal(Path("whole"), Path(f"from{step}"))

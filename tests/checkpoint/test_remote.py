@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,8 +123,7 @@ def test_a_damaged_copy_is_passed_over(machine: Path, whole: Path) -> None:
 
 
 def checkpoints(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trainer.checkpoints", *argv]
-    return subprocess.run(command, cwd=cwd, env=runs.environment(), capture_output=True, text=True)
+    return runs.trainer(*argv, cwd=cwd, module="trainer.checkpoints")
 
 
 class Broken(Exception):

@@ -6,8 +6,6 @@ import csv
 import gzip
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +17,7 @@ from safetensors.numpy import load_file
 
 import trainer as package
 from tests.pages import blocks
-from tests.runs import environment, mlflow_runs, read, trainer
+from tests.runs import mlflow_runs, read, script, trainer
 from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.data.criteo.rows import CriteoRowReader
@@ -155,7 +153,7 @@ json.dump(found, open(sys.argv[3], "w"))
 def test_the_logged_model_takes_rows_and_says_the_same(trained: Path, page: dict[str, Any], tmp_path: Path) -> None:
     [run] = mlflow_runs(trained)
     arguments = [f"sqlite:///{trained}/mlflow.db", run.info.run_id, str(tmp_path / "found.json")]
-    loaded = subprocess.run([sys.executable, "-c", LOAD, *arguments], cwd=trained, env=environment(), capture_output=True, text=True, timeout=2000)  # fmt: skip
+    loaded = script(LOAD, *arguments, cwd=trained)
     assert loaded.returncode == 0, loaded.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     rows = [r for r in (trained / "in" / "a.tsv").read_bytes().splitlines() if len(r.split(b"\t")) == 40][:200]

@@ -6,8 +6,6 @@ import getpass
 import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +17,10 @@ import pytest
 from tests.mlflow_server import Server
 from tests.pace import wait_for
 from tests.pictures import config, image_folder
-from tests.runs import ROOT, SMALL, environment, mlflow_runs, points, read, start, trainer
+from tests.runs import ROOT, SMALL, mlflow_runs, points, read, script, start, trainer
 from trainer.tracking.mlflow_run import Follower
+
+RECORDER = "trainer.tracking.recorder"
 
 
 def test_mlflow_holds_every_point_parameter_tag_and_artifact(tmp_path: Path) -> None:
@@ -107,10 +107,7 @@ def test_training_goes_on_without_the_tracking_server_and_points_are_sent_later(
     assert read(run_dir / "result.json")["run_id"] is None
     try:
         server.start()
-        resent = subprocess.run(
-            [sys.executable, "-m", "trainer.tracking.recorder", "resend", str(run_dir)],
-            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=2400,
-        )  # fmt: skip
+        resent = trainer("resend", str(run_dir), cwd=tmp_path, module=RECORDER)
         assert resent.returncode == 0, resent.stdout + resent.stderr
     finally:
         server.kill()
@@ -400,10 +397,8 @@ def test_the_logged_model_predicts_as_the_trained_one_without_the_run(
     np.savez(tmp_path / "inputs.npz", inputs=val.inputs.numpy())
     (folder / "run").rename(folder / "elsewhere")
     try:
-        loaded = subprocess.run(
-            [sys.executable, "-c", LOAD, f"http://127.0.0.1:{server.port}", run.info.run_id, str(tmp_path / "inputs.npz"), str(tmp_path / "outputs.npz"), "digits_lenet"],
-            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=2000,
-        )  # fmt: skip
+        where = (f"http://127.0.0.1:{server.port}", run.info.run_id)
+        loaded = script(LOAD, *where, "inputs.npz", "outputs.npz", "digits_lenet", cwd=tmp_path)
     finally:
         (folder / "elsewhere").rename(folder / "run")
     assert loaded.returncode == 0, loaded.stderr
@@ -430,10 +425,8 @@ def test_the_logged_model_takes_images_as_they_are_and_finds_what_validation_fou
     images, labels = source.open(source.facts(1)).val.augmented((0, 0), np.arange(18))
     np.savez(tmp_path / "inputs.npz", inputs=images.numpy())
     [run] = mlflow_runs(tmp_path)
-    loaded = subprocess.run(
-        [sys.executable, "-c", LOAD, f"sqlite:///{tmp_path}/mlflow.db", run.info.run_id, "inputs.npz", "outputs.npz", "resnet50_imagefolder-last"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=2000,
-    )  # fmt: skip
+    where = (f"sqlite:///{tmp_path}/mlflow.db", run.info.run_id)
+    loaded = script(LOAD, *where, "inputs.npz", "outputs.npz", "resnet50_imagefolder-last", cwd=tmp_path)
     assert loaded.returncode == 0 and "Tensor('uint8', (-1, 3, 32, 32))" in loaded.stdout, loaded.stdout + loaded.stderr
     hits = (np.load(tmp_path / "outputs.npz")["outputs"].argmax(1) == labels.numpy()).mean()
     result = read(tmp_path / "run" / "result.json")
@@ -538,15 +531,14 @@ def test_sending_everything_again_changes_nothing(told: tuple[Path, Server, Any]
     folder, server, run = told
     client = MlflowClient(server.store)
     before = {name: len(client.get_metric_history(run.info.run_id, name)) for name in run.data.metrics}
-    command = [sys.executable, "-m", "trainer.tracking.recorder", "resend", str(folder / "run")]
     state = read(folder / "run" / "tracking.json")
     (folder / "run" / "tracking.json").write_text(
         json.dumps({**state, "doubtful_bytes": state["sent_bytes"], "sent_bytes": 0})
     )
-    asked = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=1000)
+    asked = trainer("resend", str(folder / "run"), cwd=folder, module=RECORDER)
     assert asked.returncode == 2 and "MLFLOW_TRACKING_URI" in asked.stdout
-    where = environment(MLFLOW_TRACKING_URI=f"http://127.0.0.1:{server.port}")
-    sent = subprocess.run(command, cwd=folder, env=where, capture_output=True, text=True, timeout=2000)
+    where = f"http://127.0.0.1:{server.port}"
+    sent = trainer("resend", str(folder / "run"), cwd=folder, module=RECORDER, MLFLOW_TRACKING_URI=where)
     assert sent.returncode == 0, sent.stdout + sent.stderr
     assert {name: len(client.get_metric_history(run.info.run_id, name)) for name in run.data.metrics} == before
     assert sum(before.values()) == sum(

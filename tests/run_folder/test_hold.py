@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests import runs
 from tests.pace import wait_for
+from trainer.__main__ import main
+from trainer.job import claim_folder
 from trainer.run_folder.hold import Hold
 
 DIGITS = ("+recipe=digits_lenet", "tracking=none", "execution.threads=1", "execution.log_every=1", "hydra.run.dir=run")
@@ -25,7 +29,11 @@ def test_many_share_a_folder_and_one_takes_it(tmp_path: Path) -> None:
     assert Hold(tmp_path / "nowhere").take(), "there is nothing to hold"
 
 
-def test_a_second_run_in_the_folder_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_second_run_in_the_folder_is_refused_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(claim_folder, "PATIENCE_S", 0.1)
     first = runs.start(*DIGITS, GATE, "launch.nproc=2", "max_steps=4", cwd=tmp_path)
     try:
         wait_for(lambda: runs.read(tmp_path / "run" / "status.json").get("step", 0) >= 1, 90, "it trains")
@@ -33,10 +41,10 @@ def test_a_second_run_in_the_folder_is_refused_and_writes_nothing(tmp_path: Path
             lambda: all(one["pid"] for one in runs.read(tmp_path / "run" / "plan.json")["processes"]), 90, "numbers"
         )
         before = {name: (tmp_path / "run" / name).read_bytes() for name in FILES}
-        second = runs.trainer(*DIGITS, "resume=fresh", "seed=5", cwd=tmp_path)
-        assert second.returncode == 2, second.stdout
-        assert "waits for the end of the run" in second.stdout, "it may be a life that has been killed"
-        assert "processes of a run still work in this folder" in second.stderr, second.stderr
+        code, said = main([*DIGITS, "resume=fresh", "seed=5"]), capsys.readouterr()
+        assert code == 2, said.out
+        assert "waits for the end of the run" in said.out, "it may be a life that has been killed"
+        assert "processes of a run still work in this folder" in said.err, said.err
         assert {name: (tmp_path / "run" / name).read_bytes() for name in FILES} == before
         (tmp_path / "run" / "go").touch()
         assert first.wait(90) == 0

@@ -127,11 +127,7 @@ def test_augmentation_depends_neither_on_reading_processes_nor_on_workers(runs: 
         np.testing.assert_allclose(other.losses, alone.losses, rtol=1e-5)
 
 
-def test_flowers_are_the_same_from_any_number_of_reading_processes(
-    runs: Runs, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        here, two = (runs(*FLOWERS, f"data.num_workers={readers}") for readers in (0, 2))
+def test_flowers_are_the_same_from_any_number_of_reading_processes(runs: Runs) -> None:
+    here, two = (runs(*FLOWERS, f"data.num_workers={readers}") for readers in (0, 2))
     assert len(here.losses) == 4
     assert here.losses == two.losses
