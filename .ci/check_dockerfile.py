@@ -138,7 +138,11 @@ def rehearse(steps: list[Step], root: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         elif step.name == "ENV":
             for key, value in re.findall(r"(\w+)=(\S+)", step.text):
-                if key not in ("UV_NO_CACHE", "UV_COMPILE_BYTECODE", "HOME"):  # wheels of this machine, for two commands
+                if key not in (
+                    "UV_NO_CACHE",
+                    "UV_COMPILE_BYTECODE",
+                    "HOME",
+                ):  # wheels of this machine, for two commands
                     env[key] = moved(value).replace("$PATH", env["PATH"])
         elif step.name == "COPY":
             *sources, target = step.text.split()

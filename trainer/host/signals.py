@@ -57,7 +57,9 @@ def within(seconds: float) -> Iterator[None]:
             raise TooLong
 
     before = signal.signal(signal.SIGALRM, stop)
-    others = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, where the call goes on all the same
+    others = signal.setitimer(
+        signal.ITIMER_REAL, seconds, 1.0
+    )  # again each second, where the call goes on all the same
     try:
         yield
     finally:

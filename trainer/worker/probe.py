@@ -33,7 +33,6 @@ from trainer.worker.sample_shapes import IMAGE_DIMENSIONS, NotTaken, Shape, fitt
 from trainer.worker.user_strategy import check_worker
 
 
-
 def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaration | None = None) -> ModelFacts:
     """Check what only torch can tell: build everything once, the model without memory (on torch's meta device) where
     it allows that.

@@ -135,7 +135,9 @@ def fitting(config: RunConfig, facts: Facts, shape: Shape, train: bool) -> str:
         for chosen in itertools.combinations(keys, count):
             for values in itertools.product(numbers, repeat=count):
                 changes = dict(zip(chosen, values, strict=True))
-                if all(keys[name] != value for name, value in changes.items()) and _fits(node, changes, facts, shape, train):
+                if all(keys[name] != value for name, value in changes.items()) and _fits(
+                    node, changes, facts, shape, train
+                ):
                     works.append(" ".join(f"{'' if n in node else '+'}model.{n}={v}" for n, v in changes.items()))
         if works:
             return works[0] if len(works) == 1 else ""
