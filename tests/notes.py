@@ -17,3 +17,26 @@ class Notes(dict[str, str]):
     def get(self, key: str) -> bytes:  # type: ignore[override]
         """Read a note."""
         return self[key].encode()
+
+    def under(self, prefix: str) -> PartOfNotes:
+        """A part of this board, whose keys get a prefix."""
+        return PartOfNotes(self, prefix)
+
+
+class PartOfNotes:
+    """Notes whose keys have a prefix."""
+
+    def __init__(self, notes: Notes, prefix: str) -> None:
+        self.notes, self.prefix = notes, prefix
+
+    def set(self, key: str, value: str) -> None:
+        """Leave a note."""
+        self.notes.set(f"{self.prefix}/{key}", value)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all these notes are there."""
+        return self.notes.check([f"{self.prefix}/{key}" for key in keys])
+
+    def get(self, key: str) -> bytes:
+        """Read a note."""
+        return self.notes.get(f"{self.prefix}/{key}")

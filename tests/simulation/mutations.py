@@ -30,6 +30,7 @@ from trainer.strategies.pserver.server import (
 )
 from trainer.strategies.pserver.server import totals as totals_module
 from trainer.strategies.pserver.worker import async_and_ssp, client, held_blocks, worker
+from trainer.worker import returned
 
 Defect = Callable[[], Any]
 MUTATIONS: dict[str, Defect] = {}
@@ -292,6 +293,37 @@ def a_copy_of_a_save_does_not_tell_that_the_part_is_apart(
     if request.verb == Verb.SAVE and copy:
         answer.flags = 0
     return answer
+
+
+# --- a worker that comes back -------------------------------------------------------------------------------------
+
+
+@replaces(client.Client, "hello")
+def the_next_life_uses_push_numbers_of_the_life_before(original: Any, self: client.Client) -> None:
+    original(self)
+    self.sequence = min(self.watermarks)
+
+
+@replaces(members.Watermark, "begin")
+def pushes_of_a_life_that_is_over_are_waited_for(_: Any, self: members.Watermark, sequence: int) -> None:
+    pass
+
+
+@replaces(totals_module.Totals, "forget")
+def what_a_life_brought_to_a_stop_counts_for_the_next(_: Any, self: totals_module.Totals, rank: int) -> None:
+    pass
+
+
+@replaces(members.Members, "hello")
+def who_comes_back_is_waited_for_before_it_is_let_in(
+    original: Any, self: members.Members, rank: int, life: int, coming: bool = False
+) -> Any:
+    return original(self, rank, life)
+
+
+@replaces(returned, "is_lost")
+def who_comes_back_waits_for_the_lost(_: Any, *arguments: Any) -> bool:
+    return False
 
 
 # A patch inside of a function that waits would last while others run.

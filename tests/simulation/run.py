@@ -16,7 +16,7 @@ from tests.notes import Notes
 from tests.simulation.disks import Disks
 from tests.simulation.scenario import LOST_AFTER_S, Fault, Scenario
 from tests.simulation.servers import SimulatedServer, declared
-from tests.simulation.workers import SimulatedWorker
+from tests.simulation.workers import KILLED, Saved, SimulatedWorker
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol.messages import Message
@@ -24,6 +24,7 @@ from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker import worker as worker_module
 from trainer.strategies.pserver.worker.geo import PserverGeo
 from trainer.strategies.pserver.worker.worker import PserverWorker
+from trainer.strategies.stopping import is_lost
 
 LONGEST_S = 3000.0
 """Of virtual time; no run may take longer."""
@@ -103,6 +104,7 @@ class Play:
     def __init__(self, world: World, scenario: Scenario) -> None:
         self.world, self.scenario = world, scenario
         self.board = Notes()
+        self.saved: Saved = {}
         self.network = Network(world, scenario)
         self.disks = Disks(world)
         strategy = declared(scenario)
@@ -113,11 +115,13 @@ class Play:
             for n in range(scenario.servers)
         ]
         self.workers = [
-            SimulatedWorker(world, r, scenario, self.to_server, self.worker_ended, self.settled)
+            SimulatedWorker(world, r, scenario, self.board, self.saved, self.to_server, self.worker_ended, self.settled)
             for r in range(scenario.workers)
         ]
+        self.processes = {w.address: w for w in self.workers}
         self.end = ""
         self.gone: dict[int, str] = {}
+        self.came_back: list[int] = []
         self.killed_servers = 0
         self.silent: set[tuple[int, int]] = set()
         self.unneeded_since: float | None = None
@@ -127,13 +131,13 @@ class Play:
 
     # --- messages --------------------------------------------------------------------------------------------------
 
-    def to_server(self, server: int, request: Message) -> None:
+    def to_server(self, server: int, request: Message, address: bytes) -> None:
         which = request.rank, server, request.number
-        self.network.send(which[:2], which, self.servers[server].deliver, request)
+        self.network.send(which[:2], which, self.servers[server].deliver, request, address)
 
-    def to_worker(self, server: int, answer: Message) -> None:
+    def to_worker(self, server: int, answer: Message, address: bytes) -> None:
         which = answer.rank, server, answer.number
-        self.network.send(which[:2], which, self.workers[answer.rank].deliver, answer)
+        self.network.send(which[:2], which, self.processes[address].deliver, answer)
 
     def heartbeats(self, server: int) -> list[int]:
         """Whose signs of life come to a server now. They may be lost, too, but not one after another."""
@@ -216,9 +220,24 @@ class Play:
         others = [w for w in self.workers if w.rank not in self.gone or not self.gone[w.rank]]
         if fatal or not others or (self.scenario.mode == "sync" and self.scenario.options["on_lost_worker"] == "stop"):
             self.fails(f"worker {rank}: {why}")
+        elif why == KILLED and self.unneeded_since is None and len(self.came_back) < self.scenario.returns:
+            self._starts_again(rank)
         else:
             self.board.set(f"lost/worker/{rank}", "its process ended")
             self._done()
+
+    def _starts_again(self, rank: int) -> None:
+        """As launch/returns.py: another process begins in the place of one that has died."""
+        before = self.workers[rank]
+        self.board.set(f"lost/worker/{rank}/{before.life}", "its process ended")
+        del self.gone[rank]
+        self.came_back.append(rank)
+        self.world.injected["started again"] += 1
+        worker = self.workers[rank] = SimulatedWorker(
+            self.world, rank, self.scenario, self.board, self.saved, self.to_server, self.worker_ended, self.settled,
+            before.number + 1,
+        )  # fmt: skip
+        self.processes[worker.address] = worker
 
     def server_ended(self, number: int, error: RunFailed | None) -> None:
         if error is not None:
@@ -228,12 +247,17 @@ class Play:
     def look(self) -> None:
         """Processes that still run although the others have lost them all are ended after a while."""
         running = [w for w in self.workers if w.rank not in self.gone]
-        if all(s.ended for s in self.servers) and all(self.board.check([f"fenced/worker/{w.rank}"]) for w in running):
+        if all(s.ended for s in self.servers) and all(self._is_unneeded(w) for w in running):
             self.unneeded_since = self.world.now if self.unneeded_since is None else self.unneeded_since
             if self.world.now - self.unneeded_since > LINGER_S:
                 for worker in running:
                     worker.kill()
         self.world.after(1.0, self.look)
+
+    def _is_unneeded(self, worker: SimulatedWorker) -> bool:
+        """The others have lost it, or have not let it in."""
+        before = worker.number > 0 and not self.board.check([f"fenced/worker/{worker.rank}"])
+        return before or is_lost(self.board, worker.rank)
 
     def fails(self, why: str) -> None:
         """The launcher ends all processes."""
@@ -266,16 +290,18 @@ class Play:
             return
         for server in self.servers:
             self._check_pieces(server)
-        if not any(self.gone.values()):
+        if not any(self.gone.values()) and not self.came_back:
             self.disks.check_end()
 
     def _check_failure(self) -> None:
         """A run fails only for a reason that was injected."""
-        lost_by_servers = {rank for s in self.servers for rank, m in enumerate(s.machine.members.all) if m.lost}
+        lost_by_servers = {
+            rank for s in self.servers for rank, m in enumerate(s.machine.members.all) if m.lost or m.coming
+        }
         lost = lost_by_servers | {rank for rank, why in self.gone.items() if why}
         lost = {rank for rank in lost if self._may_be_lost(rank)}
         stops = self.scenario.mode == "sync" and self.scenario.options["on_lost_worker"] == "stop"
-        before_start = 0 in lost and not all(s.machine.parameters.ready for s in self.servers)
+        before_start = 0 in {*lost, *self.came_back} and not all(s.machine.parameters.ready for s in self.servers)
         if not (self.killed_servers or (lost and stops) or before_start or len(lost) == len(self.workers)):
             raise Violation(f"the run fails without a cause: {self.end}")
 

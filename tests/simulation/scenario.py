@@ -42,6 +42,8 @@ class Scenario:
         saves: the run ends with a checkpoint. hosts: of each server; 0: the workers' host. Other parts have to be fetched, and then
             a second checkpoint follows.
         buffers: the model has one, on which all agree at the end of an epoch.
+        returns: so many workers that are killed are started again. stops: batches of the first worker after which all stop for a
+            checkpoint; 0: they stop only for one that has come back.
         options: of the strategy. table: the model has a sparse table.
         drop, double, late, slow_s, latency_s: of the network.
         disk_s: a server writes for so long. pace: seconds that a batch takes, by worker.
@@ -70,6 +72,8 @@ class Scenario:
     faults: tuple[Fault, ...] = field(default_factory=tuple)
     hosts: tuple[int, ...] = ()
     buffers: bool = False
+    returns: int = 0
+    stops: int = 0
 
     @staticmethod
     def drawn(seed: int, mode: str | None = None) -> Scenario:
@@ -111,7 +115,10 @@ class Scenario:
         told = self._waking(r) if self.mode == "ssp" and self.seed % 10 == WAKING_RUNS else self
         if told.saves and r.random() < 0.6:
             told = replace(told, hosts=tuple(r.choice((0, server + 1)) for server in range(told.servers)))
-        return replace(told, options=told.options | told._without_effect(r), buffers=r.random() < 0.1)
+        told = replace(told, options=told.options | told._without_effect(r), buffers=r.random() < 0.1)
+        if told.leased and told.workers > 1 and r.random() < 0.5:
+            told = replace(told, returns=3, stops=r.choice((0, 1, 2, 5)))
+        return told
 
     def _without_effect(self, r: random.Random) -> dict[str, Any]:
         """Keys of the strategy that leave pieces whole: limits that nothing reaches, and forms in which 0 and 1 travel unchanged."""

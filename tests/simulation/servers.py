@@ -19,7 +19,7 @@ from trainer.config.schema import DataConfig, SchedulerConfig
 from trainer.errors import RunFailed
 from trainer.strategies import builtin
 from trainer.strategies.builtin import PserverDeclaration
-from trainer.strategies.pserver.protocol.messages import RESTS, RESUMES, WAKES, Kind, Message, Record, Verb
+from trainer.strategies.pserver.protocol.messages import COMES, RESTS, RESUMES, WAKES, Kind, Message, Record, Verb
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
 
 IDLE_S = 2.0
@@ -77,14 +77,14 @@ class SimulatedServer(Process):
     """A server process.
 
     Args:
-        strategy: the run's. send: takes (server, an answer).
+        strategy: the run's. send: takes (server, an answer, which process gets it).
         heartbeats: ranks whose signs of life come now.
         ended: told when the process has ended, and with which error.
     """
 
     def __init__(
         self, world: World, number: int, scenario: Scenario, strategy: PserverDeclaration, board: Notes,
-        disks: Disks, send: Callable[[int, Message], None], heartbeats: Callable[[int], list[int]],
+        disks: Disks, send: Callable[[int, Message, bytes], None], heartbeats: Callable[[int], list[int]],
         ended: Callable[[int, RunFailed | None], None],
     ) -> None:  # fmt: skip
         super().__init__(world, f"server {number}")
@@ -107,11 +107,11 @@ class SimulatedServer(Process):
     def clock(self) -> float:
         return self.world.now - self.lag + self.busy
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: Message, address: bytes) -> None:
         """A message has arrived."""
         if self.dead or self.ended:
             return
-        self.inbox.append((b"", message))
+        self.inbox.append((address, message))
         if not self.stopped:
             self.turn()
 
@@ -196,7 +196,7 @@ class SimulatedServer(Process):
         if self.world.tracing:
             told = copy.mapping().get("why", "") if answer.verb == Verb.FAILED else ""
             self.world.say(f"{self.name} answers {request.verb.name} {request.number} of worker {request.rank}: {answer.verb.name} {told}")  # fmt: skip
-        self.send(self.number, copy)
+        self.send(self.number, copy, address)
 
     def refuse(self, why: BaseException) -> None:
         if self.nonsense is not None:
@@ -287,6 +287,10 @@ class Truth:
         """
         if answer.verb != Verb.DONE:
             return
+        if request.verb == Verb.HELLO and request.flags & COMES:
+            life = request.rank, answer.incarnation
+            if life not in self.pushes:
+                self.counted[life] = answer.sequence + 1, None
         if request.verb == Verb.PUSH:
             self._push(request, answer)
         elif request.verb == Verb.PULL and self.server.scenario.mode == "ssp":

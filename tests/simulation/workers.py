@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from greenlet import GreenletExit, greenlet
 from torch import nn
 
+from tests.notes import Notes
 from tests.simulation.scenario import Scenario
 from tests.simulation.servers import Plan, copied
 from tests.simulation.world import Process, Violation, World
@@ -20,12 +22,14 @@ from trainer.models.rows import RowEmbedding
 from trainer.optim.groups import Rate
 from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
 from trainer.optim.updater import Updater
-from trainer.strategies.contract import Lease, Seat
+from trainer.strategies.contract import Lease, Seat, Share
 from trainer.strategies.pserver.protocol.messages import Message, Verb
 from trainer.strategies.pserver.worker import async_and_ssp, geo, sync
+from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker.export import save_checkpoint
 from trainer.strategies.pserver.worker.remote_model import Looked
 from trainer.strategies.pserver.worker.worker import PserverWorker
+from trainer.worker.returned import NOBODY, NOT_WRITTEN, Returned, TooLate, let_in, wait_for
 
 KINDS: dict[str, type[PserverWorker]] = {
     "async": async_and_ssp.PserverAsync, "ssp": async_and_ssp.PserverSsp, "geo": geo.PserverGeo, "sync": sync.PserverSync,
@@ -33,6 +37,9 @@ KINDS: dict[str, type[PserverWorker]] = {
 SHARED = 0
 """The row that every batch touches; each has one of its own as well."""
 RUN = Path(Plan.run_dir) / "checkpoints"
+KILLED = "killed"
+Saved = dict[int, tuple[int, Share]]
+"""Checkpoints that are whole, by their numbers: the first worker's epoch and part."""
 UNBEARABLE_S = 60.0
 """So much longer than its timeout no wait may last, whatever happens."""
 
@@ -136,17 +143,24 @@ class SimulatedWorker(Process):
     """A worker process.
 
     Args:
-        send: takes (server, a request).
+        board: the run's. saved: its checkpoints.
+        send: takes (server, a request, which process sends it).
         ended: told how the process has ended: empty for well, or why not, and whether that ends the run.
         settled: told when all differences of the training are exchanged.
+        number: so many processes of this rank have died.
     """
 
     def __init__(
-        self, world: World, rank: int, scenario: Scenario, send: Callable[[int, Message], None],
-        ended: Callable[[int, str, bool], None], settled: Callable[[PserverWorker], None],
+        self, world: World, rank: int, scenario: Scenario, board: Notes, saved: Saved,
+        send: Callable[[int, Message, bytes], None], ended: Callable[[int, str, bool], None],
+        settled: Callable[[PserverWorker], None], number: int = 0,
     ) -> None:  # fmt: skip
         self.settled = settled
         super().__init__(world, f"worker {rank}")
+        self.board, self.saved, self.number, self.address = board, saved, number, b"%d.%d" % (rank, number)
+        self.notes = board.under("checkpoint")
+        self.returned = Returned(self.notes)  # type: ignore[arg-type]
+        self.life = self.epoch = self.asked = self.last_stop = self.saved_last = 0
         self.rank, self.scenario, self.send_away, self.tell_end = rank, scenario, send, ended
         self.inbox: list[Message] = []
         self.waits = 0
@@ -156,7 +170,7 @@ class SimulatedWorker(Process):
         self.doomed = False  # it is killed when only some servers have its next push
         self.strategy: PserverWorker | None = None
         self.run = greenlet(self._main)
-        world.after(0.05 * world.random.random(), self._begin)
+        world.after((10.0 * world.random.random() ** 2 if number else 0.05) * world.random.random(), self._begin)
 
     # --- being a process -------------------------------------------------------------------------------------------
 
@@ -210,7 +224,7 @@ class SimulatedWorker(Process):
         if self.world.tracing:
             work = [w for r in request.records if r.kind == 7 for w in r.array.tolist()]
             self.world.say(f"{self.name} asks server {server}: {request.verb.name} {request.number}, sequence {request.sequence}, clock {request.clock}, flags {request.flags} {work or ''}")  # fmt: skip
-        self.send_away(server, copied(request))
+        self.send_away(server, copied(request), self.address)
 
     def _tears(self, request: Message) -> bool:
         """Whether this part of a push never leaves; its worker soon is no more."""
@@ -227,7 +241,7 @@ class SimulatedWorker(Process):
         self.dead = True
         if self.run:
             self.run.throw()
-        self.world.after(0.3 * self.world.random.random(), self.tell_end, self.rank, "killed", False)
+        self.world.after(0.3 * self.world.random.random(), self.tell_end, self.rank, KILLED, False)
 
     def _main(self) -> None:
         try:
@@ -253,7 +267,10 @@ class SimulatedWorker(Process):
                 Updaters(),
             )  # type: ignore[arg-type]
             strategy.model.train()
-            for epoch in range(scenario.epochs):
+            first = self._come_back(strategy) if self.number else 0
+            strategy.look = self._look if scenario.returns else None
+            for epoch in range(first, scenario.epochs):
+                self.epoch = epoch
                 self._epoch(strategy, epoch)
                 strategy.synchronize()
                 if epoch + 1 == scenario.epochs:
@@ -267,6 +284,8 @@ class SimulatedWorker(Process):
 
     def _strategy(self) -> PserverWorker:
         kind, seat = KINDS[self.scenario.mode], _seat(self.rank, self.scenario.workers, self.scenario.servers)
+        self.life = client_module.new_life()
+        self.seat = seat = replace(seat, store=self.board, life=self.life, returns=self.number > 0)
         strategy = kind.__new__(kind)
         ways = Ways(self, self.scenario.servers)
         strategy.connections = lambda: ways  # type: ignore[method-assign]
@@ -283,6 +302,55 @@ class SimulatedWorker(Process):
                 self.pause(pace * (0.5 + random.random()), for_messages=False)
                 self._backward(strategy, batch)
             strategy.step(samples)
+            if strategy.look is not None:
+                strategy.look(True)
+
+    # --- stops, as worker/checkpoints.py and worker/coming_back.py -------------------------------------------------
+
+    def _look(self, decides: bool) -> None:
+        """The first lets in who has come back and says when all stop; all look whether it has."""
+        strategy, stop = self.strategy, f"stop/{self.asked}"
+        assert strategy is not None
+        if decides and strategy.leads():
+            due = self.scenario.stops and len(self.computed) - self.last_stop >= self.scenario.stops
+            if self.returned.let_in(strategy, self.asked) or due:
+                self.notes.set(stop, "0")
+        if self.notes.check([stop]):
+            self._stand_still(strategy)
+
+    def _stand_still(self, strategy: PserverWorker) -> None:
+        """A checkpoint is written: soon, or never."""
+        number = strategy.halt(max(len(self.computed), self.saved_last + 1))
+        share = strategy.save(RUN / f"step-{number}")
+        self.world.injected["stop of all"] += 1
+        self.asked, self.last_stop, self.saved_last = self.asked + 1, len(self.computed), number
+        if share.workers is not None and share.workers[0] == self.rank:
+            whole = number, (self.epoch, share)
+            self.world.after(3.0 * self.world.random.random() ** 3, self._written, *whole)
+
+    def _written(self, number: int, what: tuple[int, Share]) -> None:
+        if self.world.random.random() < 0.05:
+            self.notes.set(NOT_WRITTEN.format(number), "the disk is full")
+        elif not self.dead:
+            self.saved[number] = what
+
+    def _come_back(self, strategy: PserverWorker) -> int:
+        """Wait to be let in; returns the epoch of the others."""
+
+        def sleep(seconds: float) -> None:
+            self.pause(6.0 * seconds, for_messages=False)
+
+        asked, meeting, stop = let_in(self.seat, sleep, self.clock)
+        if (found := strategy.come_back((meeting, stop))) is None:
+            raise TooLate(NOBODY)
+        number, writer = found
+        wait_for(lambda: number in self.saved, self.seat, str(number), writer, sleep)
+        epoch, share = self.saved[number]
+        strategy.load(RUN, share)
+        self.asked, self.saved_last = asked + 1, number
+        strategy.take_part()
+        self.world.injected["takes part again"] += 1
+        return epoch
 
     def _feed(self, strategy: PserverWorker, epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
         feed = Feed.__new__(Feed)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.simulation.scenario import Scenario
-from trainer.strategies.pserver.protocol.messages import Message
 
 MOST_LOSSES = 4
 """A request and its answer are lost at most so often: a timeout shall always have a cause that is known."""
@@ -130,11 +129,11 @@ class Network:
         """Whether nothing passes between them now."""
         return self.world.now < self.cut_until.get((worker, server), 0.0)
 
-    def send(self, way: tuple[int, int], which: Any, arrive: Callable[[Message], None], message: Message) -> None:
+    def send(self, way: tuple[int, int], which: Any, arrive: Callable[..., None], *message: Any) -> None:
         """A message goes its way: it arrives once, several times, late, after later ones, or never.
 
         Args:
-            way: (worker, server). which: tells sendings of one message from those of others. arrive: takes the message.
+            way: (worker, server). which: tells sendings of one message from those of others. arrive: takes the message, and more.
         """
         world, draw, told = self.world, self.draw, self.scenario
         if self.cut_until and self.cut(*way):
@@ -159,10 +158,10 @@ class Network:
             world.after(seconds, self._arrive, way, connection, arrive, message)
 
     def _arrive(
-        self, way: tuple[int, int], connection: int, arrive: Callable[[Message], None], message: Message
+        self, way: tuple[int, int], connection: int, arrive: Callable[..., None], message: tuple[Any, ...]
     ) -> None:
         if self.resets.get(way, 0) == connection:
-            arrive(message)
+            arrive(*message)
         else:
             self.world.injected["lost by a reset"] += 1
 
