@@ -178,9 +178,10 @@ class SimulatedServer(Process):
         self.world.at(self.stopped_until, self.goes_on)
 
     def _save(self, message: Message) -> Message:
+        answer = self.save(message)
         self.world.injected["slow disk"] += self.scenario.disk_s > 0
         self.busy = self.scenario.disk_s
-        return self.save(message)
+        return answer
 
     # --- the outlet ------------------------------------------------------------------------------------------------
 
