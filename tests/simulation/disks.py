@@ -52,7 +52,7 @@ class Disks:
             patch.multiple(snapshot, write_part=self.write_part, write_index=self.write_index),
             patch.multiple(snapshot_parts, mark=self.mark, is_shared=self.is_shared, piece=self.piece, forget=self.forget, receive=self.receive),
             patch.object(export, "leave_failure", self.leave_failure),
-            patch.object(saving, "time", clock),
+            patch.multiple(saving, time=clock, kept_by=lambda node: "SGD"),  # to know that, a real one is made and takes a step
         ):  # fmt: skip
             yield
 

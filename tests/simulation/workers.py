@@ -40,8 +40,6 @@ RUN = Path(Plan.run_dir) / "checkpoints"
 KILLED = "killed"
 Saved = dict[int, tuple[int, Share]]
 """Checkpoints that are whole, by their numbers: the first worker's epoch and part."""
-UNBEARABLE_S = 60.0
-"""So much longer than its timeout no wait may last, whatever happens."""
 
 
 class Model(nn.Module):
@@ -50,7 +48,7 @@ class Model(nn.Module):
     def __init__(self, servers: int, pieces: int, table: bool, buffers: bool) -> None:
         super().__init__()
         self.vectors = [f"vector{server}" for server in range(servers)]
-        for name, zeros in zip(self.vectors, torch.zeros((servers, pieces), dtype=torch.float64), strict=True):
+        for name, zeros in zip(self.vectors, torch.zeros((servers, pieces), dtype=torch.float64).unbind(), strict=True):
             self.register_parameter(name, nn.Parameter(zeros))
         if buffers:
             self.register_buffer("seen", torch.zeros(1))
