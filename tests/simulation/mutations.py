@@ -201,6 +201,13 @@ def a_take_over_ends_no_push_at_bounds(original: Any, self: held_blocks.HeldBloc
     return int(start)
 
 
+@replaces(liveness.Liveness, "_is_over")
+def a_late_hello_of_a_life_that_is_over_begins_another_one(
+    _: Any, self: liveness.Liveness, rank: int, life: int
+) -> bool:
+    return self.members.over(rank, life)
+
+
 @replaces(epoch_blocks.Leases, "lose")
 def blocks_of_the_lost_are_forgotten(_: Any, self: epoch_blocks.Leases, rank: int) -> None:
     pass

@@ -33,6 +33,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_block_is_done_with_the_first_push_after_its_end": (None, 2186),
     "a_take_over_ends_no_push_at_bounds": (None, 3186),
     "a_take_over_begins_where_the_first_server_is": (None, 97),
+    "a_late_hello_of_a_life_that_is_over_begins_another_one": (None, 6011),
     "blocks_of_the_lost_are_forgotten": (None, 33),
     "a_copy_of_a_lease_gets_another_block": (None, 6),
     "a_copy_of_a_meeting_counts_twice": (None, 0),

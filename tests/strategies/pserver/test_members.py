@@ -99,6 +99,22 @@ def test_worker_that_one_server_has_lost_is_lost_at_all() -> None:
         workers[0].close()
 
 
+def test_late_hello_of_a_life_that_is_over_does_not_end_the_next_one() -> None:
+    """A server that was stopped may read what a dead process has sent after what its successor has sent."""
+    with Cluster(config("async", 2, 1)) as cluster:
+        workers, [server] = [Bare(cluster, rank) for rank in (0, 1)], cluster.servers
+        workers[0].begin()
+        for note in ("lost/worker/1/4711", "fenced/worker/1/4713"):  # the launcher, and another server, know more
+            cluster.store.set(note, "its process ended")
+            late = workers[1].client.ask(0, Message(Verb.HELLO, sequence=int(note.rpartition("/")[2])))
+            with pytest.raises(Fenced, match="was started again, or declared lost"):
+                workers[1].client.wait([late])
+        assert server.members.all[1].lives == [workers[1].client.life]
+        workers[1].client.wait([workers[1].client.ask(0, Message(Verb.STATS))])
+        for worker in workers:
+            worker.close()
+
+
 def test_first_cause_of_a_loss_is_told_whoever_declares_the_worker_lost_next() -> None:
     silence = "nothing was heard of it for 3 s"
     with Cluster(config("async", 2, 2)) as cluster:

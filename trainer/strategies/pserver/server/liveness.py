@@ -38,7 +38,7 @@ class Liveness:
         """HELLO: a worker comes. Answers its incarnation, its pushes that are applied, the longest frame that is
         taken."""
         rank, life = message.rank, message.sequence
-        if self.members.over(rank, life):
+        if self._is_over(rank, life):
             return failed(f"worker {rank} was started again, or declared lost", fenced=True)
         before, coming = self.members.all[rank].incarnation, bool(message.flags & COMES)
         if coming and (cause := self._without_start(rank)):
@@ -57,6 +57,12 @@ class Liveness:
             Verb.DONE, incarnation=member.incarnation, sequence=member.watermark.done, clock=self.parameters.version,
             records=[Record(Kind.NUMBERS, numbers)],
         )  # fmt: skip
+
+    def _is_over(self, rank: int, life: int) -> bool:
+        """Whether that life is over. Its first message may come here after those of the next life, which it must not end: the
+        notes tell of lives that this server has never heard of."""
+        notes = f"lost/worker/{rank}/{life}", f"fenced/worker/{rank}/{life}"
+        return self.members.over(rank, life) or any(self.board.check([note]) for note in notes)
 
     def _forget_life_before(self, rank: int) -> None:
         self.turns.drop(rank, f"worker {rank} was started again")
