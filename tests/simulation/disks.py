@@ -49,7 +49,7 @@ class Disks:
         """While it lasts, the product's snapshots go to these disks."""
         clock = SimpleNamespace(monotonic=lambda: self.world.now)
         with (
-            patch.multiple(snapshot, write_part=self.write_part, write_index=self.write_index),
+            patch.multiple(snapshot, begin=self.begin, write_part=self.write_part, write_index=self.write_index, complete=self.write_index),
             patch.multiple(snapshot_parts, mark=self.mark, is_shared=self.is_shared, piece=self.piece, forget=self.forget, receive=self.receive),
             patch.object(export, "leave_failure", self.leave_failure),
             patch.multiple(saving, time=clock, kept_by=lambda node: "SGD"),  # to know that, a real one is made and takes a step
@@ -80,6 +80,13 @@ class Disks:
 
     # --- a worker's ------------------------------------------------------------------------------------------------
 
+    def begin(self, folder: Path) -> Path:
+        """As :func:`snapshot.begin`."""
+        for host, of, name in [*self.files]:
+            if (host, of) == (WORKERS, str(folder)):
+                del self.files[host, of, name]
+        return folder
+
     def mark(self, folder: Path) -> str:
         """As :func:`snapshot_parts.mark`."""
         name = f"shared.{len(self.files)}.tmp"
@@ -100,7 +107,7 @@ class Disks:
         self.files[WORKERS, str(folder), part_name(server)] = content
 
     def write_index(self, folder: Path, servers: int) -> None:
-        """As :func:`snapshot.write_index`: the snapshot is complete now.
+        """As :func:`snapshot.write_index` and :func:`snapshot.complete`: the snapshot is complete now.
 
         Raises:
             Violation: it has not what the servers have written.

@@ -17,11 +17,12 @@ class Nonsense:
     """Makes them for one server.
 
     Args:
-        shard: what it keeps. mode: of the run. next_push: a number that the worker's next push may have.
+        shard: what it keeps. mode: of the run. next_push: a number that the worker's next push may have. first: it is worker 0.
+        saved: something was saved.
     """
 
-    def __init__(self, shard: Shard, mode: str, next_push: int) -> None:
-        self.shard, self.mode, self.next_push = shard, mode, next_push
+    def __init__(self, shard: Shard, mode: str, next_push: int, first: bool, saved: bool) -> None:
+        self.shard, self.mode, self.next_push, self.first, self.saved = shard, mode, next_push, first, saved
         self.numbers = Record(Kind.NUMBERS, np.array([0.0, 1.0, 1e9]))  # rows would be as old as that
         self.dense = np.ones(len(shard.vector))
 
@@ -112,6 +113,10 @@ class Nonsense:
             (Message(Verb.MEET, clock=1 << 30, records=[Record(Kind.NUMBERS, np.ones(1))]), "while the latest is"),
             (Message(Verb.MEET, clock=1 << 30, records=[Record(Kind.NUMBERS, np.ones(1, dtype=np.float32))]), "are float64"),
         ]  # fmt: skip
+        if not self.first:
+            found.append((asks(Verb.START, {"last": True}), "worker 0's to make"))
+        if not self.saved:
+            found.append((Message(Verb.FETCH), "not saved"))
         if self.mode == "sync":
             found.append((Message(Verb.COMMIT, records=[Record(Kind.NUMBERS, np.ones(2))]), "without its norm"))
         return found

@@ -42,6 +42,7 @@ class Scenario:
         saves: the run ends with a checkpoint. hosts: of each server; 0: the workers' host. Other parts have to be fetched, and then
             a second checkpoint follows.
         buffers: the model has one, on which all agree at the end of an epoch.
+        bulky: the rows of the table are torch's own, and travel with the start. evaluates: rows are looked up at the end of an epoch.
         returns: so many workers that are killed are started again. stops: batches of the first worker after which all stop for a
             checkpoint; 0: they stop only for one that has come back.
         options: of the strategy. table: the model has a sparse table.
@@ -72,6 +73,8 @@ class Scenario:
     faults: tuple[Fault, ...] = field(default_factory=tuple)
     hosts: tuple[int, ...] = ()
     buffers: bool = False
+    bulky: bool = False
+    evaluates: bool = False
     returns: int = 0
     stops: int = 0
 
@@ -118,7 +121,11 @@ class Scenario:
         told = replace(told, options=told.options | told._without_effect(r), buffers=r.random() < 0.1)
         if told.leased and told.workers > 1 and r.random() < 0.5:
             told = replace(told, returns=3, stops=r.choice((0, 1, 2, 5)))
-        return told
+        if told.saves and r.random() < 0.2:
+            told.options["persistables"] = True
+        if told.buffers and r.random() < 0.5:
+            told.options["buffers"] = "average"
+        return replace(told, bulky=told.table and r.random() < 0.15, evaluates=told.table and r.random() < 0.15)
 
     def _without_effect(self, r: random.Random) -> dict[str, Any]:
         """Keys of the strategy that leave pieces whole: limits that nothing reaches, and forms in which 0 and 1 travel unchanged."""

@@ -221,7 +221,8 @@ class SimulatedServer(Process):
         if self.stopped or parameters.shard is None or not parameters.ready or not member.present or not member.lives:
             return 0
         for _ in range(NONSENSE_AT_ONCE):
-            nonsense = Nonsense(parameters.shard, self.scenario.mode, member.watermark.greatest + 1)
+            saved = self.machine.saving.saver is not None
+            nonsense = Nonsense(parameters.shard, self.scenario.mode, member.watermark.greatest + 1, rank == 0, saved)
             self._gets(*nonsense.drawn(self.world.random), rank)
         return NONSENSE_AT_ONCE
 

@@ -45,14 +45,18 @@ Saved = dict[int, tuple[int, Share]]
 class Model(nn.Module):
     """One vector per server, with an element for each piece of work, and if wanted a table with a row for each."""
 
-    def __init__(self, servers: int, pieces: int, table: bool, buffers: bool) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         super().__init__()
+        servers, pieces = scenario.servers, scenario.batches * scenario.epochs
         self.vectors = [f"vector{server}" for server in range(servers)]
         for name, zeros in zip(self.vectors, torch.zeros((servers, pieces), dtype=torch.float64).unbind(), strict=True):
             self.register_parameter(name, nn.Parameter(zeros))
-        if buffers:
+        if scenario.buffers:
             self.register_buffer("seen", torch.zeros(1))
-        if table:
+        if scenario.bulky:
+            zeros = torch.zeros((pieces + 1, 1), dtype=torch.float64)
+            self.rows = nn.Embedding(pieces + 1, 1, sparse=True, _weight=zeros)
+        elif scenario.table:
             self.rows = RowEmbedding(pieces + 1, 1, "zeros", 0.0)
             self.rows.to(torch.float64)
 
@@ -261,7 +265,7 @@ class SimulatedWorker(Process):
         try:
             strategy = self.strategy = self._strategy()
             strategy.setup(
-                Model(scenario.servers, scenario.batches * scenario.epochs, scenario.table, scenario.buffers),
+                Model(scenario),
                 Updaters(),
             )  # type: ignore[arg-type]
             strategy.model.train()
@@ -273,9 +277,16 @@ class SimulatedWorker(Process):
                 strategy.synchronize()
                 if epoch + 1 == scenario.epochs:
                     self.settled(strategy)
+                if scenario.evaluates:
+                    self._evaluate(strategy)
                 self._sum(strategy)
             if scenario.saves:
                 self._save(strategy)
+                strategy.persist(RUN)
+        except BaseException:
+            if self.strategy is not None:
+                self.strategy.failed = True
+            raise
         finally:
             if self.strategy is not None and not self.dead:
                 self.strategy.close()
@@ -387,6 +398,16 @@ class SimulatedWorker(Process):
         count, bits = (int(n) for n in strategy.all_reduce_sum(mine).tolist())
         if bits.bit_count() != count or any(not bits >> rank & 1 for rank in strategy.present):
             raise Violation(f"worker {self.rank}: a sum over {strategy.present} is of {count}: {bits:b}")
+
+    def _evaluate(self, strategy: PserverWorker) -> None:
+        """Rows are looked up, and none is made: another worker may change them meanwhile, but never twice for one piece."""
+        strategy.model.eval()
+        for table in strategy.remote:
+            pieces = torch.arange(1, self.scenario.batches + 1)
+            once, _, rows = table.look_up(table, pieces)
+            if len(once) != len(pieces) or float(rows.max()) > 1.000001:
+                raise Violation(f"worker {self.rank} has looked up rows {rows[:, 0].tolist()}")
+        strategy.model.train()
 
     def _save(self, strategy: PserverWorker) -> None:
         """A checkpoint when all is done; a second one where parts have to be fetched, which late messages must not harm."""
