@@ -28,13 +28,13 @@ class Hosts:
     names: tuple[str, str]
     started: list[Started] = field(default_factory=list)
 
-    def start(self, number: int, *argv: str, secret: str = SECRET) -> Started:
-        """``python -m trainer`` on that host; its output goes to ``screen.txt`` in the host's folder."""
+    def start(self, number: int, *argv: str, secret: str = SECRET, screen: str = "screen.txt") -> Started:
+        """``python -m trainer`` on that host; its output goes to a file in the host's folder."""
         folder = self.at(number)
         folder.mkdir(exist_ok=True)
         private.write(folder / "run.secret", secret)
-        with (folder / "screen.txt").open("w") as screen:
-            out, command = screen.fileno(), [*argv, "launch.secret_file=run.secret", "hydra.run.dir=run"]
+        with (folder / screen).open("w") as file:
+            out, command = file.fileno(), [*argv, "launch.secret_file=run.secret", "hydra.run.dir=run"]
             process = zygote().start(command, folder, environment(), out, out, network=self.names[number])
         self.started.append(process)
         return process

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -212,3 +213,44 @@ def test_worker_alone_has_the_variables_of_every_process_while_it_works(tmp_path
     plan = read(ordinary(tmp_path / "one", "strategy=single") / "plan.json")
     assert {**plan["environment"]["worker"], "MASTER_PORT": ""} == {**told, "MASTER_PORT": ""}
     assert plan["environment"]["worker"]["MASTER_PORT"].isdecimal() and plan["processes"][0]["pid"] > 0
+
+
+GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:4,until:go,rank:0}]"
+
+
+def test_worker_that_died_cannot_come_back_and_the_others_end_without_it(tmp_path: Path) -> None:
+    mine = commands(tmp_path, 2, 1)
+    how = ("strategy=pserver_async", "epochs=2", "max_steps=null", GATE)
+    for who in ("worker 0", "worker 1", "server 0"):
+        mine.start(who, *how)
+    wait_for(lambda: read(mine.run / "status.json").get("step", 0) >= 1, PATIENCE_S, "they train")
+    died = mine.started.pop("worker 1")
+    died.kill()
+    died.wait(PATIENCE_S)
+    mine.start("worker 1", *how)
+    assert mine.started.pop("worker 1").wait(PATIENCE_S) == 1
+    again = " ".join(mine.screen("worker 1").split())
+    assert f"the run at {mine.workers[0]} has begun, and worker 1 ({mine.workers[1]}) was part of it already" in again
+    assert "start them again with resume=auto" in again
+    (mine.run / "go").touch()
+    assert set(mine.ended().values()) == {0}, mine.screens()
+    result = read(mine.run / "result.json")
+    assert result["status"] == "done" and [*result["lost_workers"]] == ["1"]
+    assert result["metrics"]["val/loss"] > 0
+
+
+@pytest.mark.parametrize("who", ["worker 0", "worker 1", "server 0"])
+def test_sigterm_to_one_command_is_a_checkpoint_of_all_and_the_run_goes_on_from_it(tmp_path: Path, who: str) -> None:
+    mine = commands(tmp_path, 2, 1)
+    everybody = ("worker 0", "worker 1", "server 0")
+    for one in everybody:
+        mine.start(one, "strategy=pserver_sync", "epochs=2", "max_steps=null", GATE)
+    wait_for(lambda: read(mine.run / "status.json").get("step", 0) >= 1, PATIENCE_S, "they train")
+    mine.started[who].send_signal(signal.SIGTERM)
+    (mine.run / "go").touch()
+    assert mine.ended() == {"worker 0": 75, "worker 1": 75, "server 0": 0}, mine.screens()
+    assert not (mine.run / "model.safetensors").exists(), "that is for a training that has ended"
+    for one in everybody:
+        mine.start(one, "strategy=pserver_sync", "epochs=2", "max_steps=null", "resume=auto")
+    assert set(mine.ended().values()) == {0}, mine.screens()
+    assert (mine.run / "model.safetensors").exists()

@@ -110,6 +110,35 @@ def test_collective_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, float]) -> 
     assert_same_metrics(hosts_6, on_one_host)
 
 
+@pytest.mark.parametrize(
+    "mode",
+    ["pserver_sync", "pserver_ssp", pytest.param("pserver_geo", marks=pytest.mark.long), pytest.param("pserver_async", marks=pytest.mark.long)],
+)  # fmt: skip
+def test_processes_by_their_own_commands_on_two_hosts_over_ipv6(
+    hosts_6: Hosts, on_one_host: dict[str, float], mode: str
+) -> None:
+    servers = [f"[{address}]:8000" for address in ADDRESSES_6]
+    workers = [f"[{address}]:8100" for address in ADDRESSES_6]
+    at = (f"launch.server_endpoints='{','.join(servers)}'", f"launch.worker_endpoints='{','.join(workers)}'")
+    started = [
+        hosts_6.start(n, *DIGITS, f"strategy={mode}", f"launch.role={role}", f"launch.rank={n}", *at, screen=f"{role}.txt")
+        for role in ("server", "worker")
+        for n in (1, 0)
+    ]  # fmt: skip
+    screens = {f"{role} {n}": hosts_6.at(n) / f"{role}.txt" for role in ("server", "worker") for n in range(2)}
+    assert ended(hosts_6, started) == [0] * 4, "\n".join(
+        f"--- {who}\n{path.read_text()}" for who, path in screens.items()
+    )
+    if mode == "pserver_sync":
+        assert_same_metrics(hosts_6, on_one_host)
+    plan = read(hosts_6.at(0) / "run" / "plan.json")
+    told = {f"{p['role']} {p['rank']}": p["endpoint"] for p in plan["processes"]}
+    assert {who: told[who] for who in ("server 0", "server 1")} == {
+        f"server {n}": f"tcp://{servers[n]}" for n in range(2)
+    }
+    assert read(hosts_6.at(0) / "run" / "result.json")["status"] == "done"
+
+
 def test_server_that_dies_on_host_1_ends_the_run_on_all_hosts_and_is_named(hosts: Hosts) -> None:
     started = both(hosts, *LONG, "strategy=pserver_async", "launch.servers=2", "launch.server_hosts=all", ips())
     wait_until_they_train(hosts, started)

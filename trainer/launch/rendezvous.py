@@ -97,6 +97,15 @@ class Meeting:
         return "processes" if self.labels else "hosts"
 
     @property
+    def again(self) -> str:
+        """Why this host cannot come to a run that has begun with it, and what can be done."""
+        return (
+            f"the run at {self.where} has begun, and {self.name(self.number)} was part of it already. A {self.one} that is started again cannot come back. "
+            "Let the others go on without it, or end all commands and start them again with resume=auto, from the newest checkpoint. "
+            f"If the other one still runs, {self.twice}"
+        )
+
+    @property
     def twice(self) -> str:
         """Why another can have come under this host's number."""
         return "every process needs a launch.rank of its own" if self.labels else "every host needs a launch.node_rank of its own"  # fmt: skip
@@ -115,7 +124,7 @@ def meet(store: Store, meeting: Meeting) -> bytes:
     """
     key = meeting.key(meeting.number)
     if store.add(f"hosts/count/{key}", 1) > 1:
-        raise RunFailed(f"there is another {meeting.name(meeting.number)} already: {meeting.twice}")
+        raise RunFailed(meeting.again if store.check(["hosts/run"]) else f"there is another {meeting.name(meeting.number)} already: {meeting.twice}")  # fmt: skip
     number = secrets.token_hex(32)
     store.set(f"hosts/number/{key}", number)
     if meeting.serves:
