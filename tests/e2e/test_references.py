@@ -127,6 +127,32 @@ def test_mnist_lines_are_those_of_batches_0_200_400_of_each_epoch(tmp_path: Path
         assert read(run / "result.json")["samples"] == epochs * 120, "lines tell of some batches, and all count"
 
 
+def test_mnist_on_two_devices_is_one_process_on_both_batches(tmp_path: Path) -> None:
+    """Each worker reads every second sample of the epoch's order, and DDP takes the mean of their gradients."""
+    path = mnist_json(tmp_path / "mnist.json.gz", (120, 20, 20))
+    images, labels = json.loads(gzip.decompress(path.read_bytes()))[0]
+    pixels, numbers = torch.tensor(images, dtype=torch.float64).view(-1, 1, 28, 28), torch.tensor(labels)
+    argv = ["+recipe=mnist_reference_devices", f"data.path={path}", "data.batch_size=25", "execution.log_every=1", "launch.nproc=2", *EXACT]  # fmt: skip
+    ended = trainer(*argv, "hydra.run.dir=run", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    torch.manual_seed(0)
+    model = LeNet().double()
+    batches = []
+    for epoch in range(5):
+        order = np.random.default_rng((0, epoch)).permutation(120)
+        both = [np.concatenate([order[rank::2][i : i + 25] for rank in range(2)]) for i in (0, 25, 50)]
+        batches.append([(pixels[chosen], numbers[chosen]) for chosen in both])
+
+    def compared(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return ((outputs.softmax(1) - labels[:, None]) ** 2).mean()
+
+    truth = by_hand(model, torch.optim.SGD(model.parameters(), lr=0.01), compared, batches)
+    assert points(tmp_path / "run", "train/loss") == pytest.approx(
+        [loss for losses in truth for loss in losses], rel=1e-9
+    )
+    assert read(tmp_path / "run" / "result.json")["samples"] == 5 * 120
+
+
 def test_cifar_s_histories_have_a_value_for_each_epoch(tmp_path: Path) -> None:
     argv = [
         "+recipe=cifar10_reference",

@@ -251,6 +251,6 @@ def test_sigterm_to_one_command_is_a_checkpoint_of_all_and_the_run_goes_on_from_
     assert mine.ended() == {"worker 0": 75, "worker 1": 75, "server 0": 0}, mine.screens()
     assert not (mine.run / "model.safetensors").exists(), "that is for a training that has ended"
     for one in everybody:
-        mine.start(one, "strategy=pserver_sync", "epochs=2", "max_steps=null", "resume=auto")
+        mine.start(one, "strategy=pserver_sync", "epochs=2", "max_steps=null", GATE, "resume=auto")
     assert set(mine.ended().values()) == {0}, mine.screens()
     assert (mine.run / "model.safetensors").exists()
