@@ -30,7 +30,7 @@ def compare(tmp_path: Path, line: str, exact: bool = True) -> None:
     assert found == eager if exact else [*found[0], *found[1]] == pytest.approx([*eager[0], *eager[1]], rel=2e-4)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param(m, marks=[pytest.mark.long] * (m == "pserver_ssp")) for m in MODES])
 def test_row_lookups_of_every_server_mode_stay_outside_the_compiled_graph(tmp_path: Path, mode: str) -> None:
     compare(tmp_path, f"{CLICKS} strategy={mode} launch.workers=1 launch.servers=2")
 

@@ -30,6 +30,8 @@ SIZES = {
     "single": [1], "collective": [2, 4], "local_sgd": [2, 4], "toy_server": [1, 2, 4], "pserver_sync": [1, 2, 4],
     "pserver_async": [1, 2], "pserver_ssp": [1, 2], "pserver_geo": [1, 2], "averaging": [2],
 }  # fmt: skip
+SWEPT = [("toy_server", 1), ("toy_server", 4)]
+"""Of ``make test-long``: the suite's own strategy, with other numbers of workers than two."""
 GROUPED = ("collective", "local_sgd", "averaging")
 """Those with a process group; the last one is the example of docs/adding.md."""
 EXACT = {
@@ -110,10 +112,15 @@ def layouts(strategy: str, workers: int) -> dict[str, tuple[str, ...]]:
         return {}
     own = ALONE[strategy] if strategy in ALONE and workers == 1 else ()
     own += ("strategy.k_steps=1",) if strategy == "local_sgd" else ()
-    grid = {name: (*overrides, *own) for name, overrides in LAYOUTS.items()}
+    grid = {name: (*overrides, *own) for name, overrides in LAYOUTS.items() if name in layouts_among(strategy, workers)}
     if strategy == "pserver_sync":
         grid["bf16, channels_last, sliced"] = (*LAYOUTS["bf16, channels_last"], *SLICED)
     return grid
+
+
+def layouts_among(strategy: str, workers: int) -> list[str]:
+    """All; of workers out of step, whose parameters nobody can foretell, the two that differ most."""
+    return ["fp64, contiguous", "bf16, channels_last"] if strategy in ALONE and workers > 1 else [*LAYOUTS]
 
 
 def cases(strategy: str, workers: int) -> dict[str, Case]:
@@ -157,6 +164,13 @@ DECLARED: dict[str, type[Declaration]] = {
 }
 GROUPS = [(strategy, workers) for strategy, sizes in SIZES.items() for workers in sizes]
 SEVERAL = [(strategy, workers) for strategy, workers in GROUPS if workers > 1]
+
+
+def marked(cases: list[Any]) -> list[Any]:
+    """Parameters that begin with a strategy and a number of workers; those that ``make test`` leaves out are marked."""
+    return [pytest.param(*case, marks=[pytest.mark.long] * (tuple(case[:2]) in SWEPT)) for case in cases]
+
+
 WITH_GROUP = [(strategy, workers) for strategy, workers in GROUPS if strategy in GROUPED]
 Evidence = Callable[[str, int], dict[str, Any]]
 
@@ -215,7 +229,7 @@ def test_every_registered_strategy_is_in_this_suite() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "workers", "case"), [(s, w, case) for s, w in GROUPS for case in exact_cases(s, w)]
+    ("strategy", "workers", "case"), marked([(s, w, case) for s, w in GROUPS for case in exact_cases(s, w)])
 )  # fmt: skip
 def test_exact_strategy_equals_one_process_on_the_global_batch(
     evidence: Evidence, strategy: str, workers: int, case: str
@@ -231,7 +245,7 @@ def test_exact_strategy_equals_one_process_on_the_global_batch(
         assert answer["validation"] == pytest.approx(validation, abs=1e-10), f"rank {rank}"
 
 
-@pytest.mark.parametrize(("strategy", "workers", "case"), [(s, w, case) for s, w in GROUPS for case in layouts(s, w)])
+@pytest.mark.parametrize(("strategy", "workers", "case"), marked([(s, w, case) for s, w in GROUPS for case in layouts(s, w)]))  # fmt: skip
 def test_every_precision_and_memory_format_equals_one_process_in_float64(
     evidence: Evidence, strategy: str, workers: int, case: str
 ) -> None:
@@ -297,7 +311,7 @@ def test_geo_with_one_step_and_sgd_is_averaging(evidence: Evidence, workers: int
             assert_same(parameters, truth[0][step], 1e-10)
 
 
-@pytest.mark.parametrize(("strategy", "workers"), GROUPS)
+@pytest.mark.parametrize(("strategy", "workers"), marked(GROUPS))
 def test_total_sums_over_workers(evidence: Evidence, strategy: str, workers: int) -> None:
     ranks = np.arange(workers)
     sums = [(ranks + 1.0).sum(), (10.0**ranks).sum(), 1e-12 * ranks.sum()]
@@ -308,7 +322,7 @@ def test_total_sums_over_workers(evidence: Evidence, strategy: str, workers: int
 
 
 @pytest.mark.parametrize("case", ["settled", "settled_uneven"])
-@pytest.mark.parametrize(("strategy", "workers"), GROUPS)
+@pytest.mark.parametrize(("strategy", "workers"), marked(GROUPS))
 def test_settled_workers_hold_identical_parameters_and_the_first_ones_buffers(
     evidence: Evidence, strategy: str, workers: int, case: str
 ) -> None:
@@ -332,7 +346,7 @@ def test_settled_buffers_are_averaged_where_that_is_asked_for(evidence: Evidence
         assert_same(answer["parameters"], answers[0]["parameters"])
 
 
-@pytest.mark.parametrize(("strategy", "workers"), SEVERAL)
+@pytest.mark.parametrize(("strategy", "workers"), marked(SEVERAL))
 def test_workers_start_equal_even_from_different_seeds(evidence: Evidence, strategy: str, workers: int) -> None:
     answers = evidence(strategy, workers)["started"]
     for answer in answers:
@@ -361,7 +375,7 @@ def test_overflow_in_fp16_is_skipped_by_all_in_exact_strategies_and_by_oneself_i
             assert_same(answer["parameters"], answers[0]["parameters"])
 
 
-@pytest.mark.parametrize(("strategy", "workers"), GROUPS)
+@pytest.mark.parametrize(("strategy", "workers"), marked(GROUPS))
 def test_leave_ends_every_process_and_frees_every_port(evidence: Evidence, strategy: str, workers: int) -> None:
     found = evidence(strategy, workers)
     gc.collect()
@@ -382,7 +396,7 @@ def test_leave_ends_every_process_and_frees_every_port(evidence: Evidence, strat
     assert not [c for c in psutil.Process().net_connections() if c.status == "LISTEN"], "the launcher's own store"
 
 
-@pytest.mark.parametrize(("strategy", "workers"), SEVERAL)
+@pytest.mark.parametrize(("strategy", "workers"), marked(SEVERAL))
 def test_every_process_writes_its_own_log(evidence: Evidence, strategy: str, workers: int) -> None:
     logs: Path = evidence(strategy, workers)["logs"]
     expected = {f"workerlog.{rank}" for rank in range(workers)}
