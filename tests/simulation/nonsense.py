@@ -109,6 +109,7 @@ class Nonsense:
             (asks(Verb.RATE, {"scale": 0.5}), "a rate of"),
             (asks(Verb.SAVE, {"folder": "../elsewhere"}), "not in the run's folder"),
             (Message(Verb.FETCH, clock=-2), "FETCH from -2"),
+            (Message(Verb.DONE), "no answer"),
             (Message(Verb.ADMIT, clock=NO_WORKER, sequence=1), "no worker"),
             (Message(Verb.MEET, clock=1 << 30, records=[Record(Kind.NUMBERS, np.ones(1))]), "while the latest is"),
             (Message(Verb.MEET, clock=1 << 30, records=[Record(Kind.NUMBERS, np.ones(1, dtype=np.float32))]), "are float64"),
