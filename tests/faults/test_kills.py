@@ -1,7 +1,11 @@
-"""SIGKILL of any process of a run, at any moment: the same command with resume=auto ends as if nothing had happened."""
+"""SIGKILL of any process of a run, at any moment: the same command with resume=auto ends as if nothing had happened.
+
+With ``TRAINER_KILLS=FILE`` each run leaves a line there, of which ``python -m tests.faults.kills FILE`` makes a table.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -12,20 +16,34 @@ import pytest
 
 from tests import runs
 from tests.checkpoint.test_identity import check_equal
+from tests.faults.kills import FILE, Kill, leave
+from tests.faults.test_ledgers import applied
 
+BATCHES, EPOCHS = 36, 2
 BASE = (
-    "+recipe=digits_lenet", "data.batch_size=16", "limit_val_batches=3", "execution.log_every=5", "epochs=2", "tracking=none",
-    "execution.threads=1", "checkpoint.every_steps=7", "ema.decay=0.9",
+    "+recipe=digits_lenet", "data.batch_size=16", f"limit_train_batches={BATCHES}", "limit_val_batches=3", "execution.log_every=5", f"epochs={EPOCHS}", "tracking=none",
+    "execution.threads=1", "checkpoint.every_steps=7", "hydra.run.dir=run",
 )  # fmt: skip
-STRATEGIES = {
-    "single": (),
-    "a child": ("launch=forkserver", "data.num_workers=1"),
-    "collective": ("launch.nproc=2",),
-    "local_sgd": ("launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=3"),
+TOGETHER = ("launch.nproc=2", "ema.decay=0.9")
+SERVERS = ("launch.nproc=2", "launch.servers=2", "strategy.persistables=false")
+LEASED = (*SERVERS, "data.lease_batches=4", "strategy.ledger=true", "optimizer.lr=0.001")
+EXACT = {
+    "single": ("ema.decay=0.9",),
+    "a child": ("launch=forkserver", "data.num_workers=1", "ema.decay=0.9"),
+    "collective": TOGETHER,
+    "local_sgd": (*TOGETHER, "strategy=local_sgd", "strategy.k_steps=3"),
+    "pserver_sync": ("strategy=pserver_sync", *SERVERS),
 }
+"""Bit by bit what an undisturbed run is."""
+STRATEGIES = EXACT | {
+    "pserver_async": ("strategy=pserver_async", *LEASED),
+    "pserver_ssp": ("strategy=pserver_ssp", "strategy.staleness=1", *LEASED),
+    "pserver_geo": ("strategy=pserver_geo", "strategy.k_steps=3", *LEASED),
+}
+"""Of the others the ledgers tell that every batch counts once at every server, over all lives."""
 MOST = 8
 """Times that a run is started again."""
-SHORT, LONG = 2, 60
+SHORT, LONG = 2, 63
 """Kills of each strategy."""
 
 
@@ -37,7 +55,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     def run(strategy: str) -> tuple[Path, float]:
         if strategy not in known:
             folder, began = tmp_path_factory.mktemp("undisturbed"), time.monotonic()
-            ended = runs.trainer(*BASE, *STRATEGIES[strategy], "hydra.run.dir=run", cwd=folder)
+            ended = runs.trainer(*BASE, *STRATEGIES[strategy], cwd=folder)
             assert ended.returncode == 0, ended.stderr
             known[strategy] = folder / "run", time.monotonic() - began
         return known[strategy]
@@ -51,17 +69,13 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
     number: int, strategy: str, undisturbed: Callable[[str], tuple[Path, float]], tmp_path: Path
 ) -> None:
     whole, seconds = undisturbed(strategy)
-    chance = random.Random(f"{strategy} {number}")
-    command = (*BASE, *STRATEGIES[strategy], "hydra.run.dir=run")
+    chance, began = random.Random(f"{strategy} {number}"), time.monotonic()
+    command = (*BASE, *STRATEGIES[strategy])
     process = runs.start(*command, cwd=tmp_path)
     time.sleep(chance.uniform(0.1, 1.0) * seconds)
+    victim = ""
     if process.poll() is None:
-        victim = chance.choice(runs.family(process.pid))
-        everybody = runs.family(process.pid)
-        victim.kill()
-        if victim.pid == process.pid:
-            psutil.wait_procs(everybody, timeout=60)
-            assert not runs.alive(everybody), "who loses the launcher ends"
+        victim = kill_one(process.pid, chance)
         process.wait(300)
     again = 0
     while process.poll() != 0:
@@ -69,4 +83,36 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
         assert again <= MOST, (tmp_path / "screen.txt").read_text()
         process = runs.start(*command, "resume=auto", cwd=tmp_path)
         process.wait(300)
-    check_equal(whole, tmp_path / "run")
+    took, told = time.monotonic() - began, runs.read(tmp_path / "run" / "result.json")
+    if strategy in EXACT:
+        check_equal(whole, tmp_path / "run")
+    else:
+        for server in range(2):
+            found = applied(tmp_path / "run" / f"ledger.{server}.tsv")
+            assert sum(found.values()) == len(found) == EPOCHS * 2 * BATCHES, found.most_common(3)
+    if FILE in os.environ and victim:
+        back = len(told["returned"])
+        leave(Kill(strategy, victim, again, told["restarts"] - back, back, told["lost_updates"], took - seconds))
+
+
+def kill_one(launcher: int, chance: random.Random) -> str:
+    """Kill one process of the run; tells which it was."""
+    everybody = runs.family(launcher)
+    victim = chance.choice(everybody)
+    name = role(victim, launcher)
+    victim.kill()
+    if victim.pid == launcher:
+        psutil.wait_procs(everybody, timeout=60)
+        assert not runs.alive(everybody), "who loses the launcher ends"
+    return name
+
+
+def role(process: psutil.Process, launcher: int) -> str:
+    """What a process of a run is, by where its output goes."""
+    if process.pid == launcher:
+        return "launcher"
+    try:
+        log = Path(f"/proc/{process.pid}/fd/1").readlink().name
+    except OSError:
+        return "another"
+    return next((name for name in ("worker", "server") if log.startswith(f"{name}log.")), "another")

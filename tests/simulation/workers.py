@@ -322,8 +322,9 @@ class SimulatedWorker(Process):
         assert strategy is not None
         if decides and strategy.leads():
             due = self.scenario.stops and len(self.computed) - self.last_stop >= self.scenario.stops
-            if self.returned.let_in(strategy, self.asked) or due:
+            if due or self.returned.waits():
                 self.notes.set(stop, "0")
+                self.returned.let_in(strategy, self.asked)
         if self.notes.check([stop]):
             self._stand_still(strategy)
 

@@ -7,6 +7,9 @@ from typing import Protocol, runtime_checkable
 
 from trainer.host.notes_board import Board
 
+ADMITTED = "admitted/worker/{}/{}"
+"""Note of a server: who had that life of a worker let in."""
+
 
 def is_lost(board: Board, rank: int) -> bool:
     """Whether a worker was lost, and none has been let in that came back for it."""

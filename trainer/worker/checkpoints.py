@@ -117,6 +117,8 @@ class Checkpoints:
         self._pass_on(run)
         if decides and leads(run) and (leaving := self._decides(run)) is not None:
             self.board.set(f"stop/{self.asked}", str(int(leaving)))
+            if not leaving and isinstance(run.strategy, TakesBack):  # all stop now, whatever happens to this worker
+                self._returned.let_in(run.strategy, self.asked)
         if self.board.check([f"stop/{self.asked}"]):
             self._take(run, run.epoch)
             self._note_is_read()
@@ -127,13 +129,7 @@ class Checkpoints:
             return True
         every = self.told.every_steps
         due = self._late() or (every is not None and run.step // every > max(0, self.saved_after) // every)
-        if not (due or self._returned.waits()) or not self.writer.wait(0.0):
-            return None
-        return False if self._lets_in(run) or due else None
-
-    def _lets_in(self, run: Training) -> bool:
-        """Whether a worker that has come back takes part from the stop on that follows now."""
-        return isinstance(run.strategy, TakesBack) and self._returned.let_in(run.strategy, self.asked)
+        return False if (due or self._returned.waits()) and self.writer.wait(0.0) else None
 
     def _note_is_read(self) -> None:
         """All stood still: the note, if there was one, was there before, and it is answered.

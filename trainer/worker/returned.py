@@ -8,7 +8,7 @@ from collections.abc import Callable
 from trainer.errors import RunFailed
 from trainer.host.notes_board import Board
 from trainer.strategies.contract import Seat
-from trainer.strategies.stopping import TakesBack, is_lost
+from trainer.strategies.stopping import ADMITTED, TakesBack, is_lost
 
 COMES = "comes"
 LET_IN = "lets-in/{}/{}"
@@ -39,17 +39,15 @@ class Returned:
         """Whether one may wait."""
         return bool(self.board.check([COMES])) and self._asking() not in self.known
 
-    def let_in(self, strategy: TakesBack, asked: int) -> bool:
-        """Let the one that waits in; returns whether it takes part from the next stop on."""
+    def let_in(self, strategy: TakesBack, asked: int) -> None:
+        """Let the one that waits in, if one does: it takes part from the stop on that this worker has asked for now."""
         if not self.waits():
-            return False
+            return
         rank, life = self._asking()
         self.known.add((rank, life))
-        if (told := strategy.admit(rank, life)) is None:
-            return False
-        self.board.set(LET_IN.format(rank, life), " ".join(map(str, (asked, *told))))
-        print(f"worker {rank} has come back and takes part from the next checkpoint on", flush=True)
-        return True
+        if (told := strategy.admit(rank, life)) is not None:
+            self.board.set(LET_IN.format(rank, life), " ".join(map(str, (asked, *told))))
+            print(f"worker {rank} has come back and takes part from the next checkpoint on", flush=True)
 
     def _asking(self) -> tuple[int, int]:
         rank, life = self.board.get(COMES).decode().split()
@@ -63,7 +61,7 @@ def let_in(
     a checkpoint, of the last meeting and of the last stop.
 
     Raises:
-        TooLate: the run has ended before, or all others are lost.
+        TooLate: the run has ended before, or who let it in, or all others, are lost.
     """
     board, told, others = (
         seat.store.under("checkpoint"),
@@ -75,7 +73,7 @@ def let_in(
     while not board.check([key]):
         if any(seat.store.check([f"done/worker/{rank}"]) for rank in others):
             raise TooLate("it has come back, and the run was over before it could take part")
-        if all(is_lost(seat.store, rank) for rank in others):
+        if all(is_lost(seat.store, rank) for rank in others) or _is_forgotten(seat, board, key):
             raise TooLate(NOBODY)
         if now() - told >= TELL_S:
             told = now()
@@ -83,6 +81,12 @@ def let_in(
         sleep(LOOK_S)
     asked, meeting, stop = board.get(key).split()
     return int(asked), int(meeting), int(stop)
+
+
+def _is_forgotten(seat: Seat, board: Board, key: str) -> bool:
+    """Whether the servers count this worker in, and the one that asked for it was lost before it could say so."""
+    by = ADMITTED.format(seat.rank, seat.life)
+    return bool(seat.store.check([by]) and is_lost(seat.store, int(seat.store.get(by))) and not board.check([key]))
 
 
 def wait_for(

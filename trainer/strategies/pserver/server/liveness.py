@@ -13,6 +13,7 @@ from trainer.strategies.pserver.server.members import Member, Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.server.turns import Turns
+from trainer.strategies.stopping import ADMITTED
 
 
 class Liveness:
@@ -82,6 +83,7 @@ class Liveness:
             self.parameters.opened()[1].admit(rank)
             self.meetings.forget(rank)
             self.board.set(f"fenced/worker/{rank}", "")
+            self.board.set(ADMITTED.format(rank, life), str(message.rank))
             print(f"worker {rank} takes part again, life {member.incarnation}", flush=True)
         return Message(Verb.DONE, clock=int(member.life == life and member.present))
 
