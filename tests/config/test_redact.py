@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import subprocess
 import time
 import unicodedata
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from trainer.cli.help import show_help
 from trainer.config.keys import sections
-from trainer.config.redact import hide, of_command_line, scrub, text, values
+from trainer.config.redact import hide, of_command_line, quoted, scrub, text, values
 from trainer.config.secret_parts import HIDDEN, is_secret
 
 SECRET = ["password", "db_password", "passwd", "hf_token", "token", "api_key", "apiKey", "access_key", "aws_secret_access_key", "client_secret", "credentials", "private_key_file", "authorization"]  # fmt: skip
@@ -164,6 +165,15 @@ HARD = {
 }  # fmt: skip
 AROUND = [("", ""), ("token=", "="), ("token=a,", "="), ("'secret: ", "x"), ("{a: ", "}"), ("x://y?", "@")]
 LENGTH = 30_000
+
+
+@pytest.mark.parametrize(
+    "word", ["launch.ips='a,b'", "a=$x'", "a='`b`'", "a b", "a='b\"'", "a='!'", "a=[{b:1}]", "a='\\n'", "a='1\n2'", ""]
+)
+def test_a_command_can_be_copied_into_a_shell(word: str) -> None:
+    printed = subprocess.run(["bash", "-c", f"printf %s {quoted(word)}"], capture_output=True, text=True, check=True)
+    assert printed.stdout == word
+    assert quoted("launch.ips='a,b'") == "\"launch.ips='a,b'\"", "as a user would type it"
 
 
 def cost(line: str) -> float:

@@ -549,10 +549,12 @@ def test_sending_everything_again_changes_nothing(told: tuple[Path, Server, Any]
 
 
 def test_a_model_that_cannot_be_packed_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    from safetensors.torch import save
+
     from trainer.tracking import logged_model
 
     for name in ("model.json", "example.npz", "model.safetensors", "metrics.jsonl"):
-        (tmp_path / name).write_bytes(b"")
+        (tmp_path / name).write_bytes(save({}) if name == "model.safetensors" else b"")
     (tmp_path / "result.json").write_text('{"best_step": 0, "steps": 3}')
     monkeypatch.setattr(logged_model, "pack_model", lambda run_dir, choice: 1 / 0)
     ended: list[str] = []
@@ -561,3 +563,18 @@ def test_a_model_that_cannot_be_packed_does_not_fail_the_run(tmp_path: Path, mon
     follower = Follower(tmp_path, run, run_id="r", described=True, client=client)
     assert follower.finish("FINISHED", {}, 5.0)["error"] == "" and ended == ["FINISHED"]
     assert "the best model was not logged: ZeroDivisionError" in capfd.readouterr().out
+
+
+def test_a_model_whose_table_the_servers_keep_is_not_logged_and_that_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    import torch
+    from safetensors.torch import save_file
+
+    for name in ("model.json", "example.npz", "metrics.jsonl"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "result.json").write_text('{"best_step": 0, "steps": 3}')
+    save_file({"bias": torch.zeros(1)}, tmp_path / "model.safetensors", metadata={"left_out": "embedding.weight"})
+    run = {"uri": "", "experiment": "e", "params": {}, "models": {"best": "net"}}
+    Follower(tmp_path, run, run_id="r", described=True, client=SimpleNamespace()).pack_models()
+    out = capfd.readouterr().out
+    assert "the best model is not logged: its file is without embedding.weight, and checkpoints/persistables has its rows" in out  # fmt: skip
+    assert "Error" not in out

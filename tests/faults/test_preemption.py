@@ -144,7 +144,7 @@ def test_as_ever_without_checkpoints_and_by_ctrl_c(tmp_path: Path, overrides: li
         process.send_signal(signal.SIGTERM if overrides else signal.SIGINT)
         screen = ended(process, tmp_path)
     assert process.returncode == 130 and screen[-1].startswith("interrupted: got SIG"), screen
-    assert not (run / "checkpoints" / "latest").exists()
+    assert not (run / "checkpoints" / "latest").exists() and not (run / "model.safetensors").exists()
 
 
 def test_preempted_job_ends_its_sweep(tmp_path: Path) -> None:

@@ -212,7 +212,13 @@ def command(overrides: Iterable[str], known: Iterable[str] = ()) -> str:
     """Overrides as one shell command line, with the secrets redacted."""
     known, safe = frozenset(known), "hidden__here"
     hidden = (text(override, known).replace(HIDDEN, safe) for override in overrides)
-    return " ".join(shlex.quote(override).replace(safe, HIDDEN) for override in hidden)
+    return " ".join(quoted(override).replace(safe, HIDDEN) for override in hidden)
+
+
+def quoted(word: str) -> str:
+    """A word for a shell: in double quotes where it has single ones, as a user would type it."""
+    plain = "'" in word and not set(word) & set('"$`\\!\n')
+    return f'"{word}"' if plain else shlex.quote(word)
 
 
 def begun(line: str) -> int:

@@ -273,6 +273,7 @@ class Follower:
     def pack_models(self) -> dict[str, Any]:
         """Pack the run's trained models that are not packed yet; one that cannot be packed does not fail the run."""
         from trainer.tracking import logged_model
+        from trainer.weights import tensor_files
 
         choices = {
             which: logged_model.chosen(self.run_dir, which, name) for which, name in self.run.get("models", {}).items()
@@ -281,6 +282,11 @@ class Follower:
             if which in self.logged or which in self.packed or choice is None:
                 continue
             try:
+                if tables := tensor_files.left_out(choice.weights):
+                    where = "checkpoints/persistables has its rows (strategy.export_limit)"
+                    tell({"told": f"the {which} model is not logged: its file is without {', '.join(tables)}, and {where}"})  # fmt: skip
+                    self.logged.add(which)
+                    continue
                 self.packed[which], taken = logged_model.pack_model(self.run_dir, choice)
                 if taken:
                     tell({"told": f"the logged model takes along your {', '.join(taken)}"})
