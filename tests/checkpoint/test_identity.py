@@ -23,7 +23,10 @@ DIGITS = (
 DROPPING = ("model._target_=tests.checkpoint.dropping.Dropping",)
 ALONE = {
     "plain": (*DIGITS, "scheduler=cosine", "scheduler.warmup_epochs=1"),
-    "dropout, average, early stop": (*DIGITS, *DROPPING, "ema.decay=0.9", "early_stop.metric=val/loss"),
+    "dropout, average, early stop": (
+        *DIGITS, *DROPPING, "ema.decay=0.9", "execution.val_every_steps=3", "early_stop.metric=val/loss",
+        "early_stop.min_delta=100", "early_stop.patience=7",
+    ),
     "merged, plateau, adam": (
         *DIGITS, "strategy.gradient_merge.k_steps=2", "optimizer=adam", "scheduler=plateau", "scheduler.patience=0", "scheduler.metric=val/loss",
         "scheduler.gamma=0.5",
@@ -102,9 +105,9 @@ def check_equal(one: Path, other: Path) -> None:
 def positions(whole: Path) -> list[int]:
     """After the first update, in the second epoch, after its last update, and one before the end."""
     steps = sorted(int(path.name.partition("-")[2]) for path in (whole / "checkpoints").glob("step-*"))
-    an_epoch = len(steps) // 3
-    assert len(steps) == 3 * an_epoch
-    return [1, an_epoch + 2, 2 * an_epoch, 3 * an_epoch - 1]
+    an_epoch = runs.read(whole / "plan.json")["steps_per_epoch"]
+    assert steps == [*range(1, len(steps) + 1)] and 2 * an_epoch + 1 < steps[-1] <= 3 * an_epoch
+    return [1, an_epoch + 2, 2 * an_epoch, steps[-1] - 1]
 
 
 @pytest.mark.parametrize("case", ALONE)
