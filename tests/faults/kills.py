@@ -13,6 +13,7 @@ from pathlib import Path
 
 FILE = "TRAINER_KILLS"
 """The variable that names the file."""
+VICTIMS = ("launcher", "worker", "server", "another")
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,20 @@ def leave(kill: Kill) -> None:
 
 
 def table(kills: Iterable[Kill]) -> str:
-    """In Markdown: a row for each strategy and role."""
-    rows: defaultdict[tuple[str, str], list[Kill]] = defaultdict(list)
+    """In Markdown: a row for each strategy."""
+    rows: defaultdict[str, list[Kill]] = defaultdict(list)
     for kill in kills:
-        rows[kill.strategy, kill.victim].append(kill)
-    lines = ["| strategy | killed | runs | not needed | worker back | all restarted | resumed | updates done again | time lost, s |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    for (strategy, victim), them in sorted(rows.items()):
-        unharmed = sum(not (k.commands or k.restarts or k.returned) for k in them)
+        rows[kill.strategy].append(kill)
+    lines = [
+        "| strategy | launcher killed | worker | server | another | not needed any more | one worker started again | all started again | command typed again | updates done again | time lost, s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for strategy, them in sorted(rows.items()):
+        killed = [sum(k.victim == victim for k in them) for victim in VICTIMS]
+        harmed = [k.lost_s for k in them if k.commands or k.restarts or k.returned]
         counts = [sum(getattr(k, name) for k in them) for name in ("returned", "restarts", "commands", "lost_updates")]
-        lost = statistics.median(k.lost_s for k in them)
-        lines.append(f"| {strategy} | {victim} | {len(them)} | {unharmed} | {' | '.join(map(str, counts))} | {max(0.0, lost):.1f} |")  # fmt: skip
+        lost = f"{max(0.0, statistics.median(harmed)):.1f}" if harmed else "-"
+        lines.append(f"| {' | '.join(map(str, [strategy, *killed, len(them) - len(harmed), *counts, lost]))} |")
     return "\n".join(lines)
 
 
