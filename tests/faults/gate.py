@@ -7,6 +7,9 @@ import time
 
 from trainer.worker.callbacks import UpdateEnd
 
+WAITS = "waits at the gate"
+"""What a worker's log says then."""
+
 
 class Gate:
     """After its update ``at``, a worker goes on when the run's folder has the file ``until``.
@@ -20,5 +23,7 @@ class Gate:
         self.waits = rank is None or os.environ.get("RANK", "0") == str(rank)
 
     def on_update_end(self, event: UpdateEnd) -> None:
+        if self.waits and event.step == self.at:
+            print(WAITS, flush=True)
         while self.waits and event.step == self.at and not (event.run_dir / self.until).exists():
             time.sleep(0.02)
