@@ -111,6 +111,19 @@ def test_worker_that_comes_back_when_all_others_have_ended_is_not_waited_for(tmp
     assert found["worker"] == {0: 1} and found["lost"] == {1: "worker 1 was lost (it was started again) and is ended"}
 
 
+def test_life_that_follows_one_that_was_let_in_is_not_waited_for_either(tmp_path: Path) -> None:
+    """It said goodbye, died before its process had ended, and was started again: the servers have ended, and nobody lets it in."""
+    now = iter(range(10**6))
+    done, dies, back = Scripted(tmp_path / "0", value=1), Scripted(tmp_path / "1", code=-9), Scripted(tmp_path / "2", after=10**9)  # fmt: skip
+    role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=True)
+    members = [StartedProcess(role, 0, done), StartedProcess(role, 1, dies, life=7, returns=True)]
+    third = StartedProcess(role, 1, back, life=8, returns=True)
+    supervisor = Supervisor(members, [Notes({"fenced/worker/1": ""})], lambda signs, wait: None, lambda: next(now) * LINGER_S)  # fmt: skip
+    supervisor.again = lambda member, death: third
+    found = supervisor.watch()
+    assert found["worker"] == {0: 1} and found["lost"] == {1: "worker 1 was lost (its process ended) and is ended"}
+
+
 def test_all_end_by_force(tmp_path: Path) -> None:
     handle = Scripted(tmp_path / "0")
     end([handle], 0.0)

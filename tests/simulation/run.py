@@ -230,6 +230,7 @@ class Play:
         """As launch/returns.py: another process begins in the place of one that has died."""
         before = self.workers[rank]
         self.board.set(f"lost/worker/{rank}/{before.life}", "its process ended")
+        self.board.set(f"fenced/worker/{rank}", "its process ended")
         del self.gone[rank]
         self.came_back.append(rank)
         self.world.injected["started again"] += 1
@@ -247,17 +248,12 @@ class Play:
     def look(self) -> None:
         """Processes that still run although the others have lost them all are ended after a while."""
         running = [w for w in self.workers if w.rank not in self.gone]
-        if all(s.ended for s in self.servers) and all(self._is_unneeded(w) for w in running):
+        if all(s.ended for s in self.servers) and all(is_lost(self.board, w.rank) for w in running):
             self.unneeded_since = self.world.now if self.unneeded_since is None else self.unneeded_since
             if self.world.now - self.unneeded_since > LINGER_S:
                 for worker in running:
                     worker.kill()
         self.world.after(1.0, self.look)
-
-    def _is_unneeded(self, worker: SimulatedWorker) -> bool:
-        """The others have lost it, or have not let it in."""
-        before = worker.number > 0 and not self.board.check([f"fenced/worker/{worker.rank}"])
-        return before or is_lost(self.board, worker.rank)
 
     def fails(self, why: str) -> None:
         """The launcher ends all processes."""
