@@ -175,7 +175,8 @@ class Supervisor:
         self.deaths.append(failed_first([member]))
         if member.life:
             self.board[0].set(f"lost/{member.role.name}/{member.rank}/{member.life}", "its process ended")
-            self.board[0].set(f"fenced/{member.role.name}/{member.rank}", "its process ended")  # until it is let in again
+            # until it is let in again, which the life before may have been
+            self.board[0].set(f"fenced/{member.role.name}/{member.rank}", "its process ended")
         if (other := self.again(member, self.deaths[-1])) is not None:
             self.running.append(other)
             return
