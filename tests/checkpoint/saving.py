@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from trainer.checkpoint import durable_folder, store, tensor_tree
 from trainer.checkpoint.writer import write_part
 from trainer.config.schema import CheckpointConfig
+from trainer.host.notes_board import SealedBoard
 from trainer.worker.checkpoints import Checkpoints
 
 
@@ -32,8 +34,7 @@ def state(step: int, life: int, worker: int = 0) -> dict[str, Any]:
 
 def saver(checkpoints: Path, workers: int = 1, keep_last: int = 1, keep_best: int = 0) -> Checkpoints:
     """The first worker's."""
-    under = SimpleNamespace(under=lambda name: None)
-    seat: Any = SimpleNamespace(rank=0, size=workers, store=under)
+    seat: Any = SimpleNamespace(rank=0, size=workers, store=SealedBoard(dist.HashStore(), b"secret"))
     told = CheckpointConfig(keep_last=keep_last, keep_best=keep_best, background=False)
     return Checkpoints(checkpoints, told, seat, True, 9, 9, {}, 0.0)
 
