@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from trainer.data import shared_batches
 from trainer.data.reader import Addresses, Reader, Reading
+from trainer.data.reading_processes import ReaderDataset, as_it_is, reading_process
 from trainer.data.sampler import DistributedBatchSampler
 from trainer.data.shared_batches import SLOTS, Parcel, SharedBatches
 
@@ -162,6 +163,25 @@ def test_memory_and_file_are_given_back() -> None:
     del batch
     gc.collect()
     assert file not in open_memory()
+
+
+class HidesItsNumber(torch.utils.data.Dataset[Any]):
+    """As streams, which the user's code must not share out over reading processes a second time."""
+
+    def __getitems__(self, address: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.utils.data._utils.worker._worker_info = None
+        return torch.tensor(address), torch.tensor(address)
+
+
+def test_each_reading_process_has_slots_of_its_own_also_where_torch_does_not_tell_its_number() -> None:
+    loader = torch.utils.data.DataLoader(
+        ReaderDataset(HidesItsNumber(), SharedBatches(2)),
+        batch_sampler=[[0], [1], [2], [3]],
+        num_workers=2,
+        collate_fn=as_it_is,
+        worker_init_fn=reading_process,
+    )
+    assert [parcel.slot // SLOTS for parcel in loader] == [0, 1, 0, 1]
 
 
 class Numbered:

@@ -5,6 +5,7 @@ With ``TRAINER_KILLS=FILE`` each run leaves a line there, of which ``python -m t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
@@ -75,7 +76,8 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
     time.sleep(chance.uniform(0.1, 1.0) * seconds)
     victim = ""
     if process.poll() is None:
-        victim = kill_one(process.pid, chance)
+        with contextlib.suppress(psutil.NoSuchProcess):  # what was to be killed has come to its end meanwhile
+            victim = kill_one(process.pid, chance)
         process.wait(300)
     again = 0
     while process.poll() != 0:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from trainer.data.shared_batches import Parcel, SharedBatches
 from trainer.errors import RunFailed, UserError, why
@@ -92,10 +92,14 @@ def _died(how: str) -> RunFailed:
 
 
 def reading_process(number: int) -> None:
-    """The ``worker_init_fn`` of reading processes: each ends with the process that started it."""
+    """The ``worker_init_fn`` of reading processes: each ends with the process that started it, and has slots of its own.
+    Torch's own note of the number will not do: a stream's process takes it away from the user's code."""
     end_with(os.getppid())
-    for number in NUMBERS:  # of a scheduler, to the whole process group: the worker goes on until it has saved
-        signal.signal(number, signal.SIG_IGN)
+    for request in NUMBERS:  # of a scheduler, to the whole process group: the worker goes on until it has saved
+        signal.signal(request, signal.SIG_IGN)
+    about = get_worker_info()
+    if about is not None and isinstance(about.dataset, ReaderDataset) and about.dataset.shared is not None:
+        about.dataset.shared.reader = number
 
 
 def as_it_is(batch: Any) -> Any:

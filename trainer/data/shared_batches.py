@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from trainer.data.inputs import Inputs
 
@@ -62,6 +61,9 @@ class SharedBatches:
 
     Args:
         readers: reading processes, which have slots of their own.
+
+    Attributes:
+        reader: in a reading process its number.
     """
 
     def __init__(self, readers: int) -> None:
@@ -70,6 +72,7 @@ class SharedBatches:
         os.ftruncate(self.file, readers * SLOTS * ROOM)  # a file without content takes no memory
         self.taken = mmap.mmap(-1, readers * SLOTS)
         self.maps: dict[int, mmap.mmap] = {}
+        self.reader = 0
 
     @staticmethod
     def possible() -> bool:
@@ -110,8 +113,7 @@ class SharedBatches:
             self.taken[slot] = 0
 
     def _free_slot(self) -> int | None:
-        about = get_worker_info()
-        first = (about.id if about is not None else 0) * SLOTS
+        first = self.reader * SLOTS
         free = self.taken.find(b"\0", first, first + SLOTS)
         return None if free < 0 else free
 
