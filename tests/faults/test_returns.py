@@ -85,9 +85,9 @@ def test_all_go_back_to_the_checkpoint_when_a_server_is_killed(tmp_path: Path, m
 @pytest.mark.parametrize(("mode", "rank"), [("async", 1), ("ssp", 1), ("geo", 1), ("async", 0)])
 def test_worker_that_was_killed_takes_part_again(tmp_path: Path, mode: str, rank: int) -> None:
     with at_the_gate(tmp_path, *MODES[mode], "epochs=3", rank=1 - rank) as (process, run, everybody):
-        member(run, f"workerlog.{rank}", everybody).kill()
         wait_for(lambda: noted(run, rank)["pid"], 10, "plan.json has its number")
         before = noted(run, rank)
+        member(run, f"workerlog.{rank}", everybody).kill()
         log = run / f"workerlog.{rank}"
         wait_for(lambda: "waits to be let in" in log.read_text(), 60, "it is there again")
         (run / "go").touch()
