@@ -62,9 +62,8 @@ def _malformed(vocabulary: Vocabulary, typed: str) -> UserError:
         if name in vocabulary.options("recipe"):
             return UserError(typed, "a recipe is chosen with +recipe", f"+recipe={name}")
         near = keys.nearest_key(name, vocabulary.keys())
-        return UserError(
-            typed, "an override is KEY=VALUE", f"{near or (name if len(name) <= LONGEST_KEY else 'KEY')}=VALUE"
-        )
+        meant = near or (name if len(name) <= LONGEST_KEY else "KEY")
+        return UserError(typed, "an override is KEY=VALUE", f"{meant}=VALUE")
     if "${" in value:
         return UserError(typed, "a value from elsewhere is ${KEY} or ${oc.env:NAME}", f"{name}=${{KEY}}")
     closing = "".join({"[": "]", "{": "}"}[c] for c in reversed(value) if c in "[{")

@@ -57,9 +57,7 @@ def within(seconds: float) -> Iterator[None]:
             raise TooLong
 
     before = signal.signal(signal.SIGALRM, stop)
-    others = signal.setitimer(
-        signal.ITIMER_REAL, seconds, 1.0
-    )  # again each second, where the call goes on all the same
+    others = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # and each second, where the call goes on all the same
     try:
         yield
     finally:

@@ -93,11 +93,10 @@ class Deaths:
         most, times, before = self.most, self.times, self.before
         if not most:
             raise death
-        self.left()
         if before is not None and (death.who, death.update) == (before.who, before.update):
             why = f"{death.who} died after update {death.update} twice in a row: the run is not started again"
             raise RunFailed(f"{death}\n{why}") from death
-        if len(times) >= most:
+        if self.left() <= 0:
             often = f"{counted(most, 'restart')} within an hour (launch.max_restarts): the run is not started again"
             raise RunFailed(f"{death}\nafter {often}") from death
         times.append(self.clock())

@@ -36,12 +36,13 @@ from trainer.launch.other_hosts import OtherHosts
 from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child
 from trainer.launch.rendezvous import Meeting, meet
-from trainer.launch.returns import Returns, new_life
+from trainer.launch.returns import Returns
 from trainer.launch.supervisor import Handle, Role, StartedProcess, Supervisor, end
 from trainer.launch.whereabouts import Whereabouts, tell
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.report import OWN
 from trainer.strategies.contract import Seat
+from trainer.strategies.stopping import new_life
 from trainer.terminal import streams
 
 END_S = 3

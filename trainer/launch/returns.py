@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,7 @@ from trainer.host import pulse
 from trainer.launch.engine import Start
 from trainer.launch.supervisor import Handle, StartedProcess
 from trainer.launch.whereabouts import Whereabouts
-
-
-def new_life() -> int:
-    """Draw the random number of a process's life."""
-    return secrets.randbits(62) | 1
+from trainer.strategies.stopping import new_life
 
 
 class Returns:

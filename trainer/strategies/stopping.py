@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
@@ -9,6 +10,11 @@ from trainer.host.notes_board import Board
 
 ADMITTED = "admitted/worker/{}/{}"
 """Note of a server: who had that life of a worker let in."""
+
+
+def new_life() -> int:
+    """Draw the random number of a worker's new life."""
+    return secrets.randbits(62) | 1
 
 
 def is_lost(board: Board, rank: int) -> bool:

@@ -37,9 +37,8 @@ def buckets_of(
     order = [*range(len(parameters))] if stays else _arrivals(parameters, forward)
     if order is None:
         return None
-    cap = int(
-        told.bucket_cap_mb * MIB
-    )  # of all buckets: torch makes the first one smaller where it has its own default
+    # One cap for all buckets: torch makes the first one smaller only where it has its own default.
+    cap = int(told.bucket_cap_mb * MIB)
     gradients = [torch.empty(p.shape, dtype=dtype or p.dtype, device="meta") for p in parameters]
     ordered = [gradients[i] for i in order]
     groups, _ = dist._compute_bucket_assignment_by_size(ordered, [cap], by_row, [] if stays else order)

@@ -27,7 +27,7 @@ def own_randomness() -> Iterator[None]:
         np.random.set_state(numpy_state)
 
 
-def seed_all(seed: int) -> None:
+def seed_cpu(seed: int) -> None:
     """Seed the generators of torch, Python and numpy before code of a user's runs, which may ask any of them."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
@@ -36,4 +36,4 @@ def seed_all(seed: int) -> None:
 
 def seed_for_sample(seed: int, epoch: int, sample: int) -> None:
     """Seed these generators with what follows from the run's seed, the epoch and the sample's number alone."""
-    seed_all(hash((seed, epoch, sample)) & 0x7FFFFFFFFFFFFFFF)
+    seed_cpu(hash((seed, epoch, sample)) & 0x7FFFFFFFFFFFFFFF)

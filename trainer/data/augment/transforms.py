@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from trainer.config.instantiate import call_target
-from trainer.data.augment.randomness import own_randomness, seed_all
+from trainer.data.augment.randomness import own_randomness, seed_cpu
 from trainer.errors import RunFailed, UserError, first_line
 
 TRIES = 8
@@ -40,7 +40,7 @@ class Transforms:
         Raises:
             RunFailed: an image of another shape or type came out.
         """
-        seed_all(int(number * 2**53))
+        seed_cpu(int(number * 2**53))
         for place, call in enumerate(self.calls):
             changed = call(image)
             if why := unlike(changed, image):
@@ -61,7 +61,7 @@ def try_out(nodes: Nodes, side: int) -> None:
             if not callable(call):
                 raise UserError(what, f"is a {type(call).__name__}, which cannot be called with an image")
             for seed in range(TRIES):
-                seed_all(seed)
+                seed_cpu(seed)
                 image = torch.randint(0, 256, (3, side, side), dtype=torch.uint8)
                 try:
                     changed = call(image.clone())

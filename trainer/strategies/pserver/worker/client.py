@@ -6,7 +6,6 @@ tests/simulation.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from trainer.errors import RunFailed
 from trainer.strategies.contract import WAITS
 from trainer.strategies.pserver.protocol.messages import COMES, MOST_RECORDS, TEXT_LIMIT, Kind, Message, Verb, pack
 from trainer.strategies.pserver.worker.connections import Connections
+from trainer.strategies.stopping import new_life
 
 AGAIN_S = 2.0
 """An unanswered request is sent again after so long; each further wait is twice the last one."""
@@ -49,11 +49,6 @@ class Request:
     then: Callable[[Message], None] | None = None
     every: float = field(default_factory=lambda: AGAIN_S)
     answer: Message | None = field(default=None)
-
-
-def new_life() -> int:
-    """Draw the random number of a worker's new life."""
-    return secrets.randbits(62) | 1
 
 
 class Client:
