@@ -83,8 +83,12 @@ def test_rewound_run_sees_other_batches_and_has_each_point_once(
     assert (tmp_path / "seen").read_text().split() == [*first, *report, *anew[:3], *anew, *seen[10:]]
     assert losses(run)[:4] == plain[:4] and [step for step, _ in losses(run)] == list(range(1, 21))
     reached = dict(sent(tmp_path))
-    assert {step: loss for step, loss in reached.items() if step not in (5, 6)} == dict([*losses(run)[:4], *losses(run)[6:]])
-    assert all(reached[step] in (dict(plain)[step], dict(losses(run))[step]) for step in (5, 6)), "MLflow keeps what it had"
+    assert {step: loss for step, loss in reached.items() if step not in (5, 6)} == dict(
+        [*losses(run)[:4], *losses(run)[6:]]
+    )
+    assert all(reached[step] in (dict(plain)[step], dict(losses(run))[step]) for step in (5, 6)), (
+        "MLflow keeps what it had"
+    )
     assert len(sent(tmp_path)) == 20
     [tracked] = mlflow_runs(tmp_path)
     assert tracked.info.status == "FINISHED" and tracked.data.tags["trainer.rewinds"] == "1"
