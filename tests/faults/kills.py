@@ -13,7 +13,7 @@ from pathlib import Path
 
 FILE = "TRAINER_KILLS"
 """The variable that names the file."""
-VICTIMS = ("launcher", "worker", "server", "another")
+VICTIMS = ("launcher", "worker", "server", "tracking", "another")
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def table(kills: Iterable[Kill]) -> str:
     for kill in kills:
         rows[kill.strategy].append(kill)
     lines = [
-        "| strategy | launcher killed | worker | server | another | not needed any more | one worker started again | all started again | command typed again | updates done again | time lost, s |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| strategy | launcher killed | worker | server | tracking process | another | not needed any more | one worker started again | all started again | command typed again | updates done again | time lost, s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for strategy, them in sorted(rows.items()):
         killed = [sum(k.victim == victim for k in them) for victim in VICTIMS]

@@ -6,17 +6,20 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.tracking.tracking_file import read
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+MOST_STARTS = 6
+"""Of recorder processes for one command, one after another."""
 
 
 class Tracker:
@@ -24,7 +27,9 @@ class Tracker:
     children.
 
     The recorder reads the run folders' files, so the training never waits for MLflow; it outlives a parent that is
-    killed and then marks what was open as KILLED. Messages are JSON lines on its standard input and output.
+    killed and then marks what was open as KILLED. Messages are JSON lines on its standard input and output. When the
+    recorder dies, another one gets all messages about the runs that are open, and goes on from their ``tracking.json``: each message may
+    come twice.
 
     Args:
         say: shows a line to the user.
@@ -36,7 +41,13 @@ class Tracker:
         if away:
             self.tell_away(away)
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.process = subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
+        self.messages: list[dict[str, Any]] = []
+        self.starts, self.ending, self.lock = 0, False, threading.Lock()
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        self.starts += 1
+        process = subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
             [sys.executable, "-m", "trainer.tracking.recorder", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -44,26 +55,54 @@ class Tracker:
             env=environment(),
             start_new_session=True,
         )
-        threading.Thread(target=self._listen, daemon=True, name="tracking-answers").start()
+        threading.Thread(target=self._listen, args=(process,), daemon=True, name="tracking-answers").start()
+        return process
 
     def tell_away(self, why: str) -> None:
         """Tell the user that the store did not answer when it was tried before the start; training goes on."""
         self.away = why
         self.say(f"MLflow: the tracking server does not answer ({why}); training goes on, points are kept and sent when it does")  # fmt: skip
 
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            answer = json.loads(line)
-            if said := answer.get("warning") or answer.get("told"):
-                self.say(f"MLflow: {said}")
-            else:
-                self.answers.put(answer)
-        self.answers.put({"gone": True})
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            with contextlib.suppress(ValueError):  # half a line of a process that was killed
+                self._hear(json.loads(line))
+        self._start_again(process)
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _hear(self, answer: dict[str, Any]) -> None:
+        if said := answer.get("warning") or answer.get("told"):
+            self.say(f"MLflow: {said}")
+            return
+        with self.lock:
+            self.messages = [one for one in self.messages if _subject(one) != answer.get("closed")]
+        self.answers.put(answer)
+
+    def _start_again(self, dead: subprocess.Popen[str]) -> None:
+        """Another recorder in place of one that died; none where it was to end, or after too many."""
+        how = _ending(dead.wait())
+        with self.lock:
+            if self.ending:
+                return
+            again = self.starts < MOST_STARTS
+            if again:
+                self.process = self._start()
+                for message in for_another(self.messages):
+                    self._write(message)
+        if again:
+            self.say(f"MLflow: the tracking process {how}; another one goes on with the points that are not sent")
+        else:
+            self.say(f"MLflow: the tracking process {how}, the {MOST_STARTS}th of this command; training goes on, points are kept in metrics.jsonl")  # fmt: skip
+            self.answers.put({"gone": True})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with self.lock:
+            self.messages.append(message)
+            self._write(message)
+
+    def _write(self, message: Mapping[str, Any]) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError):  # it has died: who comes next gets all messages
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
 
@@ -109,6 +148,8 @@ class Tracker:
 
     def end(self) -> None:
         """End the recorder process; at once if it was told of no run."""
+        with self.lock:
+            self.ending = True
         if not self.opened:
             self.process.kill()
         assert self.process.stdin is not None
@@ -119,6 +160,30 @@ class Tracker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def _subject(message: Mapping[str, Any]) -> str:
+    """The folder of the run that a message is about."""
+    return str(next(filter(None, map(message.get, ("open", "back", "trained", "close")))))
+
+
+def for_another(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """What another recorder is told: with each run, before it sends a point, how far that has gone back meanwhile."""
+    for message in messages:
+        if run_dir := message.get("open"):
+            backs = [one for one in messages if one.get("back") == run_dir]
+            yield {**message, "resumed": True, "backs": backs}
+        elif "back" not in message:
+            yield message
+
+
+def _ending(code: int) -> str:
+    """How a process ended, as a part of a sentence."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"
 
 
 def environment() -> dict[str, str]:

@@ -70,20 +70,27 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
         parent = followers.get(message.get("parent") or "")
         if parent is not None and parent.run_id is None:
             parent.try_once()
-        secrets, away = message.pop("secrets"), message.pop("away", "")
+        secrets, away, backs = message.pop("secrets"), message.pop("away", ""), message.pop("backs", ())
         redact.HERE.learn(secrets)
         follower = following(message, parent.run_id if parent else None, secrets)
         if away:  # which has been said
             follower.away_since, follower.error = time.monotonic(), away
+        for back in backs:
+            _goes_back(follower, **back)
         follower.remember()
         followers[message["open"]] = follower
     elif "back" in message:
-        followers[message.pop("back")].go_back(**message)
+        _goes_back(followers[message["back"]], **message)
     elif "trained" in message:  # while the parent draws its pictures
         followers[message["trained"]].pack_models()
     elif "close" in message:
         follower = followers.pop(message["close"])
         tell(follower.finish(message["status"], message["tags"], message["timeout_s"]))
+
+
+def _goes_back(follower: Follower, back: str, points: int, cut: str) -> None:
+    assert str(follower.run_dir) == back
+    follower.go_back(points, cut)
 
 
 def following(message: dict[str, Any], children_of: str | None, secrets: list[str]) -> Follower:

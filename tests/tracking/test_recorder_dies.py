@@ -1,0 +1,171 @@
+"""The tracking process dies while a run goes on: another one sends what is missing, and no point twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections import Counter
+from contextlib import suppress
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.faults.test_restarts import losses, sent
+from tests.pace import wait_for
+from tests.runs import mlflow_runs, read, start
+from tests.tracking.test_resumed_points import Store, again, counts, message, write
+from trainer.run_folder.back_to_checkpoint import go_back
+from trainer.tracking import client, recorder
+from trainer.tracking.client import for_another
+from trainer.tracking.mlflow_run import Follower
+
+SCHEDULES, TURNS = 300, 12
+FAILING = [
+    ["log_batch before"],
+    ["log_batch half"],
+    ["log_batch after"],
+    ["history"],
+    ["log_batch half", "history"],
+    ["get_run"],
+]
+
+
+class Played:
+    """A run whose points are written, cut off and written again, while its recorder comes and goes."""
+
+    def __init__(self, folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.store, self.chance = folder, Store(), random.Random(seed)
+        self.messages: list[dict[str, Any]] = [message(folder)]
+        self.ends = [(0, 0)]
+        self.highest = self.time = 0
+        self.followers: dict[str, Follower] = {}
+        monkeypatch.setattr(recorder, "following", self.following)
+        self.born(self.messages[0])
+
+    def following(self, told: dict[str, Any], children_of: str | None, secrets: list[str]) -> Follower:
+        follower = FOLLOWING(told, children_of, secrets)
+        follower.client = self.store
+        return follower
+
+    def born(self, *messages: Mapping[str, Any]) -> None:
+        for one in messages:
+            recorder._obey({**one, "secrets": []} if "open" in one else dict(one), self.followers)
+
+    def dies(self) -> None:
+        follower = self.followers.pop(str(self.folder))
+        assert follower.hold is not None
+        follower.hold.leave()
+
+    def writes(self) -> None:
+        self.time += 1000
+        _, first = self.ends[-1]
+        last = first + self.chance.randint(1, 9)
+        self.ends.append((write(self.folder, first, last, self.time), last))
+        self.highest = max(self.highest, last)
+
+    def goes_back(self, alive: bool) -> None:
+        kept = self.chance.randrange(len(self.ends))
+        del self.ends[kept + 1 :]
+        path = self.folder / "metrics.jsonl"
+        cut = path.read_bytes()[self.ends[-1][0] :].decode() if path.exists() else ""
+        go_back(self.folder, self.ends[-1][0], lambda _: None)
+        self.messages.append({"back": str(self.folder), "points": self.ends[-1][0], "cut": cut})
+        if alive:
+            self.born(self.messages[-1])
+
+    def tries(self) -> None:
+        again(self.followers[str(self.folder)])
+
+    def turn(self) -> None:
+        match self.chance.randrange(6):
+            case 0 | 1:
+                self.writes()
+            case 2:
+                self.tries()
+            case 3:
+                self.store.failing = list(self.chance.choice(FAILING))
+                self.tries()
+                self.store.failing = []
+            case 4:
+                self.goes_back(alive=True)
+            case 5:
+                self.dies()
+                for _ in range(self.chance.randrange(3)):  # before the launcher has noticed
+                    if self.chance.random() < 0.5:
+                        self.writes()
+                    else:
+                        self.goes_back(alive=False)
+                self.born(*for_another(self.messages))
+
+
+FOLLOWING = recorder.following
+
+
+def recorder_of(launcher: int) -> psutil.Process | None:
+    """The process that sends a run's points, as long as there is one."""
+    with suppress(psutil.NoSuchProcess):
+        for one in psutil.Process(launcher).children():
+            with suppress(ProcessLookupError):
+                if os.getsid(one.pid) == one.pid:
+                    return one
+    return None
+
+
+def test_thousands_of_schedules_leave_each_point_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(SCHEDULES):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        played = Played(folder, seed, monkeypatch)
+        for _ in range(TURNS):
+            played.turn()
+        while played.ends[-1][1] < played.highest:
+            played.writes()
+        for _ in range(3):
+            played.tries()
+        assert not played.followers[str(folder)].error, seed
+        there = Counter[Any]()
+        for run_id in played.store.runs:
+            found, wanted = counts(played.store, run_id, folder)
+            there += found
+        assert there == (wanted if played.store.runs else Counter()), seed
+        played.dies()
+
+
+def test_a_run_of_which_the_recorder_is_killed_twice_is_whole_in_mlflow(tmp_path: Path) -> None:
+    """Once after points were sent; the second one at once, before it has read what it is told."""
+    process = start(
+        "+recipe=digits_lenet", "hydra.run.dir=run", "epochs=6", "execution.log_every=1", "execution.threads=1", "tracking.log_model=false",
+        cwd=tmp_path, spares=3,
+    )  # fmt: skip
+    wait_for(lambda: read(tmp_path / "run" / "tracking.json").get("sent_bytes", 0) > 0, 60, "points are sent")
+    first = recorder_of(process.pid)
+    assert first is not None
+    first.kill()
+    wait_for(
+        lambda: (second := recorder_of(process.pid)) is not None and second.pid != first.pid, 60, "another recorder"
+    )
+    second = recorder_of(process.pid)
+    assert second is not None
+    second.kill()
+    screen = tmp_path / "screen.txt"
+    assert process.wait(300) == 0, screen.read_text()
+    assert screen.read_text().count("the tracking process was killed by SIGKILL; another one goes on") == 2
+    assert sent(tmp_path) == losses(tmp_path / "run")
+    [run] = mlflow_runs(tmp_path)
+    assert run.info.status == "FINISHED" and run.data.tags["trainer.resumed"] == "0"
+
+
+def test_a_recorder_that_always_dies_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    said: list[str] = []
+    tracker = client.Tracker(said.append)
+    tracker.open(tmp_path, message(tmp_path, secrets=[]))
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    answer = tracker.close(tmp_path, "FINISHED", {}, 30.0)
+    tracker.end()
+    assert answer == {"run_id": None, "unsent": 0, "error": "the tracking process died"}
+    assert len(said) == client.MOST_STARTS and "ended with exit code 1, the 6th of this command" in said[-1]
