@@ -6,8 +6,8 @@ import os
 import random
 import sys
 from collections import Counter
-from contextlib import suppress
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
