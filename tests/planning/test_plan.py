@@ -62,6 +62,20 @@ def test_outputs_without_a_class_are_in_the_plan_and_in_the_runs_note() -> None:
     assert planned(DIGITS).concern == "" and "ATTENTION" not in note(planned(DIGITS), [])
 
 
+def test_momentum_of_workers_that_push_apart_is_a_concern() -> None:
+    alone = (DIGITS, "strategy=pserver_async", "launch.servers=1")
+    said = planned(*alone, "launch.nproc=3", "optimizer.momentum=0.9").concern
+    assert said.startswith("optimizer.momentum=0.9 with 3 workers that push apart") and "optimizer.momentum=0.5" in said
+    for fine in (
+        ["launch.nproc=3", "optimizer.momentum=0.5"],
+        ["launch.nproc=1", "optimizer.momentum=0.9"],
+        ["launch.nproc=3", "optimizer.momentum=0.9", "strategy=pserver_sync"],
+        ["launch.nproc=3", "optimizer.momentum=0.9", "strategy=pserver_geo"],
+        ["launch.nproc=3", "optimizer=adagrad"],
+    ):
+        assert planned(*alone, *fine).concern == "", fine
+
+
 def test_several_workers_are_collective() -> None:
     plan = planned(DIGITS, "launch.nproc=3")
     assert (plan.strategy, plan.why["strategy"], plan.traits.exact) == ("collective", "3 workers", True)
