@@ -10,6 +10,7 @@ from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Record
 BLOCK = 512
 """Values of a dense vector that share one int8 scale."""
 FORMATS = ("full", "bf16", "int8")
+FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def encode(values: torch.Tensor, kind: Kind, table: int, form: str = "full") -> list[Record]:
@@ -35,6 +36,8 @@ def decode(array: np.ndarray, scales: np.ndarray | None, dtype: torch.dtype) -> 
     Raises:
         Malformed: the scales do not fit.
     """
+    if array.dtype in FLOATS:
+        return torch.from_numpy(array).to(dtype)
     if array.dtype == np.uint16:
         return torch.from_numpy(array).view(torch.bfloat16).to(dtype)
     if array.dtype == np.int8:
@@ -43,9 +46,7 @@ def decode(array: np.ndarray, scales: np.ndarray | None, dtype: torch.dtype) -> 
         if scales is None or scales.shape != (len(rows),):
             raise Malformed("int8 values without their scales")
         return (rows.to(dtype) * torch.from_numpy(scales).to(dtype).unsqueeze(1)).reshape(-1)[: values.numel()].view(values.shape)  # fmt: skip
-    if array.dtype not in (np.float32, np.float64):
-        raise Malformed(f"values of {array.dtype}")
-    return torch.from_numpy(array).to(dtype)
+    raise Malformed(f"values of {array.dtype}")
 
 
 def _in_rows(values: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ WORK_COLUMNS = 4
 LARGEST_NUMBER = 1 << 53
 
 
-@dataclass(frozen=True)
-class Numbers:
+class Numbers(NamedTuple):
     """The numbers of a PUSH: version, samples, age, merged gradients.
 
     Attributes:
@@ -64,7 +63,7 @@ def work(message: Message) -> np.ndarray:
         return np.empty((0, WORK_COLUMNS), dtype=np.int64)
     if found.ndim != 2 or found.shape[1] != WORK_COLUMNS or found.dtype != np.int64 or len(found) > MOST_WORK:
         raise Malformed(f"work of {found.shape}")
-    if len(found) and (found.min() < 0 or (found[:, 2] >= found[:, 3]).any()):
+    if any(min(row) < 0 or row[2] >= row[3] for row in found.tolist()):
         raise Malformed("work of negative numbers, or of no batches")
     return found
 

@@ -65,7 +65,7 @@ class Watermark:
             self.above.remove(self.done)
 
 
-@dataclass
+@dataclass(slots=True)
 class Member:
     """One worker as a server sees it: its lives (random numbers), fenced ones, its watermark, when it was heard last,
     and how it ended, if it did. ``coming``: it is there again, and is not let in yet."""
@@ -93,7 +93,7 @@ class Member:
     @property
     def present(self) -> bool:
         """Whether the worker has not left and is not lost; it may not have come yet."""
-        return not self.left and not self.lost and not self.coming
+        return not (self.left or self.lost or self.coming)
 
 
 class Members:

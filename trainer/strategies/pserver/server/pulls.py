@@ -49,7 +49,7 @@ class Pulls:
             raise NotYet(rule.awaited(message.clock), "the update of the parameters")
         wanted = {r.table: checks.ids(shard, r.table, r.array) for r in message.records if r.kind == Kind.IDS}
         self.count["pulls"] += 1
-        dense = shard.copy() if message.flags & WANTS_DENSE and len(shard.vector) else None
+        dense = shard.copy() if message.flags & WANTS_DENSE and shard.vector.numel() else None
         rows = self._rows(shard, wanted, message)
         if message.flags & CREATES:
             rule.pulled(message.rank, dense, rows)

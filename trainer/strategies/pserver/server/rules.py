@@ -368,7 +368,7 @@ class Geo(Rule):
         """
         answer = super().answer(message, applied)
         cursor = int(message.need(Kind.NUMBERS)[0])
-        if len(self.shard.vector):
+        if self.shard.vector.numel():
             answer.records += encode(self.shard.copy(), Kind.DENSE, 0)
         for number, table in self.shard.tables.items():
             ids, values = table.refresh(message.rank, cursor)

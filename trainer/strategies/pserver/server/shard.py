@@ -67,6 +67,7 @@ class Shard:
         groups = layout.groups or [(layout.dense, 1.0, True)]
         self.rates = [Rate(lr, decays) for _, lr, decays in groups]
         self.parts = [nn.Parameter(part) for part in self.vector.split([n for n, _, _ in groups])]  # share its memory
+        self.sizes = [part.numel() for part in self.parts]
         groups_of_one: list[tuple[Rate, list[Any]]] = [(r, [p]) for r, p in zip(self.rates, self.parts, strict=True)]
         self.optimizer = optimizer_of(config.optimizer, groups_of_one, plan.lr)
         self.base_lrs = [float(g["lr"]) for g in self.optimizer.param_groups]
@@ -128,10 +129,10 @@ class Shard:
             merged: gradients that were added up for it, by which the schedule goes on.
         """
         factor = self.factor(self.step) * scale
-        if gradient is not None and len(self.vector):
+        if gradient is not None and self.vector.numel():
             for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
                 group["lr"] = base * factor
-            for part, own in zip(self.parts, gradient.split([len(p) for p in self.parts]), strict=True):
+            for part, own in zip(self.parts, gradient.split(self.sizes), strict=True):
                 part.grad = own
             self.optimizer.step()
             for part in self.parts:
@@ -209,7 +210,7 @@ class Shard:
             if kind == DENSE:
                 self.vector.copy_(vector)
                 continue
-            for state, own in zip(states, vector.split([len(p) for p in self.parts]), strict=True):
+            for state, own in zip(states, vector.split(self.sizes), strict=True):
                 state[kind.removeprefix(f"{DENSE}.")] = own.clone()
 
     def _load_numbers(self, saved: Mapping[str, Any]) -> None:

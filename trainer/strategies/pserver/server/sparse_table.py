@@ -71,7 +71,7 @@ class SparseTable:
             ValueError: an id outside of the table.
         """
         slots = self._find(ids)
-        absent = np.flatnonzero(slots < 0)
+        absent = (slots < 0).nonzero()[0]
         if len(absent) and create and self.admission is None:
             slots[absent] = self._make(ids[absent])
             absent = absent[:0]
@@ -211,10 +211,10 @@ class SparseTable:
     def _admitted(self, ids: np.ndarray, updates: torch.Tensor, clock: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots (N,) and updates (N, D) of the rows that exist or are let in now; the rest is dropped and counted."""
         slots = self._find(ids)
-        absent = np.flatnonzero(slots < 0)
+        absent = (slots < 0).nonzero()[0]
         if len(absent):
             slots[absent] = self._let_in(ids[absent], clock)
-            kept = np.flatnonzero(slots >= 0)
+            kept = (slots >= 0).nonzero()[0]
             if len(kept) < len(slots):
                 self.dropped += len(slots) - len(kept)
                 slots, updates = slots[kept], updates[torch.from_numpy(kept)]

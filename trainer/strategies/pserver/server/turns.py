@@ -32,7 +32,7 @@ class Outlet(Protocol):
         """The outlet's counts for the server's statistics."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class WaitingRequest:
     """A request that waits: since when, and the address for its answer."""
 

@@ -66,7 +66,7 @@ class Index(ABC):
             ValueError: an id below 0.
         """
         slots = self.find(ids)
-        absent = np.flatnonzero(slots < 0)
+        absent = (slots < 0).nonzero()[0]
         if len(absent):
             slots[absent] = fresh = self._take(len(absent))
             self._put(ids[absent], fresh)
@@ -106,7 +106,7 @@ class DirectIndex(Index):
         return self._slots.nbytes + self._free.nbytes
 
     def ids(self) -> np.ndarray:
-        return np.flatnonzero(self._slots >= 0)
+        return (self._slots >= 0).nonzero()[0]
 
     def slots(self) -> np.ndarray:
         return self._slots[self._slots >= 0].astype(np.int64)
@@ -166,7 +166,7 @@ class HashIndex(Index):
         mask = len(self._keys) - 1
         places = _home(ids, mask)
         keys = self._keys.take(places)
-        searching = np.flatnonzero((keys != ids) & (keys != EMPTY))
+        searching = ((keys != ids) & (keys != EMPTY)).nonzero()[0]
         while len(searching):
             at = (places[searching][:, None] + AHEAD) & mask
             keys = self._keys.take(at)

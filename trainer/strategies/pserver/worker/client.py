@@ -7,7 +7,7 @@ tests/simulation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch.profiler import record_function
@@ -37,7 +37,7 @@ class Fenced(RunFailed):
     ends_run = False
 
 
-@dataclass
+@dataclass(slots=True)
 class Request:
     """A request of this worker to one server, and its answer when it is there."""
 
@@ -47,8 +47,8 @@ class Request:
     sent: float
     again: float
     then: Callable[[Message], None] | None = None
-    every: float = field(default_factory=lambda: AGAIN_S)
-    answer: Message | None = field(default=None)
+    every: float = AGAIN_S
+    answer: Message | None = None
 
 
 class Client:
@@ -115,20 +115,21 @@ class Client:
         message.rank, message.incarnation, message.number = self.rank, self.incarnations[server], self.number
         frames = pack(message)
         now = self.connections.now()
-        request = Request(server, message, frames, now, now + AGAIN_S, then)
+        request = Request(server, message, frames, now, now + AGAIN_S, then, AGAIN_S)
         self.under_way[self.number] = request
         self.connections.send(server, frames)
         return request
 
     def _refuse_large(self, server: int, message: Message) -> None:
         """A server would close the connection, or forget the message, without an answer."""
-        what = f"{message.verb.name} of worker {self.rank} to {self.names[server]}"
         if len(message.records) > MOST_RECORDS:
+            what = f"{message.verb.name} of worker {self.rank} to {self.names[server]}"
             raise RunFailed(f"{what} has {len(message.records):,} records, and servers take {MOST_RECORDS:,}: a model of fewer tensors would fit")  # fmt: skip
         for record in message.records:
             size, limit = record.array.nbytes, TEXT_LIMIT if record.kind == Kind.TEXT else self.most_bytes
             if size <= limit:
                 continue
+            what = f"{message.verb.name} of worker {self.rank} to {self.names[server]}"
             part = f"{size:,} bytes of {record.kind.name}" + (f" of table {record.table}" if record.table else "")
             instead = "a model of fewer tensors, or a larger strategy.slice_above" if record.kind == Kind.TEXT else "more launch.servers, or fewer rows at once: data.batch_size, in pserver_async strategy.max_merge_var_num, in pserver_geo strategy.k_steps"  # fmt: skip
             raise RunFailed(f"{what} has {part} in one frame, and servers take {limit:,}. What helps: {instead}")
@@ -203,13 +204,15 @@ class Client:
                     f"{self.names[silent.server]} did not answer {silent.message.verb.name}" if silent else "no answer"
                 )
                 raise RunFailed(f"{what} of worker {self.rank} within {patience_s:g} s (strategy.timeout_s)")
-            seconds = max(0.0, min([r.again for r in self.under_way.values()] + [deadline]) - now)
-            seconds = seconds if meanwhile is None else min(seconds, MEANWHILE_S)
+            again = min([r.again for r in self.under_way.values()] + [deadline])
+            seconds = max(0.0, again - now) if meanwhile is None else min(max(0.0, again - now), MEANWHILE_S)
             self.connections.wait(seconds)
-            if (away := self.connections.now() - now - seconds) > AWAY_S:
-                deadline += away
+            late = self.connections.now() - now - seconds
+            if late > AWAY_S:
+                deadline += late
             self.take()
-            self._send_again()
+            if late >= 0.0:
+                self._send_again()
             if meanwhile is not None:
                 before = self.connections.now()
                 meanwhile()

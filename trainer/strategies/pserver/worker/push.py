@@ -71,7 +71,7 @@ class PushEncoder:
     def _records(self, push: WholePush, server: int, places: dict[int, list[np.ndarray]]) -> list[Record]:
         numbers = [push.bases[server], push.samples, push.age, push.merged]
         records = [Record(Kind.NUMBERS, np.array(numbers, dtype=np.float64)), *push.work]
-        if len(push.dense[server]):
+        if push.dense[server].numel():
             records += self._dense(push.dense[server], server)
         for number, (ids, values) in push.rows.items():
             if self.servers > 1:

@@ -171,7 +171,7 @@ class RemoteTable:
         if self.servers == 1:
             return [np.arange(len(ids))]
         homes = self.home[buckets_of(self.key, ids)]
-        return [np.flatnonzero(homes == server) for server in range(self.servers)]
+        return [(homes == server).nonzero()[0] for server in range(self.servers)]
 
     def gradient(self) -> tuple[np.ndarray, torch.Tensor]:
         """Take the table's gradient: unique ids (U,) and gradients (U, D) summed over all look-ups since the last
