@@ -4,11 +4,18 @@ from __future__ import annotations
 
 
 class Notes(dict[str, str]):
-    """As trainer/host/notes_board.py's boards, for one process."""
+    """As trainer/host/notes_board.py's boards, for one process.
+
+    Attributes:
+        changes: so many notes were left.
+    """
+
+    changes = 0
 
     def set(self, key: str, value: str) -> None:
         """Leave a note."""
         self[key] = value
+        self.changes += 1
 
     def check(self, keys: list[str]) -> bool:
         """Whether all these notes are there."""
@@ -35,7 +42,7 @@ class PartOfNotes:
 
     def check(self, keys: list[str]) -> bool:
         """Whether all these notes are there."""
-        return self.notes.check([f"{self.prefix}/{key}" for key in keys])
+        return all(f"{self.prefix}/{key}" in self.notes for key in keys)
 
     def get(self, key: str) -> bytes:
         """Read a note."""

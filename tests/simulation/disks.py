@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from tests.simulation.world import Violation, World
 from trainer.errors import RunFailed
-from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
-from trainer.strategies.pserver.server import saving
-from trainer.strategies.pserver.worker import export
 from trainer.weights.server_parts import part_name
 
 WORKERS = 0
@@ -28,7 +22,7 @@ PIECE = 400
 
 
 class Disks:
-    """What ``snapshot`` and ``snapshot_parts`` do, in memory, and what must hold of it.
+    """What the product's ``snapshot`` and ``snapshot_parts`` do, in memory, and what must hold of it.
 
     A snapshot that is complete has every server's part as that server has written it last. A server that is told that its
     part is elsewhere keeps none of it.
@@ -43,18 +37,6 @@ class Disks:
         self.here = WORKERS
         self.files: dict[tuple[int, str, str], bytes] = {}
         self.written: dict[tuple[str, int], bytes] = {}
-
-    @contextlib.contextmanager
-    def mounted(self) -> Iterator[None]:
-        """While it lasts, the product's snapshots go to these disks."""
-        clock = SimpleNamespace(monotonic=lambda: self.world.now)
-        with (
-            patch.multiple(snapshot, begin=self.begin, write_part=self.write_part, write_index=self.write_index, complete=self.write_index),
-            patch.multiple(snapshot_parts, mark=self.mark, is_shared=self.is_shared, piece=self.piece, forget=self.forget, receive=self.receive),
-            patch.object(export, "leave_failure", self.leave_failure),
-            patch.multiple(saving, time=clock, kept_by=lambda node: "SGD"),  # to know that, a real one is made and takes a step
-        ):  # fmt: skip
-            yield
 
     # --- a server's ------------------------------------------------------------------------------------------------
 
@@ -124,6 +106,8 @@ class Disks:
             Violation: always; no disk is full here, and no server is away for as long as a save may take.
         """
         raise Violation(f"there is no snapshot {folder}: {why}")
+
+    complete = write_index
 
     def check_end(self) -> None:
         """What must be so when a run has ended well and no worker was lost.

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from unittest.mock import patch
 
 import numpy as np
-import torch
 
 from tests.notes import Notes
 from tests.simulation.disks import Disks
-from tests.simulation.scenario import LOST_AFTER_S, Fault, Scenario
+from tests.simulation.scenario import DEATHS, LOST_AFTER_S, Fault, Scenario
 from tests.simulation.servers import SimulatedServer, declared
+from tests.simulation.stage import STAGE
 from tests.simulation.workers import KILLED, Saved, SimulatedWorker
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
-from trainer.strategies.pserver.protocol.messages import Message
-from trainer.strategies.pserver.worker import client as client_module
-from trainer.strategies.pserver.worker import worker as worker_module
+from trainer.strategies.pserver.protocol.messages import Message, Verb
 from trainer.strategies.pserver.worker.geo import PserverGeo
 from trainer.strategies.pserver.worker.worker import PserverWorker
 from trainer.strategies.stopping import is_lost
@@ -31,8 +25,8 @@ LONGEST_S = 3000.0
 LINGER_S = 5.0
 """As launch/supervisor.py: so long processes go on of which the others have declared all lost."""
 
-
-NO_RECORD: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+WITH_CODEC = 8
+"""In one run of so many, messages travel in frames."""
 
 
 @dataclass
@@ -56,7 +50,8 @@ def simulate(scenario: Scenario, tracing: bool = False) -> Outcome:
     world = World(scenario.seed, tracing)
     play = Play(world, scenario)
     violation = ""
-    with _seeded(world), play.disks.mounted():
+    STAGE.world, STAGE.disks, STAGE.codec = world, play.disks, scenario.seed % WITH_CODEC == 0
+    with STAGE.ready():
         try:
             world.run(LONGEST_S)
             play.check_end()
@@ -69,33 +64,6 @@ def simulate(scenario: Scenario, tracing: bool = False) -> Outcome:
         finally:
             play.close()
     return Outcome(scenario, play.end, violation, world.injected, world.trace, world.now)
-
-
-class Said(io.TextIOBase):
-    """What the product prints goes into the trace."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def write(self, told: str) -> int:
-        if self.world.tracing and told.strip():
-            self.world.say(f"    {told.strip()}")
-        return len(told)
-
-
-@contextlib.contextmanager
-def _seeded(world: World) -> Iterator[None]:
-    """Messages travel as they are, not in frames; lives are drawn from the seed, too."""
-    with (
-        patch.object(client_module, "pack", lambda message: message),
-        patch.object(client_module, "record_function", lambda name: NO_RECORD),
-        patch.object(torch.autograd.profiler, "record_function", lambda name: NO_RECORD),
-        patch.object(torch.compiler, "disable", lambda function: function),  # nothing is compiled
-        patch.object(worker_module, "LEASE_LOOK_S", 0.2),  # a tenth of the requests, to the same effect
-        patch.object(client_module, "new_life", lambda: world.random.getrandbits(62) | 1),
-        contextlib.redirect_stdout(Said(world)),  # type: ignore[type-var]
-    ):
-        yield
 
 
 class Play:
@@ -196,7 +164,7 @@ class Play:
             case "clock":
                 process.jump(fault.seconds)
             case "torn":
-                worker.doomed = True
+                worker.doomed = Verb.MEET if fault.kind == "torn stop" else Verb.PUSH
             case "nonsense":
                 happened = server.gets_nonsense(fault.worker)
         self.world.injected[fault.kind] += happened
@@ -247,12 +215,13 @@ class Play:
 
     def look(self) -> None:
         """Processes that still run although the others have lost them all are ended after a while."""
-        running = [w for w in self.workers if w.rank not in self.gone]
-        if all(s.ended for s in self.servers) and all(is_lost(self.board, w.rank) for w in running):
-            self.unneeded_since = self.world.now if self.unneeded_since is None else self.unneeded_since
-            if self.world.now - self.unneeded_since > LINGER_S:
-                for worker in running:
-                    worker.kill()
+        if all(s.ended for s in self.servers):
+            running = [w for w in self.workers if w.rank not in self.gone]
+            if all(is_lost(self.board, w.rank) for w in running):
+                self.unneeded_since = self.world.now if self.unneeded_since is None else self.unneeded_since
+                if self.world.now - self.unneeded_since > LINGER_S:
+                    for worker in running:
+                        worker.kill()
         self.world.after(1.0, self.look)
 
     def fails(self, why: str) -> None:
@@ -305,7 +274,7 @@ class Play:
         """Whether anything happened to a worker that may have it declared lost."""
         own = [f for f in self.scenario.faults if f.worker == rank]
         silent = sum(f.seconds for f in own if f.kind in ("stop worker", "suspend worker", "cut"))
-        return silent > LOST_AFTER_S / 2 or any(f.kind in ("kill worker", "torn push") for f in own)
+        return silent > LOST_AFTER_S / 2 or any(f.kind in DEATHS for f in own)
 
     def _check_pieces(self, server: SimulatedServer) -> None:
         """Every piece of work once; of lost workers at most once, where nobody takes over their work."""

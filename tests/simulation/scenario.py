@@ -12,12 +12,14 @@ TIMEOUT_S = 200.0
 SHORT = (0.01, 0.05, 0.3, 0.5, 1.0, 3.0, 8.0)
 LONG = (12.0, 20.0, 25.0)
 """Seconds of a stop or a cut: below and above ``LOST_AFTER_S``."""
-LONG_RUNS = 7
+LONG_RUNS = 7, 30
 """Runs whose seeds end in it have up to 8 workers, 4 servers and 288 batches. The others are short, and find the same in less time."""
-WAKING_RUNS = 3
+WAKING_RUNS = 3, 30
 """Runs of ssp whose seeds end in it are made for workers that rest and wake."""
 JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
 FAULTS = ("stop worker", "stop server", "suspend worker", "suspend server", "kill worker", "kill server", "cut", "reset", "clock of worker", "clock of server", "nonsense", "torn push")  # fmt: skip
+DEATHS = ("kill worker", "torn push", "torn stop")
+"""Of a worker: at a time, in the middle of its next push, or at the next stop of all."""
 WEIGHTS = (4, 4, 1, 1, 5, 0.15, 3, 3, 1, 1, 3, 6)
 
 
@@ -84,48 +86,60 @@ class Scenario:
         r = random.Random(seed)
         drawn_mode = r.choices(MODES, (4, 4, 4, 2))[0]
         mode = mode or drawn_mode
-        long = seed % 10 == LONG_RUNS
-        workers = r.choices((1, 2, 3, 4, 6, 8), (3, 8, 6, 2, 1, 1) if long else (2, 9, 4, 0, 0, 0))[0]
-        servers = r.choices((1, 2, 3, 4), (5, 6, 2, 1) if long else (6, 5, 1, 1))[0]
+        long = _is_one_of(LONG_RUNS, seed)
+        workers = r.choices((1, 2, 3, 4, 6, 8), (3, 8, 6, 2, 1, 1) if long else (2, 9, 2, 0, 0, 0))[0]
+        servers = r.choices((1, 2, 3, 4), (5, 6, 2, 1) if long else (9, 5, 0.5, 0.3))[0]
         leased = mode != "sync" and r.random() < 0.85
         merge = r.choices((1, 2), (4, 1))[0]
-        table = r.random() < 0.5
+        table = r.random() < (0.5 if long else 0.3)
         calm = r.random() < 0.15  # no bad weather: whether the faults alone are survived
         scenario = Scenario(
             seed, mode, workers, servers,
-            epochs=r.choices((1, 2), (3, 1) if long else (12, 1))[0],
-            blocks=r.choice((1, 2, 3, 4, 6, 9) if long else (1, 2, 2, 3)),
-            block=merge * r.choice((1, 2, 3, 3, 8) if long else (1, 2, 2, 3)),
+            epochs=r.choices((1, 2), (3, 1) if long else (20, 1))[0],
+            blocks=r.choice((1, 2, 3, 4, 6, 9) if long else (1, 1, 2, 2, 3)),
+            block=merge * r.choice((1, 2, 3, 3, 8) if long else (1, 2, 2, 2, 3)),
             merge=merge,
             leased=leased,
             take_over=r.random() < 0.9,
-            saves=long or r.random() < 0.4,
+            saves=long or r.random() < 0.25,
             table=table,
             options=_options(r, mode, table),
-            drop=0.0 if calm else r.choice((0.0, 0.02, 0.1, 0.2)),
-            double=0.0 if calm else r.choice((0.0, 0.05, 0.2)),
-            late=0.0 if calm else r.choice((0.0, 0.1, 0.3)),
+            drop=0.0 if calm else r.choice((0.0, 0.05, 0.1, 0.2)),
+            double=0.0 if calm else r.choice((0.0, 0.1, 0.2)),
+            late=0.0 if calm else r.choice((0.0, 0.15, 0.3)),
             slow_s=r.choice((0.01, 0.1, 3.0, 20.0) if long else (0.01, 0.1, 0.1, 3.0, 20.0)),
             latency_s=r.choice((0.002, 0.002, 0.05, 0.3)),
             disk_s=r.choice((0.0, 0.5, 15.0)),
             pace=tuple(r.choice((0.001, 0.01, 0.01, 0.05, 0.5)) for _ in range(workers)),
-            faults=tuple(sorted((_fault(r, workers, servers) for _ in range(r.choice((0, 1, 1, 2, 3)))), key=lambda f: f.at)),
+            faults=tuple(sorted((_fault(r, workers, servers) for _ in range(r.choice((1, 1, 2, 2, 3)))), key=lambda f: f.at)),
         )  # fmt: skip
         return scenario._drawn_later(random.Random(~seed))
 
     def _drawn_later(self, r: random.Random) -> Scenario:
         """What was added to scenarios has a generator of its own: the rest of a seed's scenario stays what it was."""
-        told = self._waking(r) if self.mode == "ssp" and self.seed % 10 == WAKING_RUNS else self
+        told = self._waking(r) if self.mode == "ssp" and _is_one_of(WAKING_RUNS, self.seed) else self
+        more: dict[str, Any] = {"options": told.options | told._without_effect(r), "buffers": r.random() < 0.1}
         if told.saves and r.random() < 0.6:
-            told = replace(told, hosts=tuple(r.choice((0, server + 1)) for server in range(told.servers)))
-        told = replace(told, options=told.options | told._without_effect(r), buffers=r.random() < 0.1)
-        if told.leased and told.workers > 1 and r.random() < 0.5:
-            told = replace(told, returns=3, stops=r.choice((0, 1, 2, 5)))
+            more["hosts"] = tuple(r.choice((0, server + 1)) for server in range(told.servers))
+        if told.leased and told.workers > 1 and r.random() < 0.22:
+            more |= {"faults": told._with_a_kill(r), "returns": 3, "stops": r.choice((0, 1, 2, 5))}
+            if r.random() < 0.2:
+                more |= told._dies_as_it_comes(r)
         if told.saves and r.random() < 0.2:
-            told.options["persistables"] = True
-        if told.buffers and r.random() < 0.5:
-            told.options["buffers"] = "average"
-        return replace(told, bulky=told.table and r.random() < 0.15, evaluates=told.table and r.random() < 0.15)
+            more["options"]["persistables"] = True
+        if more["buffers"] and r.random() < 0.5:
+            more["options"]["buffers"] = "average"
+        more |= {"bulky": told.table and r.random() < 0.15, "evaluates": told.table and r.random() < 0.15}
+        return replace(told, **more)
+
+    def _with_a_kill(self, r: random.Random) -> tuple[Fault, ...]:
+        """Whoever comes back has died before."""
+        return (*self.faults[:-1], replace(self.faults[-1], kind=r.choice(DEATHS)))
+
+    def _dies_as_it_comes(self, r: random.Random) -> dict[str, Any]:
+        """A worker dies in the middle of its first messages, some of which come after those of its next life."""
+        dies = Fault(r.uniform(0.0, 0.1), "kill worker", r.randrange(1, self.workers), 0, 0.0)
+        return {"faults": (dies, *self.faults[1:]), "late": 0.3, "slow_s": 20.0}
 
     def _without_effect(self, r: random.Random) -> dict[str, Any]:
         """Keys of the strategy that leave pieces whole: limits that nothing reaches, and forms in which 0 and 1 travel unchanged."""
@@ -144,10 +158,15 @@ class Scenario:
         """One of three workers finds no second block and rests; of the others one is killed in its second block, which the one that
         rested takes over, while the third takes steps of which the servers know more and less."""
         return replace(
-            self, workers=3, servers=2, epochs=1, leased=True, take_over=True, blocks=5, block=self.merge * r.choice((3, 4)),
+            self, workers=3, servers=2, epochs=1, leased=True, take_over=True, blocks=5, block=r.choice((3, 4)), merge=1,
             drop=r.choice((0.0, 0.02)), late=r.choice((0.1, 0.3)), slow_s=3.0, latency_s=0.002, pace=(0.5,) * 3, options=self.options | {"staleness": r.choice((0, 1))},
             faults=(Fault(r.uniform(3.0, 12.0), "kill worker", r.randrange(3), 0, 0.0),),
         )  # fmt: skip
+
+    @property
+    def timed(self) -> bool:
+        """Batches have a time of their own."""
+        return self.options.get("evict_by") == "event_time"
 
     @property
     def batches(self) -> int:
@@ -188,4 +207,10 @@ def _options(r: random.Random, mode: str, table: bool) -> dict[str, Any]:
 def _fault(r: random.Random, workers: int, servers: int) -> Fault:
     kind = r.choices(FAULTS, WEIGHTS)[0]
     seconds = r.choice(JUMPS) if kind.startswith("clock") else r.choice(SHORT + LONG)
-    return Fault(10 ** r.uniform(-2.5, 1.0), kind, r.randrange(workers), r.randrange(servers), seconds)
+    return Fault(10 ** r.uniform(-2.3, 0.8), kind, r.randrange(workers), r.randrange(servers), seconds)
+
+
+def _is_one_of(which: tuple[int, int], seed: int) -> bool:
+    """Whether a seed is of these runs: (remainder, divisor)."""
+    remainder, divisor = which
+    return seed % divisor == remainder

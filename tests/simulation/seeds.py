@@ -22,6 +22,7 @@ def part(seeds: range, mode: str | None, mutation: str | None) -> tuple[int, Cou
     from tests.simulation.mutations import mutated
     from tests.simulation.run import simulate
     from tests.simulation.scenario import Scenario
+    from tests.simulation.stage import STAGE
 
     torch.set_num_threads(1)
     if gc.get_freeze_count() == 0:  # what was imported is no garbage: looked at once, not again and again
@@ -31,7 +32,7 @@ def part(seeds: range, mode: str | None, mutation: str | None) -> tuple[int, Cou
     injected: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     broken = []
-    with mutated(mutation):
+    with STAGE.ready(), mutated(mutation):
         for seed in seeds:
             outcome = simulate(Scenario.drawn(seed, mode))
             injected += outcome.injected
@@ -46,8 +47,9 @@ def found_by(mutation: str, seeds: range, mode: str | None = None) -> tuple[int,
     from tests.simulation.mutations import mutated
     from tests.simulation.run import simulate
     from tests.simulation.scenario import Scenario
+    from tests.simulation.stage import STAGE
 
-    with mutated(mutation):
+    with STAGE.ready(), mutated(mutation):
         for seed in seeds:
             if violation := simulate(Scenario.drawn(seed, mode)).violation:
                 return seed, violation

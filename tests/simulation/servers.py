@@ -13,16 +13,28 @@ from tests.notes import Notes
 from tests.simulation.disks import Disks
 from tests.simulation.nonsense import Nonsense
 from tests.simulation.scenario import Scenario
+from tests.simulation.stage import STAGE
 from tests.simulation.world import Process, Violation, World
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import DataConfig, SchedulerConfig
 from trainer.errors import RunFailed
 from trainer.strategies import builtin
 from trainer.strategies.builtin import PserverDeclaration
-from trainer.strategies.pserver.protocol.messages import COMES, RESTS, RESUMES, WAKES, Kind, Message, Record, Verb
+from trainer.strategies.pserver.protocol.messages import (
+    COMES,
+    RESTS,
+    RESUMES,
+    WAKES,
+    Kind,
+    Message,
+    Record,
+    Verb,
+    pack,
+    unpack,
+)
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
 
-IDLE_S = 2.0
+IDLE_S = 3.0
 """So often a server looks around while nothing comes. A real one does it more often, to the same effect."""
 NONSENSE_AT_ONCE = 4
 DECLARED: dict[str, type[PserverDeclaration]] = {"async": builtin.PserverAsyncDeclaration, "ssp": builtin.PserverSspDeclaration, "geo": builtin.PserverGeoDeclaration, "sync": builtin.PserverSyncDeclaration}  # fmt: skip
@@ -30,8 +42,10 @@ DECLARED: dict[str, type[PserverDeclaration]] = {"async": builtin.PserverAsyncDe
 
 def copied(message: Message) -> Message:
     """What arrives of a message: its buffers as they are now."""
+    if STAGE.codec:
+        return unpack([bytearray(frame) for frame in pack(message)])
     m = message
-    records = [Record(r.kind, r.array.copy(), r.table) for r in m.records]
+    records = [Record(r.kind, r.array.copy() if r.array.flags.writeable else r.array, r.table) for r in m.records]
     return Message(m.verb, m.rank, m.incarnation, m.number, m.sequence, m.clock, m.flags, records)
 
 
@@ -102,6 +116,8 @@ class SimulatedServer(Process):
         self.machine = Server(number, Run(scenario), strategy, self, board, self.clock, 1 << 26)
         self.save = self.machine.verbs[Verb.SAVE]
         self.machine.verbs[Verb.SAVE] = self._save
+        self.board, self.news, self.look_after = board, (-1, -1), self.machine.liveness.look_after
+        self.machine.liveness.look_after = self._look_after  # type: ignore[method-assign]
         world.after(IDLE_S * world.random.random(), self.idle)
 
     def clock(self) -> float:
@@ -176,6 +192,14 @@ class SimulatedServer(Process):
         self.machine.ended_turn = self.clock()
         self.busy = 0.0
         self.world.at(self.stopped_until, self.goes_on)
+
+    def _look_after(self) -> None:
+        """Who is missing: looked for only if there is a new note, a new life or a silence, because nothing else tells it."""
+        members = self.machine.members
+        news = self.board.changes, sum([len(m.lives) for m in members.all])
+        if news != self.news or members.silent():
+            self.news = news
+            self.look_after()
 
     def _save(self, message: Message) -> Message:
         answer = self.save(message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from trainer.optim.groups import Rate
 from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
 from trainer.optim.updater import Updater
 from trainer.strategies.contract import Lease, Seat, Share
-from trainer.strategies.pserver.protocol.messages import Message, Verb
+from trainer.strategies.pserver.protocol.messages import STOPS, Message, Verb
 from trainer.strategies.pserver.worker import async_and_ssp, geo, sync
 from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker.export import save_checkpoint
@@ -96,10 +96,7 @@ class Ways:
 
     def __init__(self, worker: SimulatedWorker, count: int) -> None:
         self.worker, self.count = worker, count
-        self.now = worker.clock
-
-    def send(self, server: int, frames: Sequence[Any]) -> None:
-        self.worker.send(server, frames)  # type: ignore[arg-type]
+        self.now, self.send = worker.clock, worker.send
 
     def receive(self) -> list[Message]:
         came, self.worker.inbox = self.worker.inbox, []
@@ -128,7 +125,7 @@ class Blocks:
     def read(self, epoch: int, lease: Lease) -> Iterator[tuple[Any, torch.Tensor]]:
         first = epoch * self.scenario.batches + lease.block * self.scenario.block
         for number in range(lease.start, self.scenario.block):
-            yield _inputs(first + number), _label()
+            yield _inputs(first + number, self.scenario.timed), _label()
 
 
 @cache
@@ -137,8 +134,9 @@ def _label() -> torch.Tensor:
 
 
 @cache
-def _inputs(piece: int) -> dict[str, Any]:
-    return {"ids": torch.tensor([SHARED, piece + 1]), "piece": piece, "time": torch.tensor([piece + 1])}
+def _inputs(piece: int, timed: bool) -> dict[str, Any]:
+    inputs = {"ids": torch.tensor([SHARED, piece + 1]), "piece": piece}
+    return inputs | {"time": torch.tensor([piece + 1])} if timed else inputs
 
 
 class SimulatedWorker(Process):
@@ -169,7 +167,7 @@ class SimulatedWorker(Process):
         self.for_messages = False
         self.waiting_since: float | None = None
         self.computed: list[int] = []
-        self.doomed = False  # it is killed when only some servers have its next push
+        self.doomed: Verb | None = None  # it is killed when only some servers have its next push, or at its next stop
         self.strategy: PserverWorker | None = None
         self.run = greenlet(self._main)
         world.after((10.0 * world.random.random() ** 2 if number else 0.05) * world.random.random(), self._begin)
@@ -229,11 +227,11 @@ class SimulatedWorker(Process):
         self.send_away(server, copied(request), self.address)
 
     def _tears(self, request: Message) -> bool:
-        """Whether this part of a push never leaves; its worker soon is no more."""
-        if request.verb != Verb.PUSH:
+        """Whether this message never leaves; its worker soon is no more."""
+        if request.verb != self.doomed or (request.verb == Verb.MEET and not request.flags & STOPS):
             return False
-        self.world.after(0.02 * self.world.random.random(), self.kill)
-        return self.world.random.random() < 0.5
+        self.world.after((0.02 if request.verb == Verb.PUSH else 0.5) * self.world.random.random(), self.kill)
+        return self.world.random.random() < (0.5 if request.verb == Verb.PUSH else 0.1)
 
     def kill(self) -> None:
         """SIGKILL: it does nothing more, says nothing more."""
@@ -377,7 +375,8 @@ class SimulatedWorker(Process):
         merge, each = self.scenario.merge, self.scenario.each
         first = epoch * self.scenario.batches + self.rank * each
         for number in range(update * merge, each):
-            yield Batch(_inputs(first + number), _label(), 1, 1 / merge, (number + 1) % merge == 0, merge)
+            inputs = _inputs(first + number, self.scenario.timed)
+            yield Batch(inputs, _label(), 1, 1 / merge, (number + 1) % merge == 0, merge)
 
     def _backward(self, strategy: PserverWorker, batch: Batch) -> None:
         """A gradient of -1 for this piece at each server, and for its rows."""
@@ -418,7 +417,8 @@ class SimulatedWorker(Process):
                 if index == 0:
                     save_checkpoint(strategy.client, folder)
 
-            strategy.meet()
+            if number == 0:
+                strategy.meet()
             strategy.agree(by_the_first)
 
 

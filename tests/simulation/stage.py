@@ -1,0 +1,116 @@
+"""What of the product has a stand-in while runs are simulated. It is put in place once, for many runs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import marshal
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from tests.simulation.disks import Disks
+from tests.simulation.world import World
+from trainer.strategies.pserver.protocol import messages, snapshot, snapshot_parts
+from trainer.strategies.pserver.server import saving
+from trainer.strategies.pserver.worker import client as client_module
+from trainer.strategies.pserver.worker import export
+from trainer.strategies.pserver.worker import worker as worker_module
+
+NO_RECORD: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+class Stage(io.TextIOBase):
+    """Where one run after the other is played.
+
+    Attributes:
+        world, disks: of the run that is played now.
+        codec: its messages travel in frames. Else they are handed over as they are, which takes less time.
+    """
+
+    world: World
+    disks: Disks
+    codec = False
+    set_up = False
+
+    def write(self, told: str) -> int:
+        """What the product prints goes into the trace."""
+        if self.world.tracing and told.strip():
+            self.world.say(f"    {told.strip()}")
+        return len(told)
+
+    def dumps(self, value: Any) -> Any:
+        """As ``json.dumps``."""
+        return json.dumps(value) if self.codec else Text(marshal.dumps(value))
+
+    def loads(self, told: bytes) -> Any:
+        """As ``json.loads``."""
+        return json.loads(told) if self.codec else marshal.loads(told)
+
+    def life(self) -> int:
+        """As ``stopping.new_life``: drawn from the seed."""
+        return self.world.random.getrandbits(62) | 1
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[None]:
+        """While it lasts, runs can be played here."""
+        if self.set_up:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            for one in self._stand_ins():
+                stack.enter_context(one)
+            self.set_up = True
+            try:
+                yield
+            finally:
+                self.set_up = False
+
+    def _stand_ins(self) -> list[Any]:
+        return [
+            patch.object(messages, "json", self),
+            patch.object(client_module, "pack", lambda message: message),
+            patch.object(client_module, "record_function", lambda name: NO_RECORD),
+            patch.object(client_module, "MEANWHILE_S", 1.0),  # a tenth of the looks and requests, to the same effect
+            patch.object(worker_module, "LEASE_LOOK_S", 0.2),
+            patch.object(client_module, "new_life", self.life),
+            patch.object(torch.autograd.profiler, "record_function", lambda name: NO_RECORD),
+            patch.object(torch.compiler, "disable", lambda function: function),  # nothing is compiled
+            patch.object(torch.optim.SGD, "step", _step),
+            patch.multiple(snapshot, **{name: self._on_disks(name) for name in ("begin", "write_part", "write_index", "complete")}),
+            patch.multiple(snapshot_parts, **{name: self._on_disks(name) for name in ("mark", "is_shared", "piece", "forget", "receive")}),
+            patch.object(export, "leave_failure", self._on_disks("leave_failure")),
+            patch.multiple(saving, time=SimpleNamespace(monotonic=lambda: self.world.now), kept_by=lambda node: "SGD"),  # to know that, a real one takes a step
+            contextlib.redirect_stdout(self),  # type: ignore[type-var]
+        ]  # fmt: skip
+
+    def _on_disks(self, name: str) -> Any:
+        def instead(*arguments: Any) -> Any:
+            return getattr(self.disks, name)(*arguments)
+
+        return instead
+
+
+class Text(bytes):
+    """A value that travels as it is, where JSON is expected."""
+
+    def encode(self) -> bytes:
+        """Itself."""
+        return self
+
+
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    """SGD's step, of vectors so short that torch's own takes a multiple of the time."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.data.add_(parameter.grad, alpha=-group["lr"])
+
+
+_step.hooked = True  # type: ignore[attr-defined]  # torch wraps it no more
+
+STAGE = Stage()
