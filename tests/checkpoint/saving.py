@@ -22,7 +22,7 @@ def about(step: int, value: float | None = None) -> str:
     """checkpoint.json."""
     told = store.About(
         step=step, epoch=0, update=step, samples=step, points=0, watched=store.BestMetric("val/acc1", value, False), config={"seed": 1},
-        strategy="collective", workers=1, global_batch_size=1, total_steps=99, versions={},
+        strategy="collective", workers=1, global_batch_size=1, total_steps=99, versions={}, precision="fp32",
     )  # fmt: skip
     return json.dumps(asdict(told))
 

@@ -53,6 +53,7 @@ class About:
         points: bytes of metrics.jsonl at that time.
         config: of the run, without secrets; strategy, workers, servers, global_batch_size, total_steps: of its plan.
         versions: of the packages that wrote it.
+        precision: of the forward pass: what ``auto`` stood for.
     """
 
     step: int
@@ -67,6 +68,7 @@ class About:
     global_batch_size: int
     total_steps: int
     versions: dict[str, str]
+    precision: str
     servers: int = 0
 
 
@@ -168,7 +170,7 @@ def told_by(text: bytes, path: str) -> About:
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise UserError(path, "it tells a number that is none")
     value = found.watched.value
-    if not isinstance(value, (int, float, type(None))) or not isinstance(found.strategy, str):
+    if not isinstance(value, (int, float, type(None))) or not isinstance(found.strategy, str) or not isinstance(found.precision, str):
         raise UserError(path, "it tells a value of another kind")
     if not isinstance(found.config, dict) or not isinstance(found.versions, dict):
         raise UserError(path, "it does not tell the config")

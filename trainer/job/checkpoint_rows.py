@@ -56,6 +56,8 @@ def _resumes(resume: Resume) -> Iterator[tuple[str, str]]:
     for change in resume.changed:
         if not change.startswith("resume."):
             yield "  changed", change
+    for what in resume.lost:
+        yield "  not carried over", what
 
 
 def _rhythm(told: CheckpointConfig) -> Iterator[str]:

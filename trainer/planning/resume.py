@@ -16,6 +16,7 @@ from trainer.config.schema.strategy import Entry
 from trainer.errors import UserError
 from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.key_checks import leaves
+from trainer.planning.left_behind import at_servers, left_behind, precision
 from trainer.planning.plan import Plan
 from trainer.wording import counted
 
@@ -23,8 +24,10 @@ AUTO, FRESH = "auto", "fresh"
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 """An MLflow run's id."""
 CHECKPOINTS = "checkpoints"
+PRECISION = "precision"
+"""What it stands for is compared (:mod:`trainer.planning.left_behind`), not the word."""
 HARMLESS = (
-    "on_nonfinite", "max_rewinds", "name", "verbosity", "debug", "plan", "profile", "tracking", "checkpoint", "resume", "launch", "predict", "device",
+    PRECISION, "on_nonfinite", "max_rewinds", "name", "verbosity", "debug", "plan", "profile", "tracking", "checkpoint", "resume", "launch", "predict", "device",
     "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root", "sampler.pad",
     "execution.keep_memory", "execution.threads", "execution.profile_after", "execution.profile_steps",
 )  # fmt: skip
@@ -45,13 +48,15 @@ class Resume:
         folder: of the checkpoint.
         about: what its checkpoint.json tells.
         here: it lies in the run's own folder, which then is not cleared.
-        changed: what differs in the config and does no harm, each a line.
+        changed: what differs in the config, each a line.
+        lost: what the checkpoint has and this run cannot take over, each a line.
     """
 
     folder: Path
     about: store.About
     here: bool
     changed: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
@@ -145,21 +150,26 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     about = store.about(folder)
     here = folder.parent == Path(plan.run_dir) / CHECKPOINTS
     _check_strategy(plan, about, folder)
+    if (about.servers or plan.roles.get("server")) and (why := at_servers(plan, about)):
+        raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")
     if about.global_batch_size != plan.global_batch_size:
         why = f"an update has {plan.global_batch_size} samples, and had {about.global_batch_size} in {folder}"
         raise UserError(f"{plan.workers} workers", why, f"data.global_batch_size={about.global_batch_size}")
     current = config.plain()
     changes = list(differences(about.config, hide(current, values(current)), plan.strategy != about.strategy))
-    serious = [line for key, line in changes if not _is_harmless(key)]
+    arithmetic, lost = precision(plan, about), tuple(left_behind(plan, about))
+    serious = [line for key, line in changes if not _is_harmless(key)] + [arithmetic] * bool(arithmetic)
     if not serious and about.total_steps != plan.total_steps:
         serious = [f"the run had {about.total_steps} updates, and has {plan.total_steps}"]
     serious = serious or [*_other_order(config, plan, about)]
     if serious and not config.resume.allow_changes:
-        why = f"the config differs from that of {folder} in what matters: {'; '.join(serious)}"
+        without = f" (not carried over: {'; '.join(lost)})" if lost else ""
+        why = f"the config differs from that of {folder} in what matters: {'; '.join(serious)}{without}"
         raise UserError("resume", why, "the values of before, or resume.allow_changes=true")
     if plan.traits.lockstep and plan.total_steps < about.step:
         raise UserError(f"{plan.total_steps} updates", f"{folder} is after update {about.step}", f"epochs={about.epoch + 1}")  # fmt: skip
-    return Resume(folder, about, here, tuple(line for _, line in changes))
+    told = [line for key, line in changes if key != PRECISION] + [arithmetic] * bool(arithmetic)
+    return Resume(folder, about, here, tuple(told), lost)
 
 
 def _other_order(config: RunConfig, plan: Plan, about: store.About) -> Iterator[str]:

@@ -1,0 +1,36 @@
+"""What a checkpoint holds that the run going on from it cannot take over: told before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.checkpoint import store
+from trainer.planning.plan import Plan
+
+FP16, FP64 = "fp16", "fp64"
+
+
+def precision(plan: Plan, about: store.About) -> str:
+    """How the arithmetic changes; empty: it does not. What ``auto`` stands for counts, and not the word."""
+    before, now = about.precision, plan.chosen.precision
+    return f"precision was {before}, is {now}" if before != now else ""
+
+
+def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
+    """What is lost or begins anew, each a line.
+
+    Parameters and what the optimizer remembers are float32 with fp32, bf16 and fp16 alike, and float64 with fp64.
+    """
+    before, now = about.precision, plan.chosen.precision
+    if now == FP16 != before:
+        yield "precision=fp16 needs a loss scale, and the checkpoint has none: it begins anew, at 65536"
+    if before == FP16 != now:
+        yield f"the loss scale of precision=fp16, which precision={now} does not need"
+    if before == FP64 != now:
+        yield "what float64 has more than float32: parameters and what the optimizer remembers are rounded"
+
+
+def at_servers(plan: Plan, about: store.About) -> str:
+    """Why servers cannot take over, or hand over, what the checkpoint holds; empty: they can."""
+    kinds = [64 if which == FP64 else 32 for which in (about.precision, plan.chosen.precision)]
+    return "" if kinds[0] == kinds[1] else f"is of precision={about.precision}, and servers keep float{kinds[0]} as it is"
