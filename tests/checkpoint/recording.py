@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -10,6 +13,8 @@ from trainer.models.lenet import LeNet
 IMAGES: list[torch.Tensor] = []
 LABELS: list[torch.Tensor] = []
 """Of this process: of each forward in training."""
+SEEN = "seen"
+"""Folder below the working one; where it is there, the same lies there as files."""
 
 
 class Recorded(LeNet):
@@ -17,7 +22,7 @@ class Recorded(LeNet):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if self.training:
-            IMAGES.append(images.detach().clone())
+            keep("images", IMAGES, images.detach())
         return super().forward(images)
 
 
@@ -25,5 +30,11 @@ class Loss(nn.CrossEntropyLoss):
     """Cross entropy that keeps the labels."""
 
     def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        LABELS.append(labels.clone())
+        keep("labels", LABELS, labels)
         return super().forward(scores, labels)
+
+
+def keep(what: str, kept: list[torch.Tensor], tensor: torch.Tensor) -> None:
+    kept.append(tensor.clone())
+    if Path(SEEN).is_dir():
+        torch.save(tensor, f"{SEEN}/{os.environ['RANK']}.{what}.{len(kept)}")

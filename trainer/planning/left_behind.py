@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trainer.checkpoint import store
 from trainer.planning.plan import Plan
+from trainer.wording import counted
 
 FP16, FP64 = "fp16", "fp64"
 
@@ -28,6 +29,15 @@ def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
         yield f"the loss scale of precision=fp16, which precision={now} does not need"
     if before == FP64 != now:
         yield "what float64 has more than float32: parameters and what the optimizer remembers are rounded"
+    for _ in other_replicas(plan, about):
+        mean = "the mean of their parameters and of what their optimizers remember"
+        yield f"what tells the replicas of {counted(about.workers, 'worker')} apart: all begin with {mean}"
+
+
+def other_replicas(plan: Plan, about: store.About) -> Iterator[str]:
+    """Why the updates are others where workers with replicas of their own are more or fewer than before."""
+    if plan.traits.replicas and about.workers != plan.workers:
+        yield f"the run had {counted(about.workers, 'worker')}, each with a replica of its own, and has {plan.workers}"
 
 
 def at_servers(plan: Plan, about: store.About) -> str:

@@ -124,7 +124,7 @@ class LocalSgdDeclaration(Declaration):
     @property
     def traits(self) -> Traits:
         """Exact with k_steps=1 and an optimizer that is linear in the gradient (SGD, momentum)."""
-        return Traits(exact=self.options.k_steps == 1, same_everywhere=False, scatters=True, skips=True)
+        return Traits(exact=self.options.k_steps == 1, same_everywhere=False, scatters=True, skips=True, replicas=True)
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)

@@ -40,6 +40,7 @@ class Traits:
         survives: the others go on when a worker dies.
         leases: the worker is a :class:`LeasesWork`: work can be leased instead of split beforehand.
         scatters: the worker is a :class:`Scatters`: the first one can read everybody's batches.
+        replicas: the worker is a :class:`trainer.strategies.replicas.HasReplicas`: other workers can begin with the mean of all.
         skips: the optimizer is in the worker, which can leave an update out (``skip``).
         tables_at_servers: sparse tables live in servers; workers never hold them whole, and ids may be unbounded.
     """
@@ -52,6 +53,7 @@ class Traits:
     leases: bool = False
     scatters: bool = False
     skips: bool = False
+    replicas: bool = False
     tables_at_servers: bool = False
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,13 @@ class LocalSgd(Strategy):
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
         self.updates, self.samples = share.own["since"]
+
+    def weights(self, own: Sequence[Mapping[str, Any]]) -> list[float]:
+        samples = [since for _, since in (one["since"] for one in own)]
+        return [since / sum(samples) if any(samples) else 1 / len(samples) for since in samples]
+
+    def averaged(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        return {"since": (own["since"][0], 0)}
 
     @torch.no_grad()
     def _average(self) -> None:

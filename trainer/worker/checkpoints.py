@@ -19,10 +19,12 @@ from trainer.errors import Preempted, RunFailed, why
 from trainer.host.requests import LEAVE, StopRequest
 from trainer.models.empty_batch import counting
 from trainer.strategies.contract import Rehearses, Seat
+from trainer.strategies.replicas import HasReplicas
 from trainer.strategies.stopping import TakesBack, is_lost
 from trainer.worker.loop import Training
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.other_strategy import for_servers, from_servers
+from trainer.worker.replicas import averaged
 from trainer.worker.returned import NOT_WRITTEN, Returned
 from trainer.worker.state import WorkerState, go_on, line_of, part_of, randomness
 
@@ -331,6 +333,9 @@ def resume(run: Training, folder: Path, seat: Seat) -> None:
     if bool(about.servers) != bool(servers):
         first = for_servers(run, first) if servers else from_servers(run, folder, first)
         own = replace(own, model=None, own={})
+    if about.workers != seat.size and isinstance(run.strategy, HasReplicas):
+        first = averaged(run.strategy, folder, first)
+        own = replace(own, model=None, own=first.own)
     go_on(run, folder, own, first)
     if isinstance(run.checkpoints, Checkpoints):
         run.checkpoints.saved, run.checkpoints.saved_after = about.step, run.step
