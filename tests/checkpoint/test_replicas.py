@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -86,12 +85,3 @@ def by_hand(checkpoint: Path, seen: Path) -> dict[str, torch.Tensor]:
             for model in models:
                 model.load_state_dict(mean)
     return models[0].state_dict()
-
-
-@pytest.mark.parametrize("strategy", ["pserver_async", "pserver_geo"])
-def test_others_with_a_state_of_their_own_stay_as_many(strategy: str, tmp_path: Path) -> None:
-    command = ("+recipe=digits_lenet", "tracking=none", "max_steps=2", f"strategy={strategy}", "data.global_batch_size=12", "hydra.run.dir=run", "verbosity=quiet", "checkpoint.every_steps=1")  # fmt: skip
-    ended = runs.trainer(*command, "launch.nproc=2", cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    refused = runs.trainer(*command, "launch.nproc=3", "resume=auto", cwd=tmp_path)
-    assert refused.returncode == 2 and "has 2 workers, each with a state of its own" in refused.stderr
