@@ -35,6 +35,8 @@ class Loss(nn.CrossEntropyLoss):
 
 
 def keep(what: str, kept: list[torch.Tensor], tensor: torch.Tensor) -> None:
+    if "RANK" not in os.environ:  # the launcher tries whether they fit together
+        return
     kept.append(tensor.clone())
     if Path(SEEN).is_dir():
         torch.save(tensor, f"{SEEN}/{os.environ['RANK']}.{what}.{len(kept)}")

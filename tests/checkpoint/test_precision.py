@@ -20,7 +20,7 @@ from trainer.models.lenet import LeNet
 
 RUN = (
     "+recipe=digits_lenet", "model._target_=tests.checkpoint.recording.Recorded", "loss._target_=tests.checkpoint.recording.Loss",
-    "scheduler=constant", "optimizer.weight_decay=0", "tracking=none", "execution.threads=1", "limit_train_batches=6", "epochs=1",
+    "scheduler=constant", "scheduler.warmup_epochs=0", "optimizer.weight_decay=0", "tracking=none", "execution.threads=1", "limit_train_batches=6", "epochs=1",
     "validation=false", "checkpoint.every_steps=1", "checkpoint.keep_last=100", "checkpoint.background=false", "verbosity=quiet",
     "device=cpu", "execution.channels_last=false",
 )  # fmt: skip

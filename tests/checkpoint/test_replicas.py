@@ -16,7 +16,7 @@ from trainer.checkpoint.tensor_tree import read
 from trainer.models.lenet import LeNet
 
 RUN = (
-    "+recipe=digits_lenet", "scheduler=constant", "optimizer.weight_decay=0", "precision=fp64", "tracking=none", "execution.threads=1",
+    "+recipe=digits_lenet", "scheduler=constant", "scheduler.warmup_epochs=0", "optimizer.weight_decay=0", "precision=fp64", "tracking=none", "execution.threads=1",
     "epochs=1", "limit_train_batches=14", "validation=false", "checkpoint.every_steps=1", "checkpoint.keep_last=100", "device=cpu",
     "checkpoint.background=false", "verbosity=quiet",
 )  # fmt: skip

@@ -46,7 +46,7 @@ class Loopback:
         at.mkdir()
         self.screens[number] = at / "screen.txt"
         where = (f"launch.node_rank={number}", f"launch.master_addr={LOOPBACK}", f"launch.master_port={self.port}")
-        self.started.append(start(*BASE, *self.options, *where, f"hydra.run.dir={self.run}", *more, cwd=at, SCREEN=str(number)))  # fmt: skip
+        self.started.append(start(*BASE, *self.options, *where, f"hydra.run.dir={self.run}", *more, cwd=at))  # fmt: skip
         return self.started[-1]
 
     def screen(self, number: int) -> str:
@@ -120,11 +120,11 @@ def test_hosts_that_are_preempted_save_one_checkpoint_together_and_tell_how_to_g
         for host, own in ((0, hosts.run), (1, hosts.run / "host.1")):
             assert read(own / "status.json")["state"] == read(own / "result.json")["status"] == "preempted", own
             lines = hosts.screen(host).splitlines()
-            assert lines[-2] == "preempted: a checkpoint was saved after update 6"
+            assert lines[-2] == "preempted: a checkpoint was saved after update 7"
             assert lines[-1].startswith("resume    python -m trainer +recipe=digits_lenet") and lines[-1].endswith(" resume=auto")  # fmt: skip
             assert f" launch.node_rank={host} " in lines[-1]
         saved = [path.name for path in (hosts.run / "checkpoints").iterdir() if path.is_dir()]
-        assert saved == ["step-000000006"], "one checkpoint, of all"
+        assert saved == ["step-000000007"], "one checkpoint, of all"
         assert {path.name for path in (hosts.run / "checkpoints" / saved[0]).glob("worker-*")} == {"worker-0.safetensors", "worker-1.safetensors"}  # fmt: skip
         if whom == (1,):
             both = [hosts.start(0, "resume=auto"), hosts.start(1, "resume=auto")]
