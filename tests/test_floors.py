@@ -21,7 +21,8 @@ def test_the_worker_is_forbidden_every_strategy() -> None:
     there = {
         path.stem
         for path in (PACKAGE / "strategies").iterdir()
-        if path.stem not in ("__init__", "__pycache__", "contract", "stopping", "replicas")  # they are parts of the contract
+        if path.stem
+        not in ("__init__", "__pycache__", "contract", "stopping", "replicas")  # they are parts of the contract
     }
     assert set(forbidden) == {f"trainer.strategies.{name}" for name in there}  # type: ignore[call-overload]
 

@@ -110,5 +110,5 @@ def test_what_auto_stands_for_counts_and_not_the_word(runs: dict[str, Path], tmp
 
 def test_servers_refuse_another_size_of_numbers(runs: dict[str, Path], tmp_path: Path) -> None:
     back_at(runs["fp64"], AT, tmp_path / "run")
-    with pytest.raises(UserError, match="is of precision=fp64, and servers keep float64 as it is. Type instead: precision=fp64"):  # fmt: skip
+    with pytest.raises(UserError, match=r"is of precision=fp64, and servers keep float64 as it is\. Type instead: precision=fp64"):  # fmt: skip
         trainer.run([*RUN, "precision=fp32", f"hydra.run.dir={tmp_path / 'run'}", "resume=auto", "strategy=pserver_sync", "launch.nproc=1"])  # fmt: skip

@@ -170,7 +170,11 @@ def told_by(text: bytes, path: str) -> About:
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise UserError(path, "it tells a number that is none")
     value = found.watched.value
-    if not isinstance(value, (int, float, type(None))) or not isinstance(found.strategy, str) or not isinstance(found.precision, str):
+    if (
+        not isinstance(value, (int, float, type(None)))
+        or not isinstance(found.strategy, str)
+        or not isinstance(found.precision, str)
+    ):
         raise UserError(path, "it tells a value of another kind")
     if not isinstance(found.config, dict) or not isinstance(found.versions, dict):
         raise UserError(path, "it does not tell the config")

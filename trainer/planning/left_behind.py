@@ -43,4 +43,6 @@ def other_replicas(plan: Plan, about: store.About) -> Iterator[str]:
 def at_servers(plan: Plan, about: store.About) -> str:
     """Why servers cannot take over, or hand over, what the checkpoint holds; empty: they can."""
     kinds = [64 if which == FP64 else 32 for which in (about.precision, plan.chosen.precision)]
-    return "" if kinds[0] == kinds[1] else f"is of precision={about.precision}, and servers keep float{kinds[0]} as it is"
+    return (
+        "" if kinds[0] == kinds[1] else f"is of precision={about.precision}, and servers keep float{kinds[0]} as it is"
+    )

@@ -14,6 +14,9 @@ from trainer.config.schema import LocalSgdStrategy
 from trainer.strategies.contract import MakeUpdater, Seat, Share, Strategy
 from trainer.strategies.process_group import ProcessGroup
 
+SINCE = "since"
+"""In a worker's share of a checkpoint: updates so far, and samples since the last average."""
+
 
 class LocalSgd(Strategy):
     """Local SGD (Stich, 2019, arXiv:1805.09767); the average is weighted by the samples behind each replica."""
@@ -58,18 +61,18 @@ class LocalSgd(Strategy):
         return -(-following // self.options.k_steps) * self.options.k_steps
 
     def save(self, folder: Path) -> Share:
-        return Share({"updater": self.updater.state()}, {"since": (self.updates, self.samples)})
+        return Share({"updater": self.updater.state()}, {SINCE: (self.updates, self.samples)})
 
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
-        self.updates, self.samples = share.own["since"]
+        self.updates, self.samples = share.own[SINCE]
 
     def weights(self, own: Sequence[Mapping[str, Any]]) -> list[float]:
-        samples = [since for _, since in (one["since"] for one in own)]
+        samples = [since for _, since in (one[SINCE] for one in own)]
         return [since / sum(samples) if any(samples) else 1 / len(samples) for since in samples]
 
     def averaged(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        return {"since": (own["since"][0], 0)}
+        return {SINCE: (own[SINCE][0], 0)}
 
     @torch.no_grad()
     def _average(self) -> None:

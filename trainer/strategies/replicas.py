@@ -45,7 +45,7 @@ def like(total: Any, node: Any) -> Any:
         known = node if isinstance(node, Mapping) else {}
         return {key: like(value, known.get(key)) for key, value in total.items()}
     if isinstance(total, list):
-        known = list(node) if isinstance(node, (list, tuple)) else []
-        made = [like(value, known[n] if n < len(known) else None) for n, value in enumerate(total)]
+        items = list(node) if isinstance(node, (list, tuple)) else []
+        made = [like(value, items[n] if n < len(items) else None) for n, value in enumerate(total)]
         return tuple(made) if isinstance(node, tuple) else made
     return total

@@ -10,7 +10,7 @@ from trainer.checkpoint.tensor_tree import read
 from trainer.strategies.replicas import HasReplicas, add, like
 from trainer.worker.state import WorkerState
 
-OWN, AVERAGED = ("own",), ("model", "ema", "strategy")
+OWN, AVERAGED = "own", ("model", "ema", "strategy")
 """Of a worker's part."""
 
 
@@ -20,7 +20,7 @@ def averaged(strategy: HasReplicas, folder: Path, first: WorkerState) -> WorkerS
     One part after the other is read: two of them are in memory at a time.
     """
     names = store.parts(folder)
-    own = [read(folder / name, OWN)["own"] for name in names]
+    own = [read(folder / name, [OWN])[OWN] for name in names]
     total = None
     for name, weight in zip(names, strategy.weights(own), strict=True):
         total = add(total, read(folder / name, AVERAGED), weight)
