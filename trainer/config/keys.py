@@ -72,6 +72,7 @@ class Key:
             return "text or list" + (" or null" if self.optional else "")
         word = "|".join(self.choices) or SHORT.get(self.kind, "any")  # type: ignore[arg-type]
         word = f"auto|{word}" if self.rule.get("or_auto") else word
+        word = f"{word} or range" if self.rule.get("or_range") else word
         return f"{word} or null" if self.optional else word
 
     def refuse(self, value: Any) -> str:
@@ -90,6 +91,8 @@ class Key:
             return next(filter(None, map(_wrong_text, several)), "")
         if self.rule.get("or_auto") and value == "auto":
             return ""
+        if self.rule.get("or_range") and isinstance(value, str):
+            return self._wrong_range(value)
         if not self._has_type(value):
             return f"must be {self._words()}"
         if isinstance(value, str):
@@ -150,7 +153,18 @@ class Key:
             return f"one of {', '.join(self.choices)}"
         words = WORDS.get(self.kind, "a value")  # type: ignore[arg-type]
         words += f" of {self.unit}" if self.unit else ""
+        words += ", or MIN:MAX of them" if self.rule.get("or_range") else ""
         return words + (", or auto" if self.rule.get("or_auto") else " or null" if self.optional else "")
+
+    def _wrong_range(self, value: str) -> str:
+        """Why a text is no range of whole numbers, such as 1:4."""
+        ends = value.split(":")
+        if len(ends) != 2 or not all(end.isascii() and end.isdecimal() for end in ends):
+            return f"must be {self._words()}"
+        least, most = map(int, ends)
+        if least > most:
+            return f"must be MIN:MAX, and {least} is more than {most}"
+        return self._out_of_range(least) or self._out_of_range(most)
 
     def _has_type(self, value: Any) -> bool:
         if self.kind is None:
@@ -221,7 +235,7 @@ def _walk(declared: type, prefix: str, own: bool) -> Iterator[Key]:
             continue
         default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[misc, operator]
         kind, optional = _kind(hints[f.name])
-        kind = int if f.metadata["or_auto"] else kind
+        kind = int if f.metadata["or_auto"] or f.metadata["or_range"] else kind
         yield Key(prefix + f.name, kind, optional, default, f.metadata["help"], f.metadata["unit"], f.metadata)
 
 

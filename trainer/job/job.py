@@ -18,6 +18,7 @@ from trainer.job.batch_size import found, repeatable
 from trainer.job.checkpoint_rows import kept_rows
 from trainer.job.claim_folder import make_room
 from trainer.job.closing import finish
+from trainer.job.elastic import start_on_hosts
 from trainer.job.ready import Ready
 from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
@@ -71,7 +72,8 @@ def execute(
                 tracker.open(run_dir, _told(ready, overrides, parent))
                 tracked = True
             with uploading(ready, result, _say), bar(run_dir, plan.total_steps, config.verbosity):
-                outcome = start_and_restart(start, ready, result, tracker)
+                run = start_and_restart if ready.of_hosts is None else start_on_hosts
+                outcome = run(start, ready, result, tracker)
         result = _with(outcome, result, plan)
         if result.status == PREEMPTED:
             raise RunPreempted(f"a checkpoint was saved after update {result.steps}")

@@ -106,7 +106,8 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     equal = " (equal to one process on the global batch)" if plan.traits.exact else ""
     yield "strategy", plan.strategy + equal + _because(plan, "strategy")
     spread = plan.nnodes > 1 and not plan.by_role
-    hosts = f" on {plan.nnodes} hosts" if spread else ", each by its own command" if plan.by_role else ""
+    number = f"{plan.least_nnodes} to {plan.nnodes}" if plan.least_nnodes else str(plan.nnodes)
+    hosts = f" on {number} hosts" if spread else ", each by its own command" if plan.by_role else ""
     yield "roles", ", ".join(counted(n, role) for role, n in plan.roles.items()) + hosts
     if spread and "server" in plan.roles:
         per_host = Counter(plan.nodes_of("server"))
@@ -122,7 +123,9 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "left out", override
     if plan.launcher:
         yield "launcher", plan.launcher
-    if plan.mode == "train" and plan.traits.lockstep and plan.nnodes > 1:
+    if plan.least_nnodes:
+        yield "restarts", f"at most {plan.restarts} within an hour, when a process or a host dies; not counted: when hosts come or leave"  # fmt: skip
+    elif plan.mode == "train" and plan.traits.lockstep and plan.nnodes > 1:
         on = "of several commands" if plan.by_role else "on several hosts"
         yield "restarts", f"none: a run {on} ends when a process dies"
     elif plan.restarts and len(plan.processes) > 1:

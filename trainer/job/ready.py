@@ -40,6 +40,8 @@ class Ready:
         later: it is not the first of its sweep, and is told of in few words.
         resume: where it goes on from; None: it begins.
         sized: this job, checked with a batch size per worker; None: its batch size is known.
+        of_hosts: this job for so many hosts, of which this is the one of that number, and the port of their meeting; the samples
+            of an update stay.
     """
 
     checked: Checked
@@ -51,6 +53,7 @@ class Ready:
     later: bool = False
     resume: Resume | None = None
     sized: Callable[[int], Ready] | None = None
+    of_hosts: Callable[[int, int, int], Ready] | None = None
 
     @property
     def assignment(self) -> Assignment:
@@ -111,6 +114,19 @@ def _get_ready(
         known = {**config, "data": {**config.get("data", {}), "batch_size": size}}
         return replace(_planned(known, typed, run_dir, place), imported=ready.imported)
 
+    def of_hosts(hosts: int, number: int, port: int) -> Ready:
+        launch = {
+            **config.get("launch", {}),
+            "nnodes": hosts,
+            "node_rank": number,
+            "master_port": port,
+            "least_nnodes": 1,
+        }
+        data = {**config.get("data", {}), "batch_size": None, "global_batch_size": ready.plan.global_batch_size}
+        return replace(
+            _planned({**config, "launch": launch, "data": data}, typed, run_dir, place), imported=ready.imported
+        )
+
     checked, resume = ready.checked, None
     with checked.lacks:
         folder = checkpoint(checked.config, ready.plan)
@@ -118,7 +134,8 @@ def _get_ready(
             ready = as_in_checkpoint(sized, folder)
         resume = None if folder is None else resuming.fit(ready.checked.config, ready.plan, folder)
     plan = replace(ready.plan, lacks=list(dict.fromkeys([*ready.checked.lacks, *checked.lacks])))
-    return replace(ready, plan=plan, resume=resume, sized=sized if ready.checked.searches else None)
+    sizes = sized if ready.checked.searches else None
+    return replace(ready, plan=plan, resume=resume, sized=sizes, of_hosts=of_hosts if plan.least_nnodes else None)
 
 
 def as_in_checkpoint(sized: Callable[[int], Ready], folder: Path) -> Ready:
@@ -170,6 +187,8 @@ def checkpoint(config: RunConfig, plan: Plan) -> Path | None:
         Screen().print(line, soft_wrap=True)
 
     run_dir = Path(plan.run_dir)
+    if plan.least_nnodes and plan.node_rank:
+        return None  # host 0 tells it, when the hosts have met
     goes_on = config.resume.path not in (None, resuming.FRESH)
     if goes_on and not (config.plan or plan.node_rank):
         wait_for_the_life_before(run_dir, say)

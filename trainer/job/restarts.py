@@ -46,6 +46,7 @@ def start_and_restart(
     while True:
         try:
             outcome = start(replace(assignment, returns=deaths.left()))
+            outcome.pop("asked", None)
             result.returned += outcome.pop("returned", [])
             result.restarts += len(result.returned)
             return outcome
@@ -138,27 +139,13 @@ def _again(
         last: what those of the life before were handed.
         error: why these ended; after numbers that were not finite the batches come in another order.
     """
-    from trainer.job.plan_table import console
-
-    run_dir, out = Path(ready.plan.run_dir), console()
-
-    def say(line: str) -> None:
-        out.print(line, soft_wrap=True)
-
+    say = screen()
     say(f"\nATTENTION: {error}")
-    folder = store.newest_whole(run_dir / CHECKPOINTS, say)
-    store.forget_unfinished(run_dir / CHECKPOINTS)
-    about = store.about(folder) if folder is not None else ready.resume.about if ready.resume is not None else None
-    where = f"from {folder.name}" if folder is not None else "from the beginning: there is no checkpoint yet"
-    _forget_since(run_dir, about.points if about is not None else 0, tracker, say)
     bad = error if isinstance(error, NotFinite) else None
     update = _workers_update(error) if isinstance(error, Died) else error.step
-    lives.end(run_dir, "failed", update, text(first_line(error), ready.secrets))
-    before = lives.read(run_dir)
-    command = before[-1].command if before else ""
-    lives.begin(run_dir, before, about.step if about is not None else 0, ready.plan.workers, command)
+    about, resume = begin_again(ready, tracker, "failed", update, first_line(error), ready.plan.workers)
+    where = f"from {Path(resume).name}" if about is not None else "from the beginning: there is no checkpoint yet"
     order = ", with the batches in another order" if bad is not None else ""
-    resume = str(folder) if folder is not None else ready.assignment.resume
     lost = updates_since(error, resume) if isinstance(error, Died) else 0
     result.lost_updates += lost
     told = f"; {counted(lost, 'update')} since then {'is' if lost == 1 else 'are'} lost and done again" if lost else ""
@@ -168,6 +155,34 @@ def _again(
         begun = (about.epoch, about.update) if about is not None else (0, 0)
         turns = (*turns, Turn(*begun, bad.epoch, bad.update))
     return replace(ready.assignment, again=True, resume=resume, turns=turns)
+
+
+def screen() -> Callable[[str], None]:
+    from trainer.job.plan_table import console
+
+    out = console()
+    return lambda line: out.print(line, soft_wrap=True)
+
+
+def begin_again(
+    ready: Ready, tracker: Tracker | None, how: str, update: int, why: str, workers: int
+) -> tuple[store.About | None, str]:
+    """Another life of the run begins: its folder is as it was at the newest checkpoint; returns what that tells, and its folder, of
+    another run's where this one has none yet.
+
+    Args:
+        how, update, why: the end of the life before.
+    """
+    run_dir, say = Path(ready.plan.run_dir), screen()
+    folder = store.newest_whole(run_dir / CHECKPOINTS, say)
+    store.forget_unfinished(run_dir / CHECKPOINTS)
+    about = store.about(folder) if folder is not None else ready.resume.about if ready.resume is not None else None
+    _forget_since(run_dir, about.points if about is not None else 0, tracker, say)
+    lives.end(run_dir, how, update, text(why, ready.secrets))
+    before = lives.read(run_dir)
+    command = before[-1].command if before else ""
+    lives.begin(run_dir, before, about.step if about is not None else 0, workers, command)
+    return about, str(folder) if folder is not None else ready.assignment.resume
 
 
 def _workers_update(death: Died) -> int:

@@ -39,5 +39,6 @@ class Local(Launcher):
     """launch=local: one worker alone is this very process; several processes come from a forkserver."""
 
     def start(self, assignment: Assignment) -> dict[str, Any]:
-        kind = InProcess if len(assignment.plan.processes) == 1 else Forkserver
+        alone = len(assignment.plan.processes) == 1 and not assignment.plan.least_nnodes
+        kind = InProcess if alone else Forkserver
         return kind(**self.config).start(assignment)

@@ -26,7 +26,7 @@ from trainer.host.addresses import free_port, listening
 from trainer.host.notes_board import NoNote, OwnBoard, SealedBoard
 from trainer.host.parent_death import end_with
 from trainer.host.patient_store import PatientStore
-from trainer.host.requests import LEAVE, NUMBERS, Grace, requests, say_leaving
+from trainer.host.requests import LEAVE, NUMBERS, Grace, StopRequest, requests, say_leaving
 from trainer.host.signals import termination_raises
 from trainer.launch.engine import Engine, Start
 from trainer.launch.hang import Hang
@@ -100,8 +100,8 @@ def launch(
                     _start(role, payload, log_dir, scratch, meeting, place, begin, members, kept, starts)
                 shown += _shown(members, verbosity, kept)
                 returned = Returns(returns if engine.again else 0, starts, begin, members, noted)
-                with _asked_to_leave(grace, here):
-                    return _watched(members, here, OtherHosts(here, meeting, roles), scratch, hang_s, returned)
+                with _asked_to_leave(grace, here) as request:
+                    return _told(_watched(members, here, OtherHosts(here, meeting, roles), scratch, hang_s, returned), request)  # fmt: skip
             except KeyboardInterrupt:
                 raise Interrupted(BY_CTRL_C) from None
             finally:
@@ -114,14 +114,14 @@ def launch(
 
 
 @contextmanager
-def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> Iterator[None]:
+def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> Iterator[StopRequest | None]:
     """The first SIGTERM or SIGUSR1 is passed on to the workers.
 
     Raises:
         Interrupted: a process has died after it.
     """
     if grace is None:
-        yield
+        yield None
         return
 
     def tell(name: str) -> None:
@@ -131,11 +131,16 @@ def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> Iterator[None]:
 
     with requests(grace.begun, grace.seconds, tell) as request:
         try:
-            yield
+            yield request
         except Died as death:
             if not request:
                 raise
             raise Interrupted(f"got {request.name}, and then {death}") from death
+
+
+def _told(results: dict[str, dict[int, Any]], request: StopRequest | None) -> dict[str, dict[int, Any]]:
+    """The results, with the signal that has asked this host to leave."""
+    return {**results, "asked": {0: request.name}} if request else results
 
 
 def _watched(

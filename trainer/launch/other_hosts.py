@@ -52,12 +52,16 @@ class OtherHosts:
         asks.
 
         Raises:
-            RunFailed: another host has ended the run.
+            RunFailed: another host has ended the run, or is lost.
         """
-        if self.meeting.hosts == 1 or self.clock() - self._looked < LOOK_S:
+        if self.clock() - self._looked < LOOK_S:
             return {}
         self._looked = self.clock()
         board = self.board[0]
+        if self.meeting.watch is not None:
+            self.meeting.watch(board)
+        if self.meeting.hosts == 1:
+            return {}
         if board.check([ENDED]):
             host, _, why = board.get(ENDED).decode().partition(" ")
             if int(host) != self.meeting.number:

@@ -8,7 +8,7 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from trainer.errors import RunFailed, first_line
 from trainer.host.addresses import LOOPBACK, with_port
-from trainer.host.notes_board import SealedBoard
+from trainer.host.notes_board import Board, SealedBoard
 from trainer.host.patient_store import PatientStore
 from trainer.planning.run_secret import VARIABLE
 
@@ -43,6 +43,7 @@ class Meeting:
         interface: the network interface for Gloo; None: Gloo's own choice.
         here: the address of this host, where its servers listen.
         env: further variables for the processes.
+        watch: called now and then while the processes run, with the run's board.
     """
 
     host: str = LOOPBACK
@@ -58,6 +59,7 @@ class Meeting:
     terms: Mapping[str, Any] = field(default_factory=dict)
     here: str = LOOPBACK
     env: dict[str, str] = field(default_factory=dict)
+    watch: Callable[[Board], None] | None = None
 
     @property
     def where(self) -> str:

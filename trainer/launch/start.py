@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,8 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         interface="lo" if plan.nnodes == 1 else _interface(told.master_addr),
         addresses=[str(peer.endpoint) for peer in everybody] or hosts_of(told),
         labels=[str(peer) for peer in everybody],
-        terms=_terms(plan, config),
+        terms=_terms(plan, config, assignment),
+        watch=assignment.watch,
     )
     entries = [plan.strategy_worker, *plan.entries.values()]
     preload = [*modules_of(config, entries), *assignment.imported]
@@ -87,7 +89,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     grace = Grace(config.checkpoint.grace_s, lambda: read_status(run_dir).get("state") == "running")
     seen = "workers" if config.execution.log_workers and config.verbosity == "normal" else config.verbosity
     results = launch(
-        roles, assignment, run_dir, meeting, engine or Forked(preload), seen,
+        roles, replace(assignment, watch=None), run_dir, meeting, engine or Forked(preload), seen,
         grace if keeps(config, plan) else None, told.hang_timeout_s if config.mode == "train" else None,
         Whereabouts(plan),
         assignment.returns if plan.leased and keeps(config, plan) else 0,
@@ -97,10 +99,11 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         return {"ended": SERVED}
     if not results["worker"]:
         raise RunFailed("; ".join(results.get("lost", {}).values()) or "no worker of this host is left")
-    outcome = results["worker"][min(results["worker"])]
     lost = {str(rank): why.splitlines()[0] for rank, why in results.get("lost", {}).items()}
     returned = list(results.get("returned", {}).values())
-    return {**outcome, **({"lost_workers": lost} if lost else {}), **({"returned": returned} if returned else {})}
+    more = {"lost_workers": lost, "returned": returned, "asked": "".join(results.get("asked", {}).values())}
+    outcome = results["worker"][min(results["worker"])]
+    return {**outcome, **{name: told for name, told in more.items() if told}}
 
 
 def _leave_statistics(run_dir: Path, servers: Mapping[int, Any]) -> None:
@@ -123,7 +126,7 @@ def _interface(master_addr: str) -> str | None:
     return None if "GLOO_SOCKET_IFNAME" in os.environ else addresses.interface_towards(master_addr)
 
 
-def _terms(plan: Plan, config: RunConfig) -> dict[str, Any]:
+def _terms(plan: Plan, config: RunConfig, assignment: Assignment) -> dict[str, Any]:
     """What must be the same on all hosts; places of files and the number of reading processes may differ."""
     groups = ("model", "loss", "optimizer", "scheduler", "strategy", "sampler")
     typed = {key: value for group in groups for key, value in leaves(config.node(group), f"{group}.")}
@@ -151,6 +154,8 @@ def _terms(plan: Plan, config: RunConfig) -> dict[str, Any]:
         "precision": plan.chosen.precision,
     }
     terms = {**typed, **planned, **found}
+    if plan.least_nnodes:
+        terms |= {"the checkpoint": Path(assignment.resume).name}
     if plan.by_role:
         terms = {key: value for key, value in terms.items() if key not in ("launch.nnodes", "workers")}
         terms |= plain_launch(config.launch)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Turn
+from trainer.host.notes_board import Board
 from trainer.planning.plan import Plan
 
 
@@ -22,6 +23,7 @@ class Assignment:
         resume: folder of the checkpoint that the run goes on from; empty: it begins.
         turns: since that checkpoint, how the batches come in another order (:mod:`trainer.data.batch_reordering`).
         returns: how often a worker that dies is started again while the others go on.
+        watch: called by the launcher now and then while the processes run, with the board of the run; no process gets it.
         again: these are not the first processes of this job: others have died.
     """
 
@@ -34,6 +36,7 @@ class Assignment:
     turns: tuple[Turn, ...] = ()
     again: bool = False
     returns: int = 0
+    watch: Callable[[Board], None] | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -51,7 +54,7 @@ class Assignment:
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Assignment:
         """The assignment from ``as_dict``, which may have been JSON meanwhile."""
-        lists = {name: tuple(plain[name]) for name in ("files", "secrets", "imported")}
+        lists: dict[str, Any] = {name: tuple(plain[name]) for name in ("files", "secrets", "imported")}
         return Assignment(
             RunConfig.of(plain["config"]),
             Plan.of(plain["plan"]),

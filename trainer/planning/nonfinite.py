@@ -29,7 +29,7 @@ def check_nonfinite(checked: Checked) -> None:
             )
             raise UserError(what, why, "on_nonfinite=rewind (or strategy.comm_hook=none)")
         return
-    if not restartable(checked):
+    if not restartable(checked) or config.launch.nnodes > 1:
         why = "the run goes back by a restart of its processes, which are all on one host and not started by torchrun"
         raise UserError(what, why, "on_nonfinite=skip")
     if not (kept.every_steps or kept.every_minutes or kept.every_epochs):

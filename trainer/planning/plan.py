@@ -81,6 +81,7 @@ class Plan:
         restarts: how often within an hour the processes are started again when one of them dies.
         insecure: servers take any program that reaches the launcher's store for a process of the run.
         by_role: each process is started by a command of its own, and is a host for itself.
+        least_nnodes: hosts may come and go, while so many are there; 0: all stay to the end.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Plan:
     restarts: int = 0
     stream: str = ""
     by_role: bool = False
+    least_nnodes: int = 0
 
     @property
     def own_folder(self) -> Path:
@@ -235,13 +237,15 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         stream=how(config, facts),
         restarts=launch.max_restarts if restartable(checked) else 0,
         by_role=launch.role is not None,
+        least_nnodes=launch.least_nnodes or 0,
     )
 
 
 def restartable(checked: Checked) -> bool:
     """Of the plan: whether all processes can be started again together, because all are on this host."""
     config = checked.config
-    ours = config.launch.nnodes == 1 and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun sees to its ranks itself
+    one = config.launch.nnodes == 1 or config.launch.least_nnodes is not None
+    ours = one and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun sees to its ranks itself
     return config.mode == "train" and ours
 
 

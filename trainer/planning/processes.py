@@ -47,7 +47,7 @@ def on_hosts(config: RunConfig) -> RunConfig:
     Raises:
         UserError: they contradict each other.
     """
-    config = on_roles(config)
+    config = on_roles(with_range(config))
     if config.launch.role is not None:
         return config
     if config.launch.ips:
@@ -59,6 +59,14 @@ def on_hosts(config: RunConfig) -> RunConfig:
     return config
 
 
+def with_range(config: RunConfig) -> RunConfig:
+    """The config with ``launch.nnodes=MIN:MAX`` as two numbers: the run is planned for MAX hosts, and goes on with MIN."""
+    if not isinstance(config.launch.nnodes, str):
+        return config
+    least, most = map(int, config.launch.nnodes.split(":"))
+    return config.changed(launch={"nnodes": most, "least_nnodes": least})
+
+
 def workers_here(launch: schema.LaunchConfig, device: str, default: int | None = None) -> int:
     """Workers on each host; of processes that are started one by one, those of this machine, one at least."""
     if launch.role is not None:
@@ -66,13 +74,13 @@ def workers_here(launch: schema.LaunchConfig, device: str, default: int | None =
     if launch.nproc is not None:
         return launch.nproc
     if launch.workers is not None:
-        return launch.workers // launch.nnodes
+        return launch.workers // int(launch.nnodes)
     return max(1, len(hardware.gpus())) if device == "cuda" else default or 1
 
 
 def workers_everywhere(launch: schema.LaunchConfig, here: int) -> int:
     """Workers on all hosts."""
-    return launch.workers or here if launch.role is not None else here * launch.nnodes
+    return launch.workers or here if launch.role is not None else here * int(launch.nnodes)
 
 
 def listens_at(launch: schema.LaunchConfig) -> str:

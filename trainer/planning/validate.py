@@ -36,6 +36,7 @@ from trainer.planning.data_checks import (
     check_validation,
     with_classes,
 )
+from trainer.planning.elastic import check_elastic
 from trainer.planning.key_checks import check_group, check_keys, check_targets
 from trainer.planning.launcher import launcher_of
 from trainer.planning.modes import evaluation_batch_size, facts_of, in_its_mode, looked_at
@@ -87,6 +88,8 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     check_servers(config, declaration.name, roles)
     with lacks:
         check_secret(config, roles)
+    with lacks:
+        check_elastic(config, declaration)
     check_launcher(config, workers, declaration, lacks)
     check_devices(config, device, nproc)
     check_port(config)

@@ -65,6 +65,12 @@ def begin(run_dir: Path, before: Iterable[Life], first: int, workers: int, comma
     return life
 
 
+def planned(run_dir: Path, workers: int) -> None:
+    """The present life has so many workers: hosts have come together, or not all of them."""
+    if found := read(run_dir):
+        _leave(run_dir, (*found[:-1], replace(found[-1], workers=workers)))
+
+
 def end(run_dir: Path, how: str, last: int, why: str = "") -> None:
     """The present life ends; nothing where none has begun."""
     found = read(run_dir)

@@ -18,18 +18,20 @@ def key(
     choices: tuple[Any, ...] = (),
     texts: bool = False,
     or_auto: bool = False,
+    or_range: bool = False,
     length: int | None = None,
     example: Any = None,
 ) -> Any:
     """Declare a config key: its default, one line of help, its unit, and the values it accepts.
 
     Limits of a list hold for each of its items; ``length``: how many it has (None: one or more). ``texts``: a text or a
-    list of texts; ``or_auto``: a whole number or the word auto. The annotation of both is Any. ``example``: what is
+    list of texts; ``or_auto``: a whole number or the word auto; ``or_range``: or two of them, as 1:4. The annotation of
+    these is Any. ``example``: what is
     proposed instead of a refused value (None: the default).
     """
     metadata = {
         "help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices, "texts": texts,
-        "or_auto": or_auto, "length": length, "example": example,
+        "or_auto": or_auto, "or_range": or_range, "length": length, "example": example,
     }  # fmt: skip
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)

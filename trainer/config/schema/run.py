@@ -18,7 +18,9 @@ class LaunchConfig:
     server_hosts: str = key("auto", "hosts of parameter servers: all, first, or numbers (0,2); auto: all, or first with fewer servers than hosts")  # fmt: skip
     server_ports: Optional[str] = key(None, "ports of the parameter servers by their numbers: 8000-8003, or 8000,8001 (null: free ones)")  # fmt: skip
     workers: Optional[int] = key(None, "workers on all hosts; on one host the same as nproc", "processes", ge=1)
-    nnodes: int = key(1, "hosts", "hosts", ge=1, le=MOST_HOSTS)
+    nnodes: Any = key(1, "hosts; as MIN:MAX they may come and go while MIN are there", "hosts", ge=1, le=MOST_HOSTS, or_range=True)  # fmt: skip
+    least_nnodes: Optional[int] = key(None, "MIN of launch.nnodes=MIN:MAX (null: all hosts stay to the end)", "hosts", ge=1, le=MOST_HOSTS)  # fmt: skip
+    join_s: float = key(30.0, "with launch.nnodes=MIN:MAX: at the start, wait for more hosts than MIN", "seconds", ge=0, le=LONGEST_S)  # fmt: skip
     node_rank: int = key(0, "which of the hosts this one is", ge=0)
     master_addr: str = key("127.0.0.1", "address of host 0 that the others can reach")
     master_port: int = key(0, "port on host 0 where the hosts meet (0: a free one; on one host nothing listens there)", ge=0, le=65535, example=29500)  # fmt: skip
@@ -32,7 +34,7 @@ class LaunchConfig:
         None, "file with the secret by which hosts know each other, mode 0600 (null: $TRAINER_RUN_SECRET)"
     )
     insecure: bool = key(False, "parameter servers between hosts without a secret: whoever reaches master_port can change the training")  # fmt: skip
-    max_restarts: int = key(3, "restarts within an hour where processes die, on one host (0: none)", "restarts", ge=0)  # fmt: skip
+    max_restarts: int = key(3, "restarts within an hour where processes die, on one host or with nnodes=MIN:MAX (0: none)", "restarts", ge=0)  # fmt: skip
     hang_timeout_s: Optional[float] = key(1800.0, "no worker does anything for so long: it is named, its stack is logged, and it counts as dead (null: never)", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
     timeout_s: float = key(300.0, "longest wait for all hosts and processes to arrive", "seconds", gt=0, le=LONGEST_S)
 

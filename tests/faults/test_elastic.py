@@ -1,0 +1,150 @@
+"""launch.nnodes=MIN:MAX: hosts die, leave and come, and the run goes on with those that are there; the numbers stay."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.loopback import BASE, GATE, Loopback, loopback, losses, same
+from tests.pace import wait_for
+from tests.runs import family, read, trainer
+from tests.zygote import Started
+
+ELASTIC = ("launch.join_s=60", "checkpoint.every_steps=2")
+AT = 7
+LONG = 180
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
+    """Updates and losses of the run by one worker."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = trainer(*BASE, "hydra.run.dir=run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return losses(folder / "run")
+
+
+def together(hosts: Loopback, *numbers: int) -> list[Started]:
+    """Start these hosts; returns when their workers wait at the gate."""
+    started = [hosts.start(number) for number in numbers]
+    wait_for(lambda: hosts.at_the_gate(AT), LONG, "the workers wait")
+    return started
+
+
+def kill(process: Started) -> None:
+    """As a machine that loses its power: the launcher and all that it has started."""
+    for one in family(process.pid):
+        one.kill()
+    process.wait()
+
+
+def lives(run: Path) -> list[tuple[str, int, int]]:
+    """How each life ended, after which update it began, and its workers."""
+    return [(life["how"], life["first"], life["workers"]) for life in json.loads((run / "lives.json").read_text())]
+
+
+def test_host_that_is_killed_is_missed_and_one_that_comes_later_is_let_in(
+    tmp_path: Path, undisturbed: list[tuple[int, float]]
+) -> None:
+    gates = f"callbacks=[{{_target_:tests.faults.gate.Gate,at:{AT},until:go}},{{_target_:tests.faults.gate.Gate,at:12,until:go2}}]"
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", gates) as hosts:
+        first, second, third = together(hosts, 0, 1, 2)
+        kill(second)
+        hosts.go()
+        wait_for(lambda: hosts.at_the_gate(12), LONG, "the others go on")
+        assert "ATTENTION: host 1 is lost" in hosts.screen(0)
+        assert "restart 1 of 3: all processes are started again, from step-000000006" in hosts.screen(0)
+        assert (
+            "life 2: hosts 0 and 2, 2 workers with at most 16 of 32 samples each, from step-000000006"
+            in hosts.screen(0)
+        )
+        assert "life 2: hosts 0 and 2, 2 workers" in hosts.screen(2)
+        assert read(hosts.run / "plan.json")["roles"] == {"worker": 2}
+        second = hosts.start(1)
+        wait_for(lambda: "host 1 came in" in hosts.screen(0), LONG, "host 1 comes")
+        hosts.go("2")
+        assert [host.wait(LONG) for host in (first, second, third)] == [0, 0, 0], hosts.all_screens()
+        assert (
+            "life 3: hosts 0, 1 and 2, 3 workers with at most 11 of 32 samples each, from step-000000013"
+            in hosts.screen(1)
+        )
+        assert [(how, workers) for how, _, workers in lives(hosts.run)] == [
+            ("failed", 3),
+            ("preempted", 2),
+            ("done", 3),
+        ]
+        assert same(losses(hosts.run), undisturbed)
+        assert read(hosts.run / "result.json")["restarts"] == 1, "who comes in is no restart"
+
+
+def test_host_that_gets_sigterm_leaves_and_loses_nothing(tmp_path: Path, undisturbed: list[tuple[int, float]]) -> None:
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", GATE.format(AT, "")) as hosts:
+        first, second = together(hosts, 0, 1)
+        second.send_signal(signal.SIGTERM)
+        wait_for(lambda: "got SIGTERM" in hosts.screen(1), 30, "it says so")
+        hosts.go()
+        assert [second.wait(LONG), first.wait(LONG)] == [75, 0], hosts.all_screens()
+        assert hosts.screen(1).splitlines()[-1].startswith("resume    python -m trainer +recipe=digits_lenet")
+        assert lives(hosts.run) == [("preempted", 0, 2), ("done", 8, 1)]
+        assert same(losses(hosts.run), undisturbed)
+        assert read(hosts.run / "result.json")["restarts"] == 0
+
+
+def test_process_that_dies_on_another_host_is_followed_by_a_life_with_all(
+    tmp_path: Path, undisturbed: list[tuple[int, float]]
+) -> None:
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:2", GATE.format(AT, "")) as hosts:
+        both = together(hosts, 0, 1)
+        next(p for p in family(both[1].pid) if writes(p, hosts.run / "workerlog.1")).kill()
+        hosts.go()
+        assert [host.wait(LONG) for host in both] == [0, 0], hosts.all_screens()
+        assert "ATTENTION: worker 1 was killed by SIGKILL" in hosts.screen(0)
+        assert lives(hosts.run) == [("failed", 0, 2), ("done", 6, 2)]
+        assert same(losses(hosts.run), undisturbed)
+
+
+def writes(process: psutil.Process, log: Path) -> bool:
+    try:
+        return Path(f"/proc/{process.pid}/fd/1").readlink() == log
+    except OSError:
+        return False
+
+
+def test_too_few_hosts_are_waited_for_and_then_the_run_ends_with_how_to_go_on(tmp_path: Path) -> None:
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", GATE.format(AT, "")) as hosts:
+        first, second = together(hosts, 0, 1)
+        kill(second)
+        hosts.options = (*hosts.options,)
+        hosts.go()
+        assert first.wait(LONG) == 1, hosts.all_screens()
+        lines = hosts.screen(0).splitlines()
+        assert (
+            "1 host is there, and launch.nnodes=2:3 needs 2: no more came within 20 s (launch.timeout_s)"
+            in hosts.screen(0)
+        )
+        assert lines[-1].startswith("resume    python -m trainer +recipe=digits_lenet") and lines[-1].endswith(
+            " resume=auto"
+        )
+
+
+def test_run_ends_with_host_0_and_the_others_tell_how_to_go_on(tmp_path: Path) -> None:
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", GATE.format(AT, "")) as hosts:
+        first, second = together(hosts, 0, 1)
+        kill(first)
+        hosts.go()
+        assert second.wait(LONG) == 1, hosts.all_screens()
+        assert "host 0" in hosts.screen(1) and "is gone" in hosts.screen(1)
+        assert hosts.screen(1).splitlines()[-1].endswith(" resume=auto")
+
+
+def test_own_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
+    broken = ("model._target_=tests.e2e.own_models.Breaks", "~model.in_channels", "~model.image_size", "+model.rank=1")
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", *broken, "launch.join_s=60") as hosts:
+        both = [hosts.start(0), hosts.start(1)]
+        assert [host.wait(LONG) for host in both] == [1, 1], hosts.all_screens()
+        assert "the model broke on purpose" in hosts.screen(1)
+        assert "life 2" not in hosts.screen(0)

@@ -1,0 +1,230 @@
+"""A run whose hosts come and go (launch.nnodes=MIN:MAX): life after life, each with the hosts that are there.
+
+Host 0 leads: it says who takes part in the next life, and from which checkpoint. When it ends, the run ends, because the others
+meet at its store; torchrun's c10d rendezvous has the same limit.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import PREEMPTED, Died, Interrupted, NotFinite, RunFailed, first_line
+from trainer.host.addresses import free_port, with_port
+from trainer.job.restarts import Deaths, begin_again, screen, updates_since
+from trainer.planning.assignment import Assignment
+from trainer.planning.resume import CHECKPOINTS
+from trainer.run_folder import lives
+from trainer.run_folder.json_files import leave
+from trainer.terminal.bar import read_status
+from trainer.wording import counted
+
+if TYPE_CHECKING:
+    from trainer.job.ready import Ready
+    from trainer.job.result import Result
+    from trainer.launch.lobby import Guest, Host, Life, Lobby
+    from trainer.tracking.client import Tracker
+
+Start = Callable[[Assignment], dict[str, Any]]
+LATE = "the run was done before this host took part"
+
+
+def start_on_hosts(start: Start, ready: Ready, result: Result, tracker: Tracker | None) -> dict[str, Any]:
+    """What the first worker of this host returned in the last life in which the host took part.
+
+    Raises:
+        RunFailed: as :func:`trainer.job.restarts.start_and_restart`; there were too few hosts for too long; or host 0 is gone.
+    """
+    if ready.plan.node_rank:
+        with _guest(ready) as guest:
+            return _follow(start, ready, guest)
+    with _lobby(ready) as lobby:
+        return _Leading(start, ready, result, tracker, lobby).to_the_end()
+
+
+@contextmanager
+def _lobby(ready: Ready) -> Iterator[Lobby]:
+    """Host 0's lobby; in the end the others are told how the run ended."""
+    from trainer.launch.lobby import MARK, Lobby
+    from trainer.launch.lobby_store import opened
+
+    run_dir = Path(ready.plan.run_dir)
+    mark = run_dir / f".hosts-{secrets.token_hex(8)}"
+    with opened(ready.checked.config.launch) as board:
+        mark.touch()
+        lobby = Lobby(board, ready.plan.nnodes)
+        board.set(MARK, mark.name)
+        how, why = "failed", "host 0 has ended"
+        try:
+            yield lobby
+            how, why = lobby.how, ""
+        except (RunFailed, Interrupted, KeyboardInterrupt) as error:
+            why = first_line(error)
+            raise
+        finally:
+            mark.unlink(missing_ok=True)
+            lobby.end(how, why)
+
+
+@contextmanager
+def _guest(ready: Ready) -> Iterator[Guest]:
+    """Another host in the lobby of host 0, until it leaves the run."""
+    from trainer.launch.lobby import Guest
+    from trainer.launch.lobby_store import opened
+
+    launch = ready.checked.config.launch
+    with opened(launch) as board:
+        guest = Guest(board, launch.node_rank, with_port(launch.master_addr, launch.master_port))
+        try:
+            guest.come(Path(ready.plan.run_dir))
+            yield guest
+        finally:
+            guest.leave()
+
+
+def _of_life(ready: Ready, life: Life) -> Ready:
+    """The job as this host does it in that life."""
+    assert ready.of_hosts is not None
+    alone = len(life.hosts) == 1
+    of = ready.of_hosts(len(life.hosts), life.hosts.index(ready.plan.node_rank), 0 if alone else life.port)
+    of = of.with_facts(ready.checked.facts)
+    return replace(of, plan=replace(of.plan, run_dir=ready.plan.run_dir))
+
+
+def _described(life: Life, ready: Ready) -> str:
+    """One line: who takes part, and how the samples of an update are shared out."""
+    plan, names = ready.plan, [str(number) for number in life.hosts]
+    who = f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names[:-1])} and {names[-1]}"
+    where = f"from {Path(life.resume).name}" if life.resume else "from the beginning"
+    workers = f"{counted(plan.workers, 'worker')} with at most {plan.batch_size} of {counted(plan.global_batch_size, 'sample')} each"  # fmt: skip
+    return f"life {life.number}: {who}, {workers}, {where}\n"
+
+
+class _Leading:
+    """Host 0: one life after the other."""
+
+    def __init__(self, start: Start, ready: Ready, result: Result, tracker: Tracker | None, lobby: Lobby) -> None:
+        self.start, self.ready, self.result, self.tracker, self.lobby = start, ready, result, tracker, lobby
+        self.launch = ready.checked.config.launch
+        self.deaths = Deaths(self.launch.max_restarts, time.monotonic)
+        self.say = screen()
+
+    def to_the_end(self) -> dict[str, Any]:
+        """The outcome of the last life.
+
+        Raises:
+            RunFailed: it failed, or there are too few hosts.
+        """
+        resume = self.ready.assignment.resume
+        while True:
+            outcome, error = self._live(resume)
+            if outcome is not None and outcome.get("ended") != PREEMPTED:
+                self.lobby.how = "done"
+                return outcome
+            others = self.lobby.settle(self.launch.timeout_s)
+            if outcome is not None and self._all_leave(outcome, others):
+                self.lobby.how = PREEMPTED
+                return outcome
+            resume = self._between(error, others)
+
+    def _live(self, resume: str) -> tuple[dict[str, Any] | None, RunFailed | None]:
+        """One life: its outcome, or how it failed."""
+        launch, run_dir = self.launch, Path(self.ready.plan.run_dir)
+        first = not self.lobby.life.number
+        hosts = self.lobby.gather(self.ready.plan.least_nnodes, launch.timeout_s, launch.join_s if first else 0.0)
+        own = run_dir / CHECKPOINTS == Path(resume).parent
+        life = self.lobby.begin(hosts, free_port(launch.master_addr), Path(resume).name if own else resume)
+        ready = _of_life(self.ready, life)
+        lives.planned(run_dir, ready.plan.workers)
+        leave(run_dir / "plan.json", ready.plan.as_dict(), private=True)
+        self.say(_described(life, ready))
+        assignment = replace(ready.assignment, resume=resume, again=not first, watch=self.lobby.watch)
+        try:
+            return self.start(assignment), None
+        except NotFinite:
+            raise
+        except RunFailed as error:
+            return None, error
+
+    def _all_leave(self, outcome: dict[str, Any], others: Sequence[Host]) -> bool:
+        """Whether the whole run was asked to leave, and not one host of it, or nobody, because another came in."""
+        mine = outcome.pop("asked", "")
+        return bool(mine) or not (self.lobby.resized or any(host.asked for host in others))
+
+    def _between(self, error: RunFailed | None, others: Sequence[Host]) -> str:
+        """What is told and counted between two lives; returns the checkpoint from which the next one goes on.
+
+        Raises:
+            RunFailed: there is no next one.
+        """
+        run_dir, lost = Path(self.ready.plan.run_dir), self.lobby.lost()
+        status = int(read_status(run_dir).get("step") or 0)
+        if error is None:
+            how, why, update = PREEMPTED, "hosts came or left", status
+            which = "goes on with other hosts"
+        else:
+            death = self._death(error, others, [number for number in lost if not self.lobby.hosts[number].gone], status)
+            how, why, update = "failed", first_line(death or error), death.update if death is not None else status
+            if death is None and not lost:
+                raise error
+            self.say(f"\nATTENTION: {death or why}")
+            which = self.deaths.restart(death) if death is not None else "goes on without hosts that have left"
+            self.result.restarts += death is not None
+        about, resume = begin_again(self.ready, self.tracker, how, update, why, 0)
+        if error is not None:
+            self.result.lost_updates += updates_since(Died(why, "worker", max(update, status)), resume)
+        where = f"from {Path(resume).name}" if about is not None else "from the beginning: there is no checkpoint yet"
+        self.say(f"{which}: all processes are started again, {where}")
+        return resume
+
+    def _death(self, error: RunFailed, others: Sequence[Host], lost: Sequence[int], update: int) -> Died | None:
+        """The death behind the end of a life: of a process here or on another host, or of a host; None: nobody has died."""
+        if isinstance(error, Died):
+            return error
+        if died := next((host for host in others if host.how == "died"), None):
+            return Died(died.why, died.who, died.update)
+        return self.lobby.death_of(lost, update) if lost else None
+
+
+def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
+    """Another host than host 0: it takes part in each life that host 0 tells of.
+
+    Raises:
+        RunFailed: the run failed, or host 0 is gone.
+    """
+    from trainer.launch.lobby import RunOver
+
+    outcome: dict[str, Any] = {"ended": LATE}
+    failure: RunFailed | None = None
+    say, number = screen(), 0
+    while True:
+        try:
+            life = guest.next_life(number)
+        except RunOver as over:
+            if over.how == "failed":
+                raise failure or RunFailed(over.why) from None
+            return outcome
+        number, first = life.number, not number
+        resume = str(Path(ready.plan.run_dir) / CHECKPOINTS / life.resume) if life.resume else ""
+        of = _of_life(ready, life)
+        say(_described(life, of))
+        try:
+            outcome, failure = start(replace(of.assignment, resume=resume, again=not first)), None
+        except Died as death:
+            failure = death
+            guest.tell(ended=number, how="died", why=str(death), who=death.who, update=death.update, done=death.done)
+            continue
+        except RunFailed as error:
+            failure = error
+            guest.tell(ended=number, how="failed", why=str(error))
+            continue
+        asked = outcome.pop("asked", "")
+        preempted = outcome.get("ended") == PREEMPTED
+        guest.tell(ended=number, how=PREEMPTED if preempted else "done", asked=asked)
+        if asked or not preempted:
+            return outcome

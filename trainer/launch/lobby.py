@@ -1,0 +1,323 @@
+"""Where the hosts of a run come and go (launch.nnodes=MIN:MAX): notes in host 0's store, which is there as long as the run.
+
+Each life of the run has a meeting of its own, with a store of its own (:mod:`trainer.launch.rendezvous`): nothing that a process
+of the life before does late can reach the next one. The lobby tells who is there, who comes, and how a life ended for each.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from trainer.errors import Died, RunFailed, UserError
+from trainer.host.notes_board import Board, NoNote, OwnBoard
+from trainer.host.requests import LEAVE
+from trainer.wording import counted
+
+BEAT_S = 1.0
+"""Between two signs of life of a host."""
+LOST_S = 10.0
+"""A host without one for so long is lost."""
+LONGEST_LOOK_S = 3.0
+"""So much time at most counts between two looks: this process may have been stopped, and is no measure of the others."""
+LOOK_S = 0.2
+GOODBYE_S = 5.0
+"""Longest wait of host 0, at the end of the run, for the others to read how it ended."""
+MARK_S = 10.0
+"""Longest wait for a file in a folder that hosts share."""
+HERE, LIFE, OVER, MARK = "here/{}", "life", "over", "mark"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a host tells of itself.
+
+    Attributes:
+        id: of this start of its command, a random text; beat: goes up with each sign of life; gone: it is no more part of the run.
+        ended: the life that last ended for it; how: ``preempted``, ``died`` (a process has) or ``failed``; asked: the signal that
+            had this host leave.
+        why, who, update, done: as of :class:`trainer.errors.Died`.
+    """
+
+    id: str
+    beat: int = 0
+    gone: bool = False
+    ended: int = 0
+    how: str = ""
+    asked: str = ""
+    why: str = ""
+    who: str = ""
+    update: int = 0
+    done: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Life:
+    """What host 0 tells of a life of the run: its number, from 1; the hosts that take part and the ids of their commands; the port of
+    its meeting; the checkpoint that it goes on from, relative to the run's folder if it is there, or nothing."""
+
+    number: int
+    hosts: tuple[int, ...]
+    ids: tuple[str, ...]
+    port: int
+    resume: str
+
+
+class RunOver(Exception):
+    """The run has ended on host 0.
+
+    Args:
+        how: ``done``, ``preempted`` or ``failed``; why: in words.
+    """
+
+    def __init__(self, how: str, why: str) -> None:
+        super().__init__(why)
+        self.how, self.why = how, why
+
+
+class Lobby:
+    """Host 0's side.
+
+    Args:
+        board: in its store; most: hosts are numbered below this.
+        clock, sleep: seconds that only go forward, and a wait for some.
+
+    Attributes:
+        life: the present one, or the last; number 0: there was none.
+        resized: hosts were let in, for which it ends.
+        how: the run ends, unless it fails.
+    """
+
+    def __init__(
+        self, board: OwnBoard, most: int, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:  # fmt: skip
+        self.board, self.most, self.clock, self.sleep = board, most, clock, sleep
+        self.hosts: dict[int, Host] = {}
+        self.silent: dict[int, float] = {}
+        self.life = Life(0, (0,), ("",), 0, "")
+        self.resized = False
+        self.how = "done"
+        self._looked = clock()
+
+    def look(self) -> None:
+        """Take what the hosts have told, and how long each has been silent."""
+        passed, self._looked = min(self.clock() - self._looked, LONGEST_LOOK_S), self.clock()
+        for number in range(1, self.most):
+            if not self.board.check([key := HERE.format(number)]):
+                continue
+            told, before = Host(**json.loads(self.board.get(key))), self.hosts.get(number)
+            same = before is not None and (before.id, before.beat) == (told.id, told.beat)
+            self.silent[number] = self.silent[number] + passed if same else 0.0
+            self.hosts[number] = told
+
+    def is_there(self, number: int) -> bool:
+        """Whether that host shows signs of life."""
+        return number in self.hosts and not self.hosts[number].gone and self.silent[number] <= LOST_S
+
+    def lost(self) -> list[int]:
+        """Hosts of this life for which it has not ended, and that are no more: silent, gone, or started again."""
+        return [
+            n for n, id in zip(self.life.hosts, self.life.ids, strict=True) if n and self._is_lost(n, self.hosts[n], id)
+        ]
+
+    def _is_lost(self, number: int, host: Host, id: str) -> bool:
+        return host.id != id or (host.ended != self.life.number and not self.is_there(number))
+
+    def waiting(self) -> list[int]:
+        """Hosts that are there and take part in no life now."""
+        ids = dict(zip(self.life.hosts, self.life.ids, strict=True))
+        over = self.life.number
+        return [n for n in self.hosts if self.is_there(n) and (self.hosts[n].id != ids.get(n) or self.hosts[n].ended == over) and not self.hosts[n].asked]  # fmt: skip
+
+    def gather(self, least: int, timeout_s: float, more_s: float) -> list[int]:
+        """Wait for the hosts of the next life; returns their numbers.
+
+        Args:
+            timeout_s: longest wait for ``least`` of them; more_s: for more, up to the greatest number.
+
+        Raises:
+            RunFailed: there were too few in time.
+        """
+        began, enough = self.clock(), None
+        while True:
+            self.look()
+            found = [0, *sorted(self.waiting())]
+            now = self.clock()
+            enough = None if len(found) < least else now if enough is None else enough
+            if enough is not None and (len(found) >= self.most or now - enough >= more_s):
+                return found
+            if enough is None and now - began > timeout_s:
+                there = f"{counted(len(found), 'host')} {'is' if len(found) == 1 else 'are'} there"
+                raise RunFailed(f"{there}, and launch.nnodes={least}:{self.most} needs {least}: no more came within {timeout_s:g} s (launch.timeout_s)")  # fmt: skip
+            self.sleep(LOOK_S)
+
+    def begin(self, hosts: Sequence[int], port: int, resume: str) -> Life:
+        """Tell the hosts of the next life."""
+        ids = tuple(self.hosts[n].id if n else "" for n in hosts)
+        self.life, self.resized = Life(self.life.number + 1, tuple(hosts), ids, port, resume), False
+        self.board.set(LIFE, json.dumps(list(vars(self.life).values())))
+        return self.life
+
+    def watch(self, run: Board) -> None:
+        """Called now and then while a life lasts: who waits is let in after a checkpoint.
+
+        Args:
+            run: the board of this life.
+
+        Raises:
+            Died: a host is lost.
+            RunFailed: a host has left.
+        """
+        self.look()
+        if lost := self.lost():
+            if all(self.hosts[number].gone for number in lost):
+                raise RunFailed(f"{' and '.join(f'host {n}' for n in lost)} left")
+            raise self.death_of(lost)
+        if self.waiting() and not self.resized:
+            self.resized = True
+            who = " and ".join(f"host {n}" for n in sorted(self.waiting()))
+            print(f"\n{who} came in: all save a checkpoint, and go on together\n", flush=True)
+            run.set(LEAVE, "")
+
+    def death_of(self, hosts: Sequence[int], update: int = 0) -> Died:
+        """The error of a run that has lost hosts."""
+        names = " and ".join(f"host {n}" for n in hosts)
+        return Died(f"{names} {'is' if len(hosts) == 1 else 'are'} lost", names, update)
+
+    def settle(self, timeout_s: float) -> list[Host]:
+        """Wait until the life has ended for all its hosts, or they are lost; returns what those that are there tell."""
+        began = self.clock()
+        while True:
+            self.look()
+            lost = self.lost()
+            late = [n for n in self.life.hosts if n and n not in lost and self.hosts[n].ended != self.life.number]
+            if not late or self.clock() - began > timeout_s:
+                return [self.hosts[n] for n in self.life.hosts if n and n not in [*lost, *late]]
+            self.sleep(LOOK_S)
+
+    def end(self, how: str, why: str) -> None:
+        """Tell how the run ended, and wait until all have read it."""
+        self.board.set(OVER, json.dumps([how, why]))
+        until = self.clock() + GOODBYE_S
+        while self.clock() < until:
+            self.look()
+            if not any(self.is_there(number) for number in self.hosts):
+                return
+            self.sleep(LOOK_S)
+
+
+class Guest:
+    """The side of another host than host 0.
+
+    Args:
+        board: in host 0's store; number: this host's; where: host 0's address, for messages.
+    """
+
+    def __init__(self, board: OwnBoard, number: int, where: str, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.board, self.number, self.where, self.sleep = board, number, where, sleep
+        self.host = Host(secrets.token_hex(8))
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._beats: threading.Thread | None = None
+
+    def come(self, run_dir: Path) -> None:
+        """Come into the lobby, and show signs of life from now on.
+
+        Raises:
+            UserError: the run's folder is not the one that host 0 sees.
+            RunFailed: there is such a host already, or host 0 is gone.
+        """
+        self._check_alone()
+        self._check_folder(run_dir)
+        self.tell()
+        beats = self.board.clone()
+
+        def beat() -> None:
+            with suppress(NoNote):
+                while not self._over.wait(BEAT_S):
+                    self._write(beats)
+
+        self._beats = threading.Thread(target=beat, daemon=True, name="signs-of-life")
+        self._beats.start()
+
+    def _check_alone(self) -> None:
+        """Nobody else comes under this host's number."""
+        key, first = HERE.format(self.number), None
+        for _ in range(round(3 * BEAT_S / LOOK_S)):
+            if not self.board.check([key]) or (told := Host(**json.loads(self.board.get(key)))).gone:
+                return
+            if first is not None and told.beat != first.beat:
+                raise RunFailed(
+                    f"there is another host {self.number} already: every host needs a launch.node_rank of its own"
+                )
+            first = told
+            self.sleep(LOOK_S)
+
+    def _check_folder(self, run_dir: Path) -> None:
+        self._heard([MARK])
+        mark = run_dir / self.board.get(MARK).decode()
+        until = time.monotonic() + MARK_S
+        while not mark.is_file():
+            if time.monotonic() > until:
+                why = "is not the folder that host 0 writes to, and hosts that come and go share the run's folder with its checkpoints"
+                raise UserError(f"hydra.run.dir={run_dir}", why, "a folder on a file system that all hosts share")
+            self.sleep(LOOK_S)
+
+    def tell(self, **what: object) -> None:
+        """Tell host 0 something of this host.
+
+        Raises:
+            RunFailed: host 0 is gone.
+        """
+        with self._lock:
+            self.host = replace(self.host, **what)  # type: ignore[arg-type]
+        try:
+            self._write(self.board)
+        except NoNote as error:
+            raise self._alone(error) from error
+
+    def _write(self, board: Board) -> None:
+        with self._lock:
+            self.host = replace(self.host, beat=self.host.beat + 1)
+            board.set(HERE.format(self.number), json.dumps(asdict(self.host)))
+
+    def next_life(self, after: int) -> Life:
+        """Wait for a life after that one in which this host takes part.
+
+        Raises:
+            RunOver: there will be none.
+            RunFailed: host 0 is gone.
+        """
+        while True:
+            if self._heard([OVER], wait=False):
+                raise RunOver(*json.loads(self.board.get(OVER)))
+            if self._heard([LIFE], wait=False):
+                number, hosts, ids, port, resume = json.loads(self.board.get(LIFE))
+                life = Life(number, tuple(hosts), tuple(ids), port, resume)
+                if life.number > after and self.host.id in life.ids:
+                    return life
+            self.sleep(LOOK_S)
+
+    def _heard(self, keys: list[str], wait: bool = True) -> bool:
+        try:
+            while wait and not self.board.check(keys):
+                self.sleep(LOOK_S)
+            return self.board.check(keys)
+        except NoNote as error:
+            raise self._alone(error) from error
+
+    def _alone(self, error: NoNote) -> RunFailed:
+        return RunFailed(f"host 0 at {self.where} is gone, and the run with it: it keeps what hosts meet by ({error})")
+
+    def leave(self) -> None:
+        """Tell that this host is no more part of the run, if host 0 still hears."""
+        self._over.set()
+        if self._beats is not None:
+            self._beats.join(BEAT_S)
+        with suppress(RunFailed):
+            self.tell(gone=True)

@@ -1,0 +1,33 @@
+"""The store of the lobby in which the hosts of a run come and go: host 0's launcher has it, at launch.master_port."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trainer.config.schema import LaunchConfig
+from trainer.host.notes_board import OwnBoard, SealedBoard
+from trainer.host.patient_store import PatientStore
+from trainer.launch.forkserver import open_store
+from trainer.launch.lobby import LOST_S
+from trainer.launch.rendezvous import Meeting
+from trainer.planning.run_secret import secret_of_hosts
+
+PATIENCE_S = 3 * LOST_S
+"""Longest wait for an answer of host 0."""
+
+
+@contextmanager
+def opened(launch: LaunchConfig) -> Iterator[OwnBoard]:
+    """While it lasts, this host's launcher is connected to the lobby.
+
+    Its notes carry a hash that only the user's secret gives; without a secret anybody who reaches the port can write them.
+
+    Raises:
+        RunFailed: host 0 does not answer, or cannot listen.
+    """
+    meeting = Meeting(launch.master_addr, launch.master_port, launch.node_rank, launch.nnodes, launch.timeout_s)
+    store = PatientStore(open_store(meeting), meeting.store, PATIENCE_S)
+    key = hashlib.blake2b((secret_of_hosts(launch) or "").encode(), person=b"lobby", digest_size=32).digest()
+    yield SealedBoard(store, key, "lobby/")

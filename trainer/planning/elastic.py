@@ -1,0 +1,58 @@
+"""Whether the hosts of a run can come and go (launch.nnodes=MIN:MAX)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from trainer.config import schema
+from trainer.config.run_config import RunConfig
+from trainer.errors import UserError
+from trainer.planning.batches import CONTIGUOUS
+from trainer.strategies.contract import Declaration
+
+STARTERS = (str(schema.LaunchConfig._target_), str(schema.ForkserverLaunch._target_))
+"""Launchers that can end a life of the run and start the next one."""
+
+
+def check_elastic(config: RunConfig, declaration: Declaration) -> None:
+    """Refuse hosts that come and go where the run could not go on with others.
+
+    Raises:
+        UserError: it could not.
+    """
+    launch = config.launch
+    if launch.least_nnodes is None:
+        return
+    what = f"launch.nnodes={launch.least_nnodes}:{launch.nnodes}"
+    for why, instead in _reasons(config, declaration):
+        raise UserError(what, why, instead)
+
+
+def _reasons(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str, str]]:
+    """Why not, and what to type instead."""
+    launch, traits, kept = config.launch, declaration.traits, config.checkpoint
+    least, most = launch.least_nnodes, launch.nnodes
+    assert least is not None
+    stay = f"launch.nnodes={most}"
+    if least > most:
+        yield "MIN is more than MAX", f"launch.nnodes={most}:{least}"
+    if config.mode != "train":
+        yield f"mode={config.mode} has no checkpoint from which other hosts could go on", stay
+    if launch.role is not None or launch.ips is not None:
+        how = "launch.ips" if launch.ips is not None else "launch.role"
+        yield f"{how} says which hosts there are", f"{how}=null launch.node_rank=N launch.master_addr=ADDRESS"
+    if "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ:
+        yield "torchrun has started the processes already", "torchrun --nnodes=MIN:MAX"
+    if launch.workers is not None:
+        yield "launch.workers is their number on all hosts, which changes", "launch.workers=null launch.nproc=N"
+    if declaration.entries or not traits.lockstep:
+        yield f"strategy={declaration.name} keeps its state where hosts cannot leave it", "strategy=collective"
+    elif not (traits.same_everywhere or traits.replicas):
+        yield f"strategy={declaration.name} cannot go on with another number of workers", "strategy=collective"
+    if not (kept.every_steps or kept.every_minutes or kept.every_epochs):
+        yield "without checkpoints there is nothing to go on from", "checkpoint=auto"
+    if config.sampler.padding == CONTIGUOUS:
+        yield f"sampler.padding={CONTIGUOUS} has another order of samples with another number of workers", "sampler.padding=strided"  # fmt: skip
+    if launch._target_ not in STARTERS:
+        yield f"launch._target_={launch._target_} starts processes once", "launch=local"
