@@ -13,6 +13,8 @@ from tests.faults.loopback import BASE, GATE, Loopback, loopback, losses, same
 from tests.pace import wait_for
 from tests.runs import family, read, trainer
 from tests.zygote import Started
+from trainer import run as run_here
+from trainer.errors import UserError
 
 ELASTIC = ("launch.join_s=60", "checkpoint.every_steps=2")
 AT = 7
@@ -81,8 +83,13 @@ def test_host_that_is_killed_is_missed_and_one_that_comes_later_is_let_in(
         assert read(hosts.run / "result.json")["restarts"] == 1, "who comes in is no restart"
 
 
-def test_host_that_gets_sigterm_leaves_and_loses_nothing(tmp_path: Path, undisturbed: list[tuple[int, float]]) -> None:
-    with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", GATE.format(AT, "")) as hosts:
+@pytest.mark.parametrize("strategy", ["collective", "local_sgd"])
+def test_host_that_gets_sigterm_leaves_and_loses_nothing(
+    strategy: str, tmp_path: Path, undisturbed: list[tuple[int, float]]
+) -> None:
+    """local_sgd with an average after each update and momentum is one process as well."""
+    told = ("strategy=local_sgd", "strategy.k_steps=1") if strategy == "local_sgd" else ()
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", *told, GATE.format(AT, "")) as hosts:
         first, second = together(hosts, 0, 1)
         second.send_signal(signal.SIGTERM)
         wait_for(lambda: "got SIGTERM" in hosts.screen(1), 30, "it says so")
@@ -92,6 +99,25 @@ def test_host_that_gets_sigterm_leaves_and_loses_nothing(tmp_path: Path, undistu
         assert lives(hosts.run) == [("preempted", 0, 2), ("done", 8, 1)]
         assert same(losses(hosts.run), undisturbed)
         assert read(hosts.run / "result.json")["restarts"] == 0
+        lost = "not carried over: what tells the replicas of 2 workers apart" in hosts.screen(0)
+        assert lost == (strategy == "local_sgd")
+
+
+def test_all_leave_with_host_0_and_the_same_commands_go_on(
+    tmp_path: Path, undisturbed: list[tuple[int, float]]
+) -> None:
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", GATE.format(AT, "")) as hosts:
+        both = together(hosts, 0, 1)
+        both[0].send_signal(signal.SIGTERM)
+        wait_for(lambda: "got SIGTERM" in hosts.screen(0), 30, "it says so")
+        hosts.go()
+        assert [host.wait(LONG) for host in both] == [75, 75], hosts.all_screens()
+        for number in (0, 1):
+            assert hosts.screen(number).splitlines()[-1].endswith(" resume=auto"), hosts.screen(number)
+        assert read(hosts.run / "status.json")["state"] == "preempted"
+        both = [hosts.start(0, "resume=auto"), hosts.start(1, "resume=auto")]
+        assert [host.wait(LONG) for host in both] == [0, 0], hosts.all_screens()
+        assert same(losses(hosts.run), undisturbed)
 
 
 def test_process_that_dies_on_another_host_is_followed_by_a_life_with_all(
@@ -115,10 +141,9 @@ def writes(process: psutil.Process, log: Path) -> bool:
 
 
 def test_too_few_hosts_are_waited_for_and_then_the_run_ends_with_how_to_go_on(tmp_path: Path) -> None:
-    with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", GATE.format(AT, "")) as hosts:
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", "launch.timeout_s=20", "launch.join_s=1", GATE.format(AT, "")) as hosts:  # fmt: skip
         first, second = together(hosts, 0, 1)
         kill(second)
-        hosts.options = (*hosts.options,)
         hosts.go()
         assert first.wait(LONG) == 1, hosts.all_screens()
         lines = hosts.screen(0).splitlines()
@@ -148,3 +173,35 @@ def test_own_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
         assert [host.wait(LONG) for host in both] == [1, 1], hosts.all_screens()
         assert "the model broke on purpose" in hosts.screen(1)
         assert "life 2" not in hosts.screen(0)
+
+
+def test_host_that_does_not_see_the_folder_or_has_a_number_twice_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", "launch.join_s=0", GATE.format(AT, "")) as hosts:
+        both = together(hosts, 0, 1)
+        others = [hosts.start(1), hosts.start(2, f"hydra.run.dir={tmp_path / 'elsewhere'}")]
+        assert [other.wait(LONG) for other in others] == [1, 2], hosts.all_screens()
+        assert "there is another host 1 already: every host needs a launch.node_rank of its own" in hosts.screen(1)
+        assert "elsewhere: is not the folder that host 0 writes to" in hosts.screen(2)
+        hosts.go()
+        assert [host.wait(LONG) for host in both] == [0, 0], hosts.all_screens()
+        assert "came in" not in hosts.screen(0) and lives(hosts.run) == [("done", 0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (("launch.nnodes=3:2",), "launch.nnodes=3:2: must be MIN:MAX, and 3 is more than 2"),
+        (("launch.nnodes=1:x",), "launch.nnodes=1:x: must be a whole number of hosts, or MIN:MAX of them"),
+        (("launch.nnodes=0:2",), "launch.nnodes=0:2: must be at least 1 host. Type instead: launch.nnodes=1"),
+        (("strategy=pserver_sync", "launch.insecure=true"), "strategy=pserver_sync keeps its state where hosts cannot leave it. Type instead: strategy=collective"),
+        (("checkpoint=none",), "without checkpoints there is nothing to go on from. Type instead: checkpoint=auto"),
+        (("launch.workers=4", "launch.nproc=null"), "launch.workers is their number on all hosts, which changes. Type instead: launch.workers=null launch.nproc=N"),
+        (("sampler.padding=contiguous",), "has another order of samples with another number of workers. Type instead: sampler.padding=strided"),
+        (("on_nonfinite=rewind",), "on_nonfinite=rewind: "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(told: tuple[str, ...], why: str) -> None:
+    run = ["+recipe=digits_lenet", "tracking=none", "device=cpu", "launch.nnodes=1:4", "launch.nproc=1", *told]
+    with pytest.raises(UserError) as refused:
+        run_here(run)
+    assert why in str(refused.value)

@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import PREEMPTED, Died, Interrupted, NotFinite, RunFailed, first_line
+from trainer.checkpoint import store
+from trainer.errors import PREEMPTED, Died, NotFinite, RunFailed, first_line
 from trainer.host.addresses import free_port, with_port
 from trainer.job.restarts import Deaths, begin_again, screen, updates_since
 from trainer.planning.assignment import Assignment
+from trainer.planning.left_behind import left_behind
 from trainer.planning.resume import CHECKPOINTS
 from trainer.run_folder import lives
 from trainer.run_folder.json_files import leave
@@ -63,7 +65,7 @@ def _lobby(ready: Ready) -> Iterator[Lobby]:
         try:
             yield lobby
             how, why = lobby.how, ""
-        except (RunFailed, Interrupted, KeyboardInterrupt) as error:
+        except BaseException as error:
             why = first_line(error)
             raise
         finally:
@@ -143,6 +145,8 @@ class _Leading:
         lives.planned(run_dir, ready.plan.workers)
         leave(run_dir / "plan.json", ready.plan.as_dict(), private=True)
         self.say(_described(life, ready))
+        for what in left_behind(ready.plan, store.about(Path(resume))) if resume else ():
+            self.say(f"not carried over: {what}\n")
         assignment = replace(ready.assignment, resume=resume, again=not first, watch=self.lobby.watch)
         try:
             return self.start(assignment), None

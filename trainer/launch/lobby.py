@@ -164,11 +164,11 @@ class Lobby:
         self.board.set(LIFE, json.dumps(list(vars(self.life).values())))
         return self.life
 
-    def watch(self, run: Board) -> None:
+    def watch(self, run: Board | None) -> None:
         """Called now and then while a life lasts: who waits is let in after a checkpoint.
 
         Args:
-            run: the board of this life.
+            run: the board of this life; None: its hosts have not met yet.
 
         Raises:
             Died: a host is lost.
@@ -179,7 +179,7 @@ class Lobby:
             if all(self.hosts[number].gone for number in lost):
                 raise RunFailed(f"{' and '.join(f'host {n}' for n in lost)} left")
             raise self.death_of(lost)
-        if self.waiting() and not self.resized:
+        if run is not None and self.waiting() and not self.resized:
             self.resized = True
             who = " and ".join(f"host {n}" for n in sorted(self.waiting()))
             print(f"\n{who} came in: all save a checkpoint, and go on together\n", flush=True)
@@ -316,8 +316,9 @@ class Guest:
 
     def leave(self) -> None:
         """Tell that this host is no more part of the run, if host 0 still hears."""
+        if self._beats is None:  # it has not come: what is told under its number is another host's
+            return
         self._over.set()
-        if self._beats is not None:
-            self._beats.join(BEAT_S)
+        self._beats.join(BEAT_S)
         with suppress(RunFailed):
             self.tell(gone=True)

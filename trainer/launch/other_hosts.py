@@ -58,8 +58,7 @@ class OtherHosts:
             return {}
         self._looked = self.clock()
         board = self.board[0]
-        if self.meeting.watch is not None:
-            self.meeting.watch(board)
+        self.meeting.watch(board)
         if self.meeting.hosts == 1:
             return {}
         if board.check([ENDED]):

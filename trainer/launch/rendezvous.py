@@ -43,7 +43,7 @@ class Meeting:
         interface: the network interface for Gloo; None: Gloo's own choice.
         here: the address of this host, where its servers listen.
         env: further variables for the processes.
-        watch: called now and then while the processes run, with the run's board.
+        watch: called now and then while the hosts meet, and while the processes run, then with the run's board.
     """
 
     host: str = LOOPBACK
@@ -59,7 +59,7 @@ class Meeting:
     terms: Mapping[str, Any] = field(default_factory=dict)
     here: str = LOOPBACK
     env: dict[str, str] = field(default_factory=dict)
-    watch: Callable[[Board], None] | None = None
+    watch: Callable[[Board | None], None] = lambda board: None
 
     @property
     def where(self) -> str:
@@ -198,6 +198,7 @@ def _who_did_not_come(store: Store, meeting: Meeting) -> str:
         if time.monotonic() > until:
             who = " and ".join(meeting.name(number) for number in missing)
             return f"{who} did not come to {meeting.where} within {meeting.timeout_s:g} s (launch.timeout_s)"
+        meeting.watch(None)
         time.sleep(POLL_S)
     return ""
 
@@ -214,6 +215,7 @@ def _who_knows_another_secret(board: SealedBoard, meeting: Meeting) -> str:
                 )
             if time.monotonic() > until:
                 return f"{meeting.name(number)} came to {meeting.where}, and left without a word"
+            meeting.watch(None)
             time.sleep(POLL_S)
     return ""
 

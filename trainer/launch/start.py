@@ -81,7 +81,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         addresses=[str(peer.endpoint) for peer in everybody] or hosts_of(told),
         labels=[str(peer) for peer in everybody],
         terms=_terms(plan, config, assignment),
-        watch=assignment.watch,
+        watch=assignment.watch or (lambda board: None),
     )
     entries = [plan.strategy_worker, *plan.entries.values()]
     preload = [*modules_of(config, entries), *assignment.imported]

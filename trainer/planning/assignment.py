@@ -23,7 +23,7 @@ class Assignment:
         resume: folder of the checkpoint that the run goes on from; empty: it begins.
         turns: since that checkpoint, how the batches come in another order (:mod:`trainer.data.batch_reordering`).
         returns: how often a worker that dies is started again while the others go on.
-        watch: called by the launcher now and then while the processes run, with the board of the run; no process gets it.
+        watch: called by the launcher now and then, while the processes run with the board of the run; no process gets it.
         again: these are not the first processes of this job: others have died.
     """
 
@@ -36,7 +36,7 @@ class Assignment:
     turns: tuple[Turn, ...] = ()
     again: bool = False
     returns: int = 0
-    watch: Callable[[Board], None] | None = None
+    watch: Callable[[Board | None], None] | None = None
 
     @property
     def goes_on(self) -> bool:
