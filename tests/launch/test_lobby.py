@@ -1,0 +1,145 @@
+"""The lobby in which hosts come and go, without processes: who is there, who is lost, how long is waited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import pytest
+import torch.distributed as dist
+
+from trainer.errors import Died, RunFailed
+from trainer.host.notes_board import SealedBoard
+from trainer.host.requests import LEAVE
+from trainer.launch.lobby import HERE, LONGEST_LOOK_S, LOST_S, Guest, Host, Lobby, RunOver
+
+
+class World:
+    """A lobby whose time goes on when it sleeps; hosts beat while they are awake."""
+
+    def __init__(self, most: int = 4) -> None:
+        self.now = 0.0
+        self.board = SealedBoard(dist.HashStore(), b"secret")
+        self.awake: dict[int, Host] = {}
+        self.at: dict[float, Callable[[], None]] = {}
+        self.lobby = Lobby(self.board, most, lambda: self.now, self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for when in [when for when in self.at if when <= self.now]:
+            self.at.pop(when)()
+        for number in self.awake:
+            self.tell(number, beat=self.awake[number].beat + 1)
+
+    def tell(self, number: int, **what: object) -> None:
+        self.awake[number] = replace(self.awake.get(number, Host(f"first {number}")), **what)  # type: ignore[arg-type]
+        self.board.set(HERE.format(number), json.dumps(asdict(self.awake[number])))
+
+    def live(self, *numbers: int) -> None:
+        """Begin a life with these hosts."""
+        for number in numbers:
+            self.tell(number)
+        self.lobby.look()
+        self.lobby.begin([0, *numbers], 1, "")
+
+
+def test_waits_for_more_than_the_least_and_not_when_all_are_there() -> None:
+    world = World()
+    world.at = {5.0: lambda: world.tell(2), 20.0: lambda: world.tell(1)}
+    assert world.lobby.gather(2, 300, 30) == [0, 1, 2] and world.now == pytest.approx(35, abs=0.5)
+    world = World()
+    world.at = {5.0: lambda: world.tell(2), 20.0: lambda: world.tell(1), 21.0: lambda: world.tell(3)}
+    assert world.lobby.gather(2, 300, 30) == [0, 1, 2, 3] and world.now == pytest.approx(21, abs=0.5)
+
+
+def test_too_few_are_waited_for_so_long() -> None:
+    world = World()
+    world.at = {5.0: lambda: world.tell(2)}
+    with pytest.raises(RunFailed, match=r"2 hosts are there, and launch\.nnodes=3:4 needs 3: no more came within 60 s"):
+        world.lobby.gather(3, 60, 30)
+    assert world.now == pytest.approx(60, abs=0.5)
+
+
+def test_host_that_goes_while_others_are_waited_for_does_not_count() -> None:
+    world = World()
+    world.at = {1.0: lambda: world.tell(2), 5.0: lambda: world.tell(2, gone=True), 8.0: lambda: world.tell(1)}
+    assert world.lobby.gather(2, 300, 10) == [0, 1] and world.now == pytest.approx(18, abs=0.5)
+
+
+def test_silent_host_is_lost_and_time_in_which_host_0_was_stopped_is_nobodys_silence() -> None:
+    world, run = World(), SealedBoard(dist.HashStore(), b"run")
+    world.live(1, 2)
+    world.now += 100 * LOST_S
+    world.lobby.watch(run)
+    assert LONGEST_LOOK_S < LOST_S
+    silent = world.awake.pop(2)
+    with pytest.raises(Died, match="host 2 is lost") as lost:
+        for _ in range(100):
+            world.sleep(0.5)
+            world.lobby.watch(run)
+    assert lost.value.who == "host 2" and not run.check([LEAVE])
+    world.awake[2] = silent
+    world.sleep(1)
+    world.lobby.look()
+    assert world.lobby.lost() == [], "it was not killed, but stopped, and is there again"
+
+
+def test_host_that_has_left_has_not_died_and_one_started_again_has() -> None:
+    world, run = World(), SealedBoard(dist.HashStore(), b"run")
+    world.live(1)
+    world.tell(1, gone=True)
+    with pytest.raises(RunFailed, match="host 1 left") as left:
+        world.lobby.watch(run)
+    assert not isinstance(left.value, Died)
+    world = World()
+    world.live(1)
+    world.tell(1, id="second 1")
+    with pytest.raises(Died, match="host 1 is lost"):
+        world.lobby.watch(run)
+    assert world.lobby.waiting() == [1]
+
+
+def test_who_comes_in_is_let_in_after_one_checkpoint_and_not_before_the_hosts_have_met() -> None:
+    world, run = World(), SealedBoard(dist.HashStore(), b"run")
+    world.live(1)
+    world.tell(3)
+    world.lobby.watch(None)
+    assert not world.lobby.resized
+    world.lobby.watch(run)
+    assert world.lobby.resized and run.check([LEAVE])
+    world.tell(1, ended=1, how="preempted")
+    assert [host.how for host in world.lobby.settle(60)] == ["preempted"]
+    assert world.lobby.gather(1, 60, 0) == [0, 1, 3]
+
+
+def test_host_that_ends_its_part_of_a_life_and_goes_is_not_lost() -> None:
+    """It may be done a while before host 0, whose worker writes the model."""
+    world, run = World(), SealedBoard(dist.HashStore(), b"run")
+    world.live(1)
+    world.tell(1, ended=1, how="done", gone=True)
+    world.lobby.watch(run)
+    assert world.lobby.lost() == []
+
+
+def test_host_that_leaves_takes_no_part_in_the_next_life() -> None:
+    world = World()
+    world.live(1, 2)
+    world.tell(1, ended=1, how="preempted", asked="SIGTERM")
+    world.tell(2, ended=1, how="preempted")
+    world.lobby.settle(60)
+    assert world.lobby.gather(1, 60, 0) == [0, 2]
+
+
+def test_guest_hears_of_its_lives_and_of_the_end() -> None:
+    world = World()
+    guest = Guest(world.board, 1, "10.0.0.1:29500", world.sleep)
+    guest.tell()
+    world.lobby.look()
+    world.lobby.begin([0, 1], 4321, "step-000000004")
+    life = guest.next_life(0)
+    assert (life.number, life.hosts, life.port, life.resume) == (1, (0, 1), 4321, "step-000000004")
+    world.at = {3.0: lambda: (world.lobby.begin([0], 1, ""), None)[1], 6.0: lambda: world.board.set("over", json.dumps(["failed", "it broke"]))}  # fmt: skip
+    with pytest.raises(RunOver, match="it broke") as over:
+        guest.next_life(1)
+    assert over.value.how == "failed", "the second life was without it"
