@@ -27,3 +27,13 @@ class Gate:
             print(WAITS, flush=True)
         while self.waits and event.step == self.at and not (event.run_dir / self.until).exists():
             time.sleep(0.02)
+
+
+class Slow:
+    """Each update takes so long at least."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def on_update_end(self, event: UpdateEnd) -> None:
+        time.sleep(self.seconds)

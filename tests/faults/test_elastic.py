@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -40,7 +43,8 @@ def together(hosts: Loopback, *numbers: int) -> list[Started]:
 def kill(process: Started) -> None:
     """As a machine that loses its power: the launcher and all that it has started."""
     for one in family(process.pid):
-        one.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
     process.wait()
 
 
@@ -205,3 +209,32 @@ def test_what_cannot_be_is_refused(told: tuple[str, ...], why: str) -> None:
     with pytest.raises(UserError) as refused:
         run_here(run)
     assert why in str(refused.value)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+def test_hosts_that_come_leave_and_die_at_random_change_nothing(seed: int, tmp_path: Path) -> None:
+    """Every update is done once, as by one process, whatever hosts 1 and 2 do meanwhile."""
+    chance = random.Random(seed)
+    slow = ("epochs=40", "callbacks=[{_target_:tests.faults.gate.Slow,seconds:0.05}]", "launch.max_restarts=1000")
+    done = trainer(*BASE, "epochs=40", "hydra.run.dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "hosts").mkdir()
+    with loopback(tmp_path / "hosts", *ELASTIC, "launch.nnodes=1:3", "launch.join_s=0", *slow) as hosts:
+        first, others = hosts.start(0), {1: hosts.start(1), 2: hosts.start(2)}
+        happened: list[str] = []
+        while first.poll() is None:
+            time.sleep(chance.uniform(0, 6))
+            number = chance.choice([1, 2])
+            if others[number].poll() is not None:
+                others[number] = hosts.start(number)
+                happened.append(f"{number} comes")
+            elif chance.random() < 0.5:
+                others[number].send_signal(signal.SIGTERM)
+                happened.append(f"{number} leaves")
+            else:
+                kill(others[number])
+                happened.append(f"{number} dies")
+        assert first.returncode == 0, f"{happened}\n{hosts.all_screens()}"
+        print(happened, lives(hosts.run))
+        assert same(losses(hosts.run), losses(tmp_path / "run"))
