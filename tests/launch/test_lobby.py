@@ -12,6 +12,7 @@ import torch.distributed as dist
 from trainer.errors import Died, RunFailed
 from trainer.host.notes_board import SealedBoard
 from trainer.host.requests import LEAVE
+from trainer.job.restarts import Deaths
 from trainer.launch.lobby import HERE, LONGEST_LOOK_S, LOST_S, Guest, Host, Lobby, RunOver
 
 
@@ -78,11 +79,18 @@ def test_silent_host_is_lost_and_time_in_which_host_0_was_stopped_is_nobodys_sil
         for _ in range(100):
             world.sleep(0.5)
             world.lobby.watch(run)
-    assert lost.value.who == "host 2" and not run.check([LEAVE])
+    assert lost.value.who == "host 2 in life 1" and not run.check([LEAVE])
     world.awake[2] = silent
     world.sleep(1)
     world.lobby.look()
     assert world.lobby.lost() == [], "it was not killed, but stopped, and is there again"
+
+
+def test_host_that_is_lost_twice_is_no_process_that_dies_twice_after_the_same_update() -> None:
+    world, deaths = World(), Deaths(3, lambda: 0.0)
+    for life in (1, 2):
+        world.live(1)
+        assert deaths.restart(world.lobby.death_of([1])) == f"restart {life} of 3"
 
 
 def test_host_that_has_left_has_not_died_and_one_started_again_has() -> None:

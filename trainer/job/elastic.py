@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.checkpoint import store
 from trainer.errors import PREEMPTED, Died, NotFinite, RunFailed, first_line
 from trainer.host.addresses import free_port, with_port
-from trainer.job.restarts import Deaths, begin_again, screen, updates_since
+from trainer.job.restarts import Deaths, begin_again, screen, updates_since, workers_update
 from trainer.planning.assignment import Assignment
 from trainer.planning.left_behind import left_behind
 from trainer.planning.resume import CHECKPOINTS
@@ -166,33 +166,34 @@ class _Leading:
         Raises:
             RunFailed: there is no next one.
         """
-        run_dir, lost = Path(self.ready.plan.run_dir), self.lobby.lost()
-        status = int(read_status(run_dir).get("step") or 0)
-        if error is None:
-            how, why, update = PREEMPTED, "hosts came or left", status
-            which = "goes on with other hosts"
-        else:
-            death = self._death(error, others, [number for number in lost if not self.lobby.hosts[number].gone], status)
-            how, why, update = "failed", first_line(death or error), death.update if death is not None else status
+        lost = self.lobby.lost()
+        update = int(read_status(Path(self.ready.plan.run_dir)).get("step") or 0)
+        how, why, which = PREEMPTED, "hosts came or left", "goes on with other hosts"
+        if error is not None:
+            death = self._death(error, others, [number for number in lost if not self.lobby.hosts[number].gone])
             if death is None and not lost:
                 raise error
+            update = max(update, 0 if death is None else workers_update(death))
+            how, why = "failed", first_line(death or error)
             self.say(f"\nATTENTION: {death or why}")
-            which = self.deaths.restart(death) if death is not None else "goes on without hosts that have left"
+            which = "goes on without hosts that have left" if death is None else self.deaths.restart(death)
             self.result.restarts += death is not None
         about, resume = begin_again(self.ready, self.tracker, how, update, why, 0)
         if error is not None:
-            self.result.lost_updates += updates_since(Died(why, "worker", max(update, status)), resume)
+            self.result.lost_updates += updates_since(Died(why, "", update), resume)
         where = f"from {Path(resume).name}" if about is not None else "from the beginning: there is no checkpoint yet"
         self.say(f"{which}: all processes are started again, {where}")
         return resume
 
-    def _death(self, error: RunFailed, others: Sequence[Host], lost: Sequence[int], update: int) -> Died | None:
+    def _death(self, error: RunFailed, others: Sequence[Host], lost: Sequence[int]) -> Died | None:
         """The death behind the end of a life: of a process here or on another host, or of a host; None: nobody has died."""
         if isinstance(error, Died):
             return error
         if died := next((host for host in others if host.how == "died"), None):
-            return Died(died.why, died.who, died.update)
-        return self.lobby.death_of(lost, update) if lost else None
+            death = Died(died.why, died.who, died.update)
+            death.done = dict(died.done)
+            return death
+        return self.lobby.death_of(lost) if lost else None
 
 
 def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:

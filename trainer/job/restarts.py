@@ -142,7 +142,7 @@ def _again(
     say = screen()
     say(f"\nATTENTION: {error}")
     bad = error if isinstance(error, NotFinite) else None
-    update = _workers_update(error) if isinstance(error, Died) else error.step
+    update = workers_update(error) if isinstance(error, Died) else error.step
     about, resume = begin_again(ready, tracker, "failed", update, first_line(error), ready.plan.workers)
     where = f"from {Path(resume).name}" if about is not None else "from the beginning: there is no checkpoint yet"
     order = ", with the batches in another order" if bad is not None else ""
@@ -185,7 +185,7 @@ def begin_again(
     return about, str(folder) if folder is not None else ready.assignment.resume
 
 
-def _workers_update(death: Died) -> int:
+def workers_update(death: Died) -> int:
     """Updates of the worker that had done most; of a server's death its own count is that of all workers."""
     return max([n for name, n in death.done.items() if name.startswith("worker")] or [death.update])
 
@@ -203,7 +203,7 @@ def updates_since(death: Died, checkpoint: str) -> int:
     saved = {part.server: part.version for part in parts_of(Path(checkpoint))} if checkpoint else {}
     if at_servers:
         return max(0, *(done - saved.get(server, 0) for server, done in at_servers.items()))
-    return max(0, _workers_update(death) - (store.about(Path(checkpoint)).step if checkpoint else 0))
+    return max(0, workers_update(death) - (store.about(Path(checkpoint)).step if checkpoint else 0))
 
 
 def _forget_since(run_dir: Path, points: int, tracker: Tracker | None, say: Callable[[str], None]) -> None:

@@ -185,10 +185,11 @@ class Lobby:
             print(f"\n{who} came in: all save a checkpoint, and go on together\n", flush=True)
             run.set(LEAVE, "")
 
-    def death_of(self, hosts: Sequence[int], update: int = 0) -> Died:
-        """The error of a run that has lost hosts."""
+    def death_of(self, hosts: Sequence[int]) -> Died:
+        """The error of a run that has lost hosts. It is another one in each life: a host that is lost twice is no process that
+        always dies at the same update."""
         names = " and ".join(f"host {n}" for n in hosts)
-        return Died(f"{names} {'is' if len(hosts) == 1 else 'are'} lost", names, update)
+        return Died(f"{names} {'is' if len(hosts) == 1 else 'are'} lost", f"{names} in life {self.life.number}")
 
     def settle(self, timeout_s: float) -> list[Host]:
         """Wait until the life has ended for all its hosts, or they are lost; returns what those that are there tell."""
