@@ -26,7 +26,7 @@ from trainer.job.pictures import curves, validation
 from trainer.job.ready import get_ready
 from trainer.launch.in_process import _Tee
 from trainer.run_folder import json_files, report
-from trainer.terminal import bar
+from trainer.terminal import status as status_file
 from trainer.tracking import mlflow_run
 
 CAUSE = "worker 1 broke: the first cause"
@@ -98,7 +98,7 @@ def leaves_no(name: str) -> Callable[..., None]:
 STEPS: dict[str, tuple[Any, str, Any]] = {
     "status.json": (json_files, "leave", leaves_no("status.json")),
     "result.json": (json_files, "leave", leaves_no("result.json")),
-    "what it had come to": (bar, "read_status", lambda folder: ["no mapping"]),
+    "what it had come to": (status_file, "read_status", lambda folder: ["no mapping"]),
     "logs without secrets": (closing, "scrub", full),
     "curves.png": (curves, "draw", full),
     "servers.png": (curves, "draw_servers", full),
@@ -236,7 +236,7 @@ def test_a_worker_that_does_more_than_the_average_raises_the_total(tmp_path: Pat
     told.progress(0, 61)
     told.write_status("running", told.started + 1.0)
     told.close()
-    status = bar.read_status(tmp_path)
+    status = status_file.read_status(tmp_path)
     assert (status["step"], status["total"], status["percent"], status["eta_s"]) == (61, 61, 100.0, 0.0)
 
 

@@ -13,8 +13,8 @@ from trainer.config.redact import command
 from trainer.job.batch_size import repeatable
 from trainer.job.ready import Ready
 from trainer.job.result import Result
-from trainer.terminal.bar import read_status
 from trainer.terminal.screen import Screen
+from trainer.terminal.status import read_status
 from trainer.wording import counted
 
 LOOKED_AT = {"eval": "sample", "predict": "image", "rows": "row"}

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import psutil
-
 GIB = 1 << 30
 CGROUPS = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
@@ -17,6 +15,8 @@ FILES = {"": ("memory.max", "memory.current"), "memory": ("memory.limit_in_bytes
 
 def free(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
     """Bytes that can still be used: of the machine, and of each cgroup (a container, a job of a scheduler) that this process is in."""
+    import psutil
+
     return max(0, min([int(psutil.virtual_memory().available), *_free_of_groups(cgroups, own)]))
 
 
@@ -53,6 +53,8 @@ def _free_of(group: Path, limit: str, used: str) -> int | None:
 
 def held_by(pids: Iterable[int]) -> int:
     """Bytes of memory that these processes hold; pages that several processes share are divided among them."""
+    import psutil
+
     held = 0
     for pid in pids:
         try:
@@ -70,6 +72,8 @@ def own(name: str) -> int:
 
 def of_children() -> int:
     """Bytes that the processes started by this one hold for themselves alone."""
+    import psutil
+
     held = 0
     for child in psutil.Process().children(recursive=True):
         try:

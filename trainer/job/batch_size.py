@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import Died, RunFailed, UserError, first_line
@@ -131,6 +129,8 @@ class Search:
         self.limit = None if limit is None else int(limit * GIB)
         device = "GPU" if checked.device == "cuda" else "host"
         self.memory = f"the memory of the {device}" if limit is None else f"{limit:g} GiB (data.memory_limit_gib)"
+        import psutil
+
         self.others = [psutil.Process().pid, *(child.pid for child in psutil.Process().children(recursive=True))]
         self.broken = False
         self.last = Try(False, "no sample for each worker")

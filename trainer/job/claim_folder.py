@@ -16,7 +16,7 @@ from trainer.run_folder.back_to_checkpoint import bring, go_back
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.leftovers import clear
 from trainer.run_folder.lives import Life
-from trainer.terminal.bar import read_status
+from trainer.terminal.status import read_status
 from trainer.tracking import tracking_file
 
 PATIENCE_S = 30.0

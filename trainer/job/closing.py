@@ -88,7 +88,7 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
 def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
     """How far the run came; of one that broke, the result gets its last and best metrics from there."""
     from trainer.run_folder.json_files import leave
-    from trainer.terminal.bar import read_status
+    from trainer.terminal.status import read_status
 
     status = {"state": "starting", "step": 0, "total": plan.total_steps, **read_status(run_dir)}
     status["life"] = lives.number(run_dir)

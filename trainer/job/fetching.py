@@ -15,7 +15,7 @@ from trainer.host.cache import cache_root
 from trainer.planning.plan import Plan
 from trainer.planning.resume import AUTO, CHECKPOINTS
 from trainer.run_folder.back_to_checkpoint import CARRIED
-from trainer.terminal.bar import read_status
+from trainer.terminal.status import read_status
 from trainer.tracking import tracking_file
 
 Say = Callable[[str], None]

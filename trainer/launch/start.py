@@ -24,7 +24,7 @@ from trainer.planning.processes import hosts_of, listens_at
 from trainer.planning.resume import keeps
 from trainer.planning.roles import peers, plain_launch
 from trainer.planning.run_secret import secret_of_hosts
-from trainer.terminal.bar import read_status
+from trainer.terminal.status import read_status
 
 if TYPE_CHECKING:
     from trainer.launch.engine import Engine

@@ -12,7 +12,6 @@ from trainer.checkpoint import store
 from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
-from trainer.data.images.listing import EXTENSIONS, images_in, is_image
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError, why
 from trainer.planning.batches import AUTO
@@ -183,6 +182,8 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
 
 def _images(config: RunConfig) -> LookedAt:
     """The images of the folder, or the one image that is given."""
+    from trainer.data.images.listing import EXTENSIONS, images_in, is_image
+
     class_names_of(Path(str(config.weights)))  # asked for again when the table is written
     folder, again = Path(str(config.predict.input)), list[str]()
     if folder.is_file() and is_image(folder.name):

@@ -11,7 +11,6 @@ from typing import Any
 
 from trainer.config import schema
 from trainer.config.run_config import RunConfig
-from trainer.data.sampler import DistributedBatchSampler, training_sampler
 from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.host.addresses import with_port
@@ -302,6 +301,8 @@ def _looks(checked: Checked) -> tuple[int, int, int]:
 
 def count_batches(config: RunConfig, samples: int, batch_size: int, workers: int, leased: bool) -> int:
     """The plan's number of batches per worker and epoch; on average, rounded up, where work is leased."""
+    from trainer.data.sampler import DistributedBatchSampler, training_sampler
+
     if leased:
         drop_last = config.sampler.drop_last
         return ceil(len(DistributedBatchSampler(samples, batch_size, drop_last=drop_last, pad=False)) / workers)

@@ -18,6 +18,7 @@ from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.key_checks import leaves
 from trainer.planning.left_behind import at_servers, left_behind, other_replicas, precision
 from trainer.planning.plan import Plan
+from trainer.terminal.status import read_status
 from trainer.wording import counted
 
 AUTO, FRESH = "auto", "fresh"
@@ -131,8 +132,6 @@ def _check_nothing_lost(run_dir: Path) -> None:
     Raises:
         UserError: it would be.
     """
-    from trainer.terminal.bar import read_status
-
     state = read_status(run_dir).get("state")
     if state in (None, "done") or not store.found(run_dir / CHECKPOINTS):
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from trainer.terminal import streams
 from trainer.terminal.screen import Screen
+from trainer.terminal.status import read_json, read_status
 
 LOOK_EVERY_S = 0.25
 SHOWN = ("loss", "acc1", "acc5", "auc")
@@ -99,19 +99,6 @@ def peers(run_dir: Path) -> str:
 def _column(form: str) -> TextColumn:
     """A column of text; what it shows is no markup."""
     return TextColumn(form, markup=False)
-
-
-def read_status(run_dir: Path) -> dict[str, Any]:
-    """Read status.json of a running job for the progress bar; empty while there is none yet."""
-    return read_json(run_dir / "status.json")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a running job for the progress bar; empty while there is none yet."""
-    try:
-        return json.loads(path.read_text())  # type: ignore[no-any-return]
-    except (OSError, ValueError):
-        return {}
 
 
 @contextmanager
