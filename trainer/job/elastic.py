@@ -23,7 +23,7 @@ from trainer.planning.left_behind import left_behind
 from trainer.planning.resume import CHECKPOINTS
 from trainer.run_folder import lives
 from trainer.run_folder.json_files import leave
-from trainer.terminal.bar import read_status
+from trainer.terminal.status import read_status
 from trainer.wording import counted
 
 if TYPE_CHECKING:
