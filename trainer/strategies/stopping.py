@@ -31,6 +31,10 @@ class LooksUp(Protocol):
     """Called now and then while this worker waits between two updates; it may call ``halt`` and ``save``. It is told
     whether this worker may be the one to stop the others: at a meeting of the training it may not."""
 
+    @property
+    def meetings(self) -> int:
+        """At how many meetings of the training this worker was, that at which it waits now among them."""
+
 
 @runtime_checkable
 class TakesBack(Protocol):

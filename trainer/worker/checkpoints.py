@@ -20,7 +20,7 @@ from trainer.host.requests import LEAVE, StopRequest
 from trainer.models.empty_batch import counting
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.strategies.replicas import HasReplicas
-from trainer.strategies.stopping import TakesBack, is_lost
+from trainer.strategies.stopping import LooksUp, TakesBack, is_lost
 from trainer.worker.loop import Training
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.other_strategy import for_servers, from_servers
@@ -118,10 +118,10 @@ class Checkpoints:
         """
         self._pass_on(run)
         if decides and leads(run) and (leaving := self._decides(run)) is not None:
-            self.board.set(f"stop/{self.asked}", str(int(leaving)))
+            self.board.set(f"stop/{self.asked}", f"{int(leaving)} {_meetings(run)}")
             if not leaving and isinstance(run.strategy, TakesBack):  # all stop now, whatever happens to this worker
                 self._returned.let_in(run.strategy, self.asked)
-        if self.board.check([f"stop/{self.asked}"]):
+        if self.board.check([f"stop/{self.asked}"]) and (decides or _meetings(run) > self._asked()[1]):
             self._take(run, run.epoch)
             self._note_is_read()
 
@@ -140,8 +140,14 @@ class Checkpoints:
             Preempted: the run is to end now.
         """
         if self.board.check([f"stop/{self.asked}"]):
-            self.leaving = bool(int(self.board.get(f"stop/{self.asked}")))
+            self.leaving = bool(self._asked()[0])
             self._answer()
+
+    def _asked(self) -> tuple[int, int]:
+        """What the first worker's note says: whether all are to leave, and at how many meetings it was. A worker that waits at one of
+        these stops later: the answer is under way, and its position in a checkpoint would be before the meeting, that of the others after it."""
+        leaving, meetings = self.board.get(f"stop/{self.asked}").split()
+        return int(leaving), int(meetings)
 
     def _is_due(self, run: Training) -> bool:
         every = self.told.every_steps
@@ -298,6 +304,11 @@ def _own(folder: Path, first: WorkerState, seat: Seat, before: int, lockstep: bo
     if not parts:
         return replace(first, model=None, seen=[], line=line, randomness=randomness(torch.device(seat.device)))
     return replace(parts[0], seen=[batch for part in parts for batch in part.seen], line=line)
+
+
+def _meetings(run: Training) -> int:
+    """At how many meetings of the training a worker was, that at which it waits among them."""
+    return run.strategy.meetings if isinstance(run.strategy, LooksUp) else 0
 
 
 def is_first(run: Training) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.strategies.pserver.server.epoch_blocks import Holder, Leases, Progress
+from trainer.strategies.pserver.server.epoch_blocks import NOBODY, Answer, Holder, Leases, Progress
 from trainer.strategies.pserver.server.members import Watermark
 
 WORKERS = 4
@@ -99,3 +99,11 @@ def test_watermark_counts_every_push_once_in_any_order(order: list[int], again: 
             mark.mark(number)
     assert sorted(applied) == list(range(1, 30))
     assert mark.done == 29 and not mark.above
+
+
+def test_worker_that_goes_on_gets_its_own_block_before_one_that_nobody_has() -> None:
+    """The checkpoint has the rows of its own block's next batch."""
+    leases = Leases()
+    leases.load(epoch=0, blocks=3, next=2, finished=(), dropped=(), kept=((0, NOBODY), (1, 5)))
+    asked = [leases.ask(Holder(5, 77), 0, 3, ()) for _ in range(3)]
+    assert asked == [Answer(1, again=True), Answer(0, again=True), Answer(2)]

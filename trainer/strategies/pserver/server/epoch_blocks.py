@@ -80,7 +80,9 @@ class Leases:
             if now.out.get(block) == holder:
                 del now.out[block]
                 now.finished.add(block)
-        if (own := min((b for b, r in now.kept.items() if r in (holder.rank, NOBODY)), default=None)) is not None:
+        kept = [(r == NOBODY, b) for b, r in now.kept.items() if r in (holder.rank, NOBODY)]
+        if kept:  # its own first: it may have the rows of its next batch already
+            _, own = min(kept)
             del now.kept[own]
             now.out[own] = holder
             return Answer(own, again=True)

@@ -266,6 +266,10 @@ class PserverWorker(Halting, Strategy):
         self.present = answer.need(Kind.IDS).tolist()
         return answer.need(Kind.NUMBERS).copy()
 
+    @property
+    def meetings(self) -> int:
+        return self.client.meetings
+
     def meet(self) -> None:
         """Wait for all present workers."""
         self._sum(np.zeros(1))

@@ -1,0 +1,71 @@
+"""Where a worker without a common step was when all stopped for a checkpoint: it goes on there, and does nothing twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.checkpoint.saving import saver
+from trainer.worker import loop
+from trainer.worker.checkpoints import Checkpoints
+from trainer.worker.profiler import Unprofiled
+
+UPDATES = 5
+
+
+def test_worker_that_waits_in_a_validation_is_behind_its_last_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may save there. Where work is split beforehand, a position before the epoch's updates would have it do them again."""
+
+    def updates(epoch: int, first: int) -> Any:
+        return iter([(1, iter(()))] * (UPDATES - first))
+
+    def nothing(*arguments: Any) -> None:
+        pass
+
+    strategy = SimpleNamespace(weight=lambda samples: 1.0, lr=0.1, synchronize=nothing, all_reduce_sum=lambda values: values)  # fmt: skip
+    run: Any = SimpleNamespace(
+        epoch=0, update=0, step=0, samples=0, stop="", lockstep=False, callbacks=None, checkpoints=None, ema=None, compiling="",
+        validated=(0, {}), strategy=strategy, forward=SimpleNamespace(train=nothing), feed=SimpleNamespace(updates=updates),
+        report=SimpleNamespace(doing=nothing, progress=nothing), guard=SimpleNamespace(begin=nothing, step=nothing),
+        line=SimpleNamespace(begin_epoch=nothing, batches=0, due=99, lr=0.0), profile=Unprofiled(),
+        rhythm=loop.Rhythm(epochs=2, total_steps=99, log_every=99, val_every=1, val_every_steps=0),
+    )  # fmt: skip
+    seen = []
+    monkeypatch.setattr(loop, "look", lambda run, epoch: seen.append((run.epoch, run.update)))
+    monkeypatch.setattr(loop, "log_rest", nothing)
+    loop._fit(run)
+    assert seen == [(0, UPDATES), (1, UPDATES)] and run.update == 0
+
+
+class Worker(SimpleNamespace):
+    """A worker's training, as its checkpoints see it."""
+
+    def __init__(self, meetings: int) -> None:
+        strategy = SimpleNamespace(meetings=meetings, look=None, members=lambda: (0, 2))
+        super().__init__(strategy=strategy, lockstep=False, step=7, epoch=1)
+
+
+@pytest.mark.parametrize(("meetings", "stops"), [(3, False), (4, True)])
+def test_worker_whose_meeting_is_over_stops_after_it(
+    meetings: int, stops: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is past its third meeting when it says that all stop. Whoever still waits for the answer is past it, too: its
+    position would be before the meeting, which it would be at alone when all go on."""
+    taken: list[int] = []
+    monkeypatch.setattr(Checkpoints, "_take", lambda self, run, epoch: taken.append(run.strategy.meetings))
+    first, other = saver(tmp_path, workers=2), saver(tmp_path, workers=2)
+    first.told.every_steps, other.seat, other.board = (
+        7,
+        SimpleNamespace(rank=1, size=2, store=first.seat.store),
+        first.board,
+    )
+    first.look(Worker(3))  # type: ignore[arg-type]
+    assert taken == [3]
+    other.look(Worker(meetings), decides=False)  # type: ignore[arg-type]
+    assert (len(taken) == 2) == stops
+    other.asked = 0
+    other.look(Worker(meetings))  # type: ignore[arg-type]  after its next update it stops anyway
+    assert taken[-1] == meetings and len(taken) == 2 + stops
