@@ -29,7 +29,7 @@ class Disks:
 
     Attributes:
         here: the host of the server whose turn it is.
-        written: what each server has written last into a folder.
+        written: what each server has written last into a folder. parts: the same, as a server reads it.
     """
 
     def __init__(self, world: World) -> None:
@@ -37,6 +37,7 @@ class Disks:
         self.here = WORKERS
         self.files: dict[tuple[int, str, str], bytes] = {}
         self.written: dict[tuple[str, int], bytes] = {}
+        self.parts: dict[str, dict[int, SavedPart]] = {}
 
     # --- a server's ------------------------------------------------------------------------------------------------
 
@@ -44,6 +45,7 @@ class Disks:
         """As :func:`snapshot.write_part`."""
         content = json.dumps(meta).encode() + b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))
         self.files[self.here, str(folder), part_name(server)] = self.written[str(folder), server] = content
+        self.parts.setdefault(str(folder), {})[server] = SavedPart(server, json.loads(json.dumps(meta)), tensors)
 
     def is_shared(self, folder: Path, name: str) -> bool:
         """As :func:`snapshot_parts.is_shared`."""
@@ -55,6 +57,10 @@ class Disks:
         if content is None:
             raise FileNotFoundError(f"{folder} has no part of server {server}")
         return _seal(content), np.frombuffer(content[first : first + PIECE], dtype=np.uint8)
+
+    def parts_of(self, folder: Path) -> list[SavedPart]:
+        """As :func:`server_parts.parts_of`."""
+        return [part for _, part in sorted(self.parts[str(folder)].items())]
 
     def forget(self, folder: Path, server: int) -> None:
         """As :func:`snapshot_parts.forget`."""
@@ -117,6 +123,14 @@ class Disks:
         """
         if left := [f"{folder} on host {host}" for host, folder, _ in self.files if host != WORKERS]:
             raise Violation(f"parts are left that were fetched: {left[0]}")
+
+
+class SavedPart(dict[str, torch.Tensor]):
+    """A server's part, as :class:`server_parts.ServerFile`."""
+
+    def __init__(self, server: int, meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.server, self.meta = server, meta
 
 
 def _seal(content: bytes) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from tests.simulation import run
 from trainer.strategies.pserver.protocol.index_intervals import Intervals
 from trainer.strategies.pserver.protocol.messages import RESTS, WAKES, Kind, Malformed, Message, Verb
 from trainer.strategies.pserver.server import (
@@ -331,6 +332,42 @@ def who_comes_back_is_waited_for_before_it_is_let_in(
 @replaces(returned, "is_lost")
 def who_comes_back_waits_for_the_lost(_: Any, *arguments: Any) -> bool:
     return False
+
+
+@replaces(run.Play, "_starts_again")
+def the_launcher_takes_the_life_before_for_the_next(original: Any, self: run.Play, rank: int) -> None:
+    note = f"fenced/worker/{rank}"
+    before = dict.get(self.board, note)
+    original(self, rank)
+    if before is not None:
+        self.board[note] = before
+
+
+# --- all go on from a checkpoint -----------------------------------------------------------------------------------
+
+
+@replaces(epoch_blocks.Progress, "load")
+def a_checkpoint_forgets_which_batches_are_applied(_: Any, self: epoch_blocks.Progress, **saved: Any) -> None:
+    pass
+
+
+@replaces(epoch_blocks.Leases, "load")
+def a_checkpoint_forgets_the_blocks_that_are_out(original: Any, self: epoch_blocks.Leases, **saved: Any) -> None:
+    original(self, **saved | {"kept": ()})
+
+
+@replaces(held_blocks.HeldBlocks, "load")
+def a_checkpoint_forgets_what_is_computed_and_not_pushed(_: Any, self: held_blocks.HeldBlocks, **saved: Any) -> None:
+    pass
+
+
+@replaces(epoch_blocks.Leases, "ask")
+def a_block_of_nobody_comes_before_one_s_own(original: Any, self: epoch_blocks.Leases, holder: Any, *told: Any) -> Any:
+    nobody = [b for b, rank in self.epoch.kept.items() if rank == epoch_blocks.NOBODY]
+    own = [b for b, rank in self.epoch.kept.items() if rank == holder.rank]
+    if own and nobody and min(nobody) < min(own):
+        self.epoch.kept[min(nobody)] = holder.rank
+    return original(self, holder, *told)
 
 
 # A patch inside of a function that waits would last while others run.

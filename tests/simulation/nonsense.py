@@ -11,6 +11,10 @@ from trainer.strategies.pserver.protocol.messages import CREATES, HOLDS, Kind, M
 from trainer.strategies.pserver.server.shard import Shard
 
 NO_WORKER = 99
+NO_LIFE = 2
+"""Lives are odd numbers."""
+ANSWERED = ""
+"""Instead of a reason: it is no mistake of the sender's, whose message may be late."""
 
 
 class Nonsense:
@@ -18,11 +22,12 @@ class Nonsense:
 
     Args:
         shard: what it keeps. mode: of the run. next_push: a number that the worker's next push may have. first: it is worker 0.
-        saved: something was saved.
+        saved: something was saved. comes: a worker that waits to be let in, if one does.
     """
 
-    def __init__(self, shard: Shard, mode: str, next_push: int, first: bool, saved: bool) -> None:
+    def __init__(self, shard: Shard, mode: str, next_push: int, first: bool, saved: bool, comes: int) -> None:
         self.shard, self.mode, self.next_push, self.first, self.saved = shard, mode, next_push, first, saved
+        self.comes = comes
         self.numbers = Record(Kind.NUMBERS, np.array([0.0, 1.0, 1e9]))  # rows would be as old as that
         self.dense = np.ones(len(shard.vector))
 
@@ -111,6 +116,7 @@ class Nonsense:
             (Message(Verb.FETCH, clock=-2), "FETCH from -2"),
             (Message(Verb.DONE), "no answer"),
             (Message(Verb.ADMIT, clock=NO_WORKER, sequence=1), "no worker"),
+            (Message(Verb.ADMIT, clock=self.comes, sequence=NO_LIFE), ANSWERED),
             (Message(Verb.MEET, clock=1 << 30, records=[Record(Kind.NUMBERS, np.ones(1))]), "while the latest is"),
             (Message(Verb.MEET, clock=1 << 30, records=[Record(Kind.NUMBERS, np.ones(1, dtype=np.float32))]), "are float64"),
         ]  # fmt: skip

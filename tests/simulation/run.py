@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tests.notes import Notes
+from tests.simulation.checkpoints import Before, Checkpoints
 from tests.simulation.disks import Disks
 from tests.simulation.scenario import DEATHS, LOST_AFTER_S, Fault, Scenario
 from tests.simulation.servers import SimulatedServer, declared
 from tests.simulation.stage import STAGE
-from tests.simulation.workers import KILLED, Saved, SimulatedWorker
+from tests.simulation.workers import KILLED, RUN, SimulatedWorker
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol.messages import Message, Verb
@@ -25,6 +26,9 @@ LONGEST_S = 3000.0
 LINGER_S = 5.0
 """As launch/supervisor.py: so long processes go on of which the others have declared all lost."""
 
+NOTHING = Before(Checkpoints(lambda: None), None, None, frozenset(), 0)
+TORN = {"torn push": Verb.PUSH, "torn stop": Verb.MEET, "torn goodbye": Verb.BYE}
+"""The message at which a worker dies."""
 WITH_CODEC = 8
 """In one run of so many, messages travel in frames."""
 
@@ -48,13 +52,15 @@ class Outcome:
 def simulate(scenario: Scenario, tracing: bool = False) -> Outcome:
     """Play a scenario to its end."""
     world = World(scenario.seed, tracing)
-    play = Play(world, scenario)
+    STAGE.world, STAGE.codec = world, scenario.seed % WITH_CODEC == 0
+    play = Play(world, scenario, 0, NOTHING)
     violation = ""
-    STAGE.world, STAGE.disks, STAGE.codec = world, play.disks, scenario.seed % WITH_CODEC == 0
     with STAGE.ready():
         try:
-            world.run(LONGEST_S)
-            play.check_end()
+            play.run()
+            while play.end != "done" and play.life < len(scenario.ends):
+                play = Play(world, scenario, play.life + 1, play.left())
+                play.run()
         except Violation as broken:
             violation = str(broken)
         except Exception as error:  # a bug of the product, as a traceback would be
@@ -67,23 +73,43 @@ def simulate(scenario: Scenario, tracing: bool = False) -> Outcome:
 
 
 class Play:
-    """The processes of a run, and its launcher."""
+    """The processes of a run from their start to their end, and their launcher.
 
-    def __init__(self, world: World, scenario: Scenario) -> None:
-        self.world, self.scenario = world, scenario
-        self.board = Notes()
-        self.saved: Saved = {}
+    Args:
+        life: 0; later ones go on where the one before was.
+        before: what that has left.
+    """
+
+    def __init__(self, world: World, scenario: Scenario, life: int, before: Before) -> None:
+        self.world, self.scenario, self.life, self.before = world, scenario, life, before
+        self.board, self.saved = Notes(), Checkpoints(self.is_saved)
         self.network = Network(world, scenario)
         self.disks = Disks(world)
-        strategy = declared(scenario)
+        STAGE.disks = self.disks
+        strategy, resume = declared(scenario), ""
+        if before.number is not None:
+            resume = str(RUN / f"step-{before.number}")
+            self.disks.parts[resume] = before.disks.parts[resume]
         self.servers = [
             SimulatedServer(
-                world, n, scenario, strategy, self.board, self.disks, self.to_worker, self.heartbeats, self.server_ended
+                world, n, scenario, strategy, self.board, self.disks, self.to_worker, self.heartbeats, self.server_ended,
+                resume, self.unsure(),
             )
             for n in range(scenario.servers)
-        ]
+        ]  # fmt: skip
         self.workers = [
-            SimulatedWorker(world, r, scenario, self.board, self.saved, self.to_server, self.worker_ended, self.settled)
+            SimulatedWorker(
+                world,
+                r,
+                scenario,
+                self.board,
+                self.saved,
+                self.to_server,
+                self.worker_ended,
+                self.settled,
+                0,
+                None if before.number is None else before.saved.part(before.number, r),
+            )
             for r in range(scenario.workers)
         ]
         self.processes = {w.address: w for w in self.workers}
@@ -93,9 +119,50 @@ class Play:
         self.killed_servers = 0
         self.silent: set[tuple[int, int]] = set()
         self.unneeded_since: float | None = None
+        self.powerless = False
         world.after(1.0, self.look)
         for fault in scenario.faults:
-            world.at(fault.at, self.happens, fault)
+            world.after(fault.at, self.happens, fault)
+
+    def run(self) -> None:
+        """From the start to the end.
+
+        Raises:
+            Violation: a promise is broken.
+        """
+        self.world.run(self.world.now + LONGEST_S)
+        self.check_end()
+
+    def is_saved(self) -> None:
+        """There is a checkpoint."""
+        if self.life < len(self.scenario.ends):
+            self.world.after(self.scenario.ends[self.life], self.loses_power)
+
+    def loses_power(self) -> None:
+        """All processes die at once."""
+        self.world.injected["all die"] += not self.end
+        self.powerless = True
+        self.fails("all processes are killed")
+
+    def left(self) -> Before:
+        """What the next life goes on from: the newest checkpoint, of these processes or of those before."""
+        self.close()
+        self.world.begin_again()
+        dropped = self.before.dropped + self.servers[0].machine.leases.dropped
+        lost = self.before.lost | {rank for rank, why in self.gone.items() if why}
+        lost |= {rank for s in self.servers for rank, m in enumerate(s.machine.members.all) if m.lost or m.coming}
+        if (newest := self.saved.newest()) is None:
+            return replace(self.before, lost=lost, dropped=dropped)
+        self.world.injected["goes on"] += 1
+        return Before(self.saved, self.disks, newest, frozenset(lost), dropped)
+
+    def unsure(self) -> list[int]:
+        """Pieces of workers that were lost before the checkpoint, where work is split beforehand: what they had done is in no part of
+        it, and the next ones begin where the first one is."""
+        scenario, lost = self.scenario, self.before.lost
+        if scenario.leased:
+            return []
+        return [p for p in range(scenario.batches * scenario.epochs) if (p % scenario.batches) // scenario.each in lost]
 
     # --- messages --------------------------------------------------------------------------------------------------
 
@@ -164,7 +231,7 @@ class Play:
             case "clock":
                 process.jump(fault.seconds)
             case "torn":
-                worker.doomed = Verb.MEET if fault.kind == "torn stop" else Verb.PUSH
+                worker.doomed = TORN[fault.kind]
             case "nonsense":
                 happened = server.gets_nonsense(fault.worker)
         self.world.injected[fault.kind] += happened
@@ -206,6 +273,7 @@ class Play:
             self.world, rank, self.scenario, self.board, self.saved, self.to_server, self.worker_ended, self.settled,
             before.number + 1,
         )  # fmt: skip
+        worker.doomed = before.doomed if before.doomed == Verb.BYE else None
         self.processes[worker.address] = worker
 
     def server_ended(self, number: int, error: RunFailed | None) -> None:
@@ -267,7 +335,9 @@ class Play:
         lost = {rank for rank in lost if self._may_be_lost(rank)}
         stops = self.scenario.mode == "sync" and self.scenario.options["on_lost_worker"] == "stop"
         before_start = 0 in {*lost, *self.came_back} and not all(s.machine.parameters.ready for s in self.servers)
-        if not (self.killed_servers or (lost and stops) or before_start or len(lost) == len(self.workers)):
+        if not (
+            self.powerless or self.killed_servers or (lost and stops) or before_start or len(lost) == len(self.workers)
+        ):
             raise Violation(f"the run fails without a cause: {self.end}")
 
     def _may_be_lost(self, rank: int) -> bool:
@@ -282,13 +352,14 @@ class Play:
         for rank in lost:
             if not self._may_be_lost(rank):
                 raise Violation(f"worker {rank} was lost without a cause: {self.gone[rank]}")
+        lost += self.before.lost
         told = server.applied()
         if self.scenario.mode == "sync" and lost:  # a step's mean is of those who were there
             told = np.ceil(told.clip(0.0, 1.0))
         applied = np.rint(told).astype(int)
         if np.abs(told - applied).max(initial=0.0) > 1e-6:
             raise Violation(f"{server.name} holds parts of pieces: {told.tolist()}")
-        if applied.max(initial=0) > 1:
+        if np.delete(applied, server.unsure).max(initial=0) > 1:
             raise Violation(f"{server.name} has applied piece {int(applied.argmax())} {applied.max()} times")
         if missing := self._missing(np.flatnonzero(applied == 0).tolist(), lost):
             raise Violation(f"{server.name} has never applied piece {missing[0]}")
@@ -300,7 +371,7 @@ class Play:
         if not scenario.leased:
             return [p for p in pieces if (p % scenario.batches) // scenario.each not in lost]
         blocks = {p // scenario.block for p in pieces}
-        dropped = 0 if scenario.take_over else self.servers[0].machine.leases.dropped
+        dropped = 0 if scenario.take_over else self.servers[0].machine.leases.dropped + self.before.dropped
         return [] if len(blocks) <= dropped else pieces
 
     def _check_rows(self, server: SimulatedServer, applied: np.ndarray) -> None:

@@ -18,8 +18,8 @@ WAKING_RUNS = 3, 30
 """Runs of ssp whose seeds end in it are made for workers that rest and wake."""
 JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
 FAULTS = ("stop worker", "stop server", "suspend worker", "suspend server", "kill worker", "kill server", "cut", "reset", "clock of worker", "clock of server", "nonsense", "torn push")  # fmt: skip
-DEATHS = ("kill worker", "torn push", "torn stop")
-"""Of a worker: at a time, in the middle of its next push, or at the next stop of all."""
+DEATHS = ("kill worker", "torn push", "torn stop", "torn goodbye")
+"""Of a worker: at a time, in the middle of its next push, at the next stop of all, or as it leaves."""
 WEIGHTS = (4, 4, 1, 1, 5, 0.15, 3, 3, 1, 1, 3, 6)
 
 
@@ -47,6 +47,7 @@ class Scenario:
         bulky: the rows of the table are torch's own, and travel with the start. evaluates: rows are looked up at the end of an epoch.
         returns: so many workers that are killed are started again. stops: batches of the first worker after which all stop for a
             checkpoint; 0: they stop only for one that has come back.
+        ends: all processes die so long after the first checkpoint of their lives, and others go on from the newest one.
         options: of the strategy. table: the model has a sparse table.
         drop, double, late, slow_s, latency_s: of the network.
         disk_s: a server writes for so long. pace: seconds that a batch takes, by worker.
@@ -79,6 +80,7 @@ class Scenario:
     evaluates: bool = False
     returns: int = 0
     stops: int = 0
+    ends: tuple[float, ...] = ()
 
     @staticmethod
     def drawn(seed: int, mode: str | None = None) -> Scenario:
@@ -123,12 +125,16 @@ class Scenario:
             more["hosts"] = tuple(r.choice((0, server + 1)) for server in range(told.servers))
         if told.leased and told.workers > 1 and r.random() < 0.22:
             more |= {"faults": told._with_a_kill(r), "returns": 3, "stops": r.choice((0, 1, 2, 5))}
-            if r.random() < 0.2:
+            if (chance := r.random()) < 0.2:
                 more |= told._dies_as_it_comes(r)
+            elif chance < 0.3:
+                more["faults"] = told._dies_as_it_leaves(r)
         if told.saves and r.random() < 0.2:
             more["options"]["persistables"] = True
         if more["buffers"] and r.random() < 0.5:
             more["options"]["buffers"] = "average"
+        if self.mode != "sync" and r.random() < 0.04:
+            more |= told._ends(r, more)
         more |= {"bulky": told.table and r.random() < 0.15, "evaluates": told.table and r.random() < 0.15}
         return replace(told, **more)
 
@@ -140,6 +146,20 @@ class Scenario:
         """A worker dies in the middle of its first messages, some of which come after those of its next life."""
         dies = Fault(r.uniform(0.0, 0.1), "kill worker", r.randrange(1, self.workers), 0, 0.0)
         return {"faults": (dies, *self.faults[1:]), "late": 0.3, "slow_s": 20.0}
+
+    def _dies_as_it_leaves(self, r: random.Random) -> tuple[Fault, ...]:
+        """A worker dies, comes back, and dies again when all its work is done."""
+        rank = r.randrange(self.workers)
+        return (
+            Fault(0.0, "torn goodbye", rank, 0, 0.0),
+            Fault(r.uniform(0.1, 1.0), "kill worker", rank, 0, 0.0),
+            *self.faults[2:],
+        )
+
+    def _ends(self, r: random.Random, more: dict[str, Any]) -> dict[str, Any]:
+        """All processes die once or twice. There are two epochs, so that a checkpoint may lie between them."""
+        ends = tuple(10 ** r.uniform(-2.5, 0.7) for _ in range(r.choice((1, 1, 2))))
+        return {"ends": ends, "stops": more.get("stops") or r.choice((1, 1, 2, 3)), "epochs": r.choice((1, 2))}
 
     def _without_effect(self, r: random.Random) -> dict[str, Any]:
         """Keys of the strategy that leave pieces whole: limits that nothing reaches, and forms in which 0 and 1 travel unchanged."""

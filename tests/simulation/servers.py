@@ -65,9 +65,8 @@ class Plan:
 class Run:
     """What the launcher hands to a server."""
 
-    resume = ""
-
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, resume: str) -> None:
+        self.resume = resume
         self.config = _config(scenario.take_over)
         self.plan = Plan(scenario.workers, scenario.servers)
 
@@ -91,7 +90,7 @@ class SimulatedServer(Process):
     """A server process.
 
     Args:
-        strategy: the run's. send: takes (server, an answer, which process gets it).
+        strategy: the run's. resume: the checkpoint that it goes on from. unsure: pieces that may be applied twice. send: takes (server, an answer, which process gets it).
         heartbeats: ranks whose signs of life come now.
         ended: told when the process has ended, and with which error.
     """
@@ -99,7 +98,7 @@ class SimulatedServer(Process):
     def __init__(
         self, world: World, number: int, scenario: Scenario, strategy: PserverDeclaration, board: Notes,
         disks: Disks, send: Callable[[int, Message, bytes], None], heartbeats: Callable[[int], list[int]],
-        ended: Callable[[int, RunFailed | None], None],
+        ended: Callable[[int, RunFailed | None], None], resume: str, unsure: list[int],
     ) -> None:  # fmt: skip
         super().__init__(world, f"server {number}")
         self.number, self.scenario, self.send, self.heartbeats, self.tell_end = number, scenario, send, heartbeats, ended  # fmt: skip
@@ -108,12 +107,12 @@ class SimulatedServer(Process):
         self.busy = 0.0
         self.inbox: list[tuple[bytes, Message]] = []
         self.missed_turns = False
-        self.seen_version = 0
+        self.seen_version, self.unsure = 0, unsure
         self.nonsense: Message | None = None
         self.answer_to_nonsense: Message | None = None
         self.truth = Truth(self)
         self.disks, self.host = disks, (scenario.hosts or [0] * scenario.servers)[number]
-        self.machine = Server(number, Run(scenario), strategy, self, board, self.clock, 1 << 26)
+        self.machine = Server(number, Run(scenario, resume), strategy, self, board, self.clock, 1 << 26)
         self.save = self.machine.verbs[Verb.SAVE]
         self.machine.verbs[Verb.SAVE] = self._save
         self.board, self.news, self.look_after = board, (-1, -1), self.machine.liveness.look_after
@@ -246,7 +245,10 @@ class SimulatedServer(Process):
             return 0
         for _ in range(NONSENSE_AT_ONCE):
             saved = self.machine.saving.saver is not None
-            nonsense = Nonsense(parameters.shard, self.scenario.mode, member.watermark.greatest + 1, rank == 0, saved)
+            comes = next((m.rank for m in self.machine.members.all if m.coming), 0)
+            nonsense = Nonsense(
+                parameters.shard, self.scenario.mode, member.watermark.greatest + 1, rank == 0, saved, comes
+            )
             self._gets(*nonsense.drawn(self.world.random), rank)
         return NONSENSE_AT_ONCE
 
@@ -268,7 +270,11 @@ class SimulatedServer(Process):
         assert shard is not None
         rows = [len(t) for t in shard.tables.values()]
         mark = member.watermark
-        return parameters.version, parameters.age, rows, mark.done, len(mark.above), shard.vector.numpy().tobytes()
+        members = [(m.life, m.coming, m.left, m.lost, len(m.fenced)) for m in self.machine.members.all]
+        return (
+            parameters.version, parameters.age, rows, mark.done, len(mark.above), shard.vector.numpy().tobytes(), members,
+            self.board.changes,
+        )  # fmt: skip
 
     # --- what is checked -------------------------------------------------------------------------------------------
 
@@ -288,6 +294,8 @@ class SimulatedServer(Process):
         if self.scenario.mode == "sync":
             return
         applied = self.applied()
+        if self.unsure:
+            applied = np.delete(applied, self.unsure)
         if len(applied) and applied.max() > 1.000001:
             raise Violation(f"{self.name} has applied piece {int(applied.argmax())} {applied.max():g} times")
 

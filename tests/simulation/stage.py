@@ -16,7 +16,7 @@ import torch
 from tests.simulation.disks import Disks
 from tests.simulation.world import World
 from trainer.strategies.pserver.protocol import messages, snapshot, snapshot_parts
-from trainer.strategies.pserver.server import saving
+from trainer.strategies.pserver.server import machine, parameters, saving
 from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker import export
 from trainer.strategies.pserver.worker import worker as worker_module
@@ -84,6 +84,8 @@ class Stage(io.TextIOBase):
             patch.multiple(snapshot, **{name: self._on_disks(name) for name in ("begin", "write_part", "write_index", "complete")}),
             patch.multiple(snapshot_parts, **{name: self._on_disks(name) for name in ("mark", "is_shared", "piece", "forget", "receive")}),
             patch.object(export, "leave_failure", self._on_disks("leave_failure")),
+            patch.object(machine, "parts_of", self._on_disks("parts_of")),
+            patch.object(parameters, "parts_of", self._on_disks("parts_of")),
             patch.multiple(saving, time=SimpleNamespace(monotonic=lambda: self.world.now), kept_by=lambda node: "SGD"),  # to know that, a real one takes a step
             contextlib.redirect_stdout(self),  # type: ignore[type-var]
         ]  # fmt: skip

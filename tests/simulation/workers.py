@@ -13,6 +13,7 @@ from greenlet import GreenletExit, greenlet
 from torch import nn
 
 from tests.notes import Notes
+from tests.simulation.checkpoints import Checkpoints, Part
 from tests.simulation.scenario import Scenario
 from tests.simulation.servers import Plan, copied
 from tests.simulation.world import Process, Violation, World
@@ -22,7 +23,7 @@ from trainer.models.rows import RowEmbedding
 from trainer.optim.groups import Rate
 from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
 from trainer.optim.updater import Updater
-from trainer.strategies.contract import Lease, Seat, Share
+from trainer.strategies.contract import Lease, Seat
 from trainer.strategies.pserver.protocol.messages import STOPS, Message, Verb
 from trainer.strategies.pserver.worker import async_and_ssp, geo, sync
 from trainer.strategies.pserver.worker import client as client_module
@@ -38,8 +39,6 @@ SHARED = 0
 """The row that every batch touches; each has one of its own as well."""
 RUN = Path(Plan.run_dir) / "checkpoints"
 KILLED = "killed"
-Saved = dict[int, tuple[int, Share]]
-"""Checkpoints that are whole, by their numbers: the first worker's epoch and part."""
 
 
 class Model(nn.Module):
@@ -143,7 +142,7 @@ class SimulatedWorker(Process):
     """A worker process.
 
     Args:
-        board: the run's. saved: its checkpoints.
+        board: the run's. saved: its checkpoints. begins: the part of one that it goes on from.
         send: takes (server, a request, which process sends it).
         ended: told how the process has ended: empty for well, or why not, and whether that ends the run.
         settled: told when all differences of the training are exchanged.
@@ -151,23 +150,23 @@ class SimulatedWorker(Process):
     """
 
     def __init__(
-        self, world: World, rank: int, scenario: Scenario, board: Notes, saved: Saved,
+        self, world: World, rank: int, scenario: Scenario, board: Notes, saved: Checkpoints,
         send: Callable[[int, Message, bytes], None], ended: Callable[[int, str, bool], None],
-        settled: Callable[[PserverWorker], None], number: int = 0,
+        settled: Callable[[PserverWorker], None], number: int = 0, begins: Part | None = None,
     ) -> None:  # fmt: skip
-        self.settled = settled
+        self.settled, self.begins = settled, begins
         super().__init__(world, f"worker {rank}")
         self.board, self.saved, self.number, self.address = board, saved, number, b"%d.%d" % (rank, number)
         self.notes = board.under("checkpoint")
         self.returned = Returned(self.notes)  # type: ignore[arg-type]
-        self.life = self.epoch = self.asked = self.last_stop = self.saved_last = 0
+        self.life = self.epoch = self.update = self.asked = self.last_stop = self.saved_last = 0
         self.rank, self.scenario, self.send_away, self.tell_end = rank, scenario, send, ended
         self.inbox: list[Message] = []
         self.waits = 0
         self.for_messages = False
         self.waiting_since: float | None = None
         self.computed: list[int] = []
-        self.doomed: Verb | None = None  # it is killed when only some servers have its next push, or at its next stop
+        self.doomed: Verb | None = None  # it is killed when only some servers have its next message of this kind
         self.strategy: PserverWorker | None = None
         self.run = greenlet(self._main)
         world.after((10.0 * world.random.random() ** 2 if number else 0.05) * world.random.random(), self._begin)
@@ -267,8 +266,8 @@ class SimulatedWorker(Process):
                 Updaters(),
             )  # type: ignore[arg-type]
             strategy.model.train()
-            first = self._come_back(strategy) if self.number else 0
-            strategy.look = self._look if scenario.returns else None
+            first = self._come_back(strategy) if self.number else self._begin_at(strategy)
+            strategy.look = self._look if scenario.returns or scenario.ends else None
             for epoch in range(first, scenario.epochs):
                 self.epoch = epoch
                 self._epoch(strategy, epoch)
@@ -278,6 +277,7 @@ class SimulatedWorker(Process):
                 if scenario.evaluates:
                     self._evaluate(strategy)
                 self._sum(strategy)
+                self.update = 0
             if scenario.saves:
                 self._save(strategy)
                 strategy.persist(RUN)
@@ -309,6 +309,7 @@ class SimulatedWorker(Process):
                 self.pause(pace * (0.5 + random.random()), for_messages=False)
                 self._backward(strategy, batch)
             strategy.step(samples)
+            self.update += 1
             if strategy.look is not None:
                 strategy.look(True)
 
@@ -321,9 +322,9 @@ class SimulatedWorker(Process):
         if decides and strategy.leads():
             due = self.scenario.stops and len(self.computed) - self.last_stop >= self.scenario.stops
             if due or self.returned.waits():
-                self.notes.set(stop, "0")
+                self.notes.set(stop, f"0 {strategy.meetings}")
                 self.returned.let_in(strategy, self.asked)
-        if self.notes.check([stop]):
+        if self.notes.check([stop]) and (decides or strategy.meetings > int(self.notes.get(stop).split()[1])):
             self._stand_still(strategy)
 
     def _stand_still(self, strategy: PserverWorker) -> None:
@@ -332,15 +333,30 @@ class SimulatedWorker(Process):
         share = strategy.save(RUN / f"step-{number}")
         self.world.injected["stop of all"] += 1
         self.asked, self.last_stop, self.saved_last = self.asked + 1, len(self.computed), number
-        if share.workers is not None and share.workers[0] == self.rank:
-            whole = number, (self.epoch, share)
-            self.world.after(3.0 * self.world.random.random() ** 3, self._written, *whole)
+        part = (
+            Part.of(strategy, self.epoch, self.update, share)
+            if self.scenario.ends
+            else Part(self.epoch, self.update, share)
+        )
+        self.world.after(3.0 * self.world.random.random() ** 3, self._written, number, part)
 
-    def _written(self, number: int, what: tuple[int, Share]) -> None:
-        if self.world.random.random() < 0.05:
+    def _written(self, number: int, part: Part) -> None:
+        """Its part is written; that of the first one completes the checkpoint."""
+        if self.dead:
+            return
+        first = part.share.workers is not None and part.share.workers[0] == self.rank
+        if first and self.world.random.random() < 0.05:
             self.notes.set(NOT_WRITTEN.format(number), "the disk is full")
-        elif not self.dead:
-            self.saved[number] = what
+            return
+        self.saved.add(number, self.rank, part)
+
+    def _begin_at(self, strategy: PserverWorker) -> int:
+        """Be what this worker was at the checkpoint, if there is one; returns the epoch."""
+        if self.begins is None:
+            return 0
+        self.begins.put(strategy, RUN)
+        self.update = self.begins.update
+        return self.begins.epoch
 
     def _come_back(self, strategy: PserverWorker) -> int:
         """Wait to be let in; returns the epoch of the others."""
@@ -352,13 +368,13 @@ class SimulatedWorker(Process):
         if (found := strategy.come_back((meeting, stop))) is None:
             raise TooLate(NOBODY)
         number, writer = found
-        wait_for(lambda: number in self.saved, self.seat, str(number), writer, sleep)
-        epoch, share = self.saved[number]
-        strategy.load(RUN, share)
+        wait_for(lambda: number in self.saved.whole, self.seat, str(number), writer, sleep)
+        part = self.saved.whole[number]
+        strategy.load(RUN, part.share)
         self.asked, self.saved_last = asked + 1, number
         strategy.take_part()
         self.world.injected["takes part again"] += 1
-        return epoch
+        return part.epoch
 
     def _feed(self, strategy: PserverWorker, epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
         feed = Feed.__new__(Feed)
@@ -368,7 +384,7 @@ class SimulatedWorker(Process):
         feed.work = Blocks(self.scenario, strategy.leases) if self.scenario.leased else None  # type: ignore[assignment]
         if feed.work is None:
             feed._split = self._split  # type: ignore[method-assign]
-        return feed.updates(epoch)
+        return feed.updates(epoch, self.update)
 
     def _split(self, epoch: int, update: int) -> Iterator[Batch]:
         """The batches of this worker from an update on, where they are split beforehand."""

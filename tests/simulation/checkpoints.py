@@ -1,0 +1,85 @@
+"""Checkpoints of a simulated run: the workers' parts, and what must hold when all processes go on from one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.strategies.contract import Share
+from trainer.strategies.pserver.worker.worker import PserverWorker
+
+
+@dataclass(frozen=True)
+class Part:
+    """A worker's part, as trainer/worker/state.py has it: where it was in its epochs, its model and its strategy's share."""
+
+    epoch: int
+    update: int
+    share: Share
+    model: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def of(strategy: PserverWorker, epoch: int, update: int, share: Share) -> Part:
+        """Copied at once: the training goes on."""
+        model = {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
+        return Part(epoch, update, copy.deepcopy(share), model)
+
+    def put(self, strategy: PserverWorker, folder: Path) -> None:
+        """Make a worker what this one was."""
+        for name, parameter in strategy.model.named_parameters():
+            if parameter.numel():
+                parameter.data.copy_(self.model[name])
+        strategy.load(folder, copy.deepcopy(self.share))
+
+
+@dataclass
+class Checkpoints:
+    """All of a run.
+
+    Attributes:
+        told: called when there is a first one.
+        parts: of workers that are written, by checkpoint and rank. whole: those that the first worker has completed: its part.
+    """
+
+    told: Callable[[], None]
+    parts: dict[int, dict[int, Part]] = field(default_factory=dict)
+    whole: dict[int, Part] = field(default_factory=dict)
+
+    def add(self, number: int, rank: int, part: Part) -> None:
+        """A worker's part is written; the first one completes the checkpoint."""
+        before = self.newest()
+        self.parts.setdefault(number, {})[rank] = part
+        if part.share.workers is not None and part.share.workers[0] == rank:
+            self.whole[number] = part
+        if before is None and self.newest() is not None:
+            self.told()
+
+    def newest(self) -> int | None:
+        """The number of the newest one that has all its parts."""
+        there = [n for n, first in self.whole.items() if set(first.share.workers or ()) <= set(self.parts[n])]
+        return max(there, default=None)
+
+    def part(self, number: int, rank: int) -> Part:
+        """That of a worker; of one that had none, the first one's, as trainer/worker/checkpoints.py does it."""
+        return self.parts[number].get(rank, self.whole[number])
+
+
+@dataclass(frozen=True)
+class Before:
+    """The lives before, as the next one needs them.
+
+    Attributes:
+        saved, disks: theirs. number: of the checkpoint that all go on from; None: there is none, and they begin anew.
+        lost: workers of which work may be missing. dropped: blocks that were dropped.
+    """
+
+    saved: Checkpoints
+    disks: Any
+    number: int | None
+    lost: frozenset[int]
+    dropped: int
