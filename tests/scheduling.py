@@ -21,6 +21,7 @@ APART = {
     "e2e/test_run.py": EACH,
     "launch/test_tasks.py": EACH,
     "faults/test_ledgers.py": EACH,
+    "faults/test_elastic.py": EACH,
     "checkpoint/test_identity.py": EACH,
     "e2e/test_compiled.py": EACH,
 }
@@ -31,7 +32,7 @@ LONGEST = (
     "checkpoint/test_identity.py", "e2e/test_compiled.py",
     "strategies/pserver/test_hostile.py", "strategies/test_ddp.py", "launch/test_server_hosts.py", "e2e/test_run.py",
     "strategies/pserver/test_delivery.py", "simulation/test_simulation.py", "faults/test_ledgers.py", "e2e/test_canaries.py",
-    "faults/test_lost.py", "launch/test_rendezvous.py", "e2e/test_click_predictions.py", "planning/test_plan.py",
+    "faults/test_lost.py", "faults/test_elastic.py", "launch/test_rendezvous.py", "e2e/test_click_predictions.py", "planning/test_plan.py",
     "e2e/test_own_code.py", "e2e/test_images.py", "launch/test_tasks.py", "job/test_batch_size.py", "strategies/test_truth.py",
 )  # fmt: skip
 

@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from tests.faults.loopback import BASE, GATE, Loopback, loopback, losses, same
-from tests.pace import wait_for
+from tests.pace import patient, wait_for
 from tests.runs import family, read, trainer
 from tests.zygote import Started
 from trainer import run as run_here
 from trainer.errors import UserError
 
-ELASTIC = ("launch.join_s=60", "checkpoint.every_steps=2")
+ELASTIC = ("launch.join_s=600", "checkpoint.every_steps=2")
 AT = 7
 LONG = 180
 
@@ -145,14 +145,15 @@ def writes(process: psutil.Process, log: Path) -> bool:
 
 
 def test_too_few_hosts_are_waited_for_and_then_the_run_ends_with_how_to_go_on(tmp_path: Path) -> None:
-    with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", "launch.timeout_s=20", "launch.join_s=1", GATE.format(AT, "")) as hosts:  # fmt: skip
+    within = patient(8)
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", f"launch.timeout_s={within}", "launch.join_s=1", GATE.format(AT, "")) as hosts:  # fmt: skip
         first, second = together(hosts, 0, 1)
         kill(second)
         hosts.go()
         assert first.wait(LONG) == 1, hosts.all_screens()
         lines = hosts.screen(0).splitlines()
         assert (
-            "1 host is there, and launch.nnodes=2:3 needs 2: no more came within 20 s (launch.timeout_s)"
+            f"1 host is there, and launch.nnodes=2:3 needs 2: no more came within {within:g} s (launch.timeout_s)"
             in hosts.screen(0)
         )
         assert lines[-1].startswith("resume    python -m trainer +recipe=digits_lenet") and lines[-1].endswith(
@@ -172,7 +173,7 @@ def test_run_ends_with_host_0_and_the_others_tell_how_to_go_on(tmp_path: Path) -
 
 def test_own_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
     broken = ("model._target_=tests.e2e.own_models.Breaks", "~model.in_channels", "~model.image_size", "+model.rank=1")
-    with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", *broken, "launch.join_s=60") as hosts:
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", *broken) as hosts:
         both = [hosts.start(0), hosts.start(1)]
         assert [host.wait(LONG) for host in both] == [1, 1], hosts.all_screens()
         assert "the model broke on purpose" in hosts.screen(1)
@@ -223,18 +224,18 @@ def test_hosts_that_come_leave_and_die_at_random_change_nothing(seed: int, tmp_p
     with loopback(tmp_path / "hosts", *ELASTIC, "launch.nnodes=1:3", "launch.join_s=0", *slow) as hosts:
         first, others = hosts.start(0), {1: hosts.start(1), 2: hosts.start(2)}
         happened: list[str] = []
-        while first.poll() is None:
+        while first.poll() is None and len(happened) < 25:
             time.sleep(chance.uniform(0, 6))
             number = chance.choice([1, 2])
             if others[number].poll() is not None:
                 others[number] = hosts.start(number)
                 happened.append(f"{number} comes")
-            elif chance.random() < 0.5:
-                others[number].send_signal(signal.SIGTERM)
-                happened.append(f"{number} leaves")
+            elif chance.random() < 0.6:
+                others[number].send_signal(which := chance.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGINT]))
+                happened.append(f"{number} leaves by {which.name}")
             else:
                 kill(others[number])
                 happened.append(f"{number} dies")
-        assert first.returncode == 0, f"{happened}\n{hosts.all_screens()}"
+        assert first.wait(600) == 0, f"{happened}\n{hosts.all_screens()}"
         print(happened, lives(hosts.run))
         assert same(losses(hosts.run), losses(tmp_path / "run"))

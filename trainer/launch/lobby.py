@@ -22,8 +22,8 @@ from trainer.wording import counted
 
 BEAT_S = 1.0
 """Between two signs of life of a host."""
-LOST_S = 10.0
-"""A host without one for so long is lost."""
+LOST_S = 15.0
+"""A host without one for so long is lost, as with torchrun."""
 LONGEST_LOOK_S = 3.0
 """So much time at most counts between two looks: this process may have been stopped, and is no measure of the others."""
 LOOK_S = 0.2
