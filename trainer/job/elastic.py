@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trainer.job.ready import Ready
     from trainer.job.result import Result
     from trainer.launch.lobby import Guest, Host, Life, Lobby
+    from trainer.planning.plan import Plan
     from trainer.tracking.client import Tracker
 
 Start = Callable[[Assignment], dict[str, Any]]
@@ -98,13 +99,15 @@ def _of_life(ready: Ready, life: Life) -> Ready:
     return replace(of, plan=replace(of.plan, run_dir=ready.plan.run_dir))
 
 
-def _described(life: Life, ready: Ready) -> str:
-    """One line: who takes part, and how the samples of an update are shared out."""
+def _described(life: Life, ready: Ready, most: Plan) -> str:
+    """One line: who takes part, how the samples of an update are shared out, and the updates where they are not those of
+    ``most``, the plan of all hosts."""
     plan, names = ready.plan, [str(number) for number in life.hosts]
     who = f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names[:-1])} and {names[-1]}"
     where = f"from {Path(life.resume).name}" if life.resume else "from the beginning"
     workers = f"{counted(plan.workers, 'worker')} with at most {plan.batch_size} of {counted(plan.global_batch_size, 'sample')} each"  # fmt: skip
-    return f"life {life.number}: {who}, {workers}, {where}\n"
+    updates = f"; {counted(plan.total_steps, 'update')} in total, not {most.total_steps}, and the learning rate follows them" if plan.total_steps != most.total_steps else ""  # fmt: skip
+    return f"life {life.number}: {who}, {workers}, {where}{updates}\n"
 
 
 class _Leading:
@@ -144,7 +147,7 @@ class _Leading:
         ready = _of_life(self.ready, life)
         lives.planned(run_dir, ready.plan.workers)
         leave(run_dir / "plan.json", ready.plan.as_dict(), private=True)
-        self.say(_described(life, ready))
+        self.say(_described(life, ready, self.ready.plan))
         for what in left_behind(ready.plan, store.about(Path(resume))) if resume else ():
             self.say(f"not carried over: {what}\n")
         assignment = replace(ready.assignment, resume=resume, again=not first, watch=self.lobby.watch)
@@ -217,7 +220,7 @@ def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
         number, first = life.number, not number
         resume = str(Path(ready.plan.run_dir) / CHECKPOINTS / life.resume) if life.resume else ""
         of = _of_life(ready, life)
-        say(_described(life, of))
+        say(_described(life, of, ready.plan))
         try:
             outcome, failure = start(replace(of.assignment, resume=resume, again=not first)), None
         except Died as death:
