@@ -44,7 +44,7 @@ class Worker(SimpleNamespace):
     """A worker's training, as its checkpoints see it."""
 
     def __init__(self, meetings: int) -> None:
-        strategy = SimpleNamespace(meetings=meetings, look=None, members=lambda: (0, 2))
+        strategy = SimpleNamespace(meetings=meetings, look=None, meet=lambda: None, members=lambda: (0, 2))
         super().__init__(strategy=strategy, lockstep=False, step=7, epoch=1)
 
 
@@ -69,3 +69,17 @@ def test_worker_whose_meeting_is_over_stops_after_it(
     other.asked = 0
     other.look(Worker(meetings))  # type: ignore[arg-type]  after its next update it stops anyway
     assert taken[-1] == meetings and len(taken) == 2 + stops
+
+
+def test_early_worker_waits_for_the_end_of_an_epoch_where_it_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a validation nobody else holds it up. Two that stop for different reasons would meet at the same stop, and one of them
+    alone at the next."""
+    order: list[object] = []
+    monkeypatch.setattr(Checkpoints, "_take", lambda self, run, epoch: order.append(epoch))
+    kept, worker = saver(tmp_path, workers=2), Worker(3)
+    kept.told.every_epochs = 1
+    worker.strategy.meet = lambda: order.append("meets")
+    kept.after_epoch(worker)  # type: ignore[arg-type]
+    assert order == ["meets", worker.epoch + 1]

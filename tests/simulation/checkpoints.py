@@ -29,6 +29,11 @@ class Part:
         model = {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
         return Part(epoch, update, copy.deepcopy(share), model)
 
+    @staticmethod
+    def later(strategy: PserverWorker, epoch: int, update: int, share: Share) -> Part:
+        """Not copied: nobody goes on from it but a worker that comes back, for which it has its place alone."""
+        return Part(epoch, update, share)
+
     def put(self, strategy: PserverWorker, folder: Path) -> None:
         """Make a worker what this one was."""
         for name, parameter in strategy.model.named_parameters():

@@ -47,6 +47,7 @@ class Scenario:
         bulky: the rows of the table are torch's own, and travel with the start. evaluates: rows are looked up at the end of an epoch.
         returns: so many workers that are killed are started again. stops: batches of the first worker after which all stop for a
             checkpoint; 0: they stop only for one that has come back.
+        validates: workers meet at the end of an epoch. Else they do for a checkpoint alone.
         ends: all processes die so long after the first checkpoint of their lives, and others go on from the newest one.
         options: of the strategy. table: the model has a sparse table.
         drop, double, late, slow_s, latency_s: of the network.
@@ -81,6 +82,7 @@ class Scenario:
     returns: int = 0
     stops: int = 0
     ends: tuple[float, ...] = ()
+    validates: bool = True
 
     @staticmethod
     def drawn(seed: int, mode: str | None = None) -> Scenario:
@@ -136,6 +138,8 @@ class Scenario:
         if self.mode != "sync" and r.random() < 0.04:
             more |= told._ends(r, more)
         more |= {"bulky": told.table and r.random() < 0.15, "evaluates": told.table and r.random() < 0.15}
+        if self.mode != "sync" and r.random() < (0.4 if more.get("ends") else 0.02):
+            more |= {"epochs": 2, "validates": False}
         return replace(told, **more)
 
     def _with_a_kill(self, r: random.Random) -> tuple[Fault, ...]:

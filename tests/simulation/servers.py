@@ -367,8 +367,10 @@ class Truth:
                 steps = None
             elif flags & (WAKES | RESUMES):
                 steps = clock
+            elif steps is None:
+                raise Violation(f"worker {rank} takes a step that {self.server.name} does not count, because it rests")
             else:
-                steps = max(steps or 0, clock)
+                steps = max(steps, clock)
             sequence += 1
         self.counted[rank, incarnation] = sequence, steps
         return steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.simulation.mutations import MUTATIONS
@@ -53,7 +55,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "what_a_life_brought_to_a_stop_counts_for_the_next": (None, 9558),
     "who_comes_back_is_waited_for_before_it_is_let_in": (None, 10),
     "who_comes_back_waits_for_the_lost": (None, 1373),
-    "the_launcher_takes_the_life_before_for_the_next": (None, 130),
+    "the_launcher_takes_the_life_before_for_the_next": (None, 491),
     "a_checkpoint_forgets_the_blocks_that_are_out": (None, 28),
     "a_block_of_nobody_comes_before_one_s_own": (None, 3393),
     "a_checkpoint_forgets_which_batches_are_applied": (None, 28),
@@ -76,6 +78,13 @@ def test_defect_that_is_put_back_is_found(defect: str) -> None:
     mode, seed = FOUND_AT.get(defect, (None, 0))
     if not found_by(defect, range(seed, seed + 1), mode):
         assert found_by(defect, range(MOST), mode), f"{MOST} seeds do not find it"
+
+
+def test_ssp_counts_the_steps_of_all_in_an_epoch_that_follows_without_a_validation() -> None:
+    """Who had no work at the end of an epoch rests, and has to wake for the next one."""
+    for seed in range(12):
+        scenario = replace(Scenario.drawn(seed, "ssp"), epochs=2, validates=False, leased=True)
+        assert not simulate(scenario).violation
 
 
 def test_seed_is_played_twice_alike() -> None:

@@ -271,12 +271,11 @@ class SimulatedWorker(Process):
             for epoch in range(first, scenario.epochs):
                 self.epoch = epoch
                 self._epoch(strategy, epoch)
-                strategy.synchronize()
-                if epoch + 1 == scenario.epochs:
-                    self.settled(strategy)
-                if scenario.evaluates:
-                    self._evaluate(strategy)
-                self._sum(strategy)
+                if scenario.validates or epoch + 1 == scenario.epochs:
+                    self._validate(strategy, last=epoch + 1 == scenario.epochs)
+                else:
+                    strategy.meet()
+                    self._stand_still(strategy, epoch + 1)
                 self.update = 0
             if scenario.saves:
                 self._save(strategy)
@@ -288,6 +287,14 @@ class SimulatedWorker(Process):
         finally:
             if self.strategy is not None and not self.dead:
                 self.strategy.close()
+
+    def _validate(self, strategy: PserverWorker, last: bool) -> None:
+        strategy.synchronize()
+        if last:
+            self.settled(strategy)
+        if self.scenario.evaluates:
+            self._evaluate(strategy)
+        self._sum(strategy)
 
     def _strategy(self) -> PserverWorker:
         kind, seat = KINDS[self.scenario.mode], _seat(self.rank, self.scenario.workers, self.scenario.servers)
@@ -325,19 +332,18 @@ class SimulatedWorker(Process):
                 self.notes.set(stop, f"0 {strategy.meetings}")
                 self.returned.let_in(strategy, self.asked)
         if self.notes.check([stop]) and (decides or strategy.meetings > int(self.notes.get(stop).split()[1])):
-            self._stand_still(strategy)
+            self._stand_still(strategy, self.epoch)
+            self.asked += 1
 
-    def _stand_still(self, strategy: PserverWorker) -> None:
-        """A checkpoint is written: soon, or never."""
+    def _stand_still(self, strategy: PserverWorker, epoch: int) -> None:
+        """A checkpoint is written: soon, or never. All go on from it in that epoch."""
         number = strategy.halt(max(len(self.computed), self.saved_last + 1))
         share = strategy.save(RUN / f"step-{number}")
         self.world.injected["stop of all"] += 1
-        self.asked, self.last_stop, self.saved_last = self.asked + 1, len(self.computed), number
-        part = (
-            Part.of(strategy, self.epoch, self.update, share)
-            if self.scenario.ends
-            else Part(self.epoch, self.update, share)
-        )
+        self.last_stop, self.saved_last = len(self.computed), number
+        update = self.update if epoch == self.epoch else 0
+        how = Part.of if self.scenario.ends else Part.later
+        part = how(strategy, epoch, update, share)
         self.world.after(3.0 * self.world.random.random() ** 3, self._written, number, part)
 
     def _written(self, number: int, part: Part) -> None:

@@ -35,6 +35,9 @@ class LooksUp(Protocol):
     def meetings(self) -> int:
         """At how many meetings of the training this worker was, that at which it waits now among them."""
 
+    def meet(self) -> None:
+        """Wait for all others, and look up meanwhile."""
+
 
 @runtime_checkable
 class TakesBack(Protocol):

@@ -104,8 +104,9 @@ class Checkpoints:
         """Save if it is time, unless that was done after the epoch's last update."""
         if not run.lockstep:
             if self._ends(run.epoch):
+                if isinstance(run.strategy, LooksUp):
+                    run.strategy.meet()  # whoever comes early waits where the first one can still stop all
                 self._take(run, run.epoch + 1)
-                self._note_is_read()
         elif run.step != self.saved and (self._ends(run.epoch) or self._is_due(run)):
             self._take(run, run.epoch + 1)
 
@@ -123,7 +124,8 @@ class Checkpoints:
                 self._returned.let_in(run.strategy, self.asked)
         if self.board.check([f"stop/{self.asked}"]) and (decides or _meetings(run) > self._asked()[1]):
             self._take(run, run.epoch)
-            self._note_is_read()
+            self.leaving = bool(self._asked()[0])
+            self._answer()
 
     def _decides(self, run: Training) -> bool | None:
         """Whether all are to leave, once they have saved; None: it is not time to save."""
@@ -132,16 +134,6 @@ class Checkpoints:
         every = self.told.every_steps
         due = self._late() or (every is not None and run.step // every > max(0, self.saved_after) // every)
         return False if (due or self._returned.waits()) and self.writer.wait(0.0) else None
-
-    def _note_is_read(self) -> None:
-        """All stood still: the note, if there was one, was there before, and it is answered.
-
-        Raises:
-            Preempted: the run is to end now.
-        """
-        if self.board.check([f"stop/{self.asked}"]):
-            self.leaving = bool(self._asked()[0])
-            self._answer()
 
     def _asked(self) -> tuple[int, int]:
         """What the first worker's note says: whether all are to leave, and at how many meetings it was. A worker that waits at one of
@@ -279,7 +271,7 @@ def position(run: Training, epoch: int) -> dict[str, Any]:
     return {
         "step": run.step,
         "epoch": epoch,
-        "update": run.update,
+        "update": run.update if epoch == run.epoch else 0,
         "samples": run.report.samples,
         "points": run.report.points,
         "watched": {

@@ -140,9 +140,9 @@ def _fit(run: Training) -> dict[str, float]:
         due = run.rhythm.val_every and (epoch + 1) % run.rhythm.val_every == 0
         if (due or done or run.stop) and (run.lockstep or not run.stop):
             look(run, epoch)  # workers without a common step are stopped here alone
-        run.update = 0  # not before: whoever waits here for others may save where it is
         if run.checkpoints is not None and not run.stop:
             run.checkpoints.after_epoch(run)
+        run.update = 0  # not before: whoever has waited for others may have saved where it was
         if done:
             break
         if run.stop:

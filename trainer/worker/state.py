@@ -55,13 +55,13 @@ def part_of(run: Training, share: Share, epoch: int, whole: bool) -> WorkerState
 
     Args:
         share: the strategy's.
-        epoch: in which the run goes on, after ``run.update`` updates of it.
+        epoch: in which the run goes on, after ``run.update`` updates of it; of the next one after none.
         whole: with what all workers have alike.
     """
     ema = run.ema
     return WorkerState(
         epoch=epoch,
-        progress={name: getattr(run, name) for name in PROGRESS},
+        progress={name: getattr(run, name) for name in PROGRESS} | ({} if epoch == run.epoch else {"update": 0}),
         model={name: p.detach() for name, p in run.model.named_parameters()} if whole else None,
         ema=ema.state() if whole and ema is not None else None,
         strategy=share.common if whole else None,

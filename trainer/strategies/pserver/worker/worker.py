@@ -229,8 +229,7 @@ class PserverWorker(Halting, Strategy):
                     self.client.connections.sleep(LEASE_LOOK_S)
                     if self.look is not None:
                         self.look(True)
-                if not answer["over"]:
-                    self.wake(anew=False)
+                self.wake(anew=False)  # also when the epoch is over: the next one may follow without a meeting
             if answer["over"]:
                 return
             if answer["fence"]:  # what is computed already must not travel with the block that is taken over
