@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib.machinery
 import importlib.util
 import sys
@@ -89,9 +90,15 @@ def _definition(file: Path, name: str, visited: set[Path]) -> ast.stmt | None:
 
 def _parsed(file: Path) -> ast.Module:
     try:
-        return ast.parse(file.read_text(encoding="utf-8"))
+        return _tree(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return ast.Module([], [])
+
+
+@functools.lru_cache(64)
+def _tree(source: str) -> ast.Module:
+    """Parsed once: the file of a target is asked for the target and for its arguments."""
+    return ast.parse(source)
 
 
 def _source_file(parts: list[str]) -> tuple[Path | None, int]:
