@@ -128,15 +128,17 @@ def test_worker_that_is_killed_takes_all_others_along_and_nobody_sees_the_config
     wait_for(lambda: not alive(everybody), 60, "all processes end")
 
 
-def test_launcher_that_is_killed_takes_its_commands_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_launcher_that_is_ended_takes_its_commands_along(number: signal.Signals, code: int, tmp_path: Path) -> None:
     run = start(*DIGITS, *LONG, OWN, "launch.nproc=2", cwd=tmp_path, spares=2)
     try:
         wait_for(lambda: read(tmp_path / "run" / "status.json").get("step", 0) > 1, 600, "they train")
         workers = [psutil.Process(one["pid"]) for one in read(tmp_path / "run" / "plan.json")["processes"]]
         assert len({run.pid, *(p.pid for p in workers)}) == 3 and len(alive(workers)) == 2
+        run.send_signal(number)
+        assert run.wait(600) == code
     finally:
         run.kill()
-    assert run.wait(600) == -signal.SIGKILL
     wait_for(lambda: not alive(workers), 60, "all processes end")
 
 
