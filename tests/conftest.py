@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import atexit
+import gc
 import os
+
+WORKER = "PYTEST_XDIST_WORKER" in os.environ
+gc.disable()  # until all tests are collected: what is imported and collected is no garbage
+if WORKER:  # once all other functions of atexit have run: Python would free a million objects one by one
+    atexit.register(os._exit, 0)
+
+import multiprocessing
 import signal
 import sys
 from collections.abc import Iterator
@@ -70,6 +78,7 @@ def warm() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Testing processes side by side share one process that forks; it imports while they collect their tests."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        gc.enable()  # it collects none
         config.stash[FORKS] = held = zygote.Held()
         os.environ[zygote.PLACE] = held.place
 
@@ -77,6 +86,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, see ``tests/scheduling.py``."""
     items.sort(key=lambda item: scheduling.place(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """A million objects live as long as the process: no collection of garbage looks at them again."""
+    gc.freeze()
+    gc.enable()
+    if not WORKER:
+        atexit.register(gc.unfreeze)  # else nanobind complains of objects that are left
 
 
 @pytest.hookimpl(optionalhook=True)
