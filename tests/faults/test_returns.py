@@ -38,15 +38,17 @@ WORK = 80
 
 
 @contextmanager
-def at_the_gate(folder: Path, *overrides: str, rank: int = 0) -> Iterator[tuple[Started, Path, list[psutil.Process]]]:
-    """A run of which that worker waits in its update ``AT``; a checkpoint is there."""
+def at_the_gate(
+    folder: Path, *overrides: str, rank: int = 0, checkpoint: bool = True
+) -> Iterator[tuple[Started, Path, list[psutil.Process]]]:
+    """A run of which that worker waits in its update ``AT``; a checkpoint is there, if one is wanted."""
 
     def waits(run: Path) -> bool:
         log = run / f"workerlog.{rank}"
         there = (
             log.exists() and WAITS in log.read_text()
         )  # its batches are numbered by epoch, and the other worker may be faster
-        return there and any((run / "checkpoints").glob("step-*[0-9]/COMPLETE"))
+        return (there and not checkpoint) or (there and any((run / "checkpoints").glob("step-*[0-9]/COMPLETE")))
 
     with held_up(folder, waits, *BASE, GATE.format(rank=rank), *overrides, ends_s=120) as started:
         yield started
@@ -59,15 +61,19 @@ def check_ledgers(run: Path, servers: int = 2, epochs: int = 2) -> None:
         assert sum(found.values()) == len(found) == epochs * WORK, found.most_common(3)
 
 
+def pushes(run: Path, server: int) -> set[tuple[str, ...]]:
+    """Worker and number of each push in a server's ledger."""
+    return {tuple(line.split("\t")[:2]) for line in (run / f"ledger.{server}.tsv").read_text().splitlines()[1:]}
+
+
 def noted(run: Path, rank: int) -> dict[str, Any]:
     """What plan.json says of a worker."""
     found: dict[str, Any] = next(p for p in read(run / "plan.json")["processes"] if (p["role"], p["rank"]) == ("worker", rank))  # fmt: skip
     return found
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_all_go_back_to_the_checkpoint_when_a_server_is_killed(tmp_path: Path, mode: str) -> None:
-    with at_the_gate(tmp_path, *MODES[mode]) as (process, run, everybody):
+def test_all_go_back_to_the_checkpoint_when_a_server_of_sync_is_killed(tmp_path: Path) -> None:
+    with at_the_gate(tmp_path, *MODES["sync"]) as (process, run, everybody):
         lines = len((run / "ledger.1.tsv").read_text().splitlines())
         member(run, "serverlog.1", everybody).kill()
         wait_for(lambda: len(json.loads((run / "lives.json").read_text())) == 2, 60, "the next life begins")
@@ -78,8 +84,45 @@ def test_all_go_back_to_the_checkpoint_when_a_server_is_killed(tmp_path: Path, m
     again = re.search(r"restart 1 of 3: all processes are started again, from step-\d+; (\d+) updates since then are lost and done again", told)  # fmt: skip
     assert again and 1 <= int(again[1]) <= lines
     assert (result["restarts"], result["lost_updates"], result["lost_workers"]) == (1, int(again[1]), {})
-    if mode != "sync":
-        check_ledgers(run)
+
+
+def test_all_begin_anew_when_a_server_is_killed_before_there_is_a_checkpoint(tmp_path: Path) -> None:
+    never = ("checkpoint.every_steps=null", "checkpoint.every_minutes=null")
+    with at_the_gate(tmp_path, *MODES["async"], *never, checkpoint=False) as (process, run, everybody):
+        member(run, "serverlog.1", everybody).kill()
+        wait_for(lambda: len(json.loads((run / "lives.json").read_text())) == 2, 60, "the next life begins")
+        (run / "go").touch()
+    told = screen(tmp_path)
+    assert process.returncode == 0, told
+    assert "server 1 cannot be started again by itself: there is no checkpoint yet" in told
+    assert "restart 1 of 3: all processes are started again, from the beginning: there is no checkpoint yet" in told
+    check_ledgers(run)
+
+
+@pytest.mark.parametrize(("mode", "server"), [("async", 0), ("ssp", 1), ("geo", 0)])
+def test_server_that_was_killed_goes_on_from_its_snapshot_and_the_workers_go_on(
+    tmp_path: Path, mode: str, server: int
+) -> None:
+    with at_the_gate(tmp_path, *MODES[mode]) as (process, run, everybody):
+        workers = {rank: member(run, f"workerlog.{rank}", everybody).pid for rank in range(2)}
+        log = run / f"serverlog.{server}"
+        member(run, log.name, everybody).kill()
+        wait_for(lambda: log.read_text().count("listens at") == 2, 60, "it is there again")
+        (run / "go").touch()
+    told, result = screen(tmp_path), read(run / "result.json")
+    assert process.returncode == 0, told
+    assert f"ATTENTION: server {server} was killed by SIGKILL" in told
+    again = re.search(rf"restart 1 of 3: server {server} is started again from step-\d+(?:; (\d+) updates? of this server since then (?:is|are) lost)?; the workers go on", told)  # fmt: skip
+    assert again, told
+    lost = int(again[1] or 0)
+    assert (result["restarts"], result["lost_at_servers"], result["lost_updates"]) == (1, lost, 0)
+    assert len(result["returned"]) == 1 and not result["lost_workers"]
+    assert {rank: noted(run, rank)["pid"] for rank in range(2)} == workers, "the workers are the same processes"
+    every = applied(run / f"ledger.{1 - server}.tsv")
+    assert sum(every.values()) == len(every) == 2 * WORK, every.most_common(3)
+    some = applied(run / f"ledger.{server}.tsv")
+    assert sum(some.values()) == len(some) and {*some} <= {*every}, some.most_common(3)
+    assert len(pushes(run, 1 - server) - pushes(run, server)) <= lost
 
 
 @pytest.mark.parametrize(("mode", "rank"), [("async", 1), ("ssp", 1), ("geo", 1), ("async", 0)])

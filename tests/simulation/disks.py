@@ -131,6 +131,11 @@ class SavedPart(dict[str, torch.Tensor]):
     def __init__(self, server: int, meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         super().__init__(tensors)
         self.server, self.meta = server, meta
+        self.version, self.life, self.layout = (
+            meta["version"] - meta["skipped"],
+            meta.get("life", 0),
+            meta.get("layout", {}),
+        )
 
 
 def _seal(content: bytes) -> dict[str, Any]:

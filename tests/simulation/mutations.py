@@ -30,7 +30,7 @@ from trainer.strategies.pserver.server import (
     turns,
 )
 from trainer.strategies.pserver.server import totals as totals_module
-from trainer.strategies.pserver.worker import async_and_ssp, client, held_blocks, worker
+from trainer.strategies.pserver.worker import async_and_ssp, client, geo, halting, held_blocks, worker
 from trainer.worker import returned
 
 Defect = Callable[[], Any]
@@ -368,6 +368,83 @@ def a_block_of_nobody_comes_before_one_s_own(original: Any, self: epoch_blocks.L
     if own and nobody and min(nobody) < min(own):
         self.epoch.kept[min(nobody)] = holder.rank
     return original(self, holder, *told)
+
+
+# --- a server that comes back --------------------------------------------------------------------------------------
+
+
+@replaces(members.Members, "is_of_this_server")
+@replaces(machine, "first_incarnation", of="messages_to_the_life_before_of_a_server_are_taken")
+def messages_to_the_life_before_of_a_server_are_taken(_: Any, *arguments: Any) -> int:
+    return 0 if len(arguments) == 2 and isinstance(arguments[0], int) else 1
+
+
+@replaces(epoch_blocks.Leases, "told")
+def blocks_that_workers_hold_are_handed_out_again(original: Any, self: epoch_blocks.Leases, *told: Any) -> None:
+    holder, epoch, blocks, _, finished = told
+    original(self, holder, epoch, blocks, (), finished)
+
+
+@replaces(epoch_blocks.Leases, "ask")
+def blocks_that_nobody_tells_of_count_as_new(original: Any, self: epoch_blocks.Leases, *asked: Any) -> Any:
+    self.unsure = False
+    return original(self, *asked)
+
+
+@replaces(liveness.Liveness, "hello")
+def a_server_that_comes_back_does_not_know_who_was_let_in(
+    original: Any, self: liveness.Liveness, message: Message
+) -> Message:
+    check = self.board.check
+
+    def blind(keys: list[str]) -> bool:
+        return not any(key.startswith("admitted/") for key in keys) and bool(check(keys))
+
+    with patch.object(self.board, "check", blind):
+        return original(self, message)  # type: ignore[no-any-return]
+
+
+@replaces(lease_requests.LeaseRequests, "come_back")
+def a_server_that_comes_back_has_no_progress(original: Any, self: Any, progress: Any, leases: Any) -> None:
+    original(self, {"epoch": -1, "applied": {}}, leases)
+
+
+@replaces(client.Client, "acknowledged_after")
+def pushes_that_are_acknowledged_are_waited_for(_: Any, self: client.Client, *arguments: Any) -> Any:
+    return np.empty(0, dtype=np.int64)
+
+
+@replaces(totals_module.Meetings, "told")
+def sums_are_forgotten(_: Any, self: totals_module.Meetings, *told: Any) -> None:
+    pass
+
+
+@replaces(rules.Ssp, "told")
+def a_server_that_comes_back_counts_steps_from_0(
+    _: Any, self: rules.Ssp, rank: int, clock: int | None, ahead: Any
+) -> None:
+    self.clocks[rank] = rules.NEVER if clock is None else 0
+
+
+@replaces(geo.PserverGeo, "asked_first")
+def a_worker_in_geo_keeps_its_base(_: Any, self: geo.PserverGeo, server: int) -> list[Any]:
+    return []
+
+
+@replaces(client.Client, "_greet")
+def what_is_under_way_to_a_server_is_not_sent_again(original: Any, self: client.Client, server: int) -> None:
+    original(self, server)
+    for number, request in [*self.under_way.items()]:
+        if request.server == server and request.message.verb == Verb.PUSH:
+            del self.under_way[number]
+            request.answer = Message(Verb.DONE, clock=0)
+            if request.then is not None:
+                request.then(request.answer)
+
+
+@replaces(halting.Halting, "pause")
+def who_waits_to_be_let_in_looks_for_no_server(_: Any, self: halting.Halting, seconds: float) -> None:
+    self.client.connections.sleep(seconds)
 
 
 # A patch inside of a function that waits would last while others run.

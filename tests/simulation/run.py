@@ -11,6 +11,7 @@ from tests.notes import Notes
 from tests.simulation.checkpoints import Before, Checkpoints
 from tests.simulation.disks import Disks
 from tests.simulation.scenario import DEATHS, LOST_AFTER_S, Fault, Scenario
+from tests.simulation.server_returns import ServerReturns
 from tests.simulation.servers import SimulatedServer, declared
 from tests.simulation.stage import STAGE
 from tests.simulation.workers import KILLED, RUN, SimulatedWorker
@@ -86,17 +87,12 @@ class Play:
         self.network = Network(world, scenario)
         self.disks = Disks(world)
         STAGE.disks = self.disks
-        strategy, resume = declared(scenario), ""
+        self.strategy, resume = declared(scenario), ""
         if before.number is not None:
             resume = str(RUN / f"step-{before.number}")
             self.disks.parts[resume] = before.disks.parts[resume]
-        self.servers = [
-            SimulatedServer(
-                world, n, scenario, strategy, self.board, self.disks, self.to_worker, self.heartbeats, self.server_ended,
-                resume, self.unsure(),
-            )
-            for n in range(scenario.servers)
-        ]  # fmt: skip
+        self.servers = [self.make_server(n, n + 1, resume) for n in range(scenario.servers)]
+        self.server_returns = ServerReturns(self)
         self.workers = [
             SimulatedWorker(
                 world,
@@ -164,15 +160,27 @@ class Play:
             return []
         return [p for p in range(scenario.batches * scenario.epochs) if (p % scenario.batches) // scenario.each in lost]
 
+    def make_server(self, number: int, life: int, resume: str, again: bool = False) -> SimulatedServer:
+        """A server's process; ``resume``: the checkpoint that it goes on from; ``again``: it is started again by itself."""
+        return SimulatedServer(
+            self.world, number, self.scenario, self.strategy, self.board, self.disks, self.to_worker, self.heartbeats,
+            self.server_ended, resume, self.unsure(), life, again,
+        )  # fmt: skip
+
     # --- messages --------------------------------------------------------------------------------------------------
 
     def to_server(self, server: int, request: Message, address: bytes) -> None:
         which = request.rank, server, request.number
-        self.network.send(which[:2], which, self.servers[server].deliver, request, address)
+        self.network.send(which[:2], which, self._reaches, server, request, address)
+
+    def _reaches(self, server: int, request: Message, address: bytes) -> None:
+        """A request arrives at whichever life of the server is there: it may listen where the one before did."""
+        self.servers[server].deliver(request, address)
 
     def to_worker(self, server: int, answer: Message, address: bytes) -> None:
         which = answer.rank, server, answer.number
-        self.network.send(which[:2], which, self.processes[address].deliver, answer)
+        life = self.servers[server].life if self.servers[server].again else 0
+        self.network.send(which[:2], which, self.processes[address].deliver, answer, server, life)
 
     def heartbeats(self, server: int) -> list[int]:
         """Whose signs of life come to a server now. They may be lost, too, but not one after another."""
@@ -196,6 +204,11 @@ class Play:
         """
         if not isinstance(strategy, PserverGeo) or any(s.machine.members.present() != strategy.present for s in self.servers):  # fmt: skip
             return
+        if strategy.regained or any(
+            s.dead or (s.life if s.again else 0) != self.workers[strategy.seat.rank].lives.get(s.number, 0)
+            for s in self.servers
+        ):
+            return
         for number, replica in strategy.replicas.items():
             for server in self.servers:
                 shard = server.machine.parameters.shard
@@ -212,6 +225,14 @@ class Play:
         worker, server = self.workers[fault.worker], self.servers[fault.server]
         process = server if fault.kind.endswith("server") else worker
         if process.dead or process.ended:
+            return
+        if (
+            fault.kind.startswith("kill")
+            and fault.seconds
+            and self.saved.newest() is None
+            and self.scenario.server_returns
+        ):
+            self.world.after(fault.seconds, self.happens, fault)  # once it can be started again
             return
         happened = 1
         match fault.kind.split()[0]:
@@ -238,8 +259,8 @@ class Play:
 
     def kill_server(self, server: SimulatedServer) -> None:
         server.dead = True
-        self.killed_servers += 1
-        self.world.after(0.2, self.fails, f"{server.name} was killed")
+        self.world.say(f"{server.name} is killed")
+        self.world.after(0.2, self.server_returns.died, server)
 
     # --- the launcher ----------------------------------------------------------------------------------------------
 
@@ -361,7 +382,7 @@ class Play:
             raise Violation(f"{server.name} holds parts of pieces: {told.tolist()}")
         if np.delete(applied, server.unsure).max(initial=0) > 1:
             raise Violation(f"{server.name} has applied piece {int(applied.argmax())} {applied.max()} times")
-        if missing := self._missing(np.flatnonzero(applied == 0).tolist(), lost):
+        if missing := self._missing([p for p in np.flatnonzero(applied == 0).tolist() if p not in server.lost], lost):
             raise Violation(f"{server.name} has never applied piece {missing[0]}")
         self._check_rows(server, applied)
 
@@ -371,7 +392,7 @@ class Play:
         if not scenario.leased:
             return [p for p in pieces if (p % scenario.batches) // scenario.each not in lost]
         blocks = {p // scenario.block for p in pieces}
-        dropped = 0 if scenario.take_over else self.servers[0].machine.leases.dropped + self.before.dropped
+        dropped = 0 if scenario.take_over else self.servers[0].dropped + self.before.dropped
         return [] if len(blocks) <= dropped else pieces
 
     def _check_rows(self, server: SimulatedServer, applied: np.ndarray) -> None:

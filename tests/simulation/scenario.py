@@ -16,6 +16,8 @@ LONG_RUNS = 7, 30
 """Runs whose seeds end in it have up to 8 workers, 4 servers and 288 batches. The others are short, and find the same in less time."""
 WAKING_RUNS = 3, 30
 """Runs of ssp whose seeds end in it are made for workers that rest and wake."""
+RETURNING_SERVERS = (2, 14, 16)
+"""Runs whose seeds leave these in a division by 20 are made for servers that are killed and started again."""
 JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
 FAULTS = ("stop worker", "stop server", "suspend worker", "suspend server", "kill worker", "kill server", "cut", "reset", "clock of worker", "clock of server", "nonsense", "torn push")  # fmt: skip
 DEATHS = ("kill worker", "torn push", "torn stop", "torn goodbye")
@@ -49,6 +51,7 @@ class Scenario:
             checkpoint; 0: they stop only for one that has come back.
         validates: workers meet at the end of an epoch. Else they do for a checkpoint alone.
         ends: all processes die so long after the first checkpoint of their lives, and others go on from the newest one.
+        server_returns: so many servers that are killed are started again from the newest checkpoint.
         options: of the strategy. table: the model has a sparse table.
         drop, double, late, slow_s, latency_s: of the network.
         disk_s: a server writes for so long. pace: seconds that a batch takes, by worker.
@@ -83,6 +86,7 @@ class Scenario:
     stops: int = 0
     ends: tuple[float, ...] = ()
     validates: bool = True
+    server_returns: int = 0
 
     @staticmethod
     def drawn(seed: int, mode: str | None = None) -> Scenario:
@@ -140,7 +144,8 @@ class Scenario:
         more |= {"bulky": told.table and r.random() < 0.15, "evaluates": told.table and r.random() < 0.15}
         if self.mode != "sync" and r.random() < (0.4 if more.get("ends") else 0.02):
             more |= {"epochs": 2, "validates": False}
-        return replace(told, **more)
+        told = replace(told, **more)
+        return told._with_returning_servers(r) if self.mode != "sync" and self.seed % 20 in RETURNING_SERVERS else told
 
     def _with_a_kill(self, r: random.Random) -> tuple[Fault, ...]:
         """Whoever comes back has died before."""
@@ -164,6 +169,40 @@ class Scenario:
         """All processes die once or twice. There are two epochs, so that a checkpoint may lie between them."""
         ends = tuple(10 ** r.uniform(-2.5, 0.7) for _ in range(r.choice((1, 1, 2))))
         return {"ends": ends, "stops": more.get("stops") or r.choice((1, 1, 2, 3)), "epochs": r.choice((1, 2))}
+
+    def _with_returning_servers(self, r: random.Random) -> Scenario:
+        """All stop for checkpoints often, batches take their time, and servers are killed, most of them when there is one."""
+        kills = [
+            Fault(r.uniform(0.1, 5.0), "kill server", 0, r.randrange(self.servers), r.choice((0.0, *[0.05, 0.4] * 4)))
+            for _ in range(r.choice((1, 1, 2, 3)))
+        ]
+        if r.random() < 0.3:  # two at once, or one twice
+            kills.append(
+                replace(kills[0], at=kills[0].at + r.choice((0.0, 0.3, 2.0)), server=r.randrange(self.servers))
+            )
+        return replace(
+            self, server_returns=r.choice((1, 4, 4)), ends=(), hosts=(), slow_s=min(self.slow_s, 3.0), stops=r.choice((1, 1, 2, 4)), blocks=max(self.blocks, r.choice((2, 4, 6))),
+            pace=tuple(r.choice((0.05, 0.2, 0.5)) for _ in range(self.workers)),
+            faults=tuple(sorted([*self.faults, *kills], key=lambda fault: fault.at)),
+        )._with_blocks_of_the_lost(r)  # fmt: skip
+
+    def _with_blocks_of_the_lost(self, r: random.Random) -> Scenario:
+        """A worker dies with a part of a block, of which server 1 knows, and server 0 dies before another worker has it. Or server 1
+        dies before and after the worker, so that it has parts of a block that are not the others'."""
+        if not self.leased or self.workers < 2 or r.random() > 0.3:
+            return self
+        at, twice = r.uniform(0.5, 3.0), r.random() < 0.5
+        worker = Fault(at, "kill worker", r.randrange(self.workers), 0, 0.05)
+        server = Fault(at + r.choice((0.02, 0.1, 0.3)), "kill server", 0, 0, 0.05)
+        if twice:
+            worker = replace(worker, at=at + r.uniform(1.0, 6.0))
+            server = replace(server, server=1)
+            again = replace(server, at=worker.at + r.choice((0.3, 0.8, 2.0)))
+        return replace(
+            self, servers=max(2, self.servers), block=self.merge * (12 if twice else 6), blocks=max(4, self.blocks), stops=r.choice((3, 8)),
+            faults=(server, worker, again) if twice else (worker, server), drop=0.0, late=0.3, slow_s=r.choice((0.1, 3.0)),
+            returns=r.choice((0, 3)), server_returns=4,
+        )  # fmt: skip
 
     def _without_effect(self, r: random.Random) -> dict[str, Any]:
         """Keys of the strategy that leave pieces whole: limits that nothing reaches, and forms in which 0 and 1 travel unchanged."""

@@ -92,15 +92,21 @@ class SimulatedServer(Process):
     Args:
         strategy: the run's. resume: the checkpoint that it goes on from. unsure: pieces that may be applied twice. send: takes (server, an answer, which process gets it).
         heartbeats: ranks whose signs of life come now.
+        life: of the process. again: it is started again by itself.
         ended: told when the process has ended, and with which error.
     """
 
     def __init__(
         self, world: World, number: int, scenario: Scenario, strategy: PserverDeclaration, board: Notes,
         disks: Disks, send: Callable[[int, Message, bytes], None], heartbeats: Callable[[int], list[int]],
-        ended: Callable[[int, RunFailed | None], None], resume: str, unsure: list[int],
+        ended: Callable[[int, RunFailed | None], None], resume: str, unsure: list[int], life: int = 0, again: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(world, f"server {number}")
+        self.life, self.resume, self.again = life, resume, again
+        self.lost: set[int] = set()
+        """Pieces that the lives before had applied, and that were lost with them."""
+        self.pushes_at: dict[str, int] = {resume: 0}
+        self.dropped_before = 0
         self.number, self.scenario, self.send, self.heartbeats, self.tell_end = number, scenario, send, heartbeats, ended  # fmt: skip
         self.share = scenario.workers if scenario.mode in ("geo", "sync") else 1
         """What one application of a piece is worth, as a part of 1."""
@@ -112,7 +118,8 @@ class SimulatedServer(Process):
         self.answer_to_nonsense: Message | None = None
         self.truth = Truth(self)
         self.disks, self.host = disks, (scenario.hosts or [0] * scenario.servers)[number]
-        self.machine = Server(number, Run(scenario, resume), strategy, self, board, self.clock, 1 << 26)
+        run = Run(scenario, resume)
+        self.machine = Server(number, run, strategy, self, board, self.clock, 1 << 26, None, life, again)
         self.save = self.machine.verbs[Verb.SAVE]
         self.machine.verbs[Verb.SAVE] = self._save
         self.board, self.news, self.look_after = board, (-1, -1), self.machine.liveness.look_after
@@ -202,6 +209,9 @@ class SimulatedServer(Process):
 
     def _save(self, message: Message) -> Message:
         answer = self.save(message)
+        self.pushes_at[str(self.machine.saving.run_dir.resolve() / message.mapping()["folder"])] = self.machine.count[
+            "pushes"
+        ]
         self.world.injected["slow disk"] += self.scenario.disk_s > 0
         self.busy = self.scenario.disk_s
         return answer
@@ -243,6 +253,8 @@ class SimulatedServer(Process):
         parameters, member = self.machine.parameters, self.machine.members.all[rank]
         if self.stopped or parameters.shard is None or not parameters.ready or not member.present or not member.lives:
             return 0
+        if self.again and self.machine.members.awaited():  # everything waits
+            return 0
         for _ in range(NONSENSE_AT_ONCE):
             saved = self.machine.saving.saver is not None
             comes = next((m.rank for m in self.machine.members.all if m.coming), 0)
@@ -278,6 +290,11 @@ class SimulatedServer(Process):
 
     # --- what is checked -------------------------------------------------------------------------------------------
 
+    @property
+    def dropped(self) -> int:
+        """Blocks that were dropped with lost workers, by all lives of this server."""
+        return self.dropped_before + self.machine.leases.dropped
+
     def applied(self) -> np.ndarray:
         """How often each piece of work is applied here."""
         shard = self.machine.parameters.shard
@@ -306,7 +323,7 @@ def _beat(rank: int) -> Message:
 
 
 class Truth:
-    """What a server's answers mean, counted a second time."""
+    """What a server's answers mean, counted a second time, by worker and life."""
 
     def __init__(self, server: SimulatedServer) -> None:
         self.server = server
@@ -322,7 +339,7 @@ class Truth:
         if answer.verb != Verb.DONE:
             return
         if request.verb == Verb.HELLO and request.flags & COMES:
-            life = request.rank, answer.incarnation
+            life = request.rank, request.sequence
             if life not in self.pushes:
                 self.counted[life] = answer.sequence + 1, None
         if request.verb == Verb.PUSH:
@@ -331,7 +348,7 @@ class Truth:
             self._pull(request)
 
     def _push(self, request: Message, answer: Message) -> None:
-        life = request.rank, request.incarnation
+        life = request.rank, self.server.machine.members.all[request.rank].life
         clock = answer.clock if request.flags & WAKES else request.clock
         self.pushes.setdefault(life, {}).setdefault(request.sequence, (request.flags, clock))
         work = request.first(Kind.WORK)
@@ -344,7 +361,7 @@ class Truth:
             missing = [
                 first + start + n
                 for n, times in enumerate(applied[first + start : first + stop].tolist())
-                if round(times) != 1
+                if round(times) != 1 and first + start + n not in self.server.lost
             ]
             if missing:
                 raise Violation(f"{self.server.name} has acknowledged piece {missing[0]} of worker {request.rank} and applied it {applied[missing[0]]:g} times")  # fmt: skip
@@ -353,14 +370,14 @@ class Truth:
         machine = self.server.machine
         bound = int(self.server.scenario.options["staleness"])
         for rank in machine.members.present():
-            steps = self._steps(rank, machine.members.all[rank].incarnation)
+            steps = self._steps(rank, machine.members.all[rank].life)
             if steps is not None and request.clock - steps > bound:
                 raise Violation(f"{self.server.name} gave worker {request.rank} parameters for a step after {request.clock}; worker {rank} has {steps}")  # fmt: skip
 
-    def _steps(self, rank: int, incarnation: int) -> int | None:
+    def _steps(self, rank: int, life: int) -> int | None:
         """Of a worker's pushes without a gap; None: it rests."""
-        known = self.pushes.get((rank, incarnation), {})
-        sequence, steps = self.counted.get((rank, incarnation), (1, 0))
+        known = self.pushes.get((rank, life), {})
+        sequence, steps = self.counted.get((rank, life), (1, 0))
         while sequence in known:
             flags, clock = known[sequence]
             if flags & RESTS:
@@ -372,5 +389,5 @@ class Truth:
             else:
                 steps = max(steps, clock)
             sequence += 1
-        self.counted[rank, incarnation] = sequence, steps
+        self.counted[rank, life] = sequence, steps
         return steps

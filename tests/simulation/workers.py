@@ -24,7 +24,7 @@ from trainer.optim.groups import Rate
 from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
 from trainer.optim.updater import Updater
 from trainer.strategies.contract import Lease, Seat
-from trainer.strategies.pserver.protocol.messages import STOPS, Message, Verb
+from trainer.strategies.pserver.protocol.messages import AGAIN, STOPS, Message, Verb
 from trainer.strategies.pserver.worker import async_and_ssp, geo, sync
 from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker.export import save_checkpoint
@@ -96,10 +96,14 @@ class Ways:
     def __init__(self, worker: SimulatedWorker, count: int) -> None:
         self.worker, self.count = worker, count
         self.now, self.send = worker.clock, worker.send
+        self.look_s = 1.0 if worker.scenario.server_returns else 1e9
 
     def receive(self) -> list[Message]:
         came, self.worker.inbox = self.worker.inbox, []
         return came
+
+    def started_again(self) -> list[int]:
+        return self.worker.sees(self.count) if self.worker.scenario.server_returns else []
 
     def wait(self, seconds: float) -> None:
         if not self.worker.inbox:
@@ -166,6 +170,8 @@ class SimulatedWorker(Process):
         self.for_messages = False
         self.waiting_since: float | None = None
         self.computed: list[int] = []
+        self.lives: dict[int, int] = {}
+        self.seen: dict[str, float] = {}
         self.doomed: Verb | None = None  # it is killed when only some servers have its next message of this kind
         self.strategy: PserverWorker | None = None
         self.run = greenlet(self._main)
@@ -209,9 +215,23 @@ class SimulatedWorker(Process):
         if self.for_messages:  # a poll ends by the clock that has jumped
             self.world.after(0.0, self._wake, self.waits)
 
-    def deliver(self, answer: Message) -> None:
-        """An answer has arrived."""
-        if not (self.dead or self.ended):
+    def sees(self, servers: int) -> list[int]:
+        """Which servers were started again, as this worker finds out some time later."""
+        found = []
+        for server in range(servers):
+            life = int(self.board.get(note).split()[0]) if self.board.check([note := AGAIN.format(server)]) else 0
+            if life == self.lives.get(server, 0):
+                continue
+            when = self.seen.setdefault(f"{server}/{life}", self.world.now + 1.5 * self.world.random.random() ** 2)
+            if self.world.now >= when:
+                self.lives[server] = life
+                found.append(server)
+                self.world.say(f"{self.name} finds server {server} started again")
+        return found
+
+    def deliver(self, answer: Message, server: int, life: int) -> None:
+        """An answer has arrived; over a connection that is closed none does."""
+        if self.lives.get(server, 0) == life and not (self.dead or self.ended):
             self.inbox.append(answer)
             if self.for_messages:
                 self._wake(self.waits)
@@ -267,7 +287,7 @@ class SimulatedWorker(Process):
             )  # type: ignore[arg-type]
             strategy.model.train()
             first = self._come_back(strategy) if self.number else self._begin_at(strategy)
-            strategy.look = self._look if scenario.returns or scenario.ends else None
+            strategy.look = self._look if scenario.returns or scenario.ends or scenario.server_returns else None
             for epoch in range(first, scenario.epochs):
                 self.epoch = epoch
                 self._epoch(strategy, epoch)
@@ -368,7 +388,7 @@ class SimulatedWorker(Process):
         """Wait to be let in; returns the epoch of the others."""
 
         def sleep(seconds: float) -> None:
-            self.pause(6.0 * seconds, for_messages=False)
+            strategy.pause(6.0 * seconds)
 
         asked, meeting, stop = let_in(self.seat, sleep, self.clock)
         if (found := strategy.come_back((meeting, stop))) is None:

@@ -48,11 +48,13 @@ def start_and_restart(
             outcome = start(replace(assignment, returns=deaths.left()))
             outcome.pop("asked", None)
             result.returned += outcome.pop("returned", [])
+            result.lost_at_servers += outcome.pop("lost_at_servers", 0)
             result.restarts += len(result.returned)
             return outcome
         except Died as death:
             deaths.count(death.returned)
             result.restarts += death.returned
+            result.lost_at_servers += death.lost_at_servers
             which = deaths.restart(death)
             result.restarts += 1
             assignment = _again(ready, assignment, death, which, tracker, result)
@@ -82,7 +84,7 @@ class Deaths:
         return self.most - len(self.times)
 
     def count(self, returned: int) -> None:
-        """So many workers were started again by themselves."""
+        """So many processes were started again by themselves."""
         self.times.extend([self.clock()] * returned)
 
     def restart(self, death: Died) -> str:

@@ -39,6 +39,7 @@ from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.returns import Returns
 from trainer.launch.supervisor import Handle, Role, StartedProcess, Supervisor, end
 from trainer.launch.whereabouts import Whereabouts, tell
+from trainer.planning.resume import CHECKPOINTS
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.report import OWN
 from trainer.strategies.contract import Seat
@@ -76,7 +77,7 @@ def launch(
         grace: SIGTERM and SIGUSR1 ask the workers to save and end; None: they end all at once.
         hang_s: longest time in which no worker shows a sign of life; None: for ever.
         noted: takes down now and then, and once more at the end, what the processes have told.
-        returns: how often a worker that has died is started again while the others go on.
+        returns: how often a process that has died is started again while the others go on.
 
     Returns:
         For each role and rank here, what its entry returned.
@@ -99,7 +100,7 @@ def launch(
                 for role in roles:
                     _start(role, payload, log_dir, scratch, meeting, place, begin, members, kept, starts)
                 shown += _shown(members, verbosity, kept)
-                returned = Returns(returns if engine.again else 0, starts, begin, members, noted)
+                returned = Returns(returns if engine.again else 0, starts, begin, members, noted, log_dir / CHECKPOINTS)
                 with _asked_to_leave(grace, here) as request:
                     return _told(_watched(members, here, OtherHosts(here, meeting, roles), scratch, hang_s, returned), request)  # fmt: skip
             except KeyboardInterrupt:
@@ -171,7 +172,7 @@ def _watched(
         if returns.noted is not None:
             returns.noted.look(here[0], now=True)
         if returns.told:
-            results |= {"returned": dict(enumerate(returns.told))}
+            results |= {"returned": dict(enumerate(returns.told)), "lost_at_servers": {0: returns.lost_at_servers}}
         others.leave(results)
         return results
     except NoNote as error:
@@ -180,7 +181,7 @@ def _watched(
         if isinstance(error, Died):
             error.done = {name: pulse.look(path).update for name, path in pulses.items()}
             error.update = error.done.get(error.who, error.update)
-            error.returned = len(returns.told)
+            error.returned, error.lost_at_servers = len(returns.told), returns.lost_at_servers
         why = str(error) or BY_CTRL_C
         if supervisor.ends_all:
             others.end(why)

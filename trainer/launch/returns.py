@@ -1,4 +1,4 @@
-"""Starts another process in the place of a worker that has died, while the others go on."""
+"""Starts another process in the place of a worker or a parameter server that has died, while the others go on."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from pathlib import Path
 from trainer.errors import Died, RunFailed, first_line
 from trainer.host import pulse
 from trainer.launch.engine import Start
+from trainer.launch.server_snapshot import snapshot_of
 from trainer.launch.supervisor import Handle, StartedProcess
 from trainer.launch.whereabouts import Whereabouts
 from trainer.strategies.stopping import new_life
+from trainer.wording import counted
 
 
 class Returns:
-    """The workers of a run that come back.
+    """The processes of a run that come back.
 
     Args:
         most: so many may.
+        checkpoints: the run's, from which servers go on.
         starts: what each process was told, by name.
         begin: starts a process.
         members: the processes of the run; those that are started here join them.
@@ -32,24 +35,41 @@ class Returns:
         begin: Callable[[Start], Handle],
         members: list[StartedProcess],
         noted: Whereabouts | None = None,
+        checkpoints: Path | None = None,
     ) -> None:
-        self.noted = noted
+        self.noted, self.checkpoints = noted, checkpoints
         self.most, self.starts, self.begin, self.members = most, starts, begin, members
         self.deaths: list[tuple[str, int]] = []
         self.told: list[str] = []
+        self.lost_at_servers = 0
+        """Updates that servers had done since the snapshots from which they were started again."""
 
     def again(self, member: StartedProcess, death: RunFailed) -> StartedProcess | None:
         """Start another process, unless that one has told an error of its own, too many have died, or it died twice after the
-        same update."""
+        same update. A server needs a checkpoint to begin with."""
         start = self.starts[str(member)]
         this = str(member), pulse.look(Path(start.pulse)).update
-        if not isinstance(death, Died) or len(self.told) >= self.most or this in self.deaths[-1:]:
+        may = member.role.again and isinstance(death, Died) and len(self.told) < self.most
+        if not may or this in self.deaths[-1:]:
             return None
+        resume, how = start.payload.resume, "; the others go on meanwhile"
+        if member.role.name == "server":
+            assert self.checkpoints is not None
+            found = snapshot_of(start, self.checkpoints, this[1])
+            if isinstance(found, str):
+                print(f"\n{member} cannot be started again by itself: {found}", flush=True)
+                return None
+            self.lost_at_servers += found.lost
+            lost = (
+                f"; {counted(found.lost, 'update')} of this server since then {'is' if found.lost == 1 else 'are'} lost"
+            )
+            resume, how = str(found.folder), f" from {found.folder.name}{lost}; the workers go on"
         self.deaths.append(this)
         self.told.append(first_line(death))
         which = f"restart {len(self.told)} of {self.most}"
-        print(f"\nATTENTION: {death}\n{which}: {member} is started again; the others go on meanwhile\n", flush=True)
-        return self._started(member, replace(start, life=new_life(), returns=True))
+        print(f"\nATTENTION: {death}\n{which}: {member} is started again{how}\n", flush=True)
+        payload = start.payload if resume == start.payload.resume else replace(start.payload, resume=resume)
+        return self._started(member, replace(start, life=new_life(), returns=True, payload=payload))
 
     def _started(self, member: StartedProcess, start: Start) -> StartedProcess:
         pulse.make(Path(start.pulse))

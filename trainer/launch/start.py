@@ -28,6 +28,7 @@ from trainer.terminal.status import read_status
 
 if TYPE_CHECKING:
     from trainer.launch.engine import Engine
+    from trainer.launch.supervisor import Role
 
 
 SERVED = "served until its workers had left"
@@ -54,19 +55,10 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     from trainer.launch.forkserver import Forked, launch
     from trainer.launch.preload import modules_of
     from trainer.launch.rendezvous import Meeting
-    from trainer.launch.supervisor import Role
     from trainer.launch.whereabouts import Whereabouts
 
     plan, config = assignment.plan, assignment.config
     told = config.launch
-    roles = []
-    for name in plan.roles:
-        mine = [p for p in plan.processes if p.role == name and p.node == plan.node_rank]
-        entry = plan.entries[name]
-        if mine:
-            apart = plan.traits.survives and name == "worker"
-            ports = _ports(told, plan.roles[name], [p.rank for p in mine]) if name == "server" else []
-            roles.append(Role(name, plan.roles[name], entry, [p.device for p in mine], mine[0].rank, apart, ports))
     everybody = peers(told)
     meeting = Meeting(
         host=told.master_addr,
@@ -89,10 +81,9 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     grace = Grace(config.checkpoint.grace_s, lambda: read_status(run_dir).get("state") == "running")
     seen = "workers" if config.execution.log_workers and config.verbosity == "normal" else config.verbosity
     results = launch(
-        roles, replace(assignment, watch=None), run_dir, meeting, engine or Forked(preload), seen,
+        _roles(plan, config), replace(assignment, watch=None), run_dir, meeting, engine or Forked(preload), seen,
         grace if keeps(config, plan) else None, told.hang_timeout_s if config.mode == "train" else None,
-        Whereabouts(plan),
-        assignment.returns if plan.leased and keeps(config, plan) else 0,
+        Whereabouts(plan), assignment.returns,
     )  # fmt: skip
     _leave_statistics(Path(plan.run_dir), results.get("server", {}))
     if "worker" not in results:
@@ -102,8 +93,26 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     lost = {str(rank): why.splitlines()[0] for rank, why in results.get("lost", {}).items()}
     returned = list(results.get("returned", {}).values())
     more = {"lost_workers": lost, "returned": returned, "asked": "".join(results.get("asked", {}).values())}
+    more |= {"lost_at_servers": sum(results.get("lost_at_servers", {}).values())}
     outcome = results["worker"][min(results["worker"])]
     return {**outcome, **{name: told for name, told in more.items() if told}}
+
+
+def _roles(plan: Plan, config: RunConfig) -> list[Role]:
+    """What to start on this host."""
+    from trainer.launch.supervisor import Role
+
+    roles, survives = [], plan.traits.survives
+    again = survives and keeps(config, plan) and plan.nnodes == 1
+    for name in plan.roles:
+        if mine := [p for p in plan.processes if p.role == name and p.node == plan.node_rank]:
+            is_server = name == "server"
+            ports = _ports(config.launch, plan.roles[name], [p.rank for p in mine]) if is_server else []
+            roles.append(Role(
+                name, plan.roles[name], plan.entries[name], [p.device for p in mine], mine[0].rank, apart=survives and not is_server,
+                again=again and (is_server or plan.leased), ports=ports,
+            ))  # fmt: skip
+    return roles
 
 
 def _leave_statistics(run_dir: Path, servers: Mapping[int, Any]) -> None:

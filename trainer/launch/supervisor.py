@@ -29,7 +29,7 @@ class Role:
         size: processes of the role over all hosts; ``first_rank`` and ``here``: this host's.
         entry: ``module:function`` called as ``entry(seat, payload)`` in each process.
         devices: one per process here.
-        apart: one of its processes may die and the others go on.
+        apart: one of its processes may die and the others go on. again: another one is started then, while the others go on.
         ports: where each listens; empty: at free ones.
     """
 
@@ -39,6 +39,7 @@ class Role:
     devices: Sequence[str]
     first_rank: int = 0
     apart: bool = False
+    again: bool = False
     ports: Sequence[int] = ()
 
     @property
@@ -110,8 +111,8 @@ class Supervisor:
         wait: returns when one of these signs is ready, or after so many seconds.
         clock: seconds that only go forward.
         look: tells, now and then, who of other hosts is lost, by rank, and why; raises where they have ended the run.
-        again: starts another process in the place of one that has died and that the others can do without, tells so, and
-            returns it; None: it does not.
+        again: starts another process in the place of one that has died, tells so, and returns it; None: it does not, and the run
+            ends where the others cannot do without it.
     """
 
     def __init__(
@@ -171,7 +172,8 @@ class Supervisor:
                 self.board[0].set(f"done/{member.role.name}/{member.rank}", "its process has done its work")
             return
         if not self._can_do_without(member):
-            raise self._cause(member)
+            self._replace(member)
+            return
         self.deaths.append(failed_first([member]))
         if member.life:
             self.board[0].set(f"lost/{member.role.name}/{member.rank}/{member.life}", "its process ended")
@@ -183,6 +185,18 @@ class Supervisor:
         self.lost[member.rank] = str(self.deaths[-1])
         self.board[0].set(f"lost/{member.role.name}/{member.rank}", "its process ended")
         print(f"\nATTENTION: {self.lost[member.rank]}\n  the others go on without it\n", flush=True)
+
+    def _replace(self, member: StartedProcess) -> None:
+        """Start another process in its place.
+
+        Raises:
+            RunFailed: none is.
+        """
+        death = failed_first([member])
+        if member.role.apart or (other := self.again(member, death)) is None:
+            raise self._cause(member)
+        self.deaths.append(death)
+        self.running.append(other)
 
     def _cause(self, member: StartedProcess) -> RunFailed:
         """Why the run ends with that member. A server that says why it cannot go on tells what an earlier death has led to."""

@@ -43,6 +43,9 @@ class LooksUp(Protocol):
 class TakesBack(Protocol):
     """Goes on when a worker dies, and takes one that was started again back when all stand still for a checkpoint."""
 
+    def pause(self, seconds: float) -> None:
+        """Sleep, and look after what this worker needs while it takes no part."""
+
     def leads(self) -> bool:
         """Whether this worker is the first of those that are left, as far as is known."""
 

@@ -58,7 +58,17 @@ class ServerFile:
     @property
     def version(self) -> int:
         """Updates that were applied."""
-        return int(self.meta["version"])
+        return int(self.meta["version"]) - int(self.meta.get("skipped", 0))
+
+    @property
+    def life(self) -> int:
+        """The random number of the server's life that wrote it."""
+        return int(self.meta.get("life", 0))
+
+    @property
+    def layout(self) -> Mapping[str, Any]:
+        """What the server was told of the model, as JSON data; empty in persistables."""
+        return dict(self.meta.get("layout", {}))
 
     @cached_property
     def tables(self) -> dict[str, TableFacts]:

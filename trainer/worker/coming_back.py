@@ -20,12 +20,12 @@ def come_back(run: Training, seat: Seat) -> None:
     kept, strategy = run.checkpoints, run.strategy
     if not isinstance(kept, Checkpoints) or not isinstance(strategy, TakesBack):
         raise RunFailed("a worker comes back at a checkpoint of the others, and this run has none")
-    asked, meeting, stop = let_in(seat)
+    asked, meeting, stop = let_in(seat, strategy.pause)
     if (found := strategy.come_back((meeting, stop))) is None:
         raise TooLate(NOBODY)
     number, writer = found
     folder, kept.asked = store.folder_of(kept.folder, number), asked + 1
-    wait_for((folder / durable_folder.MARKER).is_file, seat, folder.name, writer)
+    wait_for((folder / durable_folder.MARKER).is_file, seat, folder.name, writer, strategy.pause)
     resume(run, folder, seat)
     run.samples, run.line.before = 0, None  # the first worker counts its own
     strategy.take_part()

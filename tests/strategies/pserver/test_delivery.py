@@ -209,7 +209,7 @@ def test_request_lost_many_times_in_a_row_is_still_sent_again_soon() -> None:
     now, sendings = [0.0], []
     client = Client.__new__(Client)
     client.rank, client.number, client.most_bytes, client.incarnations, client.under_way = 0, 0, 100, [1], {}
-    client.names = ["server 0"]
+    client.names, client.greeting = ["server 0"], set()
     client.connections = SimpleNamespace(now=lambda: now[0], send=lambda server, frames: sendings.append(now[0]))
     client.ask(0, Message(Verb.PULL))
     for _ in range(10 * 100):

@@ -37,6 +37,15 @@ class Layout:
         """Number of elements of this server's dense vector."""
         return sum(stop - start for _, start, stop in self.pieces)
 
+    def plain(self) -> dict[str, Any]:
+        """The layout as JSON data."""
+        return {
+            "dtype": self.dtype,
+            "pieces": self.pieces,
+            "groups": self.groups,
+            "tables": [vars(t) for t in self.tables],
+        }
+
     @classmethod
     def parsed(cls, told: Mapping[str, Any]) -> Layout:
         """The layout from its JSON data."""

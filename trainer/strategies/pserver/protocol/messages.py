@@ -29,13 +29,18 @@ WANTS_DENSE, CREATES, HOLDS = 1, 2, 4
 """Flags of a pull."""
 RESTS, WAKES, RESUMES = 1, 2, 4
 """Flags of a push."""
-COMES = 1
-"""Flag of HELLO: another life of the worker has died, and the first of the others will let this one in."""
+COMES, TELLS = 1, 2
+"""Flags of HELLO: another life of the worker has died, and the first of the others will let this one in; the server has
+been started again, and this worker tells it what it has of the life before."""
+ACKNOWLEDGED, FINISHED, PRESENT = 1, 2, 3
+"""Tables of the IDS of such a HELLO: pushes that are acknowledged and follow one that is not, blocks of the epoch that are finished,
+who took part in the last sum; one more of the last sum of a stop. The sums are NUMBERS of the tables 0 and 1."""
 STOPS = 1
 """Flag of MEET: all workers stand still."""
 APART = 1
 """Flag of the answer to SAVE."""
-ENDPOINT = "endpoint/server/{}"
+ENDPOINT, AGAIN = "endpoint/server/{}", "again/server/{}"
+"""Notes of a server: where it listens; if it was started again, its life and where it listens since."""
 
 
 class Verb(IntEnum):

@@ -122,5 +122,5 @@ def _index(folder: Path, metas: list[dict[str, Any]]) -> dict[str, Any]:
                 )
             known["rows"] += table["rows"]
     dense = [{**piece, "server": server} for server, meta in enumerate(metas) for piece in meta.get("dense", [])]
-    meta = {key: value for key, value in metas[0].items() if key not in ("tables", "dense")} if metas else {}
+    meta = {key: value for key, value in metas[0].items() if key not in ("tables", "dense", "layout")} if metas else {}
     return {"format_version": FORMAT, "servers": len(metas), "tables": tables, "dense": dense, "meta": meta}

@@ -68,6 +68,8 @@ class Leases:
         self.epoch = Epoch(-1, 0)
         self.dropped = 0
         self.taken_over = 0
+        self.unsure = False
+        """This server was started again, and may have handed out any block before."""
 
     def ask(self, holder: Holder, epoch: int, blocks: int, done: Iterable[int]) -> Answer | None:
         """Called for a worker that reports finished blocks and asks for another; None: it has to wait."""
@@ -91,10 +93,12 @@ class Leases:
             now.out[block] = holder
             self.taken_over += 1
             return Answer(block, before)
+        while now.next in now.out or now.next in now.finished:  # as workers have told a server that was started again
+            now.next += 1
         if now.next < now.blocks:
             block, now.next = now.next, now.next + 1
             now.out[block] = holder
-            return Answer(block)
+            return Answer(block, again=self.unsure)
         return Answer(over=True) if now.over else None
 
     def holders(self) -> list[int]:
@@ -140,6 +144,25 @@ class Leases:
         done = {block for start, stop in finished for block in range(start, stop)}
         self.epoch = Epoch(epoch, blocks, next, finished=done, dropped=set(dropped), kept=dict(kept))
 
+    def come_back(self) -> None:
+        """This server was started again. Workers tell which blocks they have and have finished; of all others nobody knows
+        whether they were handed out."""
+        self.unsure = True
+
+    def told(self, holder: Holder, epoch: int, blocks: int, held: Iterable[int], finished: Iterable[int]) -> None:
+        """A worker tells a server that was started again what it has of an epoch, and has finished."""
+        if epoch > self.epoch.number:
+            self.epoch = Epoch(epoch, blocks)
+        if epoch < self.epoch.number:
+            return
+        now = self.epoch
+        for block in finished:
+            now.kept.pop(block, None)
+            now.finished.add(block)
+        for block in held:
+            now.kept.pop(block, None)
+            now.out[block] = holder
+
 
 class Progress:
     """Which batches of each block of the present epoch are applied at this server.
@@ -150,12 +173,15 @@ class Progress:
     def __init__(self) -> None:
         self.epoch = -1
         self.applied: dict[int, Intervals] = {}
+        self.has_lost = False
+        """This server was started again, and lacks what it had applied since its snapshot."""
 
     def covered(self, work: np.ndarray) -> bool:
         """Whether all batches of a push (N, 4: epoch, block, start, stop) are applied already.
 
         Raises:
-            Malformed: some of it is and some is not. Such a push cannot be applied, and no worker makes one.
+            Malformed: some of it is and some is not. Such a push cannot be applied, and no worker makes one. (Where this
+                server was started again, its life before had all of it: the rest is lost.)
         """
         rows = work.tolist()
         covered = [
@@ -165,6 +191,8 @@ class Progress:
             return True
         for (epoch, block, start, stop), known in zip(rows, covered, strict=True):
             if known or (epoch == self.epoch and self._of(block).touches(start, stop)):
+                if self.has_lost:
+                    return True
                 raise Malformed(f"batches {start} to {stop} of block {block} are applied in part, or others of the push are not")  # fmt: skip
         return False
 

@@ -21,16 +21,17 @@ class LeaseRequests:
 
     Args:
         leases: the blocks; server 0 hands them out.
-        lose: declares a worker lost.
+        lose: declares a worker lost. look: reads the notes that tell who is lost.
         patience_s: how long nothing may move while somebody waits for a block.
         now: the clock.
     """
 
     def __init__(
-        self, leases: Leases, members: Members, lose: Callable[[int, str], None], patience_s: float,
-        now: Callable[[], float],
+        self, leases: Leases, members: Members, lose: Callable[[int, str], None], look: Callable[[], None],
+        patience_s: float, now: Callable[[], float],
     ) -> None:  # fmt: skip
         self.leases, self.members, self.lose, self.patience_s, self.now = leases, members, lose, patience_s, now
+        self.look = look
         self.progress = Progress()
         self.answered: dict[int, tuple[int, int, Message]] = {}
         self.moved = now()
@@ -58,12 +59,14 @@ class LeaseRequests:
         return reply
 
     def fence(self, message: Message) -> Message:
-        """FENCE: a worker takes over a block. Nothing more is taken from the life before, unless it is one of a run
-        before; answers which batches of the block are applied here."""
+        """FENCE: a worker takes over a block. Nothing more is taken from the life before; where nobody knows whose the block
+        was, from no life that is over as the notes tell. Answers which batches of the block are applied here."""
         told = message.mapping()
         rank, life, epoch, block = (int(told[k]) for k in ("rank", "life", "epoch", "block"))
         if rank != NOBODY:
             self._end_life(rank, life)
+        else:
+            self.look()
         applied = [[epoch, block, start, stop] for start, stop in self.progress.of(epoch, block)]
         return Message(Verb.DONE, records=[Record(Kind.WORK, np.array(applied, dtype=np.int64).reshape(-1, 4))])
 
@@ -79,6 +82,12 @@ class LeaseRequests:
         """Go on from what servers have saved of blocks and of the pushes of them."""
         self.progress.load(**progress)
         self.leases.load(**leases)
+
+    def come_back(self, progress: Mapping[str, Any], leases: Mapping[str, Any]) -> None:
+        """This server was started again, and had saved that; what came after it is lost, or workers know it."""
+        self.go_on(progress, leases)
+        self.leases.come_back()
+        self.progress.has_lost = True
 
     def applied(self, work: np.ndarray) -> None:
         """Note that the batches (N, 4) of blocks have been pushed and applied."""

@@ -7,13 +7,17 @@ import numpy as np
 from trainer.errors import RunFailed
 from trainer.host.notes_board import Board
 from trainer.strategies.pserver.protocol.messages import COMES, Kind, Malformed, Message, Record, Verb
-from trainer.strategies.pserver.server.answers import failed
+from trainer.strategies.pserver.server.answers import NotYet, failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases
-from trainer.strategies.pserver.server.members import Member, Members
+from trainer.strategies.pserver.server.members import AHEAD, Member, Members
 from trainer.strategies.pserver.server.parameters import Parameters
+from trainer.strategies.pserver.server.regained import EVER, Regained
 from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.server.turns import Turns
 from trainer.strategies.stopping import ADMITTED
+
+LIFE = "life/worker/{}"
+"""Note of a server: the present life of a worker, for the life after of a server."""
 
 
 class Liveness:
@@ -22,18 +26,22 @@ class Liveness:
     Args:
         board: where launchers and servers leave notes for each other. ``lost/worker/N``: its process has failed.
             ``lost/worker/N/LIFE``: that life has, and another one comes. ``done/worker/N``: it has ended well.
-            ``fenced/worker/N`` and ``fenced/worker/N/LIFE``: a server has declared it lost.
+            ``fenced/worker/N`` and ``fenced/worker/N/LIFE``: a server has declared it lost. ``life/worker/N``: its present life.
         stops: the run ends when a worker is lost.
         most_bytes: the longest frame that is taken, which workers are told.
     """
 
     def __init__(
         self, members: Members, parameters: Parameters, leases: Leases, turns: Turns, meetings: Meetings, board: Board,
-        stops: bool, most_bytes: int,
+        stops: bool, most_bytes: int, regained: Regained,
     ) -> None:  # fmt: skip
         self.members, self.parameters, self.leases, self.turns = members, parameters, leases, turns
+        self.regained = regained
         self.meetings = meetings
         self.board, self.stops, self.most_bytes = board, stops, most_bytes
+        for member in members.all if regained.again else ():
+            if board.check([note := LIFE.format(member.rank)]):
+                member.expected = int(board.get(note))
 
     def hello(self, message: Message) -> Message:
         """HELLO: a worker comes. Answers its incarnation, its pushes that are applied, the longest frame that is
@@ -42,11 +50,17 @@ class Liveness:
         if self._is_over(rank, life):
             return failed(f"worker {rank} was started again, or declared lost", fenced=True)
         before, coming = self.members.all[rank].incarnation, bool(message.flags & COMES)
+        if coming and self.regained.again and self.board.check([ADMITTED.format(rank, life)]):
+            coming = False  # at this server's life before, or at another server
         if coming and (cause := self._without_start(rank)):
             raise RunFailed(f"worker {rank} was lost: its process ended ({cause})")
+        known = life in self.members.all[rank].lives
         member = self.members.hello(rank, life, coming)
-        member.watermark.begin(message.clock)
+        if self.regained.again and not known:
+            self.regained.begin(member, message)
+        member.watermark.begin(message.clock, EVER if self.regained.again else AHEAD)
         if member.incarnation > before:
+            self.board.set(LIFE.format(rank), str(life))
             if before:
                 self._forget_life_before(rank)
             if coming:
@@ -77,10 +91,12 @@ class Liveness:
         if not 0 <= rank < len(self.members.all):
             raise Malformed(f"there is no worker {rank}")
         member = self.members.all[rank]
+        if self.regained.again and life not in member.lives and not self._is_over(rank, life):
+            raise NotYet([rank], "its HELLO")
         if member.life == life and member.coming and life not in member.fenced:
             member.coming = False
             self.members.heard(rank)
-            self.parameters.opened()[1].admit(rank)
+            self.parameters.opened()[1].told(rank, None, {})
             self.meetings.forget(rank)
             self.board.set(f"fenced/worker/{rank}", "")
             self.board.set(ADMITTED.format(rank, life), str(message.rank))
@@ -105,7 +121,7 @@ class Liveness:
             self.lose(rank, f"nothing was heard of it for {self.members.lost_after_s:g} s")
         for rank in self.members.present():
             member, worker = self.members.all[rank], f"worker/{rank}"
-            fenced = f"fenced/{worker}/{member.life}" if member.lives else f"fenced/{worker}"
+            fenced = f"fenced/{worker}/{member.life}" if member.life else f"fenced/{worker}"
             if self.board.check([f"done/{worker}"]):
                 self._leave(member)
             elif self.board.check([f"lost/{worker}"]) or self.board.check([f"lost/{worker}/{member.life}"]):

@@ -19,15 +19,16 @@ from trainer.strategies.pserver.server.epoch_blocks import Leases
 from trainer.strategies.pserver.server.lease_requests import LeaseRequests
 from trainer.strategies.pserver.server.ledger import Ledger
 from trainer.strategies.pserver.server.liveness import Liveness
-from trainer.strategies.pserver.server.members import Members
+from trainer.strategies.pserver.server.members import Members, first_incarnation
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.pulls import Pulls
 from trainer.strategies.pserver.server.pushes import Pushes
+from trainer.strategies.pserver.server.regained import Regained
 from trainer.strategies.pserver.server.saving import Saving
 from trainer.strategies.pserver.server.server_assignment import ServersRun
 from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.server.turns import Outlet, Turns
-from trainer.weights.server_parts import parts_of
+from trainer.weights.server_parts import ServerFile, parts_of
 
 LOOK_S = 0.2
 """So often a server looks who is silent and which requests are overdue; it waits for messages no longer than that."""
@@ -35,6 +36,8 @@ AWAY_S = 0.2
 """A turn that comes so much too late, or lasts so long: the process was stopped, or had no processor."""
 ONCE = (Verb.START, Verb.SAVE, Verb.SHRINK, Verb.RATE)
 """A second copy of these, late, must not be done again: parameters have moved since."""
+ANYWAY = (Verb.HELLO, Verb.BYE)
+"""What a server takes that was started again and waits for what workers tell."""
 
 
 class Server:
@@ -48,32 +51,44 @@ class Server:
         now: the clock, in seconds.
         most_bytes: the longest frame that is taken.
         ledger: told of what is applied.
+        life: random number of this start. again: another life has died, and the workers go on; it begins with its part of the
+            checkpoint ``run.resume``.
     """
 
     def __init__(
         self, number: int, run: ServersRun, declared: PserverDeclaration, outlet: Outlet, board: Board, now: Callable[[], float],
-        most_bytes: int, ledger: Ledger | None = None,
+        most_bytes: int, ledger: Ledger | None = None, life: int = 0, again: bool = False,
     ) -> None:  # fmt: skip
         plan, options, ledger = run.plan, declared.options, ledger or Ledger()
         self.number, self.outlet, self.now = number, outlet, now
-        self.members = Members(plan.workers, options.lost_after_s, now)
+        self.members = Members(plan.workers, options.lost_after_s, now, first_incarnation(life, again))
         self.parameters = Parameters(run.config, declared, plan, number, self.members, run.resume)
         self.turns = Turns(outlet, self.answer, number, options.timeout_s, now)
         self.leases = Leases(run.config.data.on_lost_worker == "take_over")
         stops = not declared.traits.survives
         self.meetings = Meetings(self.members)
+        self.regained = Regained(again, self.members, self.parameters, self.leases, self.meetings)
         self.liveness = Liveness(
-            self.members, self.parameters, self.leases, self.turns, self.meetings, board, stops, most_bytes
+            self.members,
+            self.parameters,
+            self.leases,
+            self.turns,
+            self.meetings,
+            board,
+            stops,
+            most_bytes,
+            self.regained,
         )
-        self.work = LeaseRequests(self.leases, self.members, self.liveness.lose, options.timeout_s, now)
+        lose, look = self.liveness.lose, self.liveness.look_after
+        self.work = LeaseRequests(self.leases, self.members, lose, look, options.timeout_s, now)
         if run.resume and number < len(saved := parts_of(Path(run.resume))):
-            self.work.go_on(*(saved[number].meta.get(name, {}) for name in ("progress", "leases")))
-        self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0)
+            self._go_on(saved[number], again)
+        self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0, late=0)
         self.started = self.ended_turn = self.looked = now()
         self.done_once: dict[int, tuple[int, int]] = {}
         pulls = Pulls(self.parameters, self.count)
         pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count, ledger)
-        self.saving = Saving(self.parameters, self.members, self.work, outlet, ledger, Path(plan.run_dir))
+        self.saving = Saving(self.parameters, self.members, self.work, outlet, ledger, Path(plan.run_dir), life)
         self.verbs: dict[Verb, Callable[[Message], Message]] = {
             Verb.HELLO: self.liveness.hello,
             Verb.START: self.parameters.start,
@@ -91,6 +106,14 @@ class Server:
             Verb.BYE: self.liveness.bye,
             Verb.ADMIT: self.liveness.admit,
         }
+
+    def _go_on(self, part: ServerFile, again: bool) -> None:
+        saved = [part.meta.get(name, {}) for name in ("progress", "leases")]
+        if again:
+            self.work.come_back(*saved)
+            self.parameters.come_back(part)
+        else:
+            self.work.go_on(*saved)
 
     @property
     def over(self) -> bool:
@@ -113,6 +136,8 @@ class Server:
             self.looked = now
             self.liveness.look_after()
             self.turns.end_overdue()
+            if self.regained.again:  # a note may be what a request waits for
+                self.turns.try_again()
             now = self.now()
         self.ended_turn = now
         if self.over and all(m.lost or m.coming for m in self.members.all):
@@ -133,6 +158,9 @@ class Server:
         if message.verb not in self.verbs:
             self.outlet.refuse(Malformed(f"{message.verb.name} is no request"))
             return
+        if message.verb != Verb.HELLO and not self.members.is_of_this_server(message.incarnation):
+            self.count.update(late=1)  # its worker tells this life of the server anew what it wants
+            return
         if message.verb != Verb.HELLO and (why := self.members.admit(message.rank, message.incarnation)):
             self.count["fenced"] += 1
             self.outlet.answer(address, message, failed(why, fenced=True))
@@ -146,6 +174,8 @@ class Server:
         Raises:
             NotYet: it has to wait.
         """
+        if request.verb not in ANYWAY:
+            self.regained.check()
         if request.verb not in ONCE:
             return self.verbs[request.verb](request)
         this = request.incarnation, request.number

@@ -12,6 +12,17 @@ AHEAD = 100_000
 """How far a push may be ahead of all that are done before it; no client has so many under way."""
 
 MOST_LIVES = 10_000
+LIFE_BITS, SERVER_BITS = 14, 17
+"""Of an incarnation: the worker's lives at this server; above them a number of the server's own life, 0 for the first."""
+
+
+def first_incarnation(life: int, again: bool) -> int:
+    """What the incarnations of workers begin with at a server: no message to a life of it before fits another one.
+
+    Args:
+        life: the random number of the server's life. again: it was started again.
+    """
+    return (1 + life % ((1 << SERVER_BITS) - 1)) << LIFE_BITS if again else 0
 
 
 class Watermark:
@@ -41,13 +52,16 @@ class Watermark:
         if sequence > self.done + AHEAD:
             raise Malformed(f"push {sequence} after {self.done}")
 
-    def begin(self, sequence: int) -> None:
+    def begin(self, sequence: int, most: int = AHEAD) -> None:
         """A life begins after the push of that number: what is missing up to there never comes.
+
+        Args:
+            most: pushes that may be missing.
 
         Raises:
             Malformed: no life before has come that far.
         """
-        if sequence > self.done + AHEAD:
+        if sequence > self.done + most:
             raise Malformed(f"a life that begins after push {sequence}, where {self.done} are done")
         if sequence > self.done:
             self.done = sequence
@@ -68,7 +82,8 @@ class Watermark:
 @dataclass(slots=True)
 class Member:
     """One worker as a server sees it: its lives (random numbers), fenced ones, its watermark, when it was heard last,
-    and how it ended, if it did. ``coming``: it is there again, and is not let in yet."""
+    and how it ended, if it did. ``coming``: it is there again, and is not let in yet. ``expected``: its life, as the server's
+    own life before knew it. ``first``: what its incarnations begin with."""
 
     rank: int
     lives: list[int] = field(default_factory=list)
@@ -78,17 +93,19 @@ class Member:
     left: bool = False
     lost: str = ""
     coming: bool = False
+    expected: int = 0
+    first: int = 0
 
     @property
     def incarnation(self) -> int:
         """Number of a worker's present life at this server, from 1; 0 before the first. Servers may count
         differently: one may never have heard of a life."""
-        return len(self.lives)
+        return self.first + len(self.lives) if self.lives else 0
 
     @property
     def life(self) -> int:
         """The number of a worker's present life, the same at all servers; 0 before the first."""
-        return self.lives[-1] if self.lives else 0
+        return self.lives[-1] if self.lives else self.expected
 
     @property
     def present(self) -> bool:
@@ -103,10 +120,14 @@ class Members:
         size: how many there are.
         lost_after_s: silence after which one that has come counts as lost.
         now: the clock.
+        first: what incarnations begin with (:func:`first_incarnation`).
     """
 
-    def __init__(self, size: int, lost_after_s: float, now: Callable[[], float] = time.monotonic) -> None:
-        self.all = [Member(rank) for rank in range(size)]
+    def __init__(
+        self, size: int, lost_after_s: float, now: Callable[[], float] = time.monotonic, first: int = 0
+    ) -> None:
+        self.first = first
+        self.all = [Member(rank, heard=now(), first=first) for rank in range(size)]
         self.lost_after_s = lost_after_s
         self.now = now
 
@@ -144,6 +165,14 @@ class Members:
         member = self.all[rank]
         return life in member.fenced or life in member.lives[:-1]
 
+    def is_of_this_server(self, incarnation: int) -> bool:
+        """Whether a message is to this life of the server."""
+        return incarnation >> LIFE_BITS == self.first >> LIFE_BITS
+
+    def awaited(self) -> list[int]:
+        """Ranks of the present workers that have not said HELLO to this server."""
+        return [m.rank for m in self.all if m.present and not m.lives]
+
     def admit(self, rank: int, incarnation: int) -> str:
         """Why a message of that life of a worker is not taken; empty when it is."""
         member = self.all[rank]
@@ -169,7 +198,7 @@ class Members:
     def silent(self) -> list[int]:
         """Ranks of present workers that have not been heard for too long."""
         limit = self.now() - self.lost_after_s
-        return [m.rank for m in self.all if m.present and m.lives and m.heard < limit]
+        return [m.rank for m in self.all if m.present and m.life and m.heard < limit]
 
 
 def workers(ranks: Iterable[int]) -> str:

@@ -3,6 +3,7 @@ parameters."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.config.run_config import RunConfig
@@ -19,7 +20,7 @@ from trainer.strategies.pserver.server.of_workers import saved_by_workers
 from trainer.strategies.pserver.server.rules import RULES, Rule
 from trainer.strategies.pserver.server.server_assignment import ServersPlan
 from trainer.strategies.pserver.server.shard import Shard
-from trainer.weights.server_parts import parts_of
+from trainer.weights.server_parts import ServerFile, parts_of
 
 RULE = "rule|"
 """Begins the names of what a server's rule remembers of workers."""
@@ -59,6 +60,11 @@ class Parameters:
     def version(self) -> int:
         """Updates that the parameters have seen."""
         return self.shard.version if self.shard is not None else 0
+
+    @property
+    def applied(self) -> int:
+        """Updates that the parameters have seen: the version, but for numbers that a life before had used."""
+        return self.shard.applied if self.shard is not None else 0
 
     @property
     def step(self) -> int:
@@ -131,11 +137,26 @@ class Parameters:
             self.age = shard.version
             return
         parts.sort(key=lambda part: part.server == self.server)
+        self._be(shard, rule, parts, len(parts) == self.plan.roles.get("server"))
+
+    def _be(self, shard: Shard, rule: Rule, parts: Sequence[ServerFile], same: bool = True) -> None:
+        """What was saved; ``same``: by a server that kept what this one keeps, whose part is the last."""
         shard.load([(part, part.meta) for part in parts])
         self.age, self.age_before = (max(int(part.meta[name]) for part in parts) for name in ("age", "age_before"))
-        if len(parts) == self.plan.roles.get("server"):
+        if same:
             own = parts[-1]
             rule.load({name.removeprefix(RULE): own[name] for name in own if name.startswith(RULE)})
+
+    def come_back(self, part: ServerFile) -> None:
+        """Be what this server was at its snapshot: it was started again, and needs no START.
+
+        Args:
+            part: this server's own.
+        """
+        shard = self._shard(Layout.parsed(part.layout))
+        rule = RULES[self.mode](shard, self.members, self.strategy)
+        self._be(shard, rule, [part])
+        self.shard, self.rule, self.ready = shard, rule, True
 
     # --- ages and rates --------------------------------------------------------------------------------------------
 
@@ -161,9 +182,16 @@ class Parameters:
 
     def rate(self, message: Message) -> Message:
         """RATE: take the factor of a schedule that goes by validations, which workers see and servers do not."""
+        self.take_scale(float(message.mapping()["scale"]))
+        return Message(Verb.DONE, clock=self.version)
+
+    def take_scale(self, scale: float) -> None:
+        """Take the factor of such a schedule.
+
+        Raises:
+            Malformed: it is none.
+        """
         shard, _ = self.opened()
-        scale = float(message.mapping()["scale"])
         if not isinstance(shard.schedule, Plateau) or not 0.0 <= scale <= 1.0:
             raise Malformed(f"a rate of {scale}")
         shard.schedule.scale = scale
-        return Message(Verb.DONE, clock=shard.version)

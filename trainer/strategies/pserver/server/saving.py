@@ -27,15 +27,16 @@ class Saving:
         outlet: makes room for files.
         ledger: what is applied, which a run that goes on cuts back.
         run_dir: the run's folder; nothing is written anywhere else.
+        life: of this server; it goes on from its own parts alone, or from what it began with.
     """
 
     def __init__(
         self, parameters: Parameters, members: Members, work: LeaseRequests, outlet: Outlet, ledger: Ledger,
-        run_dir: Path,
+        run_dir: Path, life: int = 0,
     ) -> None:  # fmt: skip
         self.parameters, self.members, self.work, self.outlet = parameters, members, work, outlet
         self.ledger = ledger
-        self.run_dir = run_dir
+        self.run_dir, self.life = run_dir, life
         self.apart: Path | None = None
         """Where the part is, if the worker that saves does not see it."""
         self.saver: tuple[int, int, int] | None = None
@@ -55,6 +56,8 @@ class Saving:
             tensors |= {f"{RULE}{name}": tensor for name, tensor in rule.state().items()}
         began = time.monotonic()
         told = {**numbers, **self._counts(), **self._kind(shard)}
+        if asked.get("checkpoint"):
+            told |= {"layout": shard.layout.plain(), "life": self.life}
         with self.outlet.room_for_files():
             snapshot.write_part(folder, self.parameters.server, tensors, told)
         size = sum(t.nbytes for t in tensors.values())

@@ -18,7 +18,7 @@ from trainer.host.notes_board import NoNote
 from trainer.host.pulse import Pulse
 from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.contract import Seat
-from trainer.strategies.pserver.protocol.messages import ENDPOINT
+from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
 from trainer.strategies.pserver.server.ledger import LedgerFile
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
@@ -41,6 +41,8 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
     assert seat.store is not None
     server, socket = open_server(seat, run)
     seat.store.set(ENDPOINT.format(seat.rank), socket.endpoint)
+    if seat.returns:
+        seat.store.set(AGAIN.format(seat.rank), f"{seat.life} {socket.endpoint}")
     print(f"server {seat.rank} listens at {socket.endpoint}", flush=True)
     try:
         run_to_end(server, socket, Pulse(seat.pulse))
@@ -61,7 +63,8 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     socket = ServerSocket(seat.secret, seat.rank, run.plan.workers, seat.host, limit, folder, handshake_s, seat.port)
     assert seat.store is not None
     kept = opened_ledger(seat.rank, run) if declared.options.ledger else None
-    return Server(seat.rank, run, declared, socket, seat.store, time.monotonic, limit, kept), socket
+    machine = Server(seat.rank, run, declared, socket, seat.store, time.monotonic, limit, kept, seat.life, seat.returns)
+    return machine, socket
 
 
 def opened_ledger(server: int, run: ServersRun) -> LedgerFile:
@@ -83,8 +86,8 @@ def run_to_end(server: Server, socket: ServerSocket, pulse: Pulse | None = None)
     told = 0
     while not server.over:
         server.turn(socket.receive(int(1000 * LOOK_S)))
-        if pulse is not None and (version := server.parameters.version) != told:
-            pulse.update(told := version)
+        if pulse is not None and (applied := server.parameters.applied) != told:
+            pulse.update(told := applied)
 
 
 def leave_statistics(server: Server, run_dir: Path) -> None:

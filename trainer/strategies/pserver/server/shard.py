@@ -60,7 +60,7 @@ class Shard:
         self.layout, self.server, self.servers = layout, server, plan.roles["server"]
         self.entry = entry
         self.dtype = getattr(torch, layout.dtype)
-        self.version = self.updates = 0
+        self.version = self.updates = self.skipped = 0
         self.updates_per_step = updates_per_step
         self.vector = torch.zeros(layout.dense, dtype=self.dtype)
         self._copy: tuple[int, torch.Tensor] | None = None
@@ -116,6 +116,17 @@ class Shard:
         raise IndexError(element)
 
     @property
+    def applied(self) -> int:
+        """Updates that these parameters have seen."""
+        return self.version - self.skipped
+
+    def skip_to(self, version: int) -> None:
+        """Go on counting after a version that workers know, of updates that are lost: no number may mean two versions."""
+        if version > self.version:
+            self.skipped += version - self.version
+            self.version = version
+
+    @property
     def step(self) -> int:
         """Steps of the schedule that are done."""
         return self.updates // self.updates_per_step
@@ -168,7 +179,12 @@ class Shard:
         for table in self.tables.values():
             tensors |= {f"table|{table.name}|{key}": value for key, value in table.state().items()}
         scale = {"scale": self.schedule.scale} if isinstance(self.schedule, Plateau) else {}
-        done = {"version": self.version, "updates": self.updates, "updates_per_step": self.updates_per_step}
+        done = {
+            "version": self.version,
+            "skipped": self.skipped,
+            "updates": self.updates,
+            "updates_per_step": self.updates_per_step,
+        }
         return tensors, {**done, "numbers": numbers, **scale}
 
     def _vectors(self) -> Iterator[tuple[str, torch.Tensor | float]]:
@@ -215,7 +231,7 @@ class Shard:
 
     def _load_numbers(self, saved: Mapping[str, Any]) -> None:
         """How far the schedule is, and what the optimizer remembers of each rate."""
-        self.version = int(saved["version"])
+        self.version, self.skipped = int(saved["version"]), int(saved.get("skipped", 0))
         self.updates = int(saved["updates"]) * self.updates_per_step // int(saved["updates_per_step"])
         if isinstance(self.schedule, Plateau):
             self.schedule.scale = float(saved.get("scale", 1.0))

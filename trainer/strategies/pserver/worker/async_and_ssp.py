@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from trainer.config.schema import PserverAsyncStrategy, StaleStrategy
+from trainer.strategies.contract import MakeUpdater
 from trainer.strategies.pserver.protocol.messages import RESTS, RESUMES, WAKES, Kind, Message, Record, Verb
 from trainer.strategies.pserver.tables.kernels import summed
 from trainer.strategies.pserver.worker.ahead import wanted
@@ -211,6 +213,7 @@ class PserverSsp(Stale):
         super().__init__(*arguments)
         self.done = 0
         self.rests = self.rested = False
+        self.wakes: int | None = None
 
     @property
     def clock(self) -> int:
@@ -224,6 +227,10 @@ class PserverSsp(Stale):
         stepped = bool(self.merged)
         super().send()
         self.done += stepped
+
+    def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+        self.rests = self.seat.returns
+        return super().setup(model, make_updater)
 
     def take_part(self) -> None:
         self.done = 1  # as the slowest of the others
@@ -247,11 +254,23 @@ class PserverSsp(Stale):
     def wake(self, anew: bool) -> None:
         """Go on with as many steps as the slowest of the others; where servers disagree on who that is, with the
         greatest number, so that nobody waits for steps this worker has left out."""
-        self.rests = False
-        clocks = {answer.clock for answer in self._say(WAKES, 0 if anew else self.done)}
-        self.done = max(clocks)
-        if len(clocks) > 1:
+        clock, before = 0 if anew else self.done, self.client.greetings
+        self.rests, self.wakes = False, clock
+        clocks = {answer.clock for answer in self._say(WAKES, clock)}
+        self.done, self.wakes = max(clocks), None
+        if len(clocks) > 1 or self.client.greetings > before:  # a server that was started again knows of no answer
             self._say(RESUMES, self.done)
+
+    def steps_at(self, server: int) -> dict[str, int | None]:
+        pushes = [
+            r.message for r in self.client.under_way.values() if (r.server, r.message.verb) == (server, Verb.PUSH)
+        ]
+        if self.rests and not any(push.flags == RESTS for push in pushes):
+            return {"clock": None, "done": self.done}
+        if self.wakes is not None:
+            return {"clock": self.wakes, "done": self.done}
+        steps = [push.clock - 1 for push in pushes if not push.flags]
+        return {"clock": min(steps, default=self.done), "done": self.done}
 
     def _say(self, flags: int, clock: int) -> list[Message]:
         numbers = Record(Kind.NUMBERS, np.zeros(3))

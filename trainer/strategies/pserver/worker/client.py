@@ -6,15 +6,28 @@ tests/simulation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 from torch.profiler import record_function
 
 from trainer.errors import RunFailed
 from trainer.strategies.contract import WAITS
-from trainer.strategies.pserver.protocol.messages import COMES, MOST_RECORDS, TEXT_LIMIT, Kind, Message, Verb, pack
+from trainer.strategies.pserver.protocol.messages import (
+    ACKNOWLEDGED,
+    COMES,
+    MOST_RECORDS,
+    TELLS,
+    TEXT_LIMIT,
+    Kind,
+    Message,
+    Record,
+    Verb,
+    pack,
+)
 from trainer.strategies.pserver.worker.connections import Connections
 from trainer.strategies.stopping import new_life
 
@@ -29,6 +42,8 @@ MEANWHILE_S = 0.1
 """Between two looks at what else there is to do while something is waited for."""
 AWAY_S = 1.0
 """A wait that ends so much later than it was asked to: the process was stopped, and no server is to blame."""
+VERSIONED = (Verb.PULL, Verb.PUSH)
+"""Their answers tell the version of the parameters; those to pushes without values do not."""
 
 
 class Fenced(RunFailed):
@@ -39,7 +54,8 @@ class Fenced(RunFailed):
 
 @dataclass(slots=True)
 class Request:
-    """A request of this worker to one server, and its answer when it is there."""
+    """A request of this worker to one server, and its answer when it is there. ``greets``: it comes before all others at a server
+    that was started again."""
 
     server: int
     message: Message
@@ -49,6 +65,7 @@ class Request:
     then: Callable[[Message], None] | None = None
     every: float = AGAIN_S
     answer: Message | None = None
+    greets: bool = False
 
 
 class Client:
@@ -71,11 +88,23 @@ class Client:
         self.servers = range(connections.count)
         self.names = names or [f"server {number}" for number in self.servers]
         self.incarnations = [0] * connections.count
+        self.versions = [0] * connections.count
+        """By server, the newest version of its parameters that an answer has told."""
         self.most_bytes = 0
         self.sequence = 0
         self.number = 0
         self.meetings = self.stops = 0
         self.under_way: dict[int, Request] = {}
+        self.greeting: set[int] = set()
+        """Servers that were started again, and have not taken what must come first."""
+        self.greetings = 0
+        """How often a server was started again."""
+        self.tells: Callable[[int], list[Record]] = lambda server: []
+        """What a server must know that was started again: the records of a HELLO."""
+        self.asks_first: Callable[[int], list[tuple[Message, Callable[[Message], None]]]] = lambda server: []
+        """What must be answered by a server that was started again before anything else."""
+        self.sums: dict[int, tuple[int, Message]] = {}
+        """Of the training (0) and of stops (1): number and answer of the last sum."""
         self.waited = 0.0
         try:
             self.hello()
@@ -87,7 +116,6 @@ class Client:
         """Begin a life: learn which pushes of this worker are applied; go on counting after the last that any server
         has."""
         answers = self._hello(0)
-        self.incarnations = [a.incarnation for a in answers]
         self.watermarks = [a.sequence for a in answers]
         limits = [a.need(Kind.NUMBERS) for a in answers]
         self.most_bytes = int(min(n[0] for n in limits))
@@ -99,25 +127,97 @@ class Client:
         """Say hello to all servers: this life's pushes begin after that number."""
         flags = COMES if self.comes else 0
         hellos = [Message(Verb.HELLO, sequence=self.life, clock=begins, flags=flags) for _ in self.servers]
-        return self.wait([self.ask(s, hello) for s, hello in enumerate(hellos)])
+        return self.wait([self.ask(s, hello, partial(self._greeted, s)) for s, hello in enumerate(hellos)])
 
-    def ask(self, server: int, message: Message, then: Callable[[Message], None] | None = None) -> Request:
-        """Send a request to one server; its buffers must not change until it is answered.
+    # --- a server that was started again -----------------------------------------------------------------------------
+
+    def _greet(self, server: int) -> None:
+        """Begin anew with a server: HELLO comes first, then what the strategy asks first, then all that is under way."""
+        self.greeting.add(server)
+        self.greetings += 1
+        to = [r for r in self.under_way.values() if r.server == server]
+        for request in to:
+            if request.greets and request.message.verb != Verb.HELLO:
+                del self.under_way[request.message.number]
+        pushes = {r.message.sequence for r in to if r.message.verb == Verb.PUSH}
+        begins = min(pushes, default=self.sequence + 1) - 1
+        acknowledged = self.acknowledged_after(begins, pushes)
+        known = self.incarnations[server] > 0
+        records = [Record(Kind.IDS, acknowledged, ACKNOWLEDGED), *self.tells(server)] if known else []
+        flags = (COMES if self.comes else 0) | (TELLS if known else 0)
+        hello = Message(Verb.HELLO, sequence=self.life, clock=begins, flags=flags, records=records)
+        before = next((r for r in to if r.message.verb == Verb.HELLO), None)
+        if before is None:
+            self.ask(server, hello, partial(self._greeted, server))
+        else:
+            hello.rank, hello.number, before.message = self.rank, before.message.number, hello
+            self._send(before)
+
+    def acknowledged_after(self, begins: int, under_way: Set[int]) -> np.ndarray:
+        """(N,) pushes after that number of which the server's life before has acknowledged all but those under way."""
+        return np.array([n for n in range(begins + 1, self.sequence + 1) if n not in under_way], dtype=np.int64)
+
+    def _greeted(self, server: int, answer: Message) -> None:
+        """A server has answered HELLO."""
+        self.incarnations[server] = answer.incarnation
+        if server not in self.greeting:
+            return
+        left = self.asks_first(server)
+        waiting = len(left)
+
+        def answered(then: Callable[[Message], None], message: Message) -> None:
+            nonlocal waiting
+            waiting -= 1
+            then(message)
+            if not waiting:
+                self._release(server)
+
+        for message, then in left:
+            self.ask(server, message, partial(answered, then), greets=True)
+        if not waiting:
+            self._release(server)
+
+    def _release(self, server: int) -> None:
+        """All that is under way to a server goes to its present life."""
+        self.greeting.discard(server)
+        for request in sorted(self.under_way.values(), key=lambda r: r.message.number):
+            if request.server == server:
+                self._send(request)
+
+    def _send(self, request: Request) -> None:
+        hello = request.message.verb == Verb.HELLO
+        request.message.incarnation = 0 if hello else self.incarnations[request.server]
+        request.frames = pack(request.message)
+        request.sent, request.every = self.connections.now(), AGAIN_S
+        request.again = request.sent + AGAIN_S
+        self.connections.send(request.server, request.frames)
+
+    def _may_go(self, request: Request) -> bool:
+        return request.greets or request.server not in self.greeting or request.message.verb == Verb.HELLO
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def ask(
+        self, server: int, message: Message, then: Callable[[Message], None] | None = None, greets: bool = False
+    ) -> Request:
+        """Send a request to one server; its buffers must not change until it is answered. It waits here while a server that was
+        started again has not taken what comes first.
 
         Args:
             then: called with the answer, by the next call that waits for anything.
+            greets: it comes first.
 
         Raises:
             RunFailed: it is larger than servers take.
         """
         self._refuse_large(server, message)
         self.number += 1
-        message.rank, message.incarnation, message.number = self.rank, self.incarnations[server], self.number
-        frames = pack(message)
+        message.rank, message.number = self.rank, self.number
         now = self.connections.now()
-        request = Request(server, message, frames, now, now + AGAIN_S, then, AGAIN_S)
+        request = Request(server, message, [], now, now + AGAIN_S, then, AGAIN_S, greets=greets)
         self.under_way[self.number] = request
-        self.connections.send(server, frames)
+        if self._may_go(request):
+            self._send(request)
         return request
 
     def _refuse_large(self, server: int, message: Message) -> None:
@@ -145,12 +245,22 @@ class Client:
         """Take the answers that have come, without waiting."""
         for message in self.connections.receive():
             self._answered(message)
+        for server in self.connections.started_again():
+            self._greet(server)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, and take what has come meanwhile."""
+        self.connections.sleep(seconds)
+        self.take()
+        self._send_again()
 
     def _answered(self, message: Message) -> None:
         request = self.under_way.pop(message.number, None)
         if request is None:
             return  # the answer to a request that was sent twice
         request.answer = message
+        if request.message.verb in VERSIONED and not (request.message.verb == Verb.PUSH and request.message.flags):
+            self.versions[request.server] = max(message.clock, self.versions[request.server])
         if message.verb == Verb.FAILED:
             told = message.text()
             raise (Fenced if told.get("fenced") else RunFailed)(str(told["why"]))
@@ -204,7 +314,8 @@ class Client:
                     f"{self.names[silent.server]} did not answer {silent.message.verb.name}" if silent else "no answer"
                 )
                 raise RunFailed(f"{what} of worker {self.rank} within {patience_s:g} s (strategy.timeout_s)")
-            again = min([r.again for r in self.under_way.values()] + [deadline])
+            mine = [r.again for r in self.under_way.values() if self._may_go(r)]
+            again = min([*mine, deadline, now + self.connections.look_s])
             seconds = max(0.0, again - now) if meanwhile is None else min(max(0.0, again - now), MEANWHILE_S)
             self.connections.wait(seconds)
             late = self.connections.now() - now - seconds
@@ -222,7 +333,7 @@ class Client:
     def _send_again(self) -> None:
         now = self.connections.now()
         for request in self.under_way.values():
-            if now >= request.again:
+            if now >= request.again and self._may_go(request):
                 request.every = min(2 * request.every, AGAIN_MOST * AGAIN_S)
                 request.again = now + request.every
                 self.connections.send(request.server, request.frames)
@@ -230,8 +341,9 @@ class Client:
     def bye(self) -> None:
         """Say goodbye to all servers; one that is gone already is not waited for long."""
         self.under_way.clear()
+        there = [s for s in self.servers if self.incarnations[s] and s not in self.greeting]
         try:
-            self.wait([self.ask(s, Message(Verb.BYE)) for s in self.servers if self.incarnations[s]], BYE_S)
+            self.wait([self.ask(s, Message(Verb.BYE)) for s in there], BYE_S)
         except RunFailed:
             pass
 

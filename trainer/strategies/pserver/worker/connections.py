@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import zmq
 
 from trainer.errors import RunFailed
+from trainer.host.notes_board import FolderBoard
 from trainer.strategies.contract import Seat
-from trainer.strategies.pserver.protocol.messages import ENDPOINT, Message, Verb, pack
+from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT, Message, Verb, pack
 from trainer.strategies.pserver.protocol.sockets import LINGER_MS, WorkerSocket
 
 
@@ -22,6 +23,8 @@ class Connections(Protocol):
 
     count: int
     """Servers."""
+    look_s: float
+    """Longest time between two looks at which servers were started again."""
 
     def now(self) -> float:
         """The worker's clock, in seconds."""
@@ -31,6 +34,10 @@ class Connections(Protocol):
 
     def receive(self) -> list[Message]:
         """The answers that have come from all servers."""
+
+    def started_again(self) -> list[int]:
+        """The servers that were started again since the last look. From now on messages go to their present lives, and nothing
+        more comes from the lives before."""
 
     def wait(self, seconds: float) -> None:
         """Wait until an answer has come, or for so long."""
@@ -42,6 +49,32 @@ class Connections(Protocol):
         """Close the connections to all servers."""
 
 
+LOOK_S = 1.0
+"""So often a worker that waits looks whether a server was started again."""
+
+
+class Restarted:
+    """The note of a server that was started again, which is done on one host alone."""
+
+    def __init__(self, seat: Seat, server: int) -> None:
+        self.seat, self.server = seat, server
+        self.known = self._read()
+
+    def _read(self) -> str:
+        note = AGAIN.format(self.server)
+        if not isinstance(self.seat.store, FolderBoard):
+            return ""
+        return self.seat.store.get(note).decode() if self.seat.store.check([note]) else ""
+
+    def news(self) -> str:
+        """Where the server listens, if it was started again since the last look."""
+        told = self._read()
+        if told == self.known:
+            return ""
+        self.known = told
+        return told.partition(" ")[2]
+
+
 class Sockets:
     """Connections by ZeroMQ. A thread of their own tells the servers that the worker lives.
 
@@ -51,19 +84,41 @@ class Sockets:
         io_threads: ZeroMQ's threads.
     """
 
+    look_s = LOOK_S
+
     def __init__(self, seat: Seat, endpoints: Sequence[str], lost_after_s: float, io_threads: int = 1) -> None:
-        self.count = len(endpoints)
+        self.seat, self.count = seat, len(endpoints)
         self.context: zmq.Context[Any] = zmq.Context(io_threads)
-        self.sockets = [WorkerSocket(self.context, seat.secret, seat.rank, n, e) for n, e in enumerate(endpoints)]
         self.poller = zmq.Poller()
-        for socket in self.sockets:
-            self.poller.register(socket.socket, zmq.POLLIN)
+        self.sockets = [self._connected(server, endpoint) for server, endpoint in enumerate(endpoints)]
+        self.notes = [Restarted(seat, server) for server in range(self.count)]
+        self.looked = time.monotonic()
+        self.closed = 0, 0
         self._gone = threading.Event()
         self._heart = threading.Thread(
             target=_beat, args=(self.context, seat, endpoints, lost_after_s / 5, self._gone),
             daemon=True, name="pserver-heart",
         )  # fmt: skip
         self._heart.start()
+
+    def _connected(self, server: int, endpoint: str) -> WorkerSocket:
+        socket = WorkerSocket(self.context, self.seat.secret, self.seat.rank, server, endpoint)
+        self.poller.register(socket.socket, zmq.POLLIN)
+        return socket
+
+    def started_again(self) -> list[int]:
+        if (now := time.monotonic()) - self.looked < LOOK_S:
+            return []
+        self.looked, found = now, []
+        for note in self.notes:
+            if endpoint := note.news():
+                before = self.sockets[note.server]
+                self.closed = self.closed[0] + before.bytes_in, self.closed[1] + before.bytes_out
+                self.poller.unregister(before.socket)
+                before.close(0)
+                self.sockets[note.server] = self._connected(note.server, endpoint)
+                found.append(note.server)
+        return found
 
     def now(self) -> float:
         return time.monotonic()
@@ -86,7 +141,8 @@ class Sockets:
 
     def traffic(self) -> tuple[int, int]:
         """Bytes received and sent so far."""
-        return sum(s.bytes_in for s in self.sockets), sum(s.bytes_out for s in self.sockets)
+        came, went = self.closed
+        return came + sum(s.bytes_in for s in self.sockets), went + sum(s.bytes_out for s in self.sockets)
 
     def close(self, linger_ms: int = LINGER_MS) -> None:
         self._gone.set()
@@ -110,7 +166,8 @@ def connect(seat: Seat, servers: int, timeout_s: float, lost_after_s: float, io_
             seat.store.wait([key], datetime.timedelta(seconds=timeout_s))
         except RuntimeError as error:
             raise RunFailed(f"{seat.server_name(server)} did not say where it is within {timeout_s:g} s (strategy.timeout_s)") from error  # fmt: skip
-        endpoints.append(seat.store.get(key).decode())
+        again = Restarted(seat, server).known
+        endpoints.append(again.partition(" ")[2] or seat.store.get(key).decode())
     return Sockets(seat, endpoints, lost_after_s, io_threads)
 
 
@@ -119,8 +176,13 @@ def _beat(
 ) -> None:
     """Tell all servers that this worker lives, over connections of this thread's own."""
     sockets = [WorkerSocket(context, seat.secret, seat.rank, n, e) for n, e in enumerate(endpoints)]
+    notes = [Restarted(seat, server) for server in range(len(endpoints))]
     frames = pack(Message(Verb.BEAT, rank=seat.rank))
     while not gone.wait(every_s):
+        for note in notes:
+            if endpoint := note.news():
+                sockets[note.server].close(0)
+                sockets[note.server] = WorkerSocket(context, seat.secret, seat.rank, note.server, endpoint)
         for socket in sockets:
             try:
                 socket.socket.send_multipart(frames, zmq.NOBLOCK)

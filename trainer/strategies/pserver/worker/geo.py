@@ -4,7 +4,8 @@ what others did comes back."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,14 @@ from trainer.config.schema import PserverGeoStrategy
 from trainer.optim.sparse import DenseAndSparse
 from trainer.strategies.contract import MakeUpdater
 from trainer.strategies.pserver.protocol.codec import decode
-from trainer.strategies.pserver.protocol.messages import Kind, Message
+from trainer.strategies.pserver.protocol.messages import CREATES, HOLDS, WANTS_DENSE, Kind, Message, Record, Verb
 from trainer.strategies.pserver.tables.kernels import kernel
 from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.client import Request
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
 from trainer.strategies.pserver.worker.common_start import CommonStart
 from trainer.strategies.pserver.worker.held_blocks import Covered
+from trainer.strategies.pserver.worker.initial_values import ROWS_AT_ONCE
 from trainer.strategies.pserver.worker.push import WholePush
 from trainer.strategies.pserver.worker.remote_model import RemoteTable, unique
 from trainer.strategies.pserver.worker.replica import Replica
@@ -36,6 +38,24 @@ class Exchange:
     shares: list[torch.Tensor]
     rows: dict[int, tuple[np.ndarray, torch.Tensor, torch.Tensor]]
     covered: Covered
+
+
+@dataclass
+class Regained:
+    """What a server that was started again has: the ids of rows by table, and the answer; ``after``: the exchange to which it had
+    answered before."""
+
+    after: Exchange | None
+    answers: list[tuple[dict[int, np.ndarray], Message]] = field(default_factory=list)
+
+    def came(self, ids: dict[int, np.ndarray], answer: Message) -> None:
+        """An answer has come."""
+        self.answers.append((ids, answer))
+
+
+def _pull_again(ids: Mapping[int, np.ndarray], flags: int) -> Message:
+    records = [Record(Kind.IDS, some, number) for number, some in ids.items()]
+    return Message(Verb.PULL, flags=flags | CREATES | HOLDS, records=records)
 
 
 class PserverGeo(CommonStart):
@@ -59,6 +79,9 @@ class PserverGeo(CommonStart):
         self.since = 0
         self.missing: dict[int, np.ndarray] = {}
         self.base: list[torch.Tensor] = []
+        self.absent: dict[int, np.ndarray] = {}
+        self.regained: dict[int, Regained] = {}
+        """Of servers that were started again."""
 
     @property
     def wire(self) -> str:
@@ -84,6 +107,49 @@ class PserverGeo(CommonStart):
         self.base = [self.dense.values(s) for s in self.client.servers]
         self.cursors = self.pulls.versions.copy()
 
+    # --- a server that was started again -----------------------------------------------------------------------------
+
+    def asked_first(self, server: int) -> list[Any]:
+        """Its values of all that this worker has a base of, or is about to have: they are older than the base."""
+        if not self.base:
+            return []
+        answered = self.exchange is not None and self.exchange.requests[server].answer is not None
+        self.regained[server] = regained = Regained(self.exchange if answered else None)
+        asks = []
+        for number, replica in self.replicas.items():
+            ids = np.unique(
+                np.concatenate([replica.index.ids(), *(m[number] for m in (self.missing, self.absent) if number in m)])
+            )
+            own = ids[self.remote[number - 1].split(ids)[server]]
+            for first in range(0, len(own), ROWS_AT_ONCE):
+                asks.append({number: np.ascontiguousarray(own[first : first + ROWS_AT_ONCE])})
+        return [
+            (_pull_again(ids, WANTS_DENSE if place == 0 else 0), partial(regained.came, ids))
+            for place, ids in enumerate(asks or [{}])
+        ]
+
+    def rebase(self, exchange: Exchange | None = None) -> None:
+        """Between two steps: what this worker has gained since its base counts from the older values of servers that were started
+        again.
+
+        Args:
+            exchange: about to be folded; what servers have answered to it before that is folded first.
+        """
+        for server, regained in [*self.regained.items()]:
+            if server in self.client.greeting or (exchange is not None and regained.after is exchange):
+                continue
+            del self.regained[server]
+            for ids, answer in regained.answers:
+                if (array := answer.first(Kind.DENSE)) is not None:
+                    now = decode(array, None, self.dtype)
+                    self.dense.write(server, now - self.base[server], add=True)
+                    self.base[server] = now.clone()
+                for number, some in ids.items():
+                    values = decode(answer.need(Kind.ROWS, number), None, self.dtype)
+                    nothing = np.empty(0, dtype=np.int64), values[:0], values[:0]
+                    self.replicas[number].fold(nothing, some, values, settle=False)
+                self.cursors[server] = answer.clock
+
     # --- rows ------------------------------------------------------------------------------------------------------
 
     def prepare(self, batch: Any) -> None:
@@ -103,8 +169,8 @@ class PserverGeo(CommonStart):
         be newer."""
         if self.ahead.fetched is None:
             return
-        missing, self.missing = self.missing, {}
         rows = self.pulls.receive(self.ahead.fetched[1])
+        missing, self.missing = self.missing, {}
         for number, ids in missing.items():
             self.insert(number, ids, rows[number])
 
@@ -125,7 +191,9 @@ class PserverGeo(CommonStart):
         replica = self.replicas[table.number]
         missing = replica.missing(ids)
         if len(missing):
+            self.absent = {table.number: missing}
             self.insert(table.number, missing, super().rows_now(table, missing, training))
+            self.absent = {}
         return replica.look_up(ids)
 
     # --- steps -----------------------------------------------------------------------------------------------------
@@ -161,6 +229,9 @@ class PserverGeo(CommonStart):
 
     def begin_exchange(self) -> None:
         """Push the differences since the last exchange."""
+        if self.regained:
+            self.take_in()
+        self.rebase()
         share = 1.0 / self.seat.size
         self.since, self.work.must_push = 0, False
         moved = [self.dense.values(s).sub_(self.base[s]) for s in self.client.servers]
@@ -175,6 +246,7 @@ class PserverGeo(CommonStart):
     def fold(self, settle: bool = False) -> None:
         """Finish an exchange: move by what the servers gained beyond this worker's own share."""
         self.take_in()
+        self.rebase(self.exchange)
         exchange, self.exchange = self.exchange, None
         assert exchange is not None
         news: dict[int, list[tuple[np.ndarray, torch.Tensor]]] = {n: [] for n in self.replicas}
@@ -191,6 +263,7 @@ class PserverGeo(CommonStart):
             ids = np.concatenate([i for i, _ in parts]) if parts else np.empty(0, dtype=np.int64)
             values = torch.cat([v for _, v in parts]) if parts else torch.empty((0, replica.dim), dtype=self.dtype)
             replica.fold(exchange.rows[number], ids, values, settle)
+        self.rebase()
         self.work.acknowledged(exchange.covered)
 
     def _fold_dense(self, server: int, moved: torch.Tensor, answer: Message, settle: bool) -> None:
@@ -227,6 +300,7 @@ class PserverGeo(CommonStart):
 
     def drain(self) -> None:
         self.finish_exchange()
+        self.rebase()
 
     def state(self) -> dict[str, Any]:
         replicas = {number: replica.state() for number, replica in self.replicas.items()}

@@ -92,6 +92,10 @@ class Halting:
             if len(self.present) == count:
                 return (number, self._old()[0]) if self._old() else None
 
+    def pause(self, seconds: float) -> None:
+        """Sleep, and look after the connections to the servers meanwhile."""
+        self.client.pause(seconds)
+
     def take_part(self) -> None:
         """Begin to train: with the parameters as they are now, at the steps of the slowest of the others."""
         self.take_all()

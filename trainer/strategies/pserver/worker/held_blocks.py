@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class HeldBlocks:
 
     Attributes:
         must_push: the batch that is computed now is the last before a server's own mark: a push must end with it.
+        all_finished: blocks of the present epoch that this worker has finished.
     """
 
     def __init__(self, client: Client) -> None:
@@ -43,6 +45,9 @@ class HeldBlocks:
         self._at_their_end: set[int] = set()
         self._done: list[int] = []
         self._cuts: dict[tuple[int, int], set[int]] = {}
+        self._epoch = -1, 0  # its number and its blocks
+        self._held: set[int] = set()
+        self.all_finished: set[int] = set()
 
     def note(self, work: tuple[int, int, int, bool] | None) -> None:
         """Note that a batch is computed now: its epoch, block, number in it, and whether it is the block's last."""
@@ -74,6 +79,8 @@ class HeldBlocks:
         """Note that nothing more will be pushed of a block."""
         self._at_their_end.discard(block)
         self._done.append(block)
+        self._held.discard(block)
+        self.all_finished.add(block)
 
     def _pending(self, block: int) -> bool:
         return any(computed[1] == block for computed in self._computed)
@@ -83,9 +90,21 @@ class HeldBlocks:
         self.client.take()
         done, self._done = self._done, []
         request = {"epoch": epoch, "blocks": blocks, "done": done}
-        [answer] = self.client.wait([self.client.ask(0, Message(Verb.LEASE, records=[text(request)]))])
+        note = partial(self._leased, epoch, blocks)
+        [answer] = self.client.wait([self.client.ask(0, Message(Verb.LEASE, records=[text(request)]), note)])
         told: dict[str, Any] = answer.text()
         return None if told["block"] < 0 and not told["over"] else told
+
+    def _leased(self, epoch: int, blocks: int, answer: Message) -> None:
+        """Note what was handed out."""
+        if epoch != self._epoch[0]:
+            self._epoch, self._held, self.all_finished = (epoch, blocks), set(), set()
+        self._held |= {int(answer.mapping().get("block", -1))} - {-1}
+
+    def told(self) -> dict[str, Any]:
+        """Of the present epoch, for a server that was started again: what this worker has and has not finished."""
+        epoch, blocks = self._epoch
+        return {"epoch": epoch, "blocks": blocks, "held": sorted(self._held)}
 
     def lease(self, epoch: int, told: Mapping[str, Any]) -> Lease:
         """The lease of a block that was handed out, from the first batch on that a server lacks."""

@@ -28,10 +28,7 @@ def send_start(client: Client, dense: DenseMap, tables: Sequence[RemoteTable], d
 
 
 def _layout(layout: Layout, values: torch.Tensor, last: bool) -> Message:
-    plain = {
-        "dtype": layout.dtype, "pieces": layout.pieces, "groups": layout.groups,
-        "tables": [vars(t) for t in layout.tables], "last": last,
-    }  # fmt: skip
+    plain = {**layout.plain(), "last": last}
     return Message(Verb.START, records=[text(plain), *encode(values, Kind.DENSE, 0)])
 
 

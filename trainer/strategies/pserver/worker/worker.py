@@ -31,6 +31,7 @@ from trainer.strategies.pserver.worker.initial_values import send_start
 from trainer.strategies.pserver.worker.pull import WorkerPulls
 from trainer.strategies.pserver.worker.push import PushEncoder
 from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable, unique
+from trainer.strategies.pserver.worker.retelling import Retelling
 from trainer.weights.server_parts import part_name
 
 LEASE_LOOK_S = 0.02
@@ -55,7 +56,7 @@ class Own:
     mode: Mapping[str, Any] = field(default_factory=dict)
 
 
-class PserverWorker(Halting, Strategy):
+class PserverWorker(Retelling, Halting, Strategy):
     """The worker's side of a parameter server, of which each mode overrides a part.
 
     Subclasses say when parameters are pulled and what is pushed.
@@ -115,6 +116,7 @@ class PserverWorker(Halting, Strategy):
         self.ahead = Ahead(self.remote)
         self.pulls = WorkerPulls(self.client, self.dense, self.remote, self.dtype, self.holds_rows)
         self.encoder = PushEncoder(self.remote, servers, self.wire)
+        self.retell()
 
     @property
     def io_threads(self) -> int:
@@ -261,7 +263,7 @@ class PserverWorker(Halting, Strategy):
     def _met(self, message: Message, mine: np.ndarray, look: Callable[[], None] | None = None) -> np.ndarray:
         """(N,) the sum of what all present workers bring."""
         message.records = [Record(Kind.NUMBERS, mine)]
-        [answer] = self.client.wait([self.client.ask(0, message)], meanwhile=look)
+        [answer] = self.client.wait([self.client.ask(0, message, self.keep_sum(message))], meanwhile=look)
         self.present = answer.need(Kind.IDS).tolist()
         return answer.need(Kind.NUMBERS).copy()
 

@@ -1,0 +1,208 @@
+"""A server that is started again, message by message: what it has of its snapshot, what workers tell it, and what is lost."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.notes import Notes
+from tests.simulation.scenario import Scenario
+from tests.simulation.servers import Run, declared
+from trainer.checkpoint import durable_folder
+from trainer.strategies.pserver.protocol.messages import TELLS, WANTS_DENSE, Kind, Message, Record, Verb, text
+from trainer.strategies.pserver.server.machine import LOOK_S, Server
+
+OPTIONS = {"timeout_s": 100.0, "lost_after_s": 10.0, "slice_above": None, "persistables": False}
+LIVES = 7, 8
+"""Of the two workers."""
+
+
+class Played:
+    """A server and its two workers, without sockets, clocks and processes."""
+
+    def __init__(self, folder: Path, board: Notes, life: int = 1, resume: str = "") -> None:
+        scenario = replace(Scenario.drawn(12), mode="async", workers=2, servers=1, options=OPTIONS, table=False)
+        run = Run(scenario, resume)
+        run.plan.run_dir = str(folder)  # type: ignore[misc]
+        self.now, self.number, self.answers = 0.0, 0, dict[int, Message]()
+        self.server = Server(
+            0, run, declared(scenario), self, board, lambda: self.now, 1 << 26, None, life, bool(resume)
+        )
+        self.incarnations = {0: 0, 1: 0}
+
+    # --- the outlet
+
+    def answer(self, address: bytes, request: Message, answer: Message) -> None:
+        self.answers[request.number] = answer
+
+    def refuse(self, why: BaseException) -> None:
+        raise AssertionError(why)
+
+    def room_for_files(self) -> Any:
+        return nullcontext()
+
+    def counts(self) -> dict[str, Any]:
+        return {}
+
+    # --- workers
+
+    def sends(self, rank: int, verb: Verb, *records: Record, **header: int) -> int:
+        """A message comes; returns its number."""
+        self.number += 1
+        incarnation = header.pop("incarnation", self.incarnations[rank])
+        message = Message(verb, rank, incarnation, self.number, records=list(records), **header)
+        self.server.turn([(b"", message)])
+        return self.number
+
+    def asks(self, rank: int, verb: Verb, *records: Record, **header: int) -> Message:
+        return self.answers[self.sends(rank, verb, *records, **header)]
+
+    def hello(self, rank: int, *records: Record, begins: int = 0) -> None:
+        flags = TELLS if records else 0
+        answer = self.asks(rank, Verb.HELLO, *records, sequence=LIVES[rank], clock=begins, flags=flags)
+        self.incarnations[rank] = answer.incarnation
+
+    def pushes(self, rank: int, sequence: int, first: int, after_last: int) -> Message:
+        """Batches of block 0, each of which adds 1 to its own element."""
+        gradient = np.zeros(6)
+        gradient[first:after_last] = -1.0
+        work = Record(Kind.WORK, np.array([[0, 0, first, after_last]]))
+        numbers = Record(Kind.NUMBERS, np.array([0.0, 1.0, 1.0]))
+        return self.asks(
+            rank, Verb.PUSH, numbers, Record(Kind.DENSE, gradient), work, sequence=sequence, clock=sequence
+        )
+
+    def values(self, rank: int = 0) -> list[float]:
+        return list(self.asks(rank, Verb.PULL, flags=WANTS_DENSE).need(Kind.DENSE))
+
+    def later(self) -> None:
+        """Some time later it looks around."""
+        self.now += 2 * LOOK_S
+        self.server.turn([])
+
+
+@pytest.fixture
+def board() -> Notes:
+    return Notes()
+
+
+@pytest.fixture
+def first(tmp_path: Path, board: Notes) -> Played:
+    """A server that has started, with a snapshot after batch 0, and with batches 1 and 2 after it."""
+    played = Played(tmp_path, board)
+    played.hello(0)
+    played.hello(1)
+    layout = {"dtype": "float64", "last": True, "pieces": [["p", 0, 6]], "tables": []}
+    played.asks(0, Verb.START, text(layout), Record(Kind.DENSE, np.zeros(6)))
+    played.pushes(0, 1, 0, 1)
+    played.asks(0, Verb.SAVE, text({"folder": "checkpoints/step-1", "checkpoint": True}))
+    played.pushes(0, 2, 1, 3)
+    assert played.values() == [1, 1, 1, 0, 0, 0]
+    return played
+
+
+def again(folder: Path, board: Notes) -> Played:
+    part = durable_folder.partial_of(folder / "checkpoints" / "step-1")
+    return Played(folder, board, 2, str(part))
+
+
+def told(version: int, **more: Any) -> Record:
+    return text({"version": version, "sums": [0, 0], **more})
+
+
+def test_it_has_its_snapshot_and_waits_until_all_workers_have_told(first: Played, tmp_path: Path, board: Notes) -> None:
+    second = again(tmp_path, board)
+    second.hello(0, told(2), begins=2)
+    number = second.sends(0, Verb.PULL, flags=WANTS_DENSE)
+    second.later()
+    assert number not in second.answers
+    second.hello(1, told(2))
+    answer = second.answers[number]
+    assert list(answer.need(Kind.DENSE)) == [1, 0, 0, 0, 0, 0]
+    assert answer.clock == 2, "no number means two versions of the parameters"
+    second.pushes(0, 3, 3, 4)
+    assert second.values() == [1, 0, 0, 1, 0, 0]
+    parameters = second.server.parameters
+    assert (parameters.version, parameters.applied) == (3, 2)
+
+
+def test_who_does_not_tell_is_lost_after_a_while_and_not_waited_for(
+    first: Played, tmp_path: Path, board: Notes
+) -> None:
+    second = again(tmp_path, board)
+    second.hello(0, told(2), begins=2)
+    number = second.sends(0, Verb.PULL, flags=WANTS_DENSE)
+    for _ in range(60):
+        second.server.take(b"", Message(Verb.BEAT, 0))
+        second.later()
+    assert second.server.members.all[1].lost
+    assert number in second.answers
+    late = second.asks(1, Verb.HELLO, told(2), sequence=LIVES[1], flags=TELLS, incarnation=0)
+    assert late.text()["fenced"], "a life that is over does not come back"
+
+
+def test_push_that_comes_again_is_applied_once(first: Played, tmp_path: Path, board: Notes) -> None:
+    second = again(tmp_path, board)
+    second.hello(0, told(2), begins=1)  # the answer to push 2 has not come
+    second.hello(1, told(2))
+    second.pushes(0, 2, 1, 3)
+    second.pushes(0, 2, 1, 3)
+    assert second.values() == [1, 1, 1, 0, 0, 0]
+
+
+def test_of_a_push_of_which_the_snapshot_has_a_part_the_rest_is_lost(
+    first: Played, tmp_path: Path, board: Notes
+) -> None:
+    second = again(tmp_path, board)
+    second.hello(0, told(2), begins=2)
+    second.hello(1, told(2))
+    # worker 1 has taken the block over, and the life before of the server had all of its push
+    assert second.pushes(1, 1, 0, 3).verb == Verb.DONE
+    assert second.values() == [1, 0, 0, 0, 0, 0]
+
+
+def test_message_to_the_life_before_is_not_answered(first: Played, tmp_path: Path, board: Notes) -> None:
+    second = again(tmp_path, board)
+    second.hello(0, told(2), begins=2)
+    second.hello(1, told(2))
+    number = second.sends(0, Verb.PULL, flags=WANTS_DENSE, incarnation=first.incarnations[0])
+    assert number not in second.answers
+    assert second.server.count["late"] == 1
+
+
+def test_blocks_go_to_nobody_who_asks_while_others_hold_them(first: Played, tmp_path: Path, board: Notes) -> None:
+    finished = Record(Kind.IDS, np.array([1]), 2)
+    second = again(tmp_path, board)
+    second.hello(0, told(2, epoch=0, blocks=4, held=[0]), finished, begins=2)
+    second.hello(1, told(2, epoch=0, blocks=4, held=[2]))
+    lease = text({"epoch": 0, "blocks": 4, "done": []})
+    answer = second.asks(1, Verb.LEASE, lease).mapping()
+    assert (answer["block"], answer["again"]) == (3, True), "others may have had it: what servers have of it counts"
+    assert second.asks(1, Verb.LEASE, lease).mapping()["block"] == -1
+
+
+def test_sums_that_are_over_stay_so(first: Played, tmp_path: Path, board: Notes) -> None:
+    known = Record(Kind.NUMBERS, np.array([5.0])), Record(Kind.IDS, np.array([0, 1]), 3)
+    second = again(tmp_path, board)
+    second.hello(0, text({"version": 2, "sums": [4, 0]}), *known, begins=2)
+    second.hello(1, text({"version": 2, "sums": [3, 0]}))  # the answer to its fourth has not come
+    answer = second.asks(1, Verb.MEET, Record(Kind.NUMBERS, np.array([3.0])), clock=4)
+    assert (list(answer.need(Kind.NUMBERS)), list(answer.need(Kind.IDS))) == ([5.0], [0, 1])
+    number = second.sends(1, Verb.MEET, Record(Kind.NUMBERS, np.array([1.0])), clock=5)
+    assert number not in second.answers
+    answer = second.asks(0, Verb.MEET, Record(Kind.NUMBERS, np.array([2.0])), clock=5)
+    assert list(answer.need(Kind.NUMBERS)) == list(second.answers[number].need(Kind.NUMBERS)) == [3.0]
+
+
+def test_block_of_which_nobody_tells_ends_the_lives_that_are_lost_as_the_notes_tell(
+    first: Played, board: Notes
+) -> None:
+    board.set(f"lost/worker/1/{LIVES[1]}", "its process ended")
+    first.asks(0, Verb.FENCE, text({"rank": -1, "life": 0, "epoch": 0, "block": 0}))
+    assert first.pushes(1, 1, 3, 4).text()["fenced"], "what it had sent before comes too late"
+    assert first.values() == [1, 1, 1, 0, 0, 0]

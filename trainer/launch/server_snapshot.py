@@ -1,0 +1,41 @@
+"""From which checkpoint a parameter server that has died is started again by itself, while the workers go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.checkpoint import store
+from trainer.launch.engine import Start
+from trainer.weights.server_parts import parts_of
+
+
+@dataclass(frozen=True)
+class ServerSnapshot:
+    """A dead server's part of a checkpoint.
+
+    Attributes:
+        folder: of the checkpoint. lost: updates that the server had done since then.
+    """
+
+    folder: Path
+    lost: int
+
+
+def snapshot_of(start: Start, checkpoints: Path, done: int) -> ServerSnapshot | str:
+    """The newest whole checkpoint, or why the server cannot go on from it by itself.
+
+    Args:
+        start: what the server was told that has died. checkpoints: the run's. done: updates that the server had done.
+    """
+    folder = store.newest_whole(checkpoints)
+    if folder is None:
+        return "there is no checkpoint yet"
+    parts = parts_of(folder)
+    if len(parts) != start.role.size or not parts[start.rank].layout:
+        return f"{folder.name} is not of this run's servers"
+    part, begun = parts[start.rank], start.payload.resume
+    if part.life != start.life and (not begun or Path(begun).resolve() != folder.resolve()):
+        # a life before has written this part, and it was completed after the present one had begun with an older one
+        return f"{folder.name} has what its life before had saved"
+    return ServerSnapshot(folder, max(0, done - part.version))
