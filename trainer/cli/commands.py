@@ -12,26 +12,19 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import compose
 from trainer.cli.compose import plain, typed_keys
-from trainer.cli.last_lines import how_to_resume, say_broken, say_result
 from trainer.config.redact import HERE, of_command_line, of_environment
-from trainer.config.run_config import RunConfig
 from trainer.errors import Interrupted, RunFailed, UserError
-from trainer.host.symlink_checks import check_run_folder
-from trainer.job.claim_folder import held
-from trainer.job.job import Starter, execute
-from trainer.job.ready import Ready, get_ready
-from trainer.job.result import Result
-from trainer.launch.start import start_here
-from trainer.planning.checked import Checked
-from trainer.planning.tracking_store import tracking_uri, try_store
-from trainer.planning.validate import experiment_of
 from trainer.terminal import streams
-from trainer.terminal.screen import Screen
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
     from omegaconf import DictConfig
 
+    from trainer.config.run_config import RunConfig
+    from trainer.job.job import Starter
+    from trainer.job.ready import Ready
+    from trainer.job.result import Result
+    from trainer.planning.checked import Checked
     from trainer.tracking.client import Tracker
 
 
@@ -48,17 +41,26 @@ def run_one(
     app: Hydra,
     overrides: list[str],
     config_name: str,
-    start: Starter = start_here,
+    start: Starter | None = None,
     flags: Sequence[str] = (),
     given: Sequence[str] = (),
 ) -> Result:
     """Compose, check, and run one job in Hydra's run folder.
 
     Args:
+        start: starts the run's processes; those of this host if left out.
         flags: those that stand before the overrides in the command that repeats it.
         given: overrides that come from elsewhere, as torchrun's, and are no part of that command.
     """
     config = compose.compose(app, [*overrides, *given], config_name)
+    # What follows is imported now: a command line that Hydra refuses is answered without it.
+    from trainer.cli.last_lines import how_to_resume, say_broken, say_result
+    from trainer.host.symlink_checks import check_run_folder
+    from trainer.job.claim_folder import held
+    from trainer.job.job import execute
+    from trainer.job.ready import get_ready
+    from trainer.launch.start import start_here
+
     run_dir = compose.named_folder(config, "hydra.run.dir")
     check_run_folder(run_dir, config.hydra.output_subdir)
     with contextlib.ExitStack() as stack:
@@ -83,7 +85,7 @@ def run_one(
             with held(ready):
                 if not ready.plan.node_rank:  # hosts may share the folder
                     _leave_hydra_files(config, run_dir)
-                result = execute(ready, start, [*flags, *overrides], trackers[0])
+                result = execute(ready, start or start_here, [*flags, *overrides], trackers[0])
         except (Interrupted, RunFailed) as error:
             say_broken(ready)
             if resumes := how_to_resume(ready, [*flags, *overrides]):
@@ -103,6 +105,8 @@ def exit_code(result: Result) -> int:
 
 def planned(ready: Ready) -> Result:
     """The result of a command that only shows a plan (``plan=true``); ``error``: why the run would be refused."""
+    from trainer.job.result import Result
+
     return Result("planned", ready.plan.run_dir, error="\n".join(ready.plan.lacks))
 
 
@@ -112,6 +116,9 @@ def try_tracking(ready: Ready) -> str:
     Raises:
         UserError: it will never take a run.
     """
+    from trainer.planning.tracking_store import try_store
+    from trainer.planning.validate import experiment_of
+
     config = ready.checked.config
     if not ready.plan.tracking or ready.plan.node_rank:
         return ""
@@ -121,6 +128,8 @@ def try_tracking(ready: Ready) -> str:
 def recorded_at(config: RunConfig) -> str:
     """The tracking address for which the run command starts a recorder; empty for a plan and on hosts other than host
     0."""
+    from trainer.planning.tracking_store import tracking_uri
+
     return "" if config.plan or config.launch.node_rank else tracking_uri(config.tracking)
 
 
@@ -134,6 +143,7 @@ def tracking(uri: str, away: str = "") -> Iterator[Tracker | None]:
     if not uri:
         yield None
         return
+    from trainer.terminal.screen import Screen
     from trainer.tracking.client import Tracker
 
     tracker = Tracker(lambda line: Screen().print(line), away)
