@@ -96,6 +96,7 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     def ours(number: int) -> int:
         before = run.step
         train_epoch(run, number)
+        run.update = 0
         return run.step - before
 
     loops = {"ours": ours, "loader": hand_written(config, plan, seat, True), "cut": hand_written(config, plan, seat, False)}  # fmt: skip
