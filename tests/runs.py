@@ -106,6 +106,12 @@ def points(run_dir: Path, name: str) -> list[float]:
     return [p["metrics"][name] for p in map(json.loads, lines) if name in p["metrics"]]
 
 
+def losses(run_dir: Path) -> list[tuple[int, float]]:
+    """Updates and training losses in metrics.jsonl, in order."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [(p["step"], p["metrics"]["train/loss"]) for p in lines if "train/loss" in p["metrics"]]
+
+
 def mlflow_runs(folder: Path) -> list[Any]:
     """All runs in the folder's mlflow.db."""
     from mlflow import MlflowClient

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,11 +79,6 @@ def loopback(folder: Path, *options: str) -> Iterator[Loopback]:
         for other in alive(everybody):
             with contextlib.suppress(psutil.NoSuchProcess):
                 other.kill()
-
-
-def losses(run: Path) -> list[tuple[int, float]]:
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [(p["step"], p["metrics"]["train/loss"]) for p in lines if "train/loss" in p["metrics"]]
 
 
 def same(found: Sequence[tuple[int, float]], truth: Sequence[tuple[int, float]]) -> bool:

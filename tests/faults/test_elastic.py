@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.loopback import BASE, GATE, Loopback, loopback, losses, same
+from tests.faults.loopback import BASE, GATE, Loopback, loopback, same
 from tests.pace import patient, wait_for
-from tests.runs import family, read, trainer
+from tests.runs import family, losses, read, trainer
 from tests.zygote import Started
 from trainer import run as run_here
 from trainer.errors import UserError
@@ -22,15 +22,6 @@ from trainer.errors import UserError
 ELASTIC = ("launch.join_s=600", "checkpoint.every_steps=2")
 AT = 7
 LONG = 180
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
-    """Updates and losses of the run by one worker."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    done = trainer(*BASE, "hydra.run.dir=run", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return losses(folder / "run")
 
 
 def together(hosts: Loopback, *numbers: int) -> list[Started]:
@@ -54,7 +45,7 @@ def lives(run: Path) -> list[tuple[str, int, int]]:
 
 
 def test_host_that_is_killed_is_missed_and_one_that_comes_later_is_let_in(
-    tmp_path: Path, undisturbed: list[tuple[int, float]]
+    tmp_path: Path, by_one_worker: list[tuple[int, float]]
 ) -> None:
     gates = f"callbacks=[{{_target_:tests.faults.gate.Gate,at:{AT},until:go}},{{_target_:tests.faults.gate.Gate,at:12,until:go2}}]"
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", gates) as hosts:
@@ -83,13 +74,13 @@ def test_host_that_is_killed_is_missed_and_one_that_comes_later_is_let_in(
             ("preempted", 2),
             ("done", 3),
         ]
-        assert same(losses(hosts.run), undisturbed)
+        assert same(losses(hosts.run), by_one_worker)
         assert read(hosts.run / "result.json")["restarts"] == 1, "who comes in is no restart"
 
 
 @pytest.mark.parametrize("strategy", ["collective", "local_sgd"])
 def test_host_that_gets_sigterm_leaves_and_loses_nothing(
-    strategy: str, tmp_path: Path, undisturbed: list[tuple[int, float]]
+    strategy: str, tmp_path: Path, by_one_worker: list[tuple[int, float]]
 ) -> None:
     """local_sgd with an average after each update and momentum is one process as well."""
     told = ("strategy=local_sgd", "strategy.k_steps=1") if strategy == "local_sgd" else ()
@@ -101,14 +92,14 @@ def test_host_that_gets_sigterm_leaves_and_loses_nothing(
         assert [second.wait(LONG), first.wait(LONG)] == [75, 0], hosts.all_screens()
         assert hosts.screen(1).splitlines()[-1].startswith("resume    python -m trainer +recipe=digits_lenet")
         assert lives(hosts.run) == [("preempted", 0, 2), ("done", 8, 1)]
-        assert same(losses(hosts.run), undisturbed)
+        assert same(losses(hosts.run), by_one_worker)
         assert read(hosts.run / "result.json")["restarts"] == 0
         lost = "not carried over: what tells the replicas of 2 workers apart" in hosts.screen(0)
         assert lost == (strategy == "local_sgd")
 
 
 def test_all_leave_with_host_0_and_the_same_commands_go_on(
-    tmp_path: Path, undisturbed: list[tuple[int, float]]
+    tmp_path: Path, by_one_worker: list[tuple[int, float]]
 ) -> None:
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", GATE.format(AT, "")) as hosts:
         both = together(hosts, 0, 1)
@@ -121,11 +112,11 @@ def test_all_leave_with_host_0_and_the_same_commands_go_on(
         assert read(hosts.run / "status.json")["state"] == "preempted"
         both = [hosts.start(0, "resume=auto"), hosts.start(1, "resume=auto")]
         assert [host.wait(LONG) for host in both] == [0, 0], hosts.all_screens()
-        assert same(losses(hosts.run), undisturbed)
+        assert same(losses(hosts.run), by_one_worker)
 
 
 def test_process_that_dies_on_another_host_is_followed_by_a_life_with_all(
-    tmp_path: Path, undisturbed: list[tuple[int, float]]
+    tmp_path: Path, by_one_worker: list[tuple[int, float]]
 ) -> None:
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:2", GATE.format(AT, "")) as hosts:
         both = together(hosts, 0, 1)
@@ -134,7 +125,7 @@ def test_process_that_dies_on_another_host_is_followed_by_a_life_with_all(
         assert [host.wait(LONG) for host in both] == [0, 0], hosts.all_screens()
         assert "ATTENTION: worker 1 was killed by SIGKILL" in hosts.screen(0)
         assert lives(hosts.run) == [("failed", 0, 2), ("done", 6, 2)]
-        assert same(losses(hosts.run), undisturbed)
+        assert same(losses(hosts.run), by_one_worker)
 
 
 def writes(process: psutil.Process, log: Path) -> bool:

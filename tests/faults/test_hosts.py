@@ -8,25 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.loopback import BASE, GATE, loopback, losses, same
+from tests.faults.loopback import GATE, loopback, same
 from tests.pace import wait_for
-from tests.runs import read, trainer
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
-    """Updates and losses of the run by one worker."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    done = trainer(*BASE, "hydra.run.dir=run", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return losses(folder / "run")
+from tests.runs import losses, read
 
 
 @pytest.mark.parametrize(
     ("whom", "number"), [((1,), signal.SIGTERM), ((0,), signal.SIGUSR1), ((0, 1), signal.SIGTERM)], ids=["host 1", "host 0", "all"]
 )  # fmt: skip
 def test_hosts_that_are_preempted_save_one_checkpoint_together_and_tell_how_to_go_on(
-    whom: Sequence[int], number: signal.Signals, tmp_path: Path, undisturbed: list[tuple[int, float]]
+    whom: Sequence[int], number: signal.Signals, tmp_path: Path, by_one_worker: list[tuple[int, float]]
 ) -> None:
     with loopback(tmp_path, "launch.nnodes=2", GATE.format(6, "")) as hosts:
         both = [hosts.start(0), hosts.start(1)]
@@ -48,4 +39,4 @@ def test_hosts_that_are_preempted_save_one_checkpoint_together_and_tell_how_to_g
         if whom == (1,):
             both = [hosts.start(0, "resume=auto"), hosts.start(1, "resume=auto")]
             assert [host.wait(120) for host in both] == [0, 0], hosts.all_screens()
-            assert same(losses(hosts.run), undisturbed)
+            assert same(losses(hosts.run), by_one_worker)

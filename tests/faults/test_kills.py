@@ -20,7 +20,7 @@ from tests import runs
 from tests.checkpoint.test_identity import check_equal
 from tests.faults.kills import FILE, Kill, leave
 from tests.faults.test_ledgers import applied
-from tests.faults.test_restarts import losses, sent
+from tests.faults.test_restarts import sent
 from tests.faults.test_returns import pushes
 
 BATCHES, EPOCHS = 36, 2
@@ -128,7 +128,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
 
 def check_tracked(folder: Path) -> None:
     """MLflow has one run that ended well, with each update's loss once."""
-    assert sent(folder) == losses(folder / "run")
+    assert sent(folder) == runs.losses(folder / "run")
     [run] = runs.mlflow_runs(folder)
     assert run.info.status == "FINISHED"
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.faults.test_restarts import losses, sent
-from tests.runs import mlflow_runs, points, read, trainer
+from tests.faults.test_restarts import sent
+from tests.runs import losses, mlflow_runs, points, read, trainer
 
 BASE = [
     "+recipe=digits_lenet", "limit_train_batches=10", "epochs=2", "execution.log_every=1", "execution.threads=1",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import psutil
 import pytest
 
 from tests.pace import wait_for
-from tests.runs import TORCHRUN, alive, family, mlflow_runs, points, read, start, torchrun, trainer
+from tests.runs import TORCHRUN, alive, family, losses, mlflow_runs, points, read, start, torchrun, trainer
 from tests.zygote import Started
 
 BASE = [
@@ -41,11 +40,6 @@ def at_the_gate(folder: Path, *overrides: str) -> Iterator[tuple[Started, Path]]
 def waits(run: Path, process: Started, folder: Path) -> bool:
     assert process.poll() is None, (folder / "screen.txt").read_text()
     return (run / "metrics.jsonl").exists() and len(points(run, "train/loss")) >= 15
-
-
-def losses(run: Path) -> list[tuple[int, float]]:
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [(p["step"], p["metrics"]["train/loss"]) for p in lines if "train/loss" in p["metrics"]]
 
 
 def ended(process: Started, folder: Path) -> list[str]:

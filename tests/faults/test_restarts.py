@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.held_up import held_up
 from tests.pace import patient, wait_for
-from tests.runs import alive, mlflow_runs, points, read, trainer
+from tests.runs import alive, losses, mlflow_runs, points, read, trainer
 from tests.zygote import Started
 
 BASE = [
@@ -23,11 +23,6 @@ BASE = [
 TWO = "launch.nproc=2"
 GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:7,until:go}]"
 BREAKS = ["model._target_=tests.faults.deadly.Deadly", "~model.in_channels", "~model.image_size"]
-
-
-def losses(run: Path) -> list[tuple[int, float]]:
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [(p["step"], p["metrics"]["train/loss"]) for p in lines if "train/loss" in p["metrics"]]
 
 
 def writes(process: psutil.Process, log: Path) -> bool:

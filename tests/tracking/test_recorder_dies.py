@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.faults.test_restarts import losses, sent
+from tests.faults.test_restarts import sent
 from tests.pace import wait_for
-from tests.runs import mlflow_runs, read, start
+from tests.runs import losses, mlflow_runs, read, start
 from tests.tracking.test_resumed_points import Store, again, counts, message, write
 from trainer.run_folder.back_to_checkpoint import go_back
 from trainer.tracking import client, recorder

@@ -118,6 +118,8 @@ class Search:
     def __init__(
         self, before: Ready, ready: Ready, prepared: Callable[[Ready], Ready], say: Callable[[str], None]
     ) -> None:
+        import psutil
+
         self.before, self.ready, self.prepare, self.say = before, ready, prepared, say
         checked = ready.checked
         self.folder = Path(ready.plan.run_dir) / TRIALS
@@ -129,8 +131,6 @@ class Search:
         self.limit = None if limit is None else int(limit * GIB)
         device = "GPU" if checked.device == "cuda" else "host"
         self.memory = f"the memory of the {device}" if limit is None else f"{limit:g} GiB (data.memory_limit_gib)"
-        import psutil
-
         self.others = [psutil.Process().pid, *(child.pid for child in psutil.Process().children(recursive=True))]
         self.broken = False
         self.last = Try(False, "no sample for each worker")

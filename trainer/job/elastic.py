@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.checkpoint import store
 from trainer.errors import PREEMPTED, Died, NotFinite, RunFailed, first_line
 from trainer.host.addresses import free_port, with_port
-from trainer.job.restarts import Deaths, begin_again, screen, updates_since, workers_update
+from trainer.job.restarts import Deaths, begin_again, screen, updates_since, whence, workers_update
 from trainer.planning.assignment import Assignment
 from trainer.planning.left_behind import left_behind
 from trainer.planning.resume import CHECKPOINTS
@@ -181,11 +181,10 @@ class _Leading:
             self.say(f"\nATTENTION: {death or why}")
             which = "goes on without hosts that have left" if death is None else self.deaths.restart(death)
             self.result.restarts += death is not None
-        about, resume = begin_again(self.ready, self.tracker, how, update, why, 0)
+        _, resume = begin_again(self.ready, self.tracker, how, update, why, 0)
         if error is not None:
             self.result.lost_updates += updates_since(Died(why, "", update), resume)
-        where = f"from {Path(resume).name}" if about is not None else "from the beginning: there is no checkpoint yet"
-        self.say(f"{which}: all processes are started again, {where}")
+        self.say(f"{which}: all processes are started again, {whence(resume)}")
         return resume
 
     def _death(self, error: RunFailed, others: Sequence[Host], lost: Sequence[int]) -> Died | None:

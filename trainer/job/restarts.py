@@ -146,12 +146,11 @@ def _again(
     bad = error if isinstance(error, NotFinite) else None
     update = workers_update(error) if isinstance(error, Died) else error.step
     about, resume = begin_again(ready, tracker, "failed", update, first_line(error), ready.plan.workers)
-    where = f"from {Path(resume).name}" if about is not None else "from the beginning: there is no checkpoint yet"
     order = ", with the batches in another order" if bad is not None else ""
     lost = updates_since(error, resume) if isinstance(error, Died) else 0
     result.lost_updates += lost
     told = f"; {counted(lost, 'update')} since then {'is' if lost == 1 else 'are'} lost and done again" if lost else ""
-    say(f"{which}: all processes are started again, {where}{order}{told}\n")
+    say(f"{which}: all processes are started again, {whence(resume)}{order}{told}\n")
     turns = last.turns if resume == last.resume else ()  # a newer checkpoint knows those before it
     if bad is not None:
         begun = (about.epoch, about.update) if about is not None else (0, 0)
@@ -164,6 +163,11 @@ def screen() -> Callable[[str], None]:
 
     out = console()
     return lambda line: out.print(line, soft_wrap=True)
+
+
+def whence(resume: str) -> str:
+    """Where a life of the run goes on from, in words."""
+    return f"from {Path(resume).name}" if resume else "from the beginning: there is no checkpoint yet"
 
 
 def begin_again(

@@ -11,11 +11,13 @@ from trainer.strategies.pserver.server.answers import NotYet, failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases
 from trainer.strategies.pserver.server.members import AHEAD, Member, Members
 from trainer.strategies.pserver.server.parameters import Parameters
-from trainer.strategies.pserver.server.regained import EVER, Regained
+from trainer.strategies.pserver.server.regained import Regained
 from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.server.turns import Turns
 from trainer.strategies.stopping import ADMITTED
 
+EVER = 1 << 62
+"""Pushes that a server may lack that was started again."""
 LIFE = "life/worker/{}"
 """Note of a server: the present life of a worker, for the life after of a server."""
 
@@ -56,9 +58,9 @@ class Liveness:
             raise RunFailed(f"worker {rank} was lost: its process ended ({cause})")
         known = life in self.members.all[rank].lives
         member = self.members.hello(rank, life, coming)
+        member.watermark.begin(message.clock, EVER if self.regained.again else AHEAD)
         if self.regained.again and not known:
             self.regained.begin(member, message)
-        member.watermark.begin(message.clock, EVER if self.regained.again else AHEAD)
         if member.incarnation > before:
             self.board.set(LIFE.format(rank), str(life))
             if before:

@@ -12,8 +12,6 @@ from trainer.strategies.pserver.server.members import Member, Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.totals import Meetings, ToldSum
 
-EVER = 1 << 62
-
 
 @dataclass
 class Regained:
@@ -40,8 +38,7 @@ class Regained:
             raise NotYet(missing, "what it has of the life before of this server")
 
     def begin(self, member: Member, message: Message) -> None:
-        """The first HELLO of a worker's life has come here."""
-        member.watermark.begin(message.clock, EVER)
+        """The first HELLO of a worker's life has come here, and its watermark begins."""
         told = message.mapping() if message.flags & TELLS else {}
         acknowledged = message.first(Kind.IDS, ACKNOWLEDGED)
         for sequence in () if acknowledged is None else acknowledged.tolist():
