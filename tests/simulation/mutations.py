@@ -106,6 +106,15 @@ def absence_counts_as_silence(_: Any, self: machine.Server, seconds: float) -> N
     pass
 
 
+@replaces(machine.Server, "_look_around")
+def what_a_server_does_when_it_looks_around_counts_as_silence(_: Any, self: machine.Server, since: float) -> None:
+    self.looked = since
+    self.liveness.look_after()
+    self.turns.end_overdue()
+    self.turns.try_again()
+    self.ended_turn = self.now()
+
+
 @replaces(pushes.Pushes, "push")
 def a_refused_push_raises_the_age(original: Any, self: pushes.Pushes, message: Message) -> Message:
     self.parameters.grow_older(int(message.need(Kind.NUMBERS)[2]))
@@ -440,6 +449,26 @@ def what_is_under_way_to_a_server_is_not_sent_again(original: Any, self: client.
             request.answer = Message(Verb.DONE, clock=0)
             if request.then is not None:
                 request.then(request.answer)
+
+
+@replaces(halting.Halting, "_is_quiet")
+def a_stop_waits_for_what_a_life_of_a_server_was_asked_first(_: Any, self: halting.Halting) -> bool:
+    asked = self.__dict__.setdefault("asked_before", {})
+    asked |= {r.message.number: r for r in self.client.under_way.values() if r.message.verb in (Verb.PULL, Verb.PUSH)}
+    return all(request.answer is not None for request in asked.values())
+
+
+@replaces(liveness.Liveness, "_forget_life_before")
+def blocks_of_a_life_that_a_server_never_heard_of_stay_its_own(
+    original: Any, self: liveness.Liveness, rank: int
+) -> None:
+    if len(self.members.all[rank].lives) > 1:
+        original(self, rank)
+
+
+@replaces(lease_requests.LeaseRequests, "stood_still")
+def a_stop_counts_as_hanging(_: Any, self: lease_requests.LeaseRequests) -> None:
+    pass
 
 
 @replaces(halting.Halting, "pause")

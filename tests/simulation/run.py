@@ -269,6 +269,8 @@ class Play:
         if self.end:
             return
         self.gone[rank] = why
+        if why == KILLED and self.scenario.close:
+            self.world.after(2.0 * self.world.random.random() ** 2, self.server_returns.dies_too)
         if not why:
             self.board.set(f"done/worker/{rank}", "well")
             self._done()
@@ -365,7 +367,8 @@ class Play:
         """Whether anything happened to a worker that may have it declared lost."""
         own = [f for f in self.scenario.faults if f.worker == rank]
         silent = sum(f.seconds for f in own if f.kind in ("stop worker", "suspend worker", "cut"))
-        return silent > LOST_AFTER_S / 2 or any(f.kind in DEATHS for f in own)
+        died = rank in self.server_returns.victims or any(f.kind in DEATHS for f in own)
+        return died or silent > LOST_AFTER_S / 2
 
     def _check_pieces(self, server: SimulatedServer) -> None:
         """Every piece of work once; of lost workers at most once, where nobody takes over their work."""

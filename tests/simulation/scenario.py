@@ -18,6 +18,8 @@ WAKING_RUNS = 3, 30
 """Runs of ssp whose seeds end in it are made for workers that rest and wake."""
 RETURNING_SERVERS = (2, 14, 16)
 """Runs whose seeds leave these in a division by 20 are made for servers that are killed and started again."""
+CLOSE_DEATHS = (6, 11)
+"""Runs whose seeds leave these in a division by 20 are made for workers and servers that die close together, and again as they come back."""
 JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
 FAULTS = ("stop worker", "stop server", "suspend worker", "suspend server", "kill worker", "kill server", "cut", "reset", "clock of worker", "clock of server", "nonsense", "torn push")  # fmt: skip
 DEATHS = ("kill worker", "torn push", "torn stop", "torn goodbye")
@@ -52,6 +54,7 @@ class Scenario:
         validates: workers meet at the end of an epoch. Else they do for a checkpoint alone.
         ends: all processes die so long after the first checkpoint of their lives, and others go on from the newest one.
         server_returns: so many servers that are killed are started again from the newest checkpoint.
+        close: a server often dies with a worker, and either may die again while a server that was started again asks all what they have.
         options: of the strategy. table: the model has a sparse table.
         drop, double, late, slow_s, latency_s: of the network.
         disk_s: a server writes for so long. pace: seconds that a batch takes, by worker.
@@ -87,6 +90,7 @@ class Scenario:
     ends: tuple[float, ...] = ()
     validates: bool = True
     server_returns: int = 0
+    close: bool = False
 
     @staticmethod
     def drawn(seed: int, mode: str | None = None) -> Scenario:
@@ -145,7 +149,11 @@ class Scenario:
         if self.mode != "sync" and r.random() < (0.4 if more.get("ends") else 0.02):
             more |= {"epochs": 2, "validates": False}
         told = replace(told, **more)
-        return told._with_returning_servers(r) if self.mode != "sync" and self.seed % 20 in RETURNING_SERVERS else told
+        if self.mode == "sync":
+            return told
+        if self.seed % 20 in CLOSE_DEATHS:
+            return told._with_close_deaths(r)
+        return told._with_returning_servers(r) if self.seed % 20 in RETURNING_SERVERS else told
 
     def _with_a_kill(self, r: random.Random) -> tuple[Fault, ...]:
         """Whoever comes back has died before."""
@@ -185,6 +193,20 @@ class Scenario:
             pace=tuple(r.choice((0.05, 0.2, 0.5)) for _ in range(self.workers)),
             faults=tuple(sorted([*self.faults, *kills], key=lambda fault: fault.at)),
         )._with_blocks_of_the_lost(r)  # fmt: skip
+
+    def _with_close_deaths(self, r: random.Random) -> Scenario:
+        """A worker dies at a stop or at any time, a server dies at about that time, and so on while processes come back."""
+        workers = self.workers if self.workers > 1 else r.choice((2, 3))
+        rank, at = r.randrange(workers), r.uniform(0.1, 3.0)
+        kills = [
+            Fault(at, r.choice(("torn stop", "torn stop", "kill worker")), rank, 0, 0.05),
+            Fault(at + r.choice((0.0, 0.1, 1.0)), "kill server", 0, r.randrange(self.servers), 0.05),
+        ]
+        return replace(
+            self, close=True, workers=workers, leased=True, returns=3, server_returns=4, ends=(), hosts=(), slow_s=min(self.slow_s, 3.0), stops=r.choice((1, 2, 3)),
+            blocks=max(self.blocks, r.choice((2, 4, 6))), pace=tuple(r.choice((0.05, 0.2, 0.5)) for _ in range(workers)),
+            faults=tuple(sorted([*self.faults[:1], *kills], key=lambda fault: fault.at)),
+        )  # fmt: skip
 
     def _with_blocks_of_the_lost(self, r: random.Random) -> Scenario:
         """A worker dies with a part of a block, of which server 1 knows, and server 0 dies before another worker has it. Or server 1

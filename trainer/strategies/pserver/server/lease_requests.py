@@ -95,6 +95,10 @@ class LeaseRequests:
         if len(work):
             self.moved = self.now()
 
+    def stood_still(self) -> None:
+        """All workers have come to a stop: none of them hangs, and none has pushed meanwhile."""
+        self.moved = self.now()
+
     def away(self, seconds: float) -> None:
         """Add the seconds in which the server was busy or stopped; those are not a worker's standing still."""
         self.moved += seconds

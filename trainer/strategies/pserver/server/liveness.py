@@ -63,7 +63,7 @@ class Liveness:
             self.regained.begin(member, message)
         if member.incarnation > before:
             self.board.set(LIFE.format(rank), str(life))
-            if before:
+            if before or coming:  # a server that was started again has blocks of the life before, and never heard of it
                 self._forget_life_before(rank)
             if coming:
                 self.board.set(f"fenced/worker/{rank}", "its process ended")

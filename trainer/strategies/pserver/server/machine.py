@@ -81,6 +81,7 @@ class Server:
         )
         lose, look = self.liveness.lose, self.liveness.look_after
         self.work = LeaseRequests(self.leases, self.members, lose, look, options.timeout_s, now)
+        self.meetings.stopped = self.work.stood_still
         if run.resume and number < len(saved := parts_of(Path(run.resume))):
             self._go_on(saved[number], again)
         self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0, late=0)
@@ -126,23 +127,34 @@ class Server:
         Raises:
             RunFailed: no worker is left, or one is lost that the run cannot go on without.
         """
-        began = self.now()
-        self._was_away(began - self.ended_turn - LOOK_S)
+        since = self.now()
+        self._was_away(since - self.ended_turn - LOOK_S)
+        self.ended_turn = since
         for address, message in messages:
             self.take(address, message)
-        now = self.now()
-        self._was_away(now - began)
-        if now - self.looked >= LOOK_S:
-            self.looked = now
-            self.liveness.look_after()
-            self.turns.end_overdue()
-            if self.regained.again:  # a note may be what a request waits for
-                self.turns.try_again()
-            now = self.now()
-        self.ended_turn = now
+            since = self._spent(since)
+        if self.ended_turn - self.looked >= LOOK_S:
+            self._look_around(since)
         if self.over and all(m.lost or m.coming for m in self.members.all):
             lost = "; ".join(f"worker {m.rank}: {m.lost or 'it was started again'}" for m in self.members.all)
             raise RunFailed(f"no worker is left ({lost})")
+
+    def _look_around(self, since: float) -> None:
+        """Look who is missing and which requests are overdue. What was waiting may take long once a worker is lost."""
+        self.looked = self.ended_turn
+        again = [self.turns.try_again] * self.regained.again  # a note may be what a request waits for
+        for look in (self.liveness.look_after, self.turns.end_overdue, *again):
+            look()
+            since = self._spent(since)
+
+    def _spent(self, since: float) -> float:
+        """So much has been done since then: whether it took long or this server was stopped meanwhile, nobody is silent for it.
+        Returns since when time has not been given back."""
+        self.ended_turn = now = self.now()
+        if now - since <= AWAY_S:
+            return since
+        self._was_away(now - since)
+        return now
 
     def _was_away(self, seconds: float) -> None:
         """Time in which this server took nothing is nobody's silence: everybody gets it again."""

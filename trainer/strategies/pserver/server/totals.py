@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,6 +46,8 @@ class Meetings:
 
     def __init__(self, members: Members) -> None:
         self.usual, self.stops = Totals(members), Totals(members)
+        self.stopped: Callable[[], None] = lambda: None
+        """Called when all have stood still."""
 
     def told(self, usual: ToldSum, stops: ToldSum) -> None:
         """What a worker knows of the last sums, where this server was started again."""
@@ -54,7 +56,11 @@ class Meetings:
 
     def meet(self, message: Message) -> Message:
         """MEET: a worker brings its values; ``clock`` is the number of the sum. Answered when all have come."""
-        return (self.stops if message.flags & STOPS else self.usual).meet(message)
+        if not message.flags & STOPS:
+            return self.usual.meet(message)
+        answer = self.stops.meet(message)
+        self.stopped()
+        return answer
 
     def forget(self, rank: int) -> None:
         """Another life of this worker takes part now: it will bring its own values."""

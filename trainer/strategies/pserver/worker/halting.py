@@ -32,9 +32,14 @@ class Halting:
         """Stand still with all others; returns the greatest step of any."""
         self.drain()
         self.stand()
-        self.client.wait([r for r in self.client.under_way.values() if r.message.verb in (Verb.PULL, Verb.PUSH)])
+        self.client.until(self._is_quiet)
         self.take_in()
         return self._together(step)
+
+    def _is_quiet(self) -> bool:
+        """Whether no push or pull is under way. Not to be asked of each request: one that begins anew with a server is forgotten
+        when that server is started again once more."""
+        return not any(r.message.verb in (Verb.PULL, Verb.PUSH) for r in self.client.under_way.values())
 
     def _together(self, step: int) -> int:
         """Wait until all stand still; returns the greatest step of any."""
