@@ -96,7 +96,6 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     def ours(number: int) -> int:
         before = run.step
         train_epoch(run, number)
-        run.update = 0
         return run.step - before
 
     loops = {"ours": ours, "loader": hand_written(config, plan, seat, True), "cut": hand_written(config, plan, seat, False)}  # fmt: skip
@@ -174,7 +173,7 @@ def run_case(overrides: list[str], nproc: int, rounds: int) -> dict[str, Any]:
 
             with contextlib.redirect_stdout(nowhere):
                 results = launch([role], payload, Path(folder), Meeting(), Forked(["overhead"]))
-    found: dict[str, Any] = json.loads(json.dumps(results["worker"][0]))
+    found: dict[str, Any] = json.loads(json.dumps(results.of["worker"][0]))
     return found
 
 

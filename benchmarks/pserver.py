@@ -244,7 +244,7 @@ def processes(case: Case, entries: tuple[str, str], profile: str = "") -> dict[s
         if case.servers:
             roles.append(Role("server", case.servers, entries[1], [CPU] * case.servers))
         with contextlib.redirect_stdout(nowhere):
-            return launch(roles, payload, Path(folder), Meeting(), Forked(["pserver"]))
+            return launch(roles, payload, Path(folder), Meeting(), Forked(["pserver"])).of
 
 
 def _payload(case: Case, folder: str) -> dict[str, Any]:

@@ -169,11 +169,14 @@ def import_all(folder: Path) -> int:
 
 
 def register_schema() -> None:
-    """Hydra has its plugins and the schema, and each command line does not copy the latter for itself."""
+    """Hydra has its plugins and the schema, and each command line neither makes the nodes nor copies them."""
     compose: Any = importlib.import_module("trainer.cli.compose")
     store: Any = importlib.import_module("hydra.core.config_store").ConfigStore
     importlib.import_module("hydra.core.plugins").Plugins.instance()
     compose.register()
+    schemas = store.instance().repo["schema"]
+    for name in schemas:
+        schemas[name]
     compose.register = lambda: None
     store.__deepcopy__ = lambda of, memo: of
 

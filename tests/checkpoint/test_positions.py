@@ -37,7 +37,8 @@ def test_worker_that_waits_in_a_validation_is_behind_its_last_update(monkeypatch
     monkeypatch.setattr(loop, "look", lambda run, epoch: seen.append((run.epoch, run.update)))
     monkeypatch.setattr(loop, "log_rest", nothing)
     loop._fit(run)
-    assert seen == [(0, UPDATES), (1, UPDATES)] and run.update == 0
+    assert seen == [(0, UPDATES), (1, UPDATES)], "where the epoch's last meeting is"
+    assert (run.epoch, run.update) == (1, UPDATES), "where the run's last meeting is"
 
 
 class Worker(SimpleNamespace):

@@ -37,7 +37,7 @@ if __name__ == "__main__":
         role = Role("worker", 2, f"tests.launch.failing:{name}", ["cpu", "cpu"])
         try:
             results = launch([role], os.environ.get("TMPDIR"), Path(sys.argv[1]), Meeting())
-            print("own", results["worker"][0][0], flush=True)
-            print("modes", *results["worker"][0][1], flush=True)
+            print("own", results.of["worker"][0][0], flush=True)
+            print("modes", *results.of["worker"][0][1], flush=True)
         except RunFailed as error:
             print(error, flush=True)

@@ -24,7 +24,7 @@ from tests.runs import ROOT, alive, environment
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.launch.forkserver import Meeting, launch
 from trainer.launch.process import Failure
-from trainer.launch.supervisor import Role
+from trainer.launch.supervisor import HostResults, Role
 from trainer.strategies.pserver.worker.client import Fenced
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -54,10 +54,10 @@ def failure(name: str, logs: Path, payload: Any = None, roles: list[Role] | None
 def test_entries_get_their_seat_and_return_to_the_parent(tmp_path: Path) -> None:
     roles = [Role("server", 1, entry("tells"), ["cpu"]), workers("tells")]
     results = launch(roles, "quietly", tmp_path, Meeting())
-    assert results.keys() == {"server", "worker"}
-    assert [results["worker"][rank]["seat"] for rank in range(2)] == [("worker", 0, 2, 0, "cpu"), ("worker", 1, 2, 1, "cpu")]  # fmt: skip
-    assert results["worker"][1]["env"] == ["1", "2", "1", "2", "127.0.0.1"]
-    assert results["server"][0]["env"] == ["0", "1", "0", "1", "127.0.0.1"]
+    assert results.of.keys() == {"server", "worker"}
+    assert [results.of["worker"][rank]["seat"] for rank in range(2)] == [("worker", 0, 2, 0, "cpu"), ("worker", 1, 2, 1, "cpu")]  # fmt: skip
+    assert results.of["worker"][1]["env"] == ["1", "2", "1", "2", "127.0.0.1"]
+    assert results.of["server"][0]["env"] == ["0", "1", "0", "1", "127.0.0.1"]
 
 
 def test_a_log_is_clean_while_it_is_written(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_log_is_clean_while_it_is_written(tmp_path: Path) -> None:
     secret = 's3cret\'of "a" hub'
     told = Babble((secret, "ghp_0123abc"), str(tmp_path / "workerlog.0"))
     results = launch([workers("babbles", 1)], told, tmp_path, Meeting())
-    log = results["worker"][0]
+    log = results.of["worker"][0]
     assert log.splitlines() == [
         "(hidden) and (hidden) here",
         "\\x1b[2J\\u202e",
@@ -78,14 +78,14 @@ def test_two_hosts_are_one_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
 
-    def host(number: int) -> dict[str, dict[int, Any]]:
+    def host(number: int) -> HostResults:
         role = Role("worker", 4, entry("sums"), ["cpu", "cpu"], first_rank=2 * number)
         return launch([role], None, tmp_path / f"host{number}", Meeting(port=port, number=number, hosts=2))
 
     with ThreadPoolExecutor() as pool:
         first, second = pool.map(host, range(2))
-    assert first == {"worker": {0: (6.0, "0", "0"), 1: (6.0, "1", "1")}}
-    assert second == {"worker": {2: (6.0, "2", "0"), 3: (6.0, "3", "1")}}
+    assert first.of == {"worker": {0: (6.0, "0", "0"), 1: (6.0, "1", "1")}}
+    assert second.of == {"worker": {2: (6.0, "2", "0"), 3: (6.0, "3", "1")}}
     assert {p.name for p in (tmp_path / "host1").iterdir()} == {"workerlog.2", "workerlog.3"}
     assert capfd.readouterr().out.splitlines() == ["rank 0 has summed"]
 
@@ -223,7 +223,7 @@ def test_server_that_fails_ends_the_workers(tmp_path: Path) -> None:
 
 
 def test_everything_listens_on_the_loopback_interface_alone(tmp_path: Path) -> None:
-    found = launch([workers("listens")], os.getpid(), tmp_path, Meeting())["worker"]
+    found = launch([workers("listens")], os.getpid(), tmp_path, Meeting()).of["worker"]
     addresses = [address for answers in found.values() for address in answers]
     assert {who for who, _, _ in addresses} == {"worker"}, "Gloo must have been seen, and the launcher has no port"
     assert {ip for _, ip, _ in addresses} <= {"127.0.0.1", "::1"}, addresses

@@ -21,7 +21,7 @@ from trainer.launch.forkserver import Forked, Role, launch
 if __name__ == "__main__":
     worker = Role("worker", 2, "tests.launch.entries:imported", ["cpu", "cpu"])
     found = launch([worker], json.loads(sys.argv[1]), Path("logs"), Meeting(), Forked(json.loads(sys.argv[2])))
-    print(json.dumps(found["worker"][1]))
+    print(json.dumps(found.of["worker"][1]))
 """
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.notes import Notes
 from trainer.errors import RunFailed
 from trainer.launch.process import Failure
-from trainer.launch.supervisor import LINGER_S, Role, StartedProcess, Supervisor, end
+from trainer.launch.supervisor import LINGER_S, HostResults, Role, StartedProcess, Supervisor, end
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Scripted:
         pass
 
 
-def watched(handles: list[Scripted], apart: bool, notes: Notes, seconds: float = 0.0) -> dict[str, dict[int, Any]]:
+def watched(handles: list[Scripted], apart: bool, notes: Notes, seconds: float = 0.0) -> HostResults:
     role = Role("worker", len(handles), "none:none", ["cpu"] * len(handles), apart=apart)
     now = iter(range(10**6))
     members = [StartedProcess(role, rank, handle) for rank, handle in enumerate(handles)]
@@ -63,7 +63,7 @@ def watched(handles: list[Scripted], apart: bool, notes: Notes, seconds: float =
 
 def test_what_the_entries_returned_is_given_back_by_role_and_rank(tmp_path: Path) -> None:
     handles = [Scripted(tmp_path / f"{n}", after=3 - n, value=f"of {n}") for n in range(3)]
-    assert watched(handles, False, Notes()) == {"worker": {0: "of 0", 1: "of 1", 2: "of 2"}}
+    assert watched(handles, False, Notes()).of == {"worker": {0: "of 0", 1: "of 1", 2: "of 2"}}
 
 
 def test_one_that_fails_ends_the_run_with_its_own_words(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_others_go_on_without_one_that_was_killed_and_are_told_so(tmp_path: Path
     handles = [Scripted(tmp_path / "0", after=5, value=1), Scripted(tmp_path / "1", code=-9)]
     notes = Notes()
     found = watched(handles, True, notes)
-    assert found["worker"] == {0: 1} and found["lost"][1].startswith("worker 1 was killed by SIGKILL (out of memory?)")
+    assert found.of["worker"] == {0: 1} and found.lost[1].startswith("worker 1 was killed by SIGKILL (out of memory?)")
     assert notes == {"lost/worker/1": "its process ended", "done/worker/0": "its process has done its work"}
     assert "the others go on without it" in capsys.readouterr().out
 
@@ -94,12 +94,12 @@ def test_processes_that_all_others_have_declared_lost_are_not_waited_for_for_eve
     stopped = Scripted(tmp_path / "1", after=10**9)
     notes = Notes({"fenced/worker/1": "silent for 30 s"})
     found = watched([Scripted(tmp_path / "0", value=1), stopped], True, notes, seconds=LINGER_S)
-    assert found["worker"] == {0: 1} and found["lost"] == {1: "worker 1 was lost (silent for 30 s) and is ended"}
+    assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost (silent for 30 s) and is ended"}
 
 
 def test_worker_that_was_let_in_again_is_waited_for(tmp_path: Path) -> None:
     found = watched([Scripted(tmp_path / "0", value=1), Scripted(tmp_path / "1", after=9, value=2)], True, Notes({"fenced/worker/1": ""}), seconds=LINGER_S)  # fmt: skip
-    assert found == {"worker": {0: 1, 1: 2}}
+    assert found.of == {"worker": {0: 1, 1: 2}}
 
 
 def test_worker_that_comes_back_when_all_others_have_ended_is_not_waited_for(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_worker_that_comes_back_when_all_others_have_ended_is_not_waited_for(tmp
     role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=True)
     members = [StartedProcess(role, 0, done), StartedProcess(role, 1, back, life=7, returns=True)]
     found = Supervisor(members, [Notes()], lambda signs, wait: None, lambda: next(now) * LINGER_S).watch()
-    assert found["worker"] == {0: 1} and found["lost"] == {1: "worker 1 was lost (it was started again) and is ended"}
+    assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost (it was started again) and is ended"}
 
 
 def test_life_that_follows_one_that_was_let_in_is_not_waited_for_either(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_life_that_follows_one_that_was_let_in_is_not_waited_for_either(tmp_path
     supervisor = Supervisor(members, [Notes({"fenced/worker/1": ""})], lambda signs, wait: None, lambda: next(now) * LINGER_S)  # fmt: skip
     supervisor.again = lambda member, death: third
     found = supervisor.watch()
-    assert found["worker"] == {0: 1} and found["lost"] == {1: "worker 1 was lost (its process ended) and is ended"}
+    assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost (its process ended) and is ended"}
 
 
 def test_all_end_by_force(tmp_path: Path) -> None:

@@ -32,17 +32,10 @@ from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Kind, Message, Verb
-from trainer.worker import loop
 from trainer.worker.build import build
-from trainer.worker.loop import Training, fit
+from trainer.worker.loop import Training, fit, train_epoch
 from trainer.worker.settings import settings
 from trainer.worker.train import seated
-
-
-def train_epoch(run: Training, epoch: int) -> None:
-    """One epoch by itself; the next one begins with its first update."""
-    loop.train_epoch(run, epoch)
-    run.update = 0
 
 
 def each_case(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:

@@ -111,4 +111,4 @@ def start(handed: list[dict[str, Any]], log_dir: Path) -> dict[str, dict[int, An
     entry = "tests.strategies.entries:each_case"
     sizes = handed[0]["payload"]["plan"]["roles"]
     roles = [Role(name, size, entry, ["cpu"] * size) for name, size in sizes.items()]
-    return launch(roles, {"cases": handed}, log_dir, Meeting())
+    return launch(roles, {"cases": handed}, log_dir, Meeting()).of

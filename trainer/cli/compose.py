@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import argparse
 
     from hydra._internal.hydra import Hydra
+    from hydra.core.config_store import ConfigNode
     from hydra.types import RunMode
     from omegaconf import DictConfig
 
@@ -138,10 +140,29 @@ def register() -> None:
 
     store = ConfigStore.instance()
     store.store(name="schema", node=_root(), provider="trainer")
-    for group, classes in schema.GROUPS.items():
-        for declared in classes:
-            node = _open(declared) if group in schema.OPEN_GROUPS else declared
-            store.store(group="schema", name=declared.__name__, node=node, provider="trainer")
+    of_options = {
+        f"{declared.__name__}.yaml": (declared, group in schema.OPEN_GROUPS)
+        for group, classes in schema.GROUPS.items()
+        for declared in classes
+    }
+    store.repo.update(schema=Schemas(of_options))
+
+
+class Schemas(dict[str, Any]):
+    """ConfigStore's group of the options' classes. A class becomes a node when Hydra asks for it: a command needs one
+    class of five, and all of them take longer than to compose a config."""
+
+    def __getitem__(self, name: str) -> ConfigNode:
+        return _stored(name, *super().__getitem__(name))
+
+
+@cache
+def _stored(name: str, declared: type, opened: bool) -> ConfigNode:
+    from hydra.core.config_store import ConfigNode
+    from omegaconf import OmegaConf
+
+    node = _open(declared) if opened else OmegaConf.structured(declared)
+    return ConfigNode(name=name, node=node, group="schema", package=None, provider="trainer")
 
 
 def _root() -> Any:

@@ -14,6 +14,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child
 from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.returns import Returns
-from trainer.launch.supervisor import Handle, Role, StartedProcess, Supervisor, end
+from trainer.launch.supervisor import Handle, HostResults, Role, StartedProcess, Supervisor, end
 from trainer.launch.whereabouts import Whereabouts, tell
 from trainer.planning.resume import CHECKPOINTS
 from trainer.run_folder.hold import Hold
@@ -63,7 +64,7 @@ def launch(
     hang_s: float | None = None,
     noted: Whereabouts | None = None,
     returns: int = 0,
-) -> dict[str, dict[int, Any]]:
+) -> HostResults:
     """Run the plan's processes of this host to their end; a forkserver starts them unless another engine is given.
 
     Args:
@@ -78,9 +79,6 @@ def launch(
         hang_s: longest time in which no worker shows a sign of life; None: for ever.
         noted: takes down now and then, and once more at the end, what the processes have told.
         returns: how often a process that has died is started again while the others go on.
-
-    Returns:
-        For each role and rank here, what its entry returned.
 
     Raises:
         RunFailed: a process died that the others cannot do without; the message names it, its own error and its log.
@@ -102,7 +100,8 @@ def launch(
                 shown += _shown(members, verbosity, kept)
                 returned = Returns(returns if engine.again else 0, starts, begin, members, noted, log_dir / CHECKPOINTS)
                 with _asked_to_leave(grace, here) as request:
-                    return _told(_watched(members, here, OtherHosts(here, meeting, roles), scratch, hang_s, returned), request)  # fmt: skip
+                    results = _watched(members, here, OtherHosts(here, meeting, roles), scratch, hang_s, returned)
+                    return replace(results, asked=request.name) if request else results
             except KeyboardInterrupt:
                 raise Interrupted(BY_CTRL_C) from None
             finally:
@@ -139,11 +138,6 @@ def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> Iterator[StopRe
             raise Interrupted(f"got {request.name}, and then {death}") from death
 
 
-def _told(results: dict[str, dict[int, Any]], request: StopRequest | None) -> dict[str, dict[int, Any]]:
-    """The results, with the signal that has asked this host to leave."""
-    return {**results, "asked": {0: request.name}} if request else results
-
-
 def _watched(
     members: Sequence[StartedProcess],
     here: Sequence[Any],
@@ -151,7 +145,7 @@ def _watched(
     scratch: Path,
     hang_s: float | None,
     returns: Returns,
-) -> dict[str, dict[int, Any]]:
+) -> HostResults:
     """The members' results, when all are done on all hosts. If they end otherwise, the other hosts are told.
 
     Raises:
@@ -171,10 +165,8 @@ def _watched(
         results = supervisor.watch()
         if returns.noted is not None:
             returns.noted.look(here[0], now=True)
-        if returns.told:
-            results |= {"returned": dict(enumerate(returns.told)), "lost_at_servers": {0: returns.lost_at_servers}}
-        others.leave(results)
-        return results
+        others.leave(results.of)
+        return replace(results, returned=returns.told, lost_at_servers=returns.lost_at_servers)
     except NoNote as error:
         raise RunFailed(f"{others.meeting.name(0)} cannot be reached: {error}") from error
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:

@@ -85,17 +85,18 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         grace if keeps(config, plan) else None, told.hang_timeout_s if config.mode == "train" else None,
         Whereabouts(plan), assignment.returns,
     )  # fmt: skip
-    _leave_statistics(Path(plan.run_dir), results.get("server", {}))
-    if "worker" not in results:
+    _leave_statistics(Path(plan.run_dir), results.of.get("server", {}))
+    if "worker" not in results.of:
         return {"ended": SERVED}
-    if not results["worker"]:
-        raise RunFailed("; ".join(results.get("lost", {}).values()) or "no worker of this host is left")
-    lost = {str(rank): why.splitlines()[0] for rank, why in results.get("lost", {}).items()}
-    returned = list(results.get("returned", {}).values())
-    more = {"lost_workers": lost, "returned": returned, "asked": "".join(results.get("asked", {}).values())}
-    more |= {"lost_at_servers": sum(results.get("lost_at_servers", {}).values())}
-    outcome = results["worker"][min(results["worker"])]
-    return {**outcome, **{name: told for name, told in more.items() if told}}
+    if not (workers := results.of["worker"]):
+        raise RunFailed("; ".join(results.lost.values()) or "no worker of this host is left")
+    more = {
+        "lost_workers": {str(rank): why.splitlines()[0] for rank, why in results.lost.items()},
+        "returned": list(results.returned),
+        "lost_at_servers": results.lost_at_servers,
+        "asked": results.asked,
+    }
+    return {**workers[min(workers)], **{name: told for name, told in more.items() if told}}
 
 
 def _roles(plan: Plan, config: RunConfig) -> list[Role]:

@@ -102,6 +102,25 @@ class StartedProcess:
         return f"{self.role.name} {self.rank}"
 
 
+@dataclass(frozen=True)
+class HostResults:
+    """How the processes of this host ended.
+
+    Attributes:
+        of: by role and rank, what an entry returned.
+        lost: by rank, why workers died that the others did without.
+        returned: how processes died that were started again while the others went on.
+        lost_at_servers: updates that servers had done since the snapshots from which they were started again.
+        asked: the signal that has asked this host to leave; empty: none has.
+    """
+
+    of: dict[str, dict[int, Any]]
+    lost: dict[int, str]
+    returned: Sequence[str] = ()
+    lost_at_servers: int = 0
+    asked: str = ""
+
+
 class Supervisor:
     """Watches members until all have ended, or until one has failed that the others cannot do without.
 
@@ -132,9 +151,8 @@ class Supervisor:
         self.deaths: list[RunFailed] = []
         self._unneeded_since: float | None = None
 
-    def watch(self) -> dict[str, dict[int, Any]]:
-        """Watch to the end; returns for each role and rank what its entry returned, and under ``lost`` why processes
-        were done without.
+    def watch(self) -> HostResults:
+        """Watch to the end; returns what entries returned, and why processes were done without.
 
         Raises:
             RunFailed: a process failed that the others cannot do without; the message names it, its own error and its log.
@@ -153,7 +171,7 @@ class Supervisor:
             if self.running and self._all_fenced():
                 break
             self.wait([sign for member in self.running for sign in member.handle.signs()], POLL_S)
-        return {**self.results, **({"lost": self.lost} if self.lost else {})}
+        return HostResults(self.results, self.lost)
 
     @property
     def ends_all(self) -> bool:

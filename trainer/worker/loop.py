@@ -132,7 +132,6 @@ def fit(run: Training) -> dict[str, float]:
 
 def _fit(run: Training) -> dict[str, float]:
     for epoch in range(run.epoch, run.rhythm.epochs):
-        run.epoch = epoch
         train_epoch(run, epoch)
         done = run.step >= run.rhythm.total_steps or (epoch + 1 == run.rhythm.epochs and not run.stop)
         if done or run.stop:
@@ -142,7 +141,6 @@ def _fit(run: Training) -> dict[str, float]:
             look(run, epoch)  # workers without a common step are stopped here alone
         if run.checkpoints is not None and not run.stop:
             run.checkpoints.after_epoch(run)
-        run.update = 0  # not before: whoever has waited for others may have saved where it was
         if done:
             break
         if run.stop:
@@ -176,7 +174,10 @@ def hear(run: Training, callbacks: Callbacks) -> None:
 
 
 def train_epoch(run: Training, epoch: int) -> None:
-    """The epoch's updates: each from one batch, or from several merged ones."""
+    """The epoch's updates: each from one batch, or from several merged ones. A run that goes on in the middle of an epoch begins
+    with the next one of its updates."""
+    if epoch != run.epoch:  # not at the end of the last one: who waits there for others may save where it is
+        run.epoch, run.update = epoch, 0
     run.forward.train()
     run.report.doing("first batch")
     strategy, line, profile = run.strategy, run.line, run.profile
