@@ -159,9 +159,10 @@ def test_tensors_that_no_model_takes_are_one_sentence_that_names_the_file(name: 
 
 
 def test_other_types_of_real_numbers_become_the_models(tmp_path: Path) -> None:
-    for kind, size in (("F8_E4M3", 4), ("BOOL", 4), ("I64", 32), ("BF16", 8)):
+    for kind, size in (("F8_E4M3", 4), ("BOOL", 4), ("I64", 32), ("BF16", 8), ("F16", 8), ("F64", 32)):
         (tmp_path / "w.safetensors").write_bytes(of_kind(kind, size))
         model = torch.nn.Linear(2, 2, bias=False)
+        fit.check(tmp_path / "w.safetensors", model, "m")
         fit.load(tmp_path / "w.safetensors", model)
         assert model.weight.tolist() == [[0, 0], [0, 0]]
 
