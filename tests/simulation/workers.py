@@ -98,6 +98,9 @@ class Ways:
         self.now, self.send = worker.clock, worker.send
         self.look_s = 1.0 if worker.scenario.server_returns else 1e9
 
+    def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype)
+
     def receive(self) -> list[Message]:
         came, self.worker.inbox = self.worker.inbox, []
         return came

@@ -131,6 +131,8 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     elif plan.restarts and len(plan.processes) > 1:
         yield "restarts", f"at most {plan.restarts} within an hour, when a process dies"
     yield "meeting point", plan.endpoint
+    if plan.transport:
+        yield "transport", plan.transport
     if plan.insecure:
         yield "secret", "none (launch.insecure=true)"
 

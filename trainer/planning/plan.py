@@ -21,6 +21,7 @@ from trainer.planning.placement import Process, processes_of
 from trainer.planning.run_secret import is_insecure
 from trainer.planning.stream_checks import how
 from trainer.planning.tracking_store import tracking_uri
+from trainer.planning.transport import transport_of
 from trainer.strategies.contract import Traits
 
 MOST_PROCESSES_SHOWN = 16
@@ -81,6 +82,7 @@ class Plan:
         insecure: servers take any program that reaches the launcher's store for a process of the run.
         by_role: each process is started by a command of its own, and is a host for itself.
         least_nnodes: hosts may come and go, while so many are there; 0: all stay to the end.
+        transport: how workers and parameter servers reach each other; empty: there are no servers.
     """
 
     name: str
@@ -128,6 +130,7 @@ class Plan:
     stream: str = ""
     by_role: bool = False
     least_nnodes: int = 0
+    transport: str = ""
 
     @property
     def own_folder(self) -> Path:
@@ -237,6 +240,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         restarts=launch.max_restarts if restartable(checked) else 0,
         by_role=launch.role is not None,
         least_nnodes=launch.least_nnodes or 0,
+        transport=transport_of(config, roles),
     )
 
 

@@ -163,6 +163,9 @@ class PserverDeclaration(Declaration):
             refused.append(
                 UserError("precision=fp16", f"strategy={self.name}: servers know no loss scale", "precision=bf16")
             )
+        if self.options.transport == "ipc" and config.launch.nnodes > 1:
+            why = "Unix sockets join processes of one host alone"
+            refused.append(UserError("strategy.transport=ipc", why, "strategy.transport=auto"))
         if (servers := config.launch.servers or 1) > MOST_SERVERS:
             why = f"a table's rows fall into {MOST_SERVERS} buckets, and each server needs one at least"
             refused.append(UserError(f"launch.servers={servers}", why, f"launch.servers={MOST_SERVERS}"))

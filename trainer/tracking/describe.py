@@ -220,6 +220,7 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
         "trainer.precision": str(plan.chosen.precision),
         "trainer.data_source": plan.facts.source,
         "trainer.stand_in": plan.facts.stand_in or "no",
+        "trainer.transport": plan.transport or "none",
         "trainer.insecure": "yes" if plan.insecure else "no",
         "trainer.overrides": command(overrides)[:5000],
         RUN_DIR: plan.run_dir,

@@ -144,12 +144,9 @@ class StormySocket(WorkerSocket):
         self.coming: list[tuple[float, Message]] = []
 
     def send(self, frames: Sequence[Any]) -> None:
-        now = time.monotonic()
+        now, frames = time.monotonic(), self.as_sent(frames)
         for late in self.weather.copies():
-            if late:
-                self.going.append((now + late, [bytes(memoryview(f).cast("B")) if np.size(f) else b"" for f in frames]))
-            else:
-                super().send(frames)
+            self.going.append((now + late, [bytes(memoryview(f).cast("B")) if np.size(f) else b"" for f in frames]))
         self._flush(now)
 
     def _flush(self, now: float) -> None:
@@ -252,7 +249,7 @@ class Bare:
         self.cluster, self.rank, self.dense = cluster, rank, dense
         strategy = cluster.run["config"]["strategy"]
         timeout_s, lost_after_s = strategy["timeout_s"], strategy["lost_after_s"]
-        self.connections = connect(cluster.seat("worker", rank), cluster.size, timeout_s, lost_after_s)
+        self.connections = connect(cluster.seat("worker", rank), cluster.size, timeout_s, lost_after_s, shares=True)
         self.client = Client(rank, self.connections, timeout_s)
         self.key, self.home = bucket_key(TABLE), server_of_bucket(cluster.size)
 

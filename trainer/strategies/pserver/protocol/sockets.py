@@ -21,6 +21,7 @@ from trainer.errors import RunFailed
 from trainer.host import descriptors
 from trainer.host.addresses import with_port
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, pack, unpack
+from trainer.strategies.pserver.protocol.shared_memory import Channel, Late, Pool, has_trailer, mark_of
 
 LINGER_MS = 2000
 QUEUE = 1000
@@ -59,6 +60,7 @@ class ServerSocket:
         folder: of this user alone, for a Unix socket instead of the port; empty: none.
         handshake_s: a connection that has not said by then who it is, is closed.
         port: where it listens; 0: at a free port.
+        pool: memory that it shares with workers at a Unix socket; None: none.
 
     Raises:
         RunFailed: it cannot listen there.
@@ -66,9 +68,10 @@ class ServerSocket:
 
     def __init__(
         self, secret: bytes, server: int, workers: int, host: str, most_bytes: int, folder: str = "",
-        handshake_s: float = HANDSHAKE_S, port: int = 0,
+        handshake_s: float = HANDSHAKE_S, port: int = 0, pool: Pool | None = None,
     ) -> None:  # fmt: skip
         self.context = zmq.Context()
+        self.sharing = Sharing(pool) if pool is not None else None
         names = {rank: f"worker {rank}" for rank in range(workers)}
         self.ranks = {key_pair(secret, name)[0]: rank for rank, name in names.items()} if not folder else {}
         self.passwords = {name.encode(): (rank, password(secret, name)) for rank, name in names.items()}
@@ -124,16 +127,21 @@ class ServerSocket:
             self._open_or_not()
         if self.router not in ready:
             return []
-        address, *frames = self.router.recv_multipart(copy=False)
-        self.bytes_in += sum(len(f) for f in frames)
+        address, *came = self.router.recv_multipart(copy=False)
+        frames = [f.buffer for f in came]
         try:
             if len(frames) > FRAMES:
                 raise Malformed(f"{len(frames)} frames")
-            message = unpack([f.buffer for f in frames])
+            if self.sharing is not None and has_trailer(frames):
+                frames = self.sharing.incoming(address.bytes, str(address.get("User-Id")), frames)
+            self.bytes_in += sum(len(f) for f in frames)
+            message = unpack(frames)
             if str(message.rank) != address.get("User-Id"):
                 raise Malformed(f"worker {address.get('User-Id')} says that it is worker {message.rank}")
         except Malformed as error:
             self.refuse(error)
+            return []
+        except Late:
             return []
         return [(address.bytes, message)]
 
@@ -182,8 +190,10 @@ class ServerSocket:
     def answer(self, address: bytes, request: Message, answer: Message) -> None:
         """Send the answer to a request."""
         answer.number = request.number
-        frames = pack(answer)
+        frames: Sequence[Any] = pack(answer)
         self.bytes_out += sum(memoryview(f).nbytes for f in frames)
+        if self.sharing is not None:
+            frames = self.sharing.outgoing(address, frames)
         _send(self.router, [address, *frames])
 
     def _open_or_not(self) -> None:
@@ -212,13 +222,58 @@ class ServerSocket:
         self.door.close(0)
         self.router.close()
         self.context.term()
+        if self.sharing is not None:
+            self.sharing.pool.close()
+
+
+class Sharing:
+    """A server's memory that it shares with workers, and theirs."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.pool.look_who_has_gone = self._forget_the_ended
+        self.channels: dict[tuple[str, bytes], Channel] = {}
+        self.routes: dict[bytes, Channel] = {}
+
+    def incoming(self, address: bytes, who: str, frames: Sequence[Any]) -> list[Any]:
+        """The frames of a worker's message, those in memory too.
+
+        Raises:
+            Late, Malformed: as ``Channel.incoming``.
+        """
+        channel = self.channels.get(key := (who, mark_of(frames)))
+        if channel is None:
+            self._forget_the_ended()
+            channel = self.channels[key] = Channel(self.pool, writable=True)
+        self.routes[address] = channel
+        return channel.incoming(frames)
+
+    def outgoing(self, address: bytes, frames: Sequence[Any]) -> Sequence[Any]:
+        """The frames of an answer as they go through the socket."""
+        channel = self.routes.get(address)
+        return frames if channel is None else channel.outgoing(frames)
+
+    def _forget_the_ended(self) -> None:
+        for key, channel in [*self.channels.items()]:
+            if channel.is_over:
+                channel.end()
+                del self.channels[key]
+        self.routes = {address: c for address, c in self.routes.items() if c in self.channels.values()}
 
 
 class WorkerSocket:
-    """A worker's end of the connection to one server; used by one thread alone."""
+    """A worker's end of the connection to one server; used by one thread alone.
 
-    def __init__(self, context: zmq.Context[Any], secret: bytes, rank: int, server: int, endpoint: str) -> None:
+    Args:
+        pool: memory that it shares with the server at a Unix socket; None: none.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], secret: bytes, rank: int, server: int, endpoint: str, pool: Pool | None = None
+    ) -> None:
         self.server = server
+        shares = pool is not None and endpoint.startswith("ipc:")
+        self.channel = Channel(pool, writable=False) if pool is not None and shares else None
         self.socket = context.socket(zmq.DEALER)
         who = f"worker {rank}"
         if endpoint.startswith("ipc:"):
@@ -242,20 +297,32 @@ class WorkerSocket:
             zmq.Again: the queue stayed full for the socket's time limit.
         """
         self.bytes_out += sum(memoryview(f).nbytes for f in frames)
-        _send(self.socket, frames)
+        _send(self.socket, self.as_sent(frames))
+
+    def as_sent(self, frames: Sequence[Any]) -> Sequence[Any]:
+        """The frames of a message as they go through the socket."""
+        return frames if self.channel is None else self.channel.outgoing(frames)
 
     def receive(self) -> Message | None:
         """The next answer from this server, if one is there."""
-        try:
-            frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        self.bytes_in += sum(len(f) for f in frames)
-        return unpack([f.buffer for f in frames])
+        while True:
+            try:
+                frames = [f.buffer for f in self.socket.recv_multipart(zmq.NOBLOCK, copy=False)]
+            except zmq.Again:
+                return None
+            try:
+                if self.channel is not None and has_trailer(frames):
+                    frames = self.channel.incoming(frames)
+            except Late:
+                continue
+            self.bytes_in += sum(len(f) for f in frames)
+            return unpack(frames)
 
     def close(self, linger_ms: int = LINGER_MS) -> None:
         """Close the socket; what is not sent yet has so long."""
         self.socket.close(linger_ms)
+        if self.channel is not None:
+            self.channel.end()
 
 
 def _send(socket: Any, frames: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.of_workers import saved_by_workers
 from trainer.strategies.pserver.server.rules import RULES, Rule
 from trainer.strategies.pserver.server.server_assignment import ServersPlan
-from trainer.strategies.pserver.server.shard import Shard
+from trainer.strategies.pserver.server.shard import Shard, empty_vector
 from trainer.weights.server_parts import ServerFile, parts_of
 
 RULE = "rule|"
@@ -51,6 +51,7 @@ class Parameters:
         self.strategy, self.mode = declared.options, declared.mode
         self.most_merged = getattr(declared.options, "max_merge_var_num", 1)
         self.shard: Shard | None = None
+        self.room = empty_vector
         self.rule: Rule | None = None
         self.ready = False
         self.age = 0
@@ -120,7 +121,7 @@ class Parameters:
         workers = len(self.members.all)
         per_step = workers if self.mode in ("async", "ssp") else 1
         geo = workers if self.mode == "geo" else 0
-        return Shard(self.config, self.strategy.entry, self.plan, self.server, layout, per_step, geo)
+        return Shard(self.config, self.strategy.entry, self.plan, self.server, layout, per_step, geo, self.room)
 
     def _load(self, shard: Shard, folder: Path) -> None:
         """Take what another run has saved. Its workers' pushes are not this run's: they are counted from 1 again."""

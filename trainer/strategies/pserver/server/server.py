@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainer.host.pulse import Pulse
 from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT
+from trainer.strategies.pserver.protocol.shared_memory import opened_pool, vector
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
 from trainer.strategies.pserver.server.ledger import LedgerFile
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
@@ -58,12 +60,17 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     """Open a server and the socket at which workers reach it: a Unix socket on one host, else TCP."""
     declared: PserverDeclaration = call_target(run.config.node("strategy"), "strategy", kind=PserverDeclaration)
     limit = max(SMALLEST_LIMIT, 24 * int(run.plan.parameters))
-    folder = seat.folder if declared.options.transport == "auto" else ""
-    handshake_s = declared.options.handshake_s
-    socket = ServerSocket(seat.secret, seat.rank, run.plan.workers, seat.host, limit, folder, handshake_s, seat.port)
+    transport, handshake_s = declared.options.transport, declared.options.handshake_s
+    folder = "" if transport == "tcp" else seat.folder
+    pool = opened_pool(run.plan.workers) if folder and transport == "auto" else None
+    socket = ServerSocket(
+        seat.secret, seat.rank, run.plan.workers, seat.host, limit, folder, handshake_s, seat.port, pool
+    )
     assert seat.store is not None
     kept = opened_ledger(seat.rank, run) if declared.options.ledger else None
     machine = Server(seat.rank, run, declared, socket, seat.store, time.monotonic, limit, kept, seat.life, seat.returns)
+    if pool is not None:
+        machine.parameters.room = partial(vector, pool)
     return machine, socket
 
 

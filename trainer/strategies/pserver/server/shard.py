@@ -34,6 +34,11 @@ Saved = tuple[Tensors, Mapping[str, Any]]
 """A server's state: tensors by name, and plain numbers."""
 
 
+def empty_vector(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """A vector (count,) of a shard that nobody has written to."""
+    return torch.empty(count, dtype=dtype)
+
+
 class Shard:
     """The parameters of one server; one thread uses it.
 
@@ -45,6 +50,7 @@ class Shard:
         layout: what it keeps.
         updates_per_step: gradients that count as one step of the schedule (workers, where each is applied by itself).
         geo_workers: how many workers exchange differences; 0: the optimizer runs here.
+        room: makes the vector (n,) that is sent.
     """
 
     def __init__(
@@ -56,7 +62,9 @@ class Shard:
         layout: Layout,
         updates_per_step: int = 1,
         geo_workers: int = 0,
+        room: Callable[[int, torch.dtype], torch.Tensor] = empty_vector,
     ) -> None:
+        self.room = room
         self.layout, self.server, self.servers = layout, server, plan.roles["server"]
         self.entry = entry
         self.dtype = getattr(torch, layout.dtype)
@@ -104,7 +112,7 @@ class Shard:
     def copy(self) -> torch.Tensor:
         """The dense values (n,) of this version; all who ask get the same array, and must not change it."""
         if self._copy is None or self._copy[0] != self.version:
-            self._copy = self.version, self.vector.detach().clone()
+            self._copy = self.version, self.room(self.layout.dense, self.dtype).copy_(self.vector)
         return self._copy[1]
 
     def name_of(self, element: int) -> str:

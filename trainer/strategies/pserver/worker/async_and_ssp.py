@@ -94,7 +94,7 @@ class Stale(CommonStart):
         factor = clip_factor(parameters, rows, self.options.clip_norm)
         if factor != 1.0:
             rows = {n: (ids, g * factor) for n, (ids, g) in rows.items()}
-        self._merge([self.dense.gradients(s, factor) for s in self.client.servers], rows, samples)
+        self._merge(self.gradients(factor), rows, samples)
         self.drop_gradients()
         self.steps += 1
         self.since_pull += 1

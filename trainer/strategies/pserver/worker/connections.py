@@ -8,12 +8,14 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
 import zmq
 
 from trainer.errors import RunFailed
 from trainer.host.notes_board import FolderBoard
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT, Message, Verb, pack
+from trainer.strategies.pserver.protocol.shared_memory import opened_pool, vector
 from trainer.strategies.pserver.protocol.sockets import LINGER_MS, WorkerSocket
 
 
@@ -28,6 +30,9 @@ class Connections(Protocol):
 
     def now(self) -> float:
         """The worker's clock, in seconds."""
+
+    def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A vector (count,) for values that will be sent, uninitialised, where sending takes least."""
 
     def send(self, server: int, frames: Sequence[Any]) -> None:
         """Hand a packed message over for one server; its buffers must not change before it is answered."""
@@ -86,7 +91,10 @@ class Sockets:
 
     look_s = LOOK_S
 
-    def __init__(self, seat: Seat, endpoints: Sequence[str], lost_after_s: float, io_threads: int = 1) -> None:
+    def __init__(
+        self, seat: Seat, endpoints: Sequence[str], lost_after_s: float, io_threads: int = 1, shares: bool = False
+    ) -> None:
+        self.pool = opened_pool(len(endpoints)) if shares and endpoints[0].startswith("ipc:") else None
         self.seat, self.count = seat, len(endpoints)
         self.context: zmq.Context[Any] = zmq.Context(io_threads)
         self.poller = zmq.Poller()
@@ -102,7 +110,7 @@ class Sockets:
         self._heart.start()
 
     def _connected(self, server: int, endpoint: str) -> WorkerSocket:
-        socket = WorkerSocket(self.context, self.seat.secret, self.seat.rank, server, endpoint)
+        socket = WorkerSocket(self.context, self.seat.secret, self.seat.rank, server, endpoint, self.pool)
         self.poller.register(socket.socket, zmq.POLLIN)
         return socket
 
@@ -122,6 +130,9 @@ class Sockets:
 
     def now(self) -> float:
         return time.monotonic()
+
+    def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return vector(self.pool, count, dtype)
 
     def send(self, server: int, frames: Sequence[Any]) -> None:
         self.sockets[server].send(frames)
@@ -150,10 +161,17 @@ class Sockets:
         for socket in self.sockets:
             socket.close(linger_ms)
         self.context.term()
+        if self.pool is not None:
+            self.pool.close()
 
 
-def connect(seat: Seat, servers: int, timeout_s: float, lost_after_s: float, io_threads: int = 1) -> Sockets:
+def connect(
+    seat: Seat, servers: int, timeout_s: float, lost_after_s: float, io_threads: int = 1, shares: bool = False
+) -> Sockets:
     """Connect to all servers of a run, once they have published their addresses.
+
+    Args:
+        shares: large values go through memory that this worker and a server at a Unix socket share.
 
     Raises:
         RunFailed: one of them did not within ``timeout_s``.
@@ -168,7 +186,7 @@ def connect(seat: Seat, servers: int, timeout_s: float, lost_after_s: float, io_
             raise RunFailed(f"{seat.server_name(server)} did not say where it is within {timeout_s:g} s (strategy.timeout_s)") from error  # fmt: skip
         again = Restarted(seat, server).known
         endpoints.append(again.partition(" ")[2] or seat.store.get(key).decode())
-    return Sockets(seat, endpoints, lost_after_s, io_threads)
+    return Sockets(seat, endpoints, lost_after_s, io_threads, shares)
 
 
 def _beat(

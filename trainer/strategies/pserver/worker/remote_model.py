@@ -51,6 +51,11 @@ class DenseMap:
             [(sum(p.stop - p.start for p in g if p.server == s), rate) for rate, g in groups] for s in range(servers)
         ]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters."""
+        return next(iter(self.parameters.values())).dtype if self.parameters else torch.float32
+
     def size(self, server: int) -> int:
         """How many elements a server keeps."""
         return sum(p.stop - p.start for p in self.pieces[server])
@@ -59,15 +64,15 @@ class DenseMap:
         """A copy of a server's part (n,) of the parameters, on the CPU."""
         return self._gathered(server, lambda p: p.detach())
 
-    def gradients(self, server: int, factor: float = 1.0) -> torch.Tensor:
-        """A copy of a server's part (n,) of the gradients times a factor; zeros where there are none."""
-        return self._gathered(server, lambda p: p.grad, factor)
+    def gradients(self, server: int, factor: float = 1.0, room: torch.Tensor | None = None) -> torch.Tensor:
+        """A copy of a server's part (n,) of the gradients times a factor, in that room; zeros where there are none."""
+        return self._gathered(server, lambda p: p.grad, factor, room)
 
     def _gathered(
-        self, server: int, what: Callable[[nn.Parameter], torch.Tensor | None], factor: float = 1.0
-    ) -> torch.Tensor:
-        dtype = next(iter(self.parameters.values())).dtype if self.parameters else torch.float32
-        vector = torch.empty(self.size(server), dtype=dtype)
+        self, server: int, what: Callable[[nn.Parameter], torch.Tensor | None], factor: float = 1.0,
+        room: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        vector = torch.empty(self.size(server), dtype=self.dtype) if room is None else room
         offset = 0
         for piece in self.pieces[server]:
             length = piece.stop - piece.start

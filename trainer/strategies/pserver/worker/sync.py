@@ -52,7 +52,7 @@ class PserverSync(PserverWorker):
     def step(self, samples: int) -> None:
         rows = {t.number: t.gradient() for t in self.remote}
         rows = {n: (ids, g * samples) for n, (ids, g) in rows.items()}
-        dense = [self.dense.gradients(s, samples) for s in self.client.servers]
+        dense = self.gradients(samples)
         clock = self.clock + 1
         push = WholePush(dense, rows, samples, clock, self.age(), self.pulls.versions, [])
         pushes = self.client.push(self.encoder.messages(push))

@@ -85,7 +85,8 @@ class PserverWorker(Retelling, Halting, Strategy):
     def connections(self) -> Connections:
         """Open the connections to all servers."""
         told = self.options
-        return connect(self.seat, self.seat.servers, told.timeout_s, told.lost_after_s, self.io_threads)
+        shares = told.transport == "auto"
+        return connect(self.seat, self.seat.servers, told.timeout_s, told.lost_after_s, self.io_threads, shares)
 
     # --- the start -------------------------------------------------------------------------------------------------
 
@@ -190,6 +191,11 @@ class PserverWorker(Retelling, Halting, Strategy):
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def gradients(self, factor: float) -> list[torch.Tensor]:
+        """By server, (n,) of its part of the dense gradient times a factor."""
+        dense, room = self.dense, self.client.connections.room
+        return [dense.gradients(s, factor, room(dense.size(s), dense.dtype)) for s in self.client.servers]
 
     def drop_gradients(self) -> None:
         """Drop the gradients of the dense parameters, as ``zero_grad`` does."""

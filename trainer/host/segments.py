@@ -1,0 +1,64 @@
+"""Memory without a name (memfd) that processes of one user share: nothing of it is left when they have ended, however that came."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SEAL", 0)
+AT_ONCE = getattr(mmap, "MAP_POPULATE", 0)
+"""The pages are there before they are used."""
+
+
+def make(size: int) -> tuple[int, mmap.mmap]:
+    """New shared memory: its descriptor, which others open, and where this process sees it.
+
+    Raises:
+        OSError: there is none, or not so much.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise OSError("this system has no memfd_create")
+    descriptor = os.memfd_create("trainer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(descriptor, 0o600)
+        os.posix_fallocate(descriptor, 0, size)  # what lacks is an error here, and no signal later
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        return descriptor, mmap.mmap(descriptor, size, mmap.MAP_SHARED | AT_ONCE)
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def look_into(process: int, descriptor: int, inode: int, writable: bool) -> mmap.mmap:
+    """The shared memory that another process has made, which cannot become shorter.
+
+    Raises:
+        FileNotFoundError: it is not there any more. OSError: it cannot be opened.
+    """
+    flags = os.O_RDWR if writable else os.O_RDONLY
+    own = os.open(f"/proc/{process}/fd/{descriptor}", flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        told = os.fstat(own)
+        if told.st_ino != inode or fcntl.fcntl(own, fcntl.F_GET_SEALS) & SEALS != SEALS:
+            raise FileNotFoundError("another file is there")
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        return mmap.mmap(own, told.st_size, mmap.MAP_SHARED | AT_ONCE, protection)
+    finally:
+        os.close(own)
+
+
+def what_lacks() -> str:
+    """Why processes of this machine cannot share such memory; empty: they can."""
+    try:
+        descriptor, memory = make(mmap.PAGESIZE)
+    except OSError as error:
+        return error.strerror or str(error)
+    try:
+        look_into(os.getpid(), descriptor, os.fstat(descriptor).st_ino, writable=True).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        memory.close()
+        os.close(descriptor)
+    return ""
