@@ -1,4 +1,5 @@
 # make demo: install into .venv and run the main job small.   make test: install what is missing and run the tests.
+# make simulation, make kills: many runs of the simulated parameter server, and many kills of real processes.
 # make test-long: the tests marked "long" (sweeps over all models, large counts), which make test leaves out.
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 JOBS ?= 4
 INSTALL := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python
 
-.PHONY: audit demo test test-long install install-dev install-site lint types floors wheel docker dockerfile docs site clean
+.PHONY: audit demo test test-long simulation kills install install-dev install-site lint types floors wheel docker dockerfile docs site clean
 
 demo: install
 	$(BIN)/python -m trainer +recipe=resnet50_flowers_demo
@@ -19,6 +20,13 @@ test: install-dev
 
 test-long: install-dev
 	$(BIN)/python -m pytest -n $(JOBS) -m long --timeout 7200
+
+# Both are parts of .ci/run; the tests have a short case of each.
+simulation: install-dev
+	$(BIN)/python -m tests.simulation --seeds 0:20000 --jobs 2
+
+kills: install-dev
+	$(BIN)/python -m pytest -n $(JOBS) -m kills tests/faults
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -22,6 +22,7 @@ APART = {
     "launch/test_tasks.py": EACH,
     "faults/test_ledgers.py": EACH,
     "faults/test_elastic.py": EACH,
+    "faults/test_kills.py": r"\[\d+-(.*)\]",
     "checkpoint/test_identity.py": EACH,
     "e2e/test_compiled.py": EACH,
 }

@@ -6,12 +6,14 @@ With ``TRAINER_KILLS=FILE`` each run leaves a line there, of which ``python -m t
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -52,8 +54,18 @@ LOST = re.compile(r"(\d+) updates? of this server since then")
 """What each command says of servers that it has started again."""
 MOST = 8
 """Times that a run is started again."""
-SHORT, LONG = 2, 63
-"""Kills of each strategy."""
+SHORT, CI, LONG = 1, 5, 63
+"""Kills of each strategy: of `make test`, up to which `make kills` goes on, and in all."""
+WITH_ONE_MORE = ("pserver_sync", "pserver_async", "pserver_ssp", "pserver_geo")
+"""`make kills` plays one more of these, which can be killed in most ways: 40 in all."""
+
+
+def kills() -> Iterator[Any]:
+    """Numbers and strategies, each with the mark of who plays it."""
+    for number, strategy in itertools.product(range(LONG), STRATEGIES):
+        in_ci = number < CI or (number == CI and strategy in WITH_ONE_MORE)
+        marks = [pytest.mark.kills if in_ci else pytest.mark.long] * (number >= SHORT)
+        yield pytest.param(number, strategy, marks=marks, id=f"{number}-{strategy}")
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +86,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     return run
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("number", [pytest.param(n, marks=[pytest.mark.long] * (n >= SHORT)) for n in range(LONG)])
+@pytest.mark.parametrize(("number", "strategy"), kills())
 def test_a_killed_run_ends_as_if_nothing_had_happened(
     number: int, strategy: str, undisturbed: Callable[[str], tuple[Path, float]], tmp_path: Path
 ) -> None:

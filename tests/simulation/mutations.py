@@ -106,15 +106,6 @@ def absence_counts_as_silence(_: Any, self: machine.Server, seconds: float) -> N
     pass
 
 
-@replaces(machine.Server, "_look_around")
-def what_a_server_does_when_it_looks_around_counts_as_silence(_: Any, self: machine.Server, since: float) -> None:
-    self.looked = since
-    self.liveness.look_after()
-    self.turns.end_overdue()
-    self.turns.try_again()
-    self.ended_turn = self.now()
-
-
 @replaces(pushes.Pushes, "push")
 def a_refused_push_raises_the_age(original: Any, self: pushes.Pushes, message: Message) -> Message:
     self.parameters.grow_older(int(message.need(Kind.NUMBERS)[2]))

@@ -22,10 +22,11 @@ class Nonsense:
 
     Args:
         shard: what it keeps. mode: of the run. next_push: a number that the worker's next push may have. first: it is worker 0.
-        saved: something was saved. comes: a worker that waits to be let in, if one does.
+        saved: something was saved. comes: a worker that waits to be let in, if one does; None: an ADMIT would wait for the HELLO of
+            a life that this server has never heard of.
     """
 
-    def __init__(self, shard: Shard, mode: str, next_push: int, first: bool, saved: bool, comes: int) -> None:
+    def __init__(self, shard: Shard, mode: str, next_push: int, first: bool, saved: bool, comes: int | None) -> None:
         self.shard, self.mode, self.next_push, self.first, self.saved = shard, mode, next_push, first, saved
         self.comes = comes
         self.numbers = Record(Kind.NUMBERS, np.array([0.0, 1.0, 1e9]))  # rows would be as old as that
@@ -116,10 +117,11 @@ class Nonsense:
             (Message(Verb.FETCH, clock=-2), "FETCH from -2"),
             (Message(Verb.DONE), "no answer"),
             (Message(Verb.ADMIT, clock=NO_WORKER, sequence=1), "no worker"),
-            (Message(Verb.ADMIT, clock=self.comes, sequence=NO_LIFE), ANSWERED),
             (Message(Verb.MEET, clock=1 << 30, records=[Record(Kind.NUMBERS, np.ones(1))]), "while the latest is"),
             (Message(Verb.MEET, clock=1 << 30, records=[Record(Kind.NUMBERS, np.ones(1, dtype=np.float32))]), "are float64"),
         ]  # fmt: skip
+        if self.comes is not None:
+            found.append((Message(Verb.ADMIT, clock=self.comes, sequence=NO_LIFE), ANSWERED))
         if not self.first:
             found.append((asks(Verb.START, {"last": True}), "worker 0's to make"))
         if not self.saved:

@@ -9,12 +9,13 @@ import numpy as np
 
 from tests.notes import Notes
 from tests.simulation.checkpoints import Before, Checkpoints
+from tests.simulation.close_deaths import CloseDeaths
 from tests.simulation.disks import Disks
-from tests.simulation.scenario import DEATHS, LOST_AFTER_S, Fault, Scenario
+from tests.simulation.scenario import CLOSE_BY, DEATHS, LOST_AFTER_S, Fault, Scenario
 from tests.simulation.server_returns import ServerReturns
 from tests.simulation.servers import SimulatedServer, declared
 from tests.simulation.stage import STAGE
-from tests.simulation.workers import KILLED, RUN, SimulatedWorker
+from tests.simulation.workers import KILLED, LEAVES, RUN, SimulatedWorker
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol.messages import Message, Verb
@@ -28,8 +29,8 @@ LINGER_S = 5.0
 """As launch/supervisor.py: so long processes go on of which the others have declared all lost."""
 
 NOTHING = Before(Checkpoints(lambda: None), None, None, frozenset(), 0)
-TORN = {"torn push": Verb.PUSH, "torn stop": Verb.MEET, "torn goodbye": Verb.BYE}
-"""The message at which a worker dies."""
+TORN = {"torn push": (Verb.PUSH, False), "torn stop": (Verb.MEET, True), "torn meeting": (Verb.MEET, False), "torn goodbye": LEAVES}  # fmt: skip
+"""The message at which a worker dies, and whether at a stop."""
 WITH_CODEC = 8
 """In one run of so many, messages travel in frames."""
 
@@ -93,6 +94,7 @@ class Play:
             self.disks.parts[resume] = before.disks.parts[resume]
         self.servers = [self.make_server(n, n + 1, resume) for n in range(scenario.servers)]
         self.server_returns = ServerReturns(self)
+        self.close_deaths = CloseDeaths(self) if scenario.close else None
         self.workers = [
             SimulatedWorker(
                 world,
@@ -227,7 +229,7 @@ class Play:
         if process.dead or process.ended:
             return
         if (
-            fault.kind.startswith("kill")
+            fault.kind.startswith(("kill", "torn"))
             and fault.seconds
             and self.saved.newest() is None
             and self.scenario.server_returns
@@ -269,8 +271,8 @@ class Play:
         if self.end:
             return
         self.gone[rank] = why
-        if why == KILLED and self.scenario.close:
-            self.world.after(2.0 * self.world.random.random() ** 2, self.server_returns.dies_too)
+        if why == KILLED and self.close_deaths:
+            self.close_deaths.worker_died()
         if not why:
             self.board.set(f"done/worker/{rank}", "well")
             self._done()
@@ -296,7 +298,7 @@ class Play:
             self.world, rank, self.scenario, self.board, self.saved, self.to_server, self.worker_ended, self.settled,
             before.number + 1,
         )  # fmt: skip
-        worker.doomed = before.doomed if before.doomed == Verb.BYE else None
+        worker.doomed = before.doomed if before.doomed == LEAVES else None
         self.processes[worker.address] = worker
 
     def server_ended(self, number: int, error: RunFailed | None) -> None:
@@ -367,8 +369,8 @@ class Play:
         """Whether anything happened to a worker that may have it declared lost."""
         own = [f for f in self.scenario.faults if f.worker == rank]
         silent = sum(f.seconds for f in own if f.kind in ("stop worker", "suspend worker", "cut"))
-        died = rank in self.server_returns.victims or any(f.kind in DEATHS for f in own)
-        return died or silent > LOST_AFTER_S / 2
+        victim = self.close_deaths is not None and rank in self.close_deaths.victims
+        return victim or silent > LOST_AFTER_S / 2 or any(f.kind in DEATHS + CLOSE_BY for f in own)
 
     def _check_pieces(self, server: SimulatedServer) -> None:
         """Every piece of work once; of lost workers at most once, where nobody takes over their work."""

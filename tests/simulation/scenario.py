@@ -24,6 +24,8 @@ JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
 FAULTS = ("stop worker", "stop server", "suspend worker", "suspend server", "kill worker", "kill server", "cut", "reset", "clock of worker", "clock of server", "nonsense", "torn push")  # fmt: skip
 DEATHS = ("kill worker", "torn push", "torn stop", "torn goodbye")
 """Of a worker: at a time, in the middle of its next push, at the next stop of all, or as it leaves."""
+CLOSE_BY = ("kill worker", "torn push", "torn stop", "torn stop", "torn meeting", "torn meeting")
+"""Its deaths in runs for deaths that come close together: also at the end of an epoch."""
 WEIGHTS = (4, 4, 1, 1, 5, 0.15, 3, 3, 1, 1, 3, 6)
 
 
@@ -199,13 +201,28 @@ class Scenario:
         workers = self.workers if self.workers > 1 else r.choice((2, 3))
         rank, at = r.randrange(workers), r.uniform(0.1, 3.0)
         kills = [
-            Fault(at, r.choice(("torn stop", "torn stop", "kill worker")), rank, 0, 0.05),
+            Fault(at, r.choice(CLOSE_BY), rank, 0, 0.05),
             Fault(at + r.choice((0.0, 0.1, 1.0)), "kill server", 0, r.randrange(self.servers), 0.05),
         ]
         return replace(
             self, close=True, workers=workers, leased=True, returns=3, server_returns=4, ends=(), hosts=(), slow_s=min(self.slow_s, 3.0), stops=r.choice((1, 2, 3)),
-            blocks=max(self.blocks, r.choice((2, 4, 6))), pace=tuple(r.choice((0.05, 0.2, 0.5)) for _ in range(workers)),
+            blocks=max(self.blocks, r.choice((2, 4, 6))), pace=tuple(r.choice((0.05, 0.5, 1.0, 3.0)) for _ in range(workers)),
             faults=tuple(sorted([*self.faults[:1], *kills], key=lambda fault: fault.at)),
+        )._with_a_slow_worker(r)  # fmt: skip
+
+    def _with_a_slow_worker(self, r: random.Random) -> Scenario:
+        """In geo a server comes back, which waits for all before it answers what they ask first; the first worker goes on and has all
+        stop; the server dies once more before the slow one has come."""
+        if self.mode != "geo" or r.random() < 0.5:
+            return self
+        at, server = r.uniform(1.0, 6.0), r.randrange(self.servers)
+        kills = (
+            Fault(at, "kill server", 0, server, 0.05),
+            Fault(at + r.uniform(0.7, 3.0), "kill server", 0, server, 0.05),
+        )
+        return replace(
+            self, pace=(r.choice((0.1, 0.3)), *(r.choice((1.0, 3.0)) for _ in self.pace[1:])), stops=r.choice((1, 2, 3)), faults=kills,
+            options=self.options | {"k_steps": 5}, blocks=max(4, self.blocks), block=max(4, self.block),
         )  # fmt: skip
 
     def _with_blocks_of_the_lost(self, r: random.Random) -> Scenario:

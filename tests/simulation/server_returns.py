@@ -25,8 +25,6 @@ class ServerReturns:
     def __init__(self, play: Play) -> None:
         self.play, self.world = play, play.world
         self.done = 0
-        self.victims: set[int] = set()
-        """Workers that were killed because a server has just come back."""
 
     def died(self, server: SimulatedServer) -> None:
         """A server was killed: it is started again from its part of the newest checkpoint, or all ends."""
@@ -42,30 +40,6 @@ class ServerReturns:
         part = play.disks.parts_of(folder)[server.number]
         seconds = (LATE_S if world.random.random() < 0.1 else SOON_S) * world.random.random()
         world.after(seconds, self._begin, server, folder, server.machine.parameters.applied - part.version)
-
-    def dies_too(self) -> None:
-        """Soon after another process a server dies, if it can be started again."""
-        play = self.play
-        server = self.world.random.choice(play.servers)
-        if self.done < play.scenario.server_returns and not (server.dead or server.ended) and play.saved.newest() is not None:  # fmt: skip
-            self.world.injected["kill server"] += 1
-            play.kill_server(server)
-
-    def _die_again(self, server: SimulatedServer) -> None:
-        """One that has just come back, or a worker that it asks what it has."""
-        chance, when = self.world.random.random(), 3.0 * self.world.random.random()
-        if chance < 0.3:
-            self.world.after(when, self.dies_too)
-        elif chance < 0.5:
-            self.world.after(when, self._worker_dies)
-
-    def _worker_dies(self) -> None:
-        play = self.play
-        worker = self.world.random.choice(play.workers)
-        if len(play.came_back) < play.scenario.returns and not (worker.dead or worker.ended):
-            self.world.injected["kill worker"] += 1
-            self.victims.add(worker.rank)
-            worker.kill()
 
     def _fits(self, server: SimulatedServer, folder: Path) -> bool:
         part = self.play.disks.parts_of(folder)[server.number]
@@ -88,8 +62,8 @@ class ServerReturns:
         self.world.injected["piece lost with a server"] += len(gone)
         server.truth.pushes, server.truth.counted = before.truth.pushes, before.truth.counted
         play.board.set(AGAIN.format(number), f"{life} there")
-        if play.scenario.close:
-            self._die_again(server)
+        if play.close_deaths:
+            play.close_deaths.server_is_back(server)
 
 
 MOST_PIECES = 1000

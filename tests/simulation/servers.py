@@ -114,6 +114,9 @@ class SimulatedServer(Process):
         self.inbox: list[tuple[bytes, Message]] = []
         self.missed_turns = False
         self.seen_version, self.unsure = 0, unsure
+        self.dies_at: Verb | None = None
+        self.die: Callable[[SimulatedServer], None] = lambda server: None
+        """How it dies, soon after a message of that kind has come."""
         self.nonsense: Message | None = None
         self.answer_to_nonsense: Message | None = None
         self.truth = Truth(self)
@@ -133,6 +136,9 @@ class SimulatedServer(Process):
         """A message has arrived."""
         if self.dead or self.ended:
             return
+        if message.verb == self.dies_at:
+            self.dies_at = None
+            self.world.after(0.5 * self.world.random.random() ** 2, self.die, self)
         self.inbox.append((address, message))
         if not self.stopped:
             self.turn()
@@ -257,7 +263,7 @@ class SimulatedServer(Process):
             return 0
         for _ in range(NONSENSE_AT_ONCE):
             saved = self.machine.saving.saver is not None
-            comes = next((m.rank for m in self.machine.members.all if m.coming), 0)
+            comes = None if self.again else next((m.rank for m in self.machine.members.all if m.coming), 0)
             nonsense = Nonsense(
                 parameters.shard, self.scenario.mode, member.watermark.greatest + 1, rank == 0, saved, comes
             )

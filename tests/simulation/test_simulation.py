@@ -11,9 +11,8 @@ from tests.simulation.run import simulate
 from tests.simulation.scenario import FAULTS, MODES, Scenario
 from tests.simulation.seeds import found_by, many, part
 
-SEEDS = 500
-PARTS = 3
-"""`make test-long` goes on to a million. Each defect that is put back is found within these (``FOUND_AT``)."""
+SEEDS = 300
+"""`make simulation` plays 20,000, `make test-long` a million."""
 MOST = 20_000
 """Seeds within which a defect has to be found."""
 FOUND_AT: dict[str, tuple[str | None, int]] = {
@@ -25,7 +24,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_refused_pull_makes_rows": (None, 1300),
     "values_that_are_not_finite_are_applied": (None, 1),
     "a_negative_id_is_called_not_ascending": (None, 13),
-    "an_overtaking_push_advances_the_clock": ("ssp", 1066),
+    "an_overtaking_push_advances_the_clock": ("ssp", 93),
     "the_staleness_bound_is_off_by_one": ("ssp", 0),
     "who_rests_holds_up_the_others": ("ssp", 23),
     "who_wakes_has_other_clocks_at_other_servers": ("ssp", 783),
@@ -35,7 +34,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_block_is_done_with_the_first_push_after_its_end": (None, 1604),
     "a_take_over_ends_no_push_at_bounds": (None, 3341),
     "a_take_over_begins_where_the_first_server_is": (None, 465),
-    "a_late_hello_of_a_life_that_is_over_begins_another_one": (None, 311),
+    "a_late_hello_of_a_life_that_is_over_begins_another_one": (None, 13720),
     "blocks_of_the_lost_are_forgotten": (None, 12),
     "a_copy_of_a_lease_gets_another_block": (None, 10),
     "a_copy_of_a_meeting_counts_twice": (None, 1),
@@ -55,7 +54,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "what_a_life_brought_to_a_stop_counts_for_the_next": (None, 9558),
     "who_comes_back_is_waited_for_before_it_is_let_in": (None, 10),
     "who_comes_back_waits_for_the_lost": (None, 1373),
-    "the_launcher_takes_the_life_before_for_the_next": (None, 4571),
+    "the_launcher_takes_the_life_before_for_the_next": (None, 2239),
     "a_checkpoint_forgets_the_blocks_that_are_out": (None, 28),
     "a_block_of_nobody_comes_before_one_s_own": (None, 3393),
     "a_checkpoint_forgets_which_batches_are_applied": (None, 28),
@@ -68,10 +67,9 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_server_that_comes_back_counts_steps_from_0": (None, 554),
     "a_worker_in_geo_keeps_its_base": (None, 462),
     "what_is_under_way_to_a_server_is_not_sent_again": (None, 34),
-    "who_waits_to_be_let_in_looks_for_no_server": (None, 962),
+    "who_waits_to_be_let_in_looks_for_no_server": (None, 26),
     "a_server_that_comes_back_does_not_know_who_was_let_in": (None, 1122),
-    "what_a_server_does_when_it_looks_around_counts_as_silence": (None, 1886),
-    "a_stop_waits_for_what_a_life_of_a_server_was_asked_first": (None, 143916),
+    "a_stop_waits_for_what_a_life_of_a_server_was_asked_first": (None, 18806),
     "blocks_of_a_life_that_a_server_never_heard_of_stay_its_own": (None, 115274),
     "a_stop_counts_as_hanging": (None, 167857),
     "pushes_that_are_acknowledged_are_waited_for": ("ssp", 502),
@@ -80,9 +78,8 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
 search begins at 0."""
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS * PARTS, SEEDS))
-def test_no_promise_is_broken(first: int) -> None:
-    _, injected, ends, broken = part(range(first, first + SEEDS), None, None)
+def test_no_promise_is_broken() -> None:
+    _, injected, ends, broken = part(range(SEEDS), None, None)
     assert not broken, f"replay: python -m tests.simulation --seed {broken[0][0]}"
     assert {end.split()[0] for end in ends} == set(MODES)
     assert {*FAULTS, "server started again", "piece lost with a server"} < {*injected}, (

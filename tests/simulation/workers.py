@@ -39,6 +39,8 @@ SHARED = 0
 """The row that every batch touches; each has one of its own as well."""
 RUN = Path(Plan.run_dir) / "checkpoints"
 KILLED = "killed"
+LEAVES = Verb.BYE, False
+"""The message of a worker that dies as it leaves."""
 
 
 class Model(nn.Module):
@@ -175,7 +177,8 @@ class SimulatedWorker(Process):
         self.computed: list[int] = []
         self.lives: dict[int, int] = {}
         self.seen: dict[str, float] = {}
-        self.doomed: Verb | None = None  # it is killed when only some servers have its next message of this kind
+        self.doomed: tuple[Verb, bool] | None = None
+        """It is killed when only some servers have its next message of this kind; of those of meetings: at a stop, or else."""
         self.strategy: PserverWorker | None = None
         self.run = greenlet(self._main)
         world.after((10.0 * world.random.random() ** 2 if number else 0.05) * world.random.random(), self._begin)
@@ -250,7 +253,7 @@ class SimulatedWorker(Process):
 
     def _tears(self, request: Message) -> bool:
         """Whether this message never leaves; its worker soon is no more."""
-        if request.verb != self.doomed or (request.verb == Verb.MEET and not request.flags & STOPS):
+        if self.doomed != (request.verb, request.verb == Verb.MEET and bool(request.flags & STOPS)):
             return False
         self.world.after((0.02 if request.verb == Verb.PUSH else 0.5) * self.world.random.random(), self.kill)
         return self.world.random.random() < (0.5 if request.verb == Verb.PUSH else 0.1)

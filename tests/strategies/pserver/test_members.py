@@ -145,6 +145,17 @@ def test_server_that_was_stopped_gives_everybody_its_time_again() -> None:
     clock[0] += 25.0  # stopped in poll
     server.turn([])
     assert server.members.present() == [0, 1] and server.members.silent() == []
+    look_after = server.liveness.look_after
+
+    def slow() -> None:
+        """What has waited for a worker that is lost now, such as a SAVE, takes its time."""
+        clock[0] += 25.0
+
+    server.liveness.look_after = slow  # type: ignore[method-assign]
+    clock[0] += 0.2
+    server.turn([])
+    server.liveness.look_after = look_after  # type: ignore[method-assign]
+    assert server.members.silent() == []
     for _ in range(60):  # 12 s in which it listened, and heard of one
         clock[0] += 0.2
         server.members.heard(0)

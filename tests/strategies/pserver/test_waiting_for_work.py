@@ -9,7 +9,7 @@ import pytest
 
 from tests.strategies.pserver.harness import Bare, Cluster, config
 from trainer.errors import RunFailed
-from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb, text
+from trainer.strategies.pserver.protocol.messages import STOPS, Kind, Message, Record, Verb, text
 
 
 def ask(worker: Bare, done: list[int]) -> dict[str, Any]:
@@ -31,6 +31,12 @@ def test_a_slow_block_is_waited_for_while_pushes_come_and_then_its_holder_is_nam
             pushed[0].records.append(Record(Kind.WORK, np.array([[0, 0, batch, batch + 1]])))
             slow.client.wait(slow.client.push(pushed))
             assert ask(quick, [1] if not batch else [])["block"] == -1
+        server.work.moved -= 30.0
+        stop = [Message(Verb.MEET, clock=1, flags=STOPS, records=[Record(Kind.NUMBERS, np.zeros(1))]) for _ in range(2)]
+        met = [w.client.ask(0, message) for w, message in zip((slow, quick), stop, strict=True)]
+        for worker, request in zip((slow, quick), met, strict=True):
+            worker.client.wait([request])
+        assert ask(quick, [])["block"] == -1  # all stood still: nobody hangs
         server.work.moved -= 30.0
         with pytest.raises(RunFailed, match=r"^worker 0 did not arrive at the end of a block of work within 20 s"):
             ask(quick, [])
