@@ -173,6 +173,15 @@ def test_values_and_state_belong_together_after_growth_shrinking_and_reuse():
         torch.testing.assert_close(state["rows"][:, :DIM], expected, rtol=0, atol=1e-9)
 
 
+def test_a_late_message_does_not_make_rows_older_that_were_loaded():
+    saved = table()
+    saved.push(array([1, 2]), gradients_of(array([1, 2]), 1), 0.1, 1, clock=20)
+    rows = table()
+    rows.load(saved.state(), lambda ids: np.ones(len(ids), dtype=bool))
+    rows.push(array([1]), gradients_of(array([1]), 2), 0.1, 2, clock=5)
+    assert rows.shrink(older_than=20) == 0
+
+
 def test_shrink_drops_what_was_not_touched_and_it_comes_back_fresh():
     rows = table()
     ids = array(range(6))

@@ -56,6 +56,7 @@ class SparseTable:
         self._rows = torch.empty((SMALLEST, dim + kernel.state_columns(dim)), dtype=dtype)
         self._ids = np.zeros(SMALLEST, dtype=np.int64)  # of each slot, while it is in use
         self._touched = np.zeros(SMALLEST, dtype=np.int64)
+        self._newest = 0  # the greatest clock of a touch
         self._waiting = Waiting()
         self._changes = Changes(workers)
         self._changes.grow(SMALLEST if workers else 0)
@@ -93,13 +94,13 @@ class SparseTable:
             ValueError: an id outside of the table, or gradients of another shape.
         """
         slots, gradients = self._admitted(ids, self._checked(ids, gradients), clock)
-        rows = self._gather(slots.numpy())
+        rows = self._gather(slots)
         values, state = (
             rows[:, : self.dim].contiguous(),
             rows[:, self.dim :].contiguous(),
         )  # kernels are faster on these
         self.kernel.apply(values, state, gradients, lr, step)
-        self._rows.index_copy_(0, slots, torch.cat((values, state), dim=1) if state.shape[1] else values)
+        self._put(slots, torch.cat((values, state), dim=1) if state.shape[1] else values)
 
     def assign(self, ids: np.ndarray, values: torch.Tensor, clock: int = 0) -> None:
         """Set rows to these values (U, D) with fresh optimizer state, past the admission."""
@@ -116,11 +117,11 @@ class SparseTable:
         """Add a worker's differences (U, D) to rows, as that version (from 1, not falling); the worker holds them
         now."""
         slots, deltas = self._admitted(ids, self._checked(ids, deltas), clock)
-        rows = self._gather(slots.numpy())
+        rows = self._gather(slots)
         rows[:, : self.dim] += deltas
-        self._rows.index_copy_(0, slots, rows)
-        self._changes.wrote(writer, slots.numpy(), version)
-        self._changes.hold(writer, slots.numpy())
+        self._put(slots, rows)
+        self._changes.wrote(writer, slots, version)
+        self._changes.hold(writer, slots)
 
     def hold(self, worker: int, ids: np.ndarray) -> None:
         """Note that a worker has a copy of those of these rows that exist."""
@@ -183,8 +184,9 @@ class SparseTable:
         ids = state["ids"].numpy()
         keep = mine(ids)
         slots = self._add(ids[keep])
-        self._rows.index_copy_(0, torch.from_numpy(slots), state["rows"][torch.from_numpy(keep)])
-        self._touched[slots] = state["touched"].numpy()[keep]
+        self._put(slots, state["rows"][torch.from_numpy(keep)])
+        self._touched[slots] = touched = state["touched"].numpy()[keep]
+        self._newest = max(self._newest, int(touched.max(initial=0)))
         self._waiting.load(state, mine)
 
     def copies(self) -> dict[str, torch.Tensor]:
@@ -208,7 +210,7 @@ class SparseTable:
             "bytes_per_row": total / max(1, len(self)),
         }
 
-    def _admitted(self, ids: np.ndarray, updates: torch.Tensor, clock: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _admitted(self, ids: np.ndarray, updates: torch.Tensor, clock: int) -> tuple[np.ndarray, torch.Tensor]:
         """Slots (N,) and updates (N, D) of the rows that exist or are let in now; the rest is dropped and counted."""
         slots = self._find(ids)
         absent = (slots < 0).nonzero()[0]
@@ -219,7 +221,7 @@ class SparseTable:
                 self.dropped += len(slots) - len(kept)
                 slots, updates = slots[kept], updates[torch.from_numpy(kept)]
         self._touch(slots, clock)
-        return torch.from_numpy(slots), updates
+        return slots, updates
 
     def _let_in(self, ids: np.ndarray, clock: int) -> np.ndarray:
         """(N,) slots of these absent ids (N,), -1 for those that go on waiting."""
@@ -257,7 +259,12 @@ class SparseTable:
         """Values (N, D) with fresh optimizer state, in one copy."""
         rows = torch.full((len(slots), self._rows.shape[1]), self.kernel.initial, dtype=self.dtype)
         rows[:, : self.dim] = values
-        self._rows.index_copy_(0, torch.from_numpy(slots), rows)
+        self._put(slots, rows)
+
+    def _put(self, slots: np.ndarray, rows: torch.Tensor) -> None:
+        """Set storage rows to these (N, D + S), each as one value: that takes NumPy half the time of ``index_copy_``."""
+        whole = np.dtype((np.void, self._rows.shape[1] * self._rows.itemsize))
+        self._rows.numpy().view(whole)[slots] = rows.contiguous().numpy().view(whole)
 
     def _gather(self, slots: np.ndarray) -> torch.Tensor:
         """(N, D + S) copies of storage rows; NumPy takes rows a third faster than ``index_select`` does."""
@@ -269,7 +276,10 @@ class SparseTable:
 
     def _touch(self, slots: np.ndarray, clock: int) -> None:
         """The clock of late messages may be behind: the last touch is the greatest one."""
-        if clock:
+        if clock >= self._newest:
+            self._newest = clock
+            self._touched[slots] = clock
+        else:
             self._touched[slots] = np.maximum(self._touched[slots], clock)
 
     def _find(self, ids: np.ndarray) -> np.ndarray:
