@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
-MOST = {"files": 0, "functions": 0, "subscripts": 394, "of config": 21}
+MOST = {"files": 0, "functions": 0, "subscripts": 392, "of config": 21}
 """Files and functions that are longer, and subscripts such as ``answer["run_id"]``; of those, ``config["data"]`` and the like."""
 CONFIG = re.compile(r"\b(config|plan|chosen|facts|assignment|payload)\b")
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from trainer.strategies.pserver.tables.whole_rows import gather, put
+
 
 class Kernel(Protocol):
     """One sparse optimizer of rows."""
@@ -151,13 +153,18 @@ def kernel(name: str, **hyperparameters: Any) -> Kernel:
 
 
 def summed(parts: Sequence[tuple[np.ndarray, torch.Tensor]]) -> tuple[np.ndarray, torch.Tensor]:
-    """Gradients of the same rows added up: unique ids (U,) ascending, and (U, D). The ids of each part ascend."""
+    """Gradients of the same rows added up: unique ids (U,) ascending, and (U, D). The ids of each part ascend, and
+    are unique."""
     ids = np.concatenate([ids for ids, _ in parts])
     order = ids.argsort(kind="stable")  # merges the parts, where np.unique would sort them
     once, positions = distinct(ids[order], order)
-    gradients = torch.cat([g for _, g in parts])
-    total = gradients.new_zeros((len(once), gradients.shape[1]))
-    return once, total.index_add_(0, torch.from_numpy(positions), gradients)
+    total = parts[0][1].new_zeros((len(once), parts[0][1].shape[1]))
+    begin = 0
+    for own, gradients in parts:  # a part has each row once; index_add_ takes longer
+        places = positions[begin : begin + len(own)]
+        put(total, places, gather(total, places).add_(gradients))
+        begin += len(own)
+    return once, total
 
 
 def distinct(ordered: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

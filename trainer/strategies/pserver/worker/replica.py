@@ -10,6 +10,7 @@ import torch
 
 from trainer.strategies.pserver.tables.index import index_of
 from trainer.strategies.pserver.tables.kernels import Kernel
+from trainer.strategies.pserver.tables.whole_rows import gather, put
 
 SMALLEST = 1024
 REMEMBERED = 4
@@ -46,7 +47,7 @@ class Replica:
         """Go on from a :meth:`state`; nothing was here before."""
         self.insert(ids, rows[:, : self.dim])
         slots = self.slots(ids)
-        self.rows.index_copy_(0, torch.from_numpy(slots), rows)
+        put(self.rows, slots, rows)
         self.dirty, self.steps = [slots[dirty]], steps
 
     def slots(self, ids: np.ndarray) -> np.ndarray:
@@ -78,13 +79,12 @@ class Replica:
         fresh = torch.full((len(ids), self.rows.shape[1]), self.kernel.initial, dtype=self.rows.dtype)
         fresh[:, : self.dim] = values
         fresh[:, self.width :] = values
-        self.rows.index_copy_(0, torch.from_numpy(slots), fresh)
+        put(self.rows, slots, fresh)
         self.ids[slots] = ids
 
     def look_up(self, ids: np.ndarray) -> torch.Tensor:
         """Values (U, D) of ids that are in the replica."""
-        slots = torch.from_numpy(self.slots(ids))
-        return self.rows.index_select(0, slots)[:, : self.dim].contiguous()
+        return gather(self.rows, self.slots(ids))[:, : self.dim].contiguous()
 
     def update(self, ids: np.ndarray, gradients: torch.Tensor, lr: float) -> None:
         """Update these unique rows by one local step; also without rows, the optimizer counts the step."""
@@ -92,10 +92,9 @@ class Replica:
         if not len(ids):
             return
         slots = self.slots(ids)
-        places = torch.from_numpy(slots)
-        rows = self.rows.index_select(0, places)
+        rows = gather(self.rows, slots)
         self.kernel.apply(rows[:, : self.dim], rows[:, self.dim : self.width], gradients, lr, self.steps)
-        self.rows.index_copy_(0, places, rows)
+        put(self.rows, slots, rows)
         self.dirty.append(slots)
 
     def differences(self, share: float) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
@@ -108,7 +107,7 @@ class Replica:
         self.dirty = []
         ids = self.ids[slots]
         order = np.argsort(ids)
-        rows = self.rows.index_select(0, torch.from_numpy(slots[order]))
+        rows = gather(self.rows, slots[order])
         moved = rows[:, : self.dim] - rows[:, self.width :]
         return ids[order], moved * share, moved
 
@@ -122,18 +121,18 @@ class Replica:
         """
         own, shares, moved = pushed
         if len(own):
-            slots = torch.from_numpy(self.index.find(own))
-            rows = self.rows.index_select(0, slots)
+            slots = self.index.find(own)
+            rows = gather(self.rows, slots)
             base = rows[:, self.width :] + shares
             rows[:, : self.dim] = base if settle else rows[:, : self.dim] + (shares - moved)
             rows[:, self.width :] = base
-            self.rows.index_copy_(0, slots, rows)
+            put(self.rows, slots, rows)
         if len(ids):
             found = self.index.find(ids)
             here = found >= 0
-            slots = torch.from_numpy(found[here])
+            slots = found[here]
             values = values[torch.from_numpy(here)]
-            rows = self.rows.index_select(0, slots)
+            rows = gather(self.rows, slots)
             rows[:, : self.dim] = values if settle else rows[:, : self.dim] + (values - rows[:, self.width :])
             rows[:, self.width :] = values
-            self.rows.index_copy_(0, slots, rows)
+            put(self.rows, slots, rows)
