@@ -20,6 +20,13 @@ from trainer import run as run_here
 from trainer.errors import UserError
 
 ELASTIC = ("launch.join_s=600", "checkpoint.every_steps=2")
+SERVED = (
+    "strategy=pserver_sync",
+    "launch.nproc=1",
+    "launch.servers=3",
+    "launch.server_hosts=all",
+    "launch.insecure=true",
+)
 AT = 7
 LONG = 180
 
@@ -78,13 +85,13 @@ def test_host_that_is_killed_is_missed_and_one_that_comes_later_is_let_in(
         assert read(hosts.run / "result.json")["restarts"] == 1, "who comes in is no restart"
 
 
-@pytest.mark.parametrize("strategy", ["collective", "local_sgd"])
+@pytest.mark.parametrize("strategy", ["collective", "local_sgd", "pserver_sync"])
 def test_host_that_gets_sigterm_leaves_and_loses_nothing(
     strategy: str, tmp_path: Path, by_one_worker: list[tuple[int, float]]
 ) -> None:
-    """local_sgd with an average after each update and momentum is one process as well."""
-    told = ("strategy=local_sgd", "strategy.k_steps=1") if strategy == "local_sgd" else ()
-    with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", *told, GATE.format(AT, "")) as hosts:
+    """local_sgd with an average after each update and momentum is one process as well; of three servers one is on the host that leaves."""
+    told = {"local_sgd": ("strategy.k_steps=1",), "pserver_sync": SERVED}.get(strategy, ())
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", f"strategy={strategy}", *told, GATE.format(AT, "")) as hosts:
         first, second = together(hosts, 0, 1)
         second.send_signal(signal.SIGTERM)
         wait_for(lambda: "got SIGTERM" in hosts.screen(1), 30, "it says so")
@@ -96,6 +103,19 @@ def test_host_that_gets_sigterm_leaves_and_loses_nothing(
         assert read(hosts.run / "result.json")["restarts"] == 0
         lost = "not carried over: what tells the replicas of 2 workers apart" in hosts.screen(0)
         assert lost == (strategy == "local_sgd")
+
+
+def test_host_with_servers_that_is_killed_is_missed(tmp_path: Path, by_one_worker: list[tuple[int, float]]) -> None:
+    """Its servers' parts of the checkpoint are shared out among the servers of the next life, which are as many."""
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", *SERVED, GATE.format(AT, "")) as hosts:
+        first, second = together(hosts, 0, 1)
+        assert "servers on     host 0: 2, host 1: 1" in hosts.screen(0)
+        kill(second)
+        hosts.go()
+        assert first.wait(LONG) == 0, hosts.all_screens()
+        assert "ATTENTION: host 1 is lost" in hosts.screen(0)
+        assert lives(hosts.run) == [("failed", 0, 2), ("done", 6, 1)]
+        assert same(losses(hosts.run), by_one_worker)
 
 
 def test_all_leave_with_host_0_and_the_same_commands_go_on(
@@ -189,7 +209,8 @@ def test_host_that_does_not_see_the_folder_or_has_a_number_twice_is_refused_and_
         (("launch.nnodes=3:2",), "launch.nnodes=3:2: must be MIN:MAX, and 3 is more than 2"),
         (("launch.nnodes=1:x",), "launch.nnodes=1:x: must be a whole number of hosts, or MIN:MAX of them"),
         (("launch.nnodes=0:2",), "launch.nnodes=0:2: must be at least 1 host. Type instead: launch.nnodes=1"),
-        (("strategy=pserver_sync", "launch.insecure=true"), "strategy=pserver_sync keeps its state where hosts cannot leave it. Type instead: strategy=collective"),
+        (("strategy=pserver_async", "launch.insecure=true"), "strategy=pserver_async has workers with states of their own, whose number stays. Type instead: strategy=pserver_sync"),
+        (("strategy=pserver_sync", "launch.insecure=true", "strategy.on_lost_worker=continue"), "strategy.on_lost_worker=continue goes on without lost workers by itself. Type instead: strategy.on_lost_worker=stop"),
         (("checkpoint=none",), "without checkpoints there is nothing to go on from. Type instead: checkpoint=auto"),
         (("launch.workers=4", "launch.nproc=null"), "launch.workers is their number on all hosts, which changes. Type instead: launch.workers=null launch.nproc=N"),
         (("sampler.padding=contiguous",), "has another order of samples with another number of workers. Type instead: sampler.padding=strided"),

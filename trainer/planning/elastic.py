@@ -46,8 +46,10 @@ def _reasons(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str,
         yield "torchrun has started the processes already", "torchrun --nnodes=MIN:MAX"
     if launch.workers is not None:
         yield "launch.workers is their number on all hosts, which changes", "launch.workers=null launch.nproc=N"
-    if declaration.entries or not traits.lockstep:
-        yield f"strategy={declaration.name} keeps its state where hosts cannot leave it", "strategy=collective"
+    if not traits.lockstep:
+        yield f"strategy={declaration.name} has workers with states of their own, whose number stays", "strategy=pserver_sync"  # fmt: skip
+    elif traits.survives:
+        yield "strategy.on_lost_worker=continue goes on without lost workers by itself", "strategy.on_lost_worker=stop"
     elif not (traits.same_everywhere or traits.replicas):
         yield f"strategy={declaration.name} cannot go on with another number of workers", "strategy=collective"
     if not (kept.every_steps or kept.every_minutes or kept.every_epochs):

@@ -32,12 +32,22 @@ def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
     for _ in other_replicas(plan, about):
         mean = "the mean of their parameters and of what their optimizers remember"
         yield f"what tells the replicas of {counted(about.workers, 'worker')} apart: all begin with {mean}"
+    for _ in other_errors(plan, about):
+        yield "what workers have left out of their gradients: it is not added to a later update"
 
 
 def other_replicas(plan: Plan, about: store.About) -> Iterator[str]:
     """Why the updates are others where workers with replicas of their own are more or fewer than before."""
     if plan.traits.replicas and about.workers != plan.workers:
         yield f"the run had {counted(about.workers, 'worker')}, each with a replica of its own, and has {plan.workers}"
+
+
+def other_errors(plan: Plan, about: store.About) -> Iterator[str]:
+    """Why the updates are others where workers that keep what they leave out of their gradients are more or fewer than before."""
+    told = about.config.get("strategy", {})
+    for option, value in (("comm_hook", "powersgd"), ("wire", "int8")):
+        if told.get(option) == value and about.workers != plan.workers:
+            yield f"the run had {counted(about.workers, 'worker')}, each with what strategy.{option}={value} has left out, and has {plan.workers}"  # fmt: skip
 
 
 def at_servers(plan: Plan, about: store.About) -> str:

@@ -16,7 +16,7 @@ from trainer.config.schema.strategy import Entry
 from trainer.errors import UserError
 from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.key_checks import leaves
-from trainer.planning.left_behind import at_servers, left_behind, other_replicas, precision
+from trainer.planning.left_behind import at_servers, left_behind, other_errors, other_replicas, precision
 from trainer.planning.plan import Plan
 from trainer.terminal.status import read_status
 from trainer.wording import counted
@@ -160,7 +160,7 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     serious = [line for key, line in changes if not _is_harmless(key)] + [arithmetic] * bool(arithmetic)
     if not serious and about.total_steps != plan.total_steps:
         serious = [f"the run had {about.total_steps} updates, and has {plan.total_steps}"]
-    serious = serious or [*_other_order(config, plan, about), *other_replicas(plan, about)]
+    serious = serious or [*_other_order(config, plan, about), *other_replicas(plan, about), *other_errors(plan, about)]
     if serious and not config.resume.allow_changes:
         without = f" (not carried over: {'; '.join(lost)})" if lost else ""
         why = f"the config differs from that of {folder} in what matters: {'; '.join(serious)}{without}"

@@ -94,11 +94,15 @@ class Collective(Strategy):
         return self.seat.size > 2 or self.memory is not None
 
     def save(self, folder: Path) -> Share:
-        return Share({"updater": self.updater.state()}, {} if self.memory is None else {"memory": self.memory.state()})
+        own = {} if self.memory is None else {"of": [self.seat.rank, self.seat.size], "memory": self.memory.state()}
+        return Share({"updater": self.updater.state()}, own)
 
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
-        if self.memory is not None and "memory" in share.own:
+        if self.memory is not None and share.own.get("of") == [
+            self.seat.rank,
+            self.seat.size,
+        ]:  # else of other gradients
             self.memory.load(**on_device(share.own["memory"], self.seat.device))
 
     def gauges(self) -> dict[str, float]:

@@ -42,12 +42,13 @@ class Own:
     """A worker's own share in a checkpoint; nothing of it where workers had the optimizer themselves.
 
     Attributes:
-        rank, servers: whose it is, and how many servers there are.
+        rank, workers, servers: whose it is, of how many, and how many servers there are.
         steps: done by the worker, done before it, and the time of the last event.
         work: computed and not pushed. feedback: of what was pushed. ahead: the next batch's rows. mode: what the mode adds.
     """
 
     rank: int = -1
+    workers: int = 0
     servers: int = 0
     steps: tuple[int, int, int] | None = None
     work: Mapping[str, Any] = field(default_factory=dict)
@@ -335,7 +336,7 @@ class PserverWorker(Retelling, Halting, Strategy):
         self.set_out()
         files = [*(part_name(server) for server in self.client.servers), snapshot.INDEX]
         own = Own(
-            self.seat.rank, self.seat.servers, (self.steps, self.steps_before, self.event_time), self.work.state(),
+            self.seat.rank, self.seat.size, self.seat.servers, (self.steps, self.steps_before, self.event_time), self.work.state(),
             self.encoder.state(), self.ahead.state(), self.state(),
         )  # fmt: skip
         return Share({"updater": self.updater.state()}, vars(own), files, workers)
@@ -344,7 +345,7 @@ class PserverWorker(Retelling, Halting, Strategy):
         super().load(folder, share)
         own = Own(**share.own)
         self.steps, self.steps_before, self.event_time = own.steps or (self.updater.steps, 0, 0)
-        if (own.rank, own.servers) == (self.seat.rank, self.seat.servers):
+        if (own.rank, own.workers, own.servers) == (self.seat.rank, self.seat.size, self.seat.servers):
             self.work.load(**own.work)
             self.encoder.load(own.feedback)
             self.ahead.load(**own.ahead)
