@@ -432,14 +432,19 @@ def a_worker_in_geo_keeps_its_base(_: Any, self: geo.PserverGeo, server: int) ->
 
 
 @replaces(client.Client, "_greet")
-def what_is_under_way_to_a_server_is_not_sent_again(original: Any, self: client.Client, server: int) -> None:
-    original(self, server)
+def what_is_under_way_to_a_server_is_not_sent_again(original: Any, self: client.Client, server: int, life: int) -> None:
+    original(self, server, life)
     for number, request in [*self.under_way.items()]:
         if request.server == server and request.message.verb == Verb.PUSH:
             del self.under_way[number]
             request.answer = Message(Verb.DONE, clock=0)
             if request.then is not None:
                 request.then(request.answer)
+
+
+@replaces(client, "first_incarnation")
+def what_was_told_to_a_life_before_of_a_server_counts_for_the_next(_: Any, *arguments: Any) -> int:
+    return 0
 
 
 @replaces(halting.Halting, "_is_quiet")

@@ -72,6 +72,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_stop_waits_for_what_a_life_of_a_server_was_asked_first": (None, 18806),
     "blocks_of_a_life_that_a_server_never_heard_of_stay_its_own": (None, 115274),
     "a_stop_counts_as_hanging": (None, 167857),
+    "what_was_told_to_a_life_before_of_a_server_counts_for_the_next": (None, 205231),
     "pushes_that_are_acknowledged_are_waited_for": ("ssp", 502),
 }
 """The mode that a defect is looked for in, and a seed that finds it: tried first. If scenarios are drawn otherwise one day, the

@@ -107,8 +107,8 @@ class Ways:
         came, self.worker.inbox = self.worker.inbox, []
         return came
 
-    def started_again(self) -> list[int]:
-        return self.worker.sees(self.count) if self.worker.scenario.server_returns else []
+    def started_again(self) -> dict[int, int]:
+        return self.worker.sees(self.count) if self.worker.scenario.server_returns else {}
 
     def wait(self, seconds: float) -> None:
         if not self.worker.inbox:
@@ -221,9 +221,9 @@ class SimulatedWorker(Process):
         if self.for_messages:  # a poll ends by the clock that has jumped
             self.world.after(0.0, self._wake, self.waits)
 
-    def sees(self, servers: int) -> list[int]:
+    def sees(self, servers: int) -> dict[int, int]:
         """Which servers were started again, as this worker finds out some time later."""
-        found = []
+        found = {}
         for server in range(servers):
             life = int(self.board.get(note).split()[0]) if self.board.check([note := AGAIN.format(server)]) else 0
             if life == self.lives.get(server, 0):
@@ -231,7 +231,7 @@ class SimulatedWorker(Process):
             when = self.seen.setdefault(f"{server}/{life}", self.world.now + 1.5 * self.world.random.random() ** 2)
             if self.world.now >= when:
                 self.lives[server] = life
-                found.append(server)
+                found[server] = life
                 self.world.say(f"{self.name} finds server {server} started again")
         return found
 

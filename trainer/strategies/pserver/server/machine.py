@@ -14,12 +14,13 @@ from trainer.errors import RunFailed
 from trainer.host.notes_board import Board
 from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
+from trainer.strategies.pserver.protocol.server_lives import first_incarnation
 from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases
 from trainer.strategies.pserver.server.lease_requests import LeaseRequests
 from trainer.strategies.pserver.server.ledger import Ledger
 from trainer.strategies.pserver.server.liveness import Liveness
-from trainer.strategies.pserver.server.members import Members, first_incarnation
+from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.pulls import Pulls
 from trainer.strategies.pserver.server.pushes import Pushes
@@ -170,7 +171,10 @@ class Server:
         if message.verb not in self.verbs:
             self.outlet.refuse(Malformed(f"{message.verb.name} is no request"))
             return
-        if message.verb != Verb.HELLO and not self.members.is_of_this_server(message.incarnation):
+        anybody = (
+            message.verb == Verb.HELLO and not message.incarnation
+        )  # a worker that begins knows of no life of a server
+        if not anybody and not self.members.is_of_this_server(message.incarnation):
             self.count.update(late=1)  # its worker tells this life of the server anew what it wants
             return
         if message.verb != Verb.HELLO and (why := self.members.admit(message.rank, message.incarnation)):

@@ -7,22 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from trainer.strategies.pserver.protocol.messages import Malformed
+from trainer.strategies.pserver.protocol.server_lives import LIFE_BITS
 
 AHEAD = 100_000
 """How far a push may be ahead of all that are done before it; no client has so many under way."""
 
 MOST_LIVES = 10_000
-LIFE_BITS, SERVER_BITS = 14, 17
-"""Of an incarnation: the worker's lives at this server; above them a number of the server's own life, 0 for the first."""
-
-
-def first_incarnation(life: int, again: bool) -> int:
-    """What the incarnations of workers begin with at a server: no message to a life of it before fits another one.
-
-    Args:
-        life: the random number of the server's life. again: it was started again.
-    """
-    return (1 + life % ((1 << SERVER_BITS) - 1)) << LIFE_BITS if again else 0
 
 
 class Watermark:

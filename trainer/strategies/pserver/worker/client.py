@@ -28,6 +28,7 @@ from trainer.strategies.pserver.protocol.messages import (
     Verb,
     pack,
 )
+from trainer.strategies.pserver.protocol.server_lives import first_incarnation
 from trainer.strategies.pserver.worker.connections import Connections
 from trainer.strategies.stopping import new_life
 
@@ -131,8 +132,9 @@ class Client:
 
     # --- a server that was started again -----------------------------------------------------------------------------
 
-    def _greet(self, server: int) -> None:
-        """Begin anew with a server: HELLO comes first, then what the strategy asks first, then all that is under way."""
+    def _greet(self, server: int, life: int) -> None:
+        """Begin anew with a server: HELLO comes first, then what the strategy asks first, then all that is under way. What it tells
+        is meant for that life of the server: it would be old for the next one."""
         self.greeting.add(server)
         self.greetings += 1
         to = [r for r in self.under_way.values() if r.server == server]
@@ -145,7 +147,7 @@ class Client:
         known = self.incarnations[server] > 0
         records = [Record(Kind.IDS, acknowledged, ACKNOWLEDGED), *self.tells(server)] if known else []
         flags = (COMES if self.comes else 0) | (TELLS if known else 0)
-        hello = Message(Verb.HELLO, sequence=self.life, clock=begins, flags=flags, records=records)
+        hello = Message(Verb.HELLO, 0, first_incarnation(life, True), 0, self.life, begins, flags, records)
         before = next((r for r in to if r.message.verb == Verb.HELLO), None)
         if before is None:
             self.ask(server, hello, partial(self._greeted, server))
@@ -185,8 +187,8 @@ class Client:
                 self._send(request)
 
     def _send(self, request: Request) -> None:
-        hello = request.message.verb == Verb.HELLO
-        request.message.incarnation = 0 if hello else self.incarnations[request.server]
+        if request.message.verb != Verb.HELLO:
+            request.message.incarnation = self.incarnations[request.server]
         request.frames = pack(request.message)
         request.sent, request.every = self.connections.now(), AGAIN_S
         request.again = request.sent + AGAIN_S
@@ -245,8 +247,8 @@ class Client:
         """Take the answers that have come, without waiting."""
         for message in self.connections.receive():
             self._answered(message)
-        for server in self.connections.started_again():
-            self._greet(server)
+        for server, life in self.connections.started_again().items():
+            self._greet(server, life)
 
     def pause(self, seconds: float) -> None:
         """Sleep, and take what has come meanwhile."""

@@ -40,8 +40,8 @@ class Connections(Protocol):
     def receive(self) -> list[Message]:
         """The answers that have come from all servers."""
 
-    def started_again(self) -> list[int]:
-        """The servers that were started again since the last look. From now on messages go to their present lives, and nothing
+    def started_again(self) -> dict[int, int]:
+        """The servers that were started again since the last look, and the numbers of their lives. From now on messages go to their present lives, and nothing
         more comes from the lives before."""
 
     def wait(self, seconds: float) -> None:
@@ -114,10 +114,10 @@ class Sockets:
         self.poller.register(socket.socket, zmq.POLLIN)
         return socket
 
-    def started_again(self) -> list[int]:
+    def started_again(self) -> dict[int, int]:
         if (now := time.monotonic()) - self.looked < LOOK_S:
-            return []
-        self.looked, found = now, []
+            return {}
+        self.looked, found = now, {}
         for note in self.notes:
             if endpoint := note.news():
                 before = self.sockets[note.server]
@@ -125,7 +125,7 @@ class Sockets:
                 self.poller.unregister(before.socket)
                 before.close(0)
                 self.sockets[note.server] = self._connected(note.server, endpoint)
-                found.append(note.server)
+                found[note.server] = int(note.known.partition(" ")[0])
         return found
 
     def now(self) -> float:
