@@ -442,6 +442,11 @@ def what_is_under_way_to_a_server_is_not_sent_again(original: Any, self: client.
                 request.then(request.answer)
 
 
+@replaces(client.Client, "_some_server_lacks_pushes")
+def what_a_server_lost_after_its_answer_to_who_comes_back_is_waited_for(_: Any, self: client.Client) -> bool:
+    return {*self.watermarks} != {self.sequence}
+
+
 @replaces(client, "first_incarnation")
 def what_was_told_to_a_life_before_of_a_server_counts_for_the_next(_: Any, *arguments: Any) -> int:
     return 0

@@ -67,11 +67,12 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_server_that_comes_back_counts_steps_from_0": (None, 554),
     "a_worker_in_geo_keeps_its_base": (None, 462),
     "what_is_under_way_to_a_server_is_not_sent_again": (None, 34),
-    "who_waits_to_be_let_in_looks_for_no_server": (None, 26),
+    "who_waits_to_be_let_in_looks_for_no_server": (None, 946),
     "a_server_that_comes_back_does_not_know_who_was_let_in": (None, 1122),
     "a_stop_waits_for_what_a_life_of_a_server_was_asked_first": (None, 18806),
     "blocks_of_a_life_that_a_server_never_heard_of_stay_its_own": (None, 115274),
     "a_stop_counts_as_hanging": (None, 167857),
+    "what_a_server_lost_after_its_answer_to_who_comes_back_is_waited_for": (None, 233206),
     "what_was_told_to_a_life_before_of_a_server_counts_for_the_next": (None, 205231),
     "pushes_that_are_acknowledged_are_waited_for": ("ssp", 502),
 }

@@ -121,8 +121,13 @@ class Client:
         limits = [a.need(Kind.NUMBERS) for a in answers]
         self.most_bytes = int(min(n[0] for n in limits))
         self.sequence = int(max(n[1] for n in limits))
-        if self.comes and {*self.watermarks} != {self.sequence}:  # some server will lack a push for ever
+        if self.comes and self._some_server_lacks_pushes():
             self._hello(self.sequence)
+
+    def _some_server_lacks_pushes(self) -> bool:
+        """Whether some server lacks a push of this worker's life before for ever: it has not got it, or was started again since it
+        has answered."""
+        return self.greetings > 0 or {*self.watermarks} != {self.sequence}
 
     def _hello(self, begins: int) -> list[Message]:
         """Say hello to all servers: this life's pushes begin after that number."""
