@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.checkpoint.test_identity import back_at
 from tests.checkpoint.test_replicas import RUN, YES
 from trainer.checkpoint.tensor_tree import read
 
-AT = 10
+AT, LAST = 10, 14
 KINDS = {
     "comm_hook=powersgd": ("strategy=collective", "strategy.comm_hook=powersgd", "strategy.powersgd.start_step=3"),
     "wire=int8": ("strategy=pserver_sync", "strategy.wire=int8", "launch.servers=1"),
@@ -33,9 +34,12 @@ def test_what_they_left_out_is_said_to_be_lost_and_is_no_other_workers(option: s
     ended = runs.trainer(*again, YES, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert f"not carried over {lost}" in " ".join(ended.stdout.split())
+    if option == "comm_hook=powersgd":
+        updates = [left_out(tmp_path / "three", LAST, worker)["memory"]["iter"] for worker in range(3)]
+        assert max(updates) < AT, "torch's memory began anew at each worker"
 
 
-def left_out(run: Path, update: int, worker: int) -> object:
+def left_out(run: Path, update: int, worker: int) -> Any:
     """What that worker has in a checkpoint of its own."""
     own = read(run / "checkpoints" / f"step-{update:09d}" / f"worker-{worker}.safetensors")["own"]
     return own.get("memory") or own.get("feedback")

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 
 from tests.notes import Notes
 from tests.simulation.disks import Disks
@@ -242,6 +243,9 @@ class SimulatedServer(Process):
         if self.nonsense is not None:
             return
         raise Violation(f"{self.name} refused a message of its own workers: {why!r}")
+
+    def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype)
 
     def room_for_files(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -99,10 +99,8 @@ class Collective(Strategy):
 
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
-        if self.memory is not None and share.own.get("of") == [
-            self.seat.rank,
-            self.seat.size,
-        ]:  # else of other gradients
+        is_its_own = share.own.get("of") == [self.seat.rank, self.seat.size]  # else it goes with other gradients
+        if self.memory is not None and is_its_own:
             self.memory.load(**on_device(share.own["memory"], self.seat.device))
 
     def gauges(self) -> dict[str, float]:

@@ -64,7 +64,16 @@ class Servers:
             )
             made["plan"]["roles"]["server"] = servers
             given = Assignment.of(made)
-            self.shards.append(Shard(given.config, Entry(), given.plan, number, told))
+            self.shards.append(
+                Shard(
+                    given.config,
+                    Entry(),
+                    given.plan,
+                    number,
+                    told,
+                    lambda count, dtype: torch.empty(count, dtype=dtype),
+                )
+            )
             self.shards[-1].vector.copy_(self.map.values(number))
 
     def step(self, model: nn.Module) -> None:

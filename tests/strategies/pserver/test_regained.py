@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.notes import Notes
 from tests.simulation.scenario import Scenario
@@ -42,6 +43,9 @@ class Played:
 
     def refuse(self, why: BaseException) -> None:
         raise AssertionError(why)
+
+    def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype)
 
     def room_for_files(self) -> Any:
         return nullcontext()

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import zmq
 from zmq.utils import z85
 
@@ -21,7 +22,7 @@ from trainer.errors import RunFailed
 from trainer.host import descriptors
 from trainer.host.addresses import with_port
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, pack, unpack
-from trainer.strategies.pserver.protocol.shared_memory import Channel, Late, Pool, has_trailer, mark_of
+from trainer.strategies.pserver.protocol.shared_memory import Channel, Late, Pool, has_trailer, mark_of, vector
 
 LINGER_MS = 2000
 QUEUE = 1000
@@ -187,6 +188,10 @@ class ServerSocket:
         if self.malformed <= 10 or self.malformed & (self.malformed - 1) == 0:
             print(f"refused message {self.malformed}: {why}", flush=True)
 
+    def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised vector (count,) of values that will be sent, in shared memory if there is room."""
+        return vector(None if self.sharing is None else self.sharing.pool, count, dtype)
+
     def answer(self, address: bytes, request: Message, answer: Message) -> None:
         """Send the answer to a request."""
         answer.number = request.number
@@ -272,11 +277,11 @@ class WorkerSocket:
         self, context: zmq.Context[Any], secret: bytes, rank: int, server: int, endpoint: str, pool: Pool | None = None
     ) -> None:
         self.server = server
-        shares = pool is not None and endpoint.startswith("ipc:")
-        self.channel = Channel(pool, writable=False) if pool is not None and shares else None
+        is_unix = endpoint.startswith("ipc:")
+        self.channel = Channel(pool, writable=False) if pool is not None and is_unix else None
         self.socket = context.socket(zmq.DEALER)
         who = f"worker {rank}"
-        if endpoint.startswith("ipc:"):
+        if is_unix:
             self.socket.plain_username, self.socket.plain_password = who.encode(), password(secret, who)
         else:
             self.socket.curve_publickey, self.socket.curve_secretkey = key_pair(secret, who)

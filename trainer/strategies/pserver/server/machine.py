@@ -63,7 +63,7 @@ class Server:
         plan, options, ledger = run.plan, declared.options, ledger or Ledger()
         self.number, self.outlet, self.now = number, outlet, now
         self.members = Members(plan.workers, options.lost_after_s, now, first_incarnation(life, again))
-        self.parameters = Parameters(run.config, declared, plan, number, self.members, run.resume)
+        self.parameters = Parameters(run.config, declared, plan, number, self.members, outlet.room, run.resume)
         self.turns = Turns(outlet, self.answer, number, options.timeout_s, now)
         self.leases = Leases(run.config.data.on_lost_worker == "take_over")
         stops = not declared.traits.survives
@@ -171,10 +171,8 @@ class Server:
         if message.verb not in self.verbs:
             self.outlet.refuse(Malformed(f"{message.verb.name} is no request"))
             return
-        anybody = (
-            message.verb == Verb.HELLO and not message.incarnation
-        )  # a worker that begins knows of no life of a server
-        if not anybody and not self.members.is_of_this_server(message.incarnation):
+        begins = message.verb == Verb.HELLO and not message.incarnation  # its worker knows of no life of this server
+        if not begins and not self.members.is_of_this_server(message.incarnation):
             self.count.update(late=1)  # its worker tells this life of the server anew what it wants
             return
         if message.verb != Verb.HELLO and (why := self.members.admit(message.rank, message.incarnation)):

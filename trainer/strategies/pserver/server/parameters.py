@@ -3,8 +3,10 @@ parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import torch
 
 from trainer.config.run_config import RunConfig
 from trainer.optim.schedules import Plateau
@@ -19,7 +21,7 @@ from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.of_workers import saved_by_workers
 from trainer.strategies.pserver.server.rules import RULES, Rule
 from trainer.strategies.pserver.server.server_assignment import ServersPlan
-from trainer.strategies.pserver.server.shard import Shard, empty_vector
+from trainer.strategies.pserver.server.shard import Shard
 from trainer.weights.server_parts import ServerFile, parts_of
 
 RULE = "rule|"
@@ -34,7 +36,7 @@ class Parameters:
     Args:
         config, plan: the run's; declared: its strategy.
         server: which one this is.
-        members: the workers.
+        members: the workers. room: makes the vector (n,) that is sent to them.
         resume: folder of the checkpoint that the run goes on from; empty: it begins.
     """
 
@@ -45,13 +47,14 @@ class Parameters:
         plan: ServersPlan,
         server: int,
         members: Members,
+        room: Callable[[int, torch.dtype], torch.Tensor],
         resume: str = "",
     ) -> None:
         self.config, self.plan, self.server, self.members, self.resume = config, plan, server, members, resume
         self.strategy, self.mode = declared.options, declared.mode
         self.most_merged = getattr(declared.options, "max_merge_var_num", 1)
         self.shard: Shard | None = None
-        self.room = empty_vector
+        self.room = room
         self.rule: Rule | None = None
         self.ready = False
         self.age = 0
@@ -121,7 +124,7 @@ class Parameters:
         workers = len(self.members.all)
         per_step = workers if self.mode in ("async", "ssp") else 1
         geo = workers if self.mode == "geo" else 0
-        return Shard(self.config, self.strategy.entry, self.plan, self.server, layout, per_step, geo, self.room)
+        return Shard(self.config, self.strategy.entry, self.plan, self.server, layout, self.room, per_step, geo)
 
     def _load(self, shard: Shard, folder: Path) -> None:
         """Take what another run has saved. Its workers' pushes are not this run's: they are counted from 1 again."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from trainer.host.pulse import Pulse
 from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT
-from trainer.strategies.pserver.protocol.shared_memory import opened_pool, vector
+from trainer.strategies.pserver.protocol.shared_memory import opened_pool
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
 from trainer.strategies.pserver.server.ledger import LedgerFile
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
@@ -69,8 +68,6 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     assert seat.store is not None
     kept = opened_ledger(seat.rank, run) if declared.options.ledger else None
     machine = Server(seat.rank, run, declared, socket, seat.store, time.monotonic, limit, kept, seat.life, seat.returns)
-    if pool is not None:
-        machine.parameters.room = partial(vector, pool)
     return machine, socket
 
 

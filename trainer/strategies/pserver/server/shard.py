@@ -34,11 +34,6 @@ Saved = tuple[Tensors, Mapping[str, Any]]
 """A server's state: tensors by name, and plain numbers."""
 
 
-def empty_vector(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """A vector (count,) of a shard that nobody has written to."""
-    return torch.empty(count, dtype=dtype)
-
-
 class Shard:
     """The parameters of one server; one thread uses it.
 
@@ -47,10 +42,9 @@ class Shard:
         entry: when an id becomes a row.
         plan: the run's; its servers, and its steps, for the schedule.
         server: which one this is.
-        layout: what it keeps.
+        layout: what it keeps. room: makes the vector (n,) that is sent.
         updates_per_step: gradients that count as one step of the schedule (workers, where each is applied by itself).
         geo_workers: how many workers exchange differences; 0: the optimizer runs here.
-        room: makes the vector (n,) that is sent.
     """
 
     def __init__(
@@ -60,9 +54,9 @@ class Shard:
         plan: ServersPlan,
         server: int,
         layout: Layout,
+        room: Callable[[int, torch.dtype], torch.Tensor],
         updates_per_step: int = 1,
         geo_workers: int = 0,
-        room: Callable[[int, torch.dtype], torch.Tensor] = empty_vector,
     ) -> None:
         self.room = room
         self.layout, self.server, self.servers = layout, server, plan.roles["server"]

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from trainer.errors import UserError
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb
 from trainer.strategies.pserver.server.answers import NONSENSE, NotYet, failed, not_arrived
@@ -24,6 +26,9 @@ class Outlet(Protocol):
 
     def refuse(self, why: BaseException) -> None:
         """Count a malformed message."""
+
+    def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised vector (count,) of values that will be sent."""
 
     def room_for_files(self) -> AbstractContextManager[object]:
         """While it lasts, descriptors are free for files, however many strangers hold connections."""

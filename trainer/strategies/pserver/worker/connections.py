@@ -41,8 +41,8 @@ class Connections(Protocol):
         """The answers that have come from all servers."""
 
     def started_again(self) -> dict[int, int]:
-        """The servers that were started again since the last look, and the numbers of their lives. From now on messages go to their present lives, and nothing
-        more comes from the lives before."""
+        """The servers that were started again since the last look, and the numbers of their lives. From now on messages go to
+        these lives, and nothing more comes from the lives before."""
 
     def wait(self, seconds: float) -> None:
         """Wait until an answer has come, or for so long."""
