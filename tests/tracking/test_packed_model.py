@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import importlib_metadata
 import numpy as np
 import pytest
 import torch
+from mlflow.utils import requirements_utils
 from safetensors.torch import save_file
 from torch import nn
 
@@ -89,9 +91,13 @@ def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     from trainer.tracking.logged_model import Choice, pack_model
 
+    asked: list[None] = []
+    monkeypatch.setattr(requirements_utils, "_MODULES_TO_PACKAGES", None)
+    monkeypatch.setattr(importlib_metadata, "packages_distributions", lambda: asked.append(None) or {})
     before = sys.path[:]
     folder, taken = pack_model(run, Choice("model", run / "model.safetensors", "last", 1, ()))
-    assert sys.path == before
+    assert sys.path == before and not asked, "MLflow looks for all files of all packages"
+    assert f"torch=={torch.__version__.partition('+')[0]}\n" in (folder / "requirements.txt").read_text()
     folder.parent.rename(tmp_path / "packed")
     (tmp_path / "user").rename(tmp_path / "gone")
     for name in [name for name in sys.modules if name.partition(".")[0] in ("own_pkg", "shared_tool")]:
