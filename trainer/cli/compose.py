@@ -90,10 +90,10 @@ def _learn_secrets(app: Hydra) -> None:
 
     def learning(*args: Any, **kwargs: Any) -> Any:
         config = load(*args, **kwargs)
-        job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        HERE.learn(values(OmegaConf.to_container(job, resolve=False)))
-        with contextlib.suppress(OmegaConfBaseException):
-            HERE.learn(values(OmegaConf.to_container(job, resolve=True)))
+        with without_hydra(config):
+            HERE.learn(values(OmegaConf.to_container(config, resolve=False)))
+            with contextlib.suppress(OmegaConfBaseException):
+                HERE.learn(values(OmegaConf.to_container(config, resolve=True)))
         return config
 
     loader.load_configuration = learning
@@ -207,10 +207,20 @@ def compose(app: Hydra, overrides: list[str], config_name: str = "config", multi
         config.hydra.overrides.hydra = [o for o in config.hydra.overrides.hydra if not o.startswith("hydra.mode=")]
         if not multirun:
             OmegaConf.select(config, "hydra.run.dir")
-            OmegaConf.to_container(
-                OmegaConf.masked_copy(config, [str(k) for k in config if k != "hydra"]), resolve=True
-            )
+            with without_hydra(config):
+                OmegaConf.to_container(config, resolve=True)
         return config
+
+
+@contextlib.contextmanager
+def without_hydra(config: DictConfig) -> Iterator[None]:
+    """While it lasts, the config is without its ``hydra`` node. To copy the rest takes longer than to read it."""
+    content: Any = config._content
+    vars(config).update(_content={key: node for key, node in content.items() if key != "hydra"})
+    try:
+        yield
+    finally:
+        vars(config).update(_content=content)
 
 
 def _check_schema(app: Hydra, config: DictConfig) -> None:
@@ -339,14 +349,12 @@ def plain(config: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: an interpolation that leads nowhere.
     """
-    from omegaconf import OmegaConf, open_dict
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    job = config.copy()
-    with open_dict(job):
-        job.pop("hydra", None)
     try:
-        resolved = OmegaConf.to_container(job, resolve=True, throw_on_missing=False)
+        with without_hydra(config):
+            resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
         raise UserError(error.full_key or "the config", first_line(error)) from error
     assert isinstance(resolved, dict)
