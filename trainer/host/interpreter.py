@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+_frozen = False
+"""Whether what this process has imported is left out already; the garbage of a sweep's first job is not."""
+
 
 def begin() -> None:
     """Stop collecting garbage at the start of a command, until :func:`at_work`."""
@@ -27,8 +30,10 @@ def at_work() -> Iterator[None]:
     if gc.isenabled():  # somebody else's process, as in a notebook
         yield
         return
-    if not gc.get_freeze_count():
+    global _frozen
+    if not _frozen:  # gc.get_freeze_count() would tell, and walks over a million objects
         gc.freeze()
+        _frozen = True
     gc.enable()
     try:
         yield
