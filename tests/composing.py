@@ -34,6 +34,9 @@ class Kept(list[Any]):
 def once() -> Iterator[None]:
     """Inside, the schema is stored and each choice of options is composed once."""
     compose.register()
+    schemas = ConfigStore.instance().repo["schema"]
+    for name in schemas:
+        schemas[name]  # is made when it is asked for: processes that are forked from here have it
     loader: Any = config_loader_impl.ConfigLoaderImpl
     listed, merged, checked = config_loader_impl.create_defaults_list, loader._compose_config_from_defaults_list, key_checks.check_target  # fmt: skip
     lists: dict[tuple[Any, ...], bytes] = {}

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -150,7 +151,7 @@ class Zygote:
         return Started(argv, int(ours.recv(64)), ours)
 
 
-def import_all(folder: Path) -> int:
+def import_all(folder: Path) -> tuple[int, Choices]:
     """Import with one thread, for a pool of OpenMP's would be broken in every fork; returns how many a process has."""
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as tempfile.tempdir:  # torch._dynamo makes a folder when it is imported
@@ -160,25 +161,35 @@ def import_all(folder: Path) -> int:
         copy_new_stores(folder / "mlflow.db")
         for name in MODULES:
             importlib.import_module(name)
-        register_schema()
+        choices = Choices()
     tempfile.tempdir = None
     warnings.resetwarnings()
     gc.collect()
     gc.freeze()
-    return threads
+    return threads, choices
 
 
-def register_schema() -> None:
-    """Hydra has its plugins and the schema, and each command line neither makes the nodes nor copies them."""
-    compose: Any = importlib.import_module("trainer.cli.compose")
-    store: Any = importlib.import_module("hydra.core.config_store").ConfigStore
-    importlib.import_module("hydra.core.plugins").Plugins.instance()
-    compose.register()
-    schemas = store.instance().repo["schema"]
-    for name in schemas:
-        schemas[name]
-    compose.register = lambda: None
-    store.__deepcopy__ = lambda of, memo: of
+class Choices:
+    """Hydra composes a choice of options once (``tests/composing.py``): each fork after the second has the config already."""
+
+    def __init__(self) -> None:
+        self._composing = importlib.import_module("tests.composing").once()
+        self._composing.__enter__()
+        self._seen: Counter[tuple[str, ...]] = Counter()
+        importlib.import_module("hydra.core.plugins").Plugins.instance()
+
+    def note(self, argv: Sequence[str]) -> None:
+        """A command line that is about to be run by a fork."""
+        if any(typed.startswith("-") for typed in argv):  # a sweep, another folder of configs
+            return
+        compose: Any = importlib.import_module("trainer.cli.compose")
+        groups = importlib.import_module("trainer.config.schema").GROUPS
+        options = tuple(o for o in argv if compose.key_of(o) in {*groups, "recipe"} and not {*o} & {*"{,"})
+        self._seen[options] += 1
+        if self._seen[options] != 2:
+            return
+        with contextlib.suppress(Exception), compose.hydra_app() as app:  # the fork tells what is wrong
+            compose.compose(app, [*options])
 
 
 def copy_new_stores(ready: Path) -> None:
@@ -208,7 +219,7 @@ def _copy(store: Path | str, to: Path | str) -> None:
         made.backup(new)
 
 
-def serve(door: socket.socket, life: socket.socket) -> str:
+def serve(door: socket.socket, life: socket.socket, choices: Choices) -> str:
     """Fork for each request, and tell how the forks end. Returns in a fork, which then is to run the module returned.
 
     Args:
@@ -238,6 +249,9 @@ def serve(door: socket.socket, life: socket.socket) -> str:
                 asking.remove(requests)
                 requests.close()
                 continue
+            request = json.loads(message)
+            if request["module"] == "trainer":
+                choices.note(request["argv"])
             pid = os.fork()
             if not pid:
                 for held in (door, life, *asking, *waiting.values()):
@@ -247,7 +261,7 @@ def serve(door: socket.socket, life: socket.socket) -> str:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 os.close(reader)
                 os.close(writer)
-                return _become(json.loads(message), dict(enumerate(fds[1:], 1)), fds)
+                return _become(request, dict(enumerate(fds[1:], 1)), fds)
             for fd in fds[1:]:
                 os.close(fd)
             waiting[pid] = socket.socket(fileno=fds[0])
@@ -387,5 +401,6 @@ def run(module: str) -> None:
 
 
 if __name__ == "__main__":
-    usual = import_all(Path(sys.argv[3]))
-    run(serve(*(socket.socket(fileno=int(fd)) for fd in sys.argv[1:3])))
+    usual, choices = import_all(Path(sys.argv[3]))
+    door, life = (socket.socket(fileno=int(fd)) for fd in sys.argv[1:3])
+    run(serve(door, life, choices))
