@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from trainer.checkpoint.tensor_tree import DEEPEST, KINDS, Packed, read
@@ -242,3 +242,16 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("trainer.checkpoint.tensor_tree.save_file", full)
     with pytest.raises(OSError, match="No space left on device"):
         Packed({"a": torch.zeros(10)}).write(tmp_path / "state")
+
+
+def test_tensors_begin_where_those_of_torch_begin(tmp_path: Path) -> None:
+    """Matrix products may round otherwise elsewhere. In a file a tensor begins after the header, as long as what it tells."""
+    aligned = 64
+    assert torch.empty(6).data_ptr() % aligned == 0
+    in_files = set()
+    for told in range(0, 2 * aligned, 8):
+        Packed({"told": "1" * told, "state": torch.arange(6.0)}).write(tmp_path / "state")
+        with safe_open(tmp_path / "state", "pt") as file:
+            in_files.add(file.get_tensor("state").data_ptr() % aligned)
+        assert read(tmp_path / "state")["state"].data_ptr() % aligned == 0
+    assert len(in_files) > 1, "safetensors copies by itself"

@@ -127,6 +127,9 @@ def _not_held(path: str, what: str) -> TypeError:
 def read(path: Path, keys: Collection[str] | None = None) -> Any:
     """Read a nested state (dicts, lists, tensors) from the safetensors file that it was written to.
 
+    Its tensors are copied out of the file. There they begin at any eighth byte, and matrix products round otherwise on memory that
+    begins elsewhere than torch's own: a run that goes on would not end as one that was never stopped.
+
     Args:
         keys: of a dict, these alone are read; None: all.
 
@@ -137,7 +140,7 @@ def read(path: Path, keys: Collection[str] | None = None) -> Any:
         tree = json.loads((file.metadata() or {}).get("tree", ""))
         if keys is not None:
             tree = ["dict", [pair for pair in _parts(tree, "dict") if _parts(pair)[0] in keys]]
-        return _Unpacking(file.get_tensor).node(tree, 0)
+        return _Unpacking(lambda name: file.get_tensor(name).clone()).node(tree, 0)
 
 
 @contextmanager
