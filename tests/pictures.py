@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pickle
+import shutil
 import struct
 import tarfile
 from dataclasses import asdict
@@ -13,15 +15,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from trainer.data.drawn_flowers import draw
+
 CLASSES = ["daisy", "iris", "rose"]
+COMMON = os.environ.get("TRAINER_CACHE")
+"""The cache of all tests, if it is not the user's; some tests have one of their own."""
 
 
 def config(kind: type, **given: Any) -> dict[str, Any]:
     """A ``data`` node with the schema's defaults; nothing is downloaded unless told."""
     node = {k: v for k, v in asdict(kind()).items() if k != "_target_"}  # type: ignore[call-overload]
     return node | ({"download": False} if "download" in node else {}) | given
+
+
+def borrow_drawn_flowers(**which: int) -> None:
+    """The cache of this test has drawn flowers that are drawn once, into the cache of all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRAINER_CACHE", raising=False)
+        if COMMON is not None:
+            patch.setenv("TRAINER_CACHE", COMMON)
+        common = draw.draw(**which)
+    shutil.copytree(common, draw.folder(**which), copy_function=shutil.copyfile)
 
 
 def silent(what: str, done: int, total: int) -> None:

@@ -196,7 +196,6 @@ def eval_batches(feed: Feed) -> Iterator[tuple[Any, torch.Tensor]]:
 def test_a_run_says_it_and_leaves_it_in_its_result(
     warm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(auto_num_workers.hardware, "cores", lambda: 2)
     monkeypatch.setattr(auto_num_workers, "Host", lambda: Told(1.1))
     monkeypatch.setattr(Growth, "_decide", lambda self, waited, own=Growth._decide: own(self, self.before[1] + 0.5))

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.pictures import config, image_folder, silent
+from tests.pictures import borrow_drawn_flowers, config, image_folder, silent
 from trainer.config import schema
 from trainer.data.placement import Placement
-from trainer.data.sets.cifar import Cifar10
+from trainer.data.sets.cifar import DRAWN, Cifar10
 from trainer.data.sets.digits import Digits
 from trainer.data.sets.image_folder import ImageFolder
 from trainer.data.sets.mnist import Mnist
@@ -29,6 +29,8 @@ KINDS: dict[str, tuple[type[DataSource], type, list[float], list[float]]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_are_normalised_as_the_options_say(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
+    if kind == "cifar10":
+        borrow_drawn_flowers(**DRAWN)
     made, options, mean, std = KINDS[kind]
     given: dict[str, Any] = {} if kind == "digits" else {"root": str(tmp_path / "none"), "download": False}
     if kind == "imagefolder":

@@ -97,10 +97,11 @@ def test_batch_norm_model_trains_on_two_workers_with_random_images(tmp_path: Pat
     assert read(tmp_path / "run" / "result.json")["samples"] == 4 * 4 * 2
 
 
-def test_missing_flowers_are_replaced_loudly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [["data._target_=tests.e2e.own_data.FewFlowers"], pytest.param([], marks=pytest.mark.long)])  # fmt: skip
+def test_missing_flowers_are_replaced_loudly(tmp_path: Path, told: list[str]) -> None:
     done = trainer(
-        "+recipe=resnet50_flowers", "model=resnet18", "data.image_size=32", "limit_train_batches=2",
-        "limit_val_batches=1", "epochs=1", "hydra.run.dir=run", "data.root=nowhere", "data.download=false", cwd=tmp_path,
+        "+recipe=resnet50_flowers", "model=resnet18", "data.image_size=32", "data.batch_size=8", "limit_train_batches=2",
+        "limit_val_batches=1", "epochs=1", "hydra.run.dir=run", "data.root=nowhere", "data.download=false", *told, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     from tests.runs import mlflow_runs

@@ -20,7 +20,7 @@ def test_the_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     kept, without = tmp_path / "with", tmp_path / "without"
     told = [*SMALL, "epochs=2", "ema.decay=0.9", "execution.log_every=4"]
     package.run([*told, f"hydra.run.dir={kept}", "tracking=none"])
-    result = package.run([*told, f"hydra.run.dir={without}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", "tracking.log_last_model=true", "validation=false"])  # fmt: skip
+    result = package.run([*told, f"hydra.run.dir={without}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", "tracking.log_last_model=true", "tracking.flush_timeout_s=600", "validation=false"])  # fmt: skip
     assert points(kept, "train/loss") == points(without, "train/loss")
     for name in ("model.safetensors", "model_ema.safetensors"):
         mine, other = load_file(kept / name), load_file(without / name)

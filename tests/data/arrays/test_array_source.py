@@ -22,7 +22,7 @@ from trainer.data.arrays.augmented import shifted
 from trainer.data.feed import Feed
 from trainer.data.placement import Placement
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
-from trainer.data.sets.cifar import Cifar10
+from trainer.data.sets.cifar import DRAWN, Cifar10
 from trainer.data.sets.digits import Digits
 from trainer.data.sets.mnist import Mnist
 from trainer.data.sets.mnist_json import MnistJson
@@ -163,6 +163,8 @@ def changed(root: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", MADE)
 def test_digest_is_of_images_and_labels_alone(tmp_path: Path, name: str) -> None:
     kind, source, make = MADE[name]
+    if name == "cifar10":
+        pictures.borrow_drawn_flowers(**DRAWN)
 
     def digest(root: Path, prepared: bool = True, **given: Any) -> str:
         one = source(**config(kind, root=str(root), **given))

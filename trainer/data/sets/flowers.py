@@ -39,8 +39,10 @@ class DrawnFlowers(ImageSource):
     def fingerprint(self, facts: Facts) -> str:
         return digest_of("drawn flowers", VERSION, self._drawing())
 
-    def _embedded(self, per_class: int, stand_in: str) -> Facts:
-        is_drawn(**self._drawing())  # refused where another user could have put pictures there
+    def _embedded(self, stand_in: str) -> Facts:
+        drawing = self._drawing()
+        is_drawn(**drawing)  # refused where another user could have put pictures there
+        _seed, per_class = drawing.values()
         samples = CLASSES * per_class
         facts = Facts("embedded drawn flowers", "embedded", samples, samples, self.shape(), CLASSES, stand_in, slow=True)  # fmt: skip
         return self.sized(facts)
@@ -74,7 +76,7 @@ class EmbeddedFlowers(DrawnFlowers):
     def facts(self, global_batch_size: int) -> Facts:
         if (split := self.options.train_split) != "trnid":
             raise UserError(f"data.train_split={split}", "the drawn flowers have one part to train on and one for validation, not Oxford's three lists", f"data.train_split=trnid, or data=flowers102 data.train_split={split}")  # fmt: skip
-        return self._embedded(self.options.per_class, "")
+        return self._embedded("")
 
     def _drawing(self) -> dict[str, int]:
         return {"seed": self.options.draw_seed, "per_class": self.options.per_class}
@@ -107,7 +109,7 @@ class Flowers102(DrawnFlowers):
     def _instead(self, reason: str) -> Facts:
         split = self.options.train_split
         without = "" if split == "trnid" else f" (they have no {split}: the part to train on is as large as trnid)"
-        return self._embedded(10, SITE.stand_in(reason, f"The embedded drawn flowers are used{without}"))
+        return self._embedded(SITE.stand_in(reason, f"The embedded drawn flowers are used{without}"))
 
     def class_names(self, facts: Facts) -> list[str]:
         if facts.kind == "embedded":
