@@ -13,11 +13,12 @@ import psutil
 import pytest
 
 from tests.faults.gate import WAITS
+from tests.faults.half import LAST
 from tests.faults.held_up import held_up
 from tests.faults.test_ledgers import applied
 from tests.faults.test_lost import member, screen
 from tests.pace import wait_for
-from tests.runs import read
+from tests.runs import read, trainer
 from tests.zygote import Started
 
 BASE = (
@@ -54,16 +55,30 @@ def at_the_gate(
         yield started
 
 
-def check_ledgers(run: Path, servers: int = 2, epochs: int = 2) -> None:
+def check_ledgers(run: Path, servers: int = 2, work: int = 2 * WORK) -> None:
     """Every batch of every epoch once, at every server."""
     for server in range(servers):
         found = applied(run / f"ledger.{server}.tsv")
-        assert sum(found.values()) == len(found) == epochs * WORK, found.most_common(3)
+        assert sum(found.values()) == len(found) == work, found.most_common(3)
 
 
 def pushes(run: Path, server: int) -> set[tuple[str, ...]]:
     """Worker and number of each push in a server's ledger."""
     return {tuple(line.split("\t")[:2]) for line in (run / f"ledger.{server}.tsv").read_text().splitlines()[1:]}
+
+
+def check_both_servers(run: Path, lost: int, worker_died: bool) -> None:
+    """What one of two servers has and the other one has not was told as lost.
+
+    Args:
+        lost: updates of which the launcher has told so.
+        worker_died: a worker was killed. Its last pushes may have come to one server alone; the other one has their work, all of it, in
+            pushes of whoever took it over.
+    """
+    if worker_died:
+        assert not lost and applied(run / "ledger.0.tsv") == applied(run / "ledger.1.tsv")
+    else:
+        assert len(pushes(run, 0) ^ pushes(run, 1)) <= lost
 
 
 def noted(run: Path, rank: int) -> dict[str, Any]:
@@ -147,4 +162,18 @@ def test_worker_that_was_killed_takes_part_again(tmp_path: Path, mode: str, rank
         {},
         1,
     )
-    check_ledgers(run, epochs=3)
+    check_ledgers(run, work=3 * WORK)
+
+
+@pytest.mark.parametrize("mode", ["ssp", "geo"])
+def test_work_of_a_worker_that_dies_between_the_halves_of_a_push_counts_once_at_both_servers(
+    tmp_path: Path, mode: str
+) -> None:
+    halfway = f"strategy._target_=tests.faults.half.{mode.capitalize()}"
+    done = trainer(*BASE, *MODES[mode], halfway, "limit_train_batches=20", "epochs=1", cwd=tmp_path)
+    run, half = tmp_path / "run", ("1", str(LAST))
+    assert done.returncode == 0, done.stdout
+    assert "ATTENTION: worker 1 was killed by SIGKILL" in done.stdout
+    assert half in pushes(run, 0) and half not in pushes(run, 1)
+    check_ledgers(run, work=40)
+    check_both_servers(run, read(run / "result.json")["lost_at_servers"], worker_died=True)

@@ -477,6 +477,15 @@ def who_waits_to_be_let_in_looks_for_no_server(_: Any, self: halting.Halting, se
     self.client.connections.sleep(seconds)
 
 
+@replaces(machine.Server, "answer")
+def what_is_done_is_told_after_the_answer(_: Any, self: machine.Server, request: Message) -> Message:
+    before, answer = self.parameters.applied, self._do(request)
+    if before != self.told_done:
+        self.tell_done(before)
+        self.told_done = before
+    return answer
+
+
 # A patch inside of a function that waits would last while others run.
 MUTATIONS |= {
     "a_take_over_begins_where_the_first_server_is": lambda: patch.object(held_blocks, "min", lambda starts: next(iter(starts)), create=True),

@@ -39,7 +39,7 @@ class ServerReturns:
         world.injected["server started again"] += 1
         part = play.disks.parts_of(folder)[server.number]
         seconds = (LATE_S if world.random.random() < 0.1 else SOON_S) * world.random.random()
-        world.after(seconds, self._begin, server, folder, server.machine.parameters.applied - part.version)
+        world.after(seconds, self._begin, server, folder, max(0, server.pulse - part.version))
 
     def _fits(self, server: SimulatedServer, folder: Path) -> bool:
         part = self.play.disks.parts_of(folder)[server.number]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,9 @@ class SimulatedServer(Process):
         self.disks, self.host = disks, (scenario.hosts or [0] * scenario.servers)[number]
         run = Run(scenario, resume)
         self.machine = Server(number, run, strategy, self, board, self.clock, 1 << 26, None, life, again)
+        self.pulse = 0
+        """Updates that the launcher knows of."""
+        self.machine.tell_done = partial(setattr, self, "pulse")
         self.save = self.machine.verbs[Verb.SAVE]
         self.machine.verbs[Verb.SAVE] = self._save
         self.board, self.news, self.look_after = board, (-1, -1), self.machine.liveness.look_after
@@ -231,6 +234,8 @@ class SimulatedServer(Process):
             self.answer_to_nonsense = answer
             return
         self._look()
+        if self.pulse < self.machine.parameters.applied and answer.verb == Verb.DONE:
+            raise Violation(f"{self.name} answers {request.verb.name} of worker {request.rank} when its launcher knows of {self.pulse} of {self.machine.parameters.applied} updates: a death now would lose the others unsaid")  # fmt: skip
         self.truth.answered(request, answer)
         copy = copied(answer)
         copy.rank, copy.number = request.rank, request.number

@@ -75,6 +75,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "what_a_server_lost_after_its_answer_to_who_comes_back_is_waited_for": (None, 233206),
     "what_was_told_to_a_life_before_of_a_server_counts_for_the_next": (None, 205231),
     "pushes_that_are_acknowledged_are_waited_for": ("ssp", 502),
+    "what_is_done_is_told_after_the_answer": (None, 0),
 }
 """The mode that a defect is looked for in, and a seed that finds it: tried first. If scenarios are drawn otherwise one day, the
 search begins at 0."""

@@ -15,8 +15,10 @@ from tests.notes import Notes
 from tests.simulation.scenario import Scenario
 from tests.simulation.servers import Run, declared
 from trainer.checkpoint import durable_folder
+from trainer.host import pulse
 from trainer.strategies.pserver.protocol.messages import TELLS, WANTS_DENSE, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
+from trainer.weights.server_parts import ServerFile
 
 OPTIONS = {"timeout_s": 100.0, "lost_after_s": 10.0, "slice_above": None, "persistables": False}
 LIVES = 7, 8
@@ -40,6 +42,10 @@ class Played:
 
     def answer(self, address: bytes, request: Message, answer: Message) -> None:
         self.answers[request.number] = answer
+        self.answered()
+
+    def answered(self) -> None:
+        """An answer has left."""
 
     def refuse(self, why: BaseException) -> None:
         raise AssertionError(why)
@@ -210,3 +216,33 @@ def test_block_of_which_nobody_tells_ends_the_lives_that_are_lost_as_the_notes_t
     first.asks(0, Verb.FENCE, text({"rank": -1, "life": 0, "epoch": 0, "block": 0}))
     assert first.pushes(1, 1, 3, 4).text()["fenced"], "what it had sent before comes too late"
     assert first.values() == [1, 1, 1, 0, 0, 0]
+
+
+class Killed(BaseException):
+    """The process is gone: whatever would follow never is."""
+
+
+def kill(*_: Any) -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("death", ["before the launcher can know", "before the answer", "after the answer"])
+def test_what_a_worker_takes_for_done_the_launcher_counts_as_lost(first: Played, tmp_path: Path, death: str) -> None:
+    path = pulse.make(tmp_path / "pulse")
+    shown = pulse.Pulse(str(path))
+    first.server.tell_done = shown.update
+    first.pushes(0, 3, 3, 4)
+    if death == "before the launcher can know":
+        first.server.tell_done = kill
+    elif death == "before the answer":
+        first.answer = kill  # type: ignore[method-assign]
+    else:
+        first.answered = kill  # type: ignore[method-assign]
+    answered = len(first.answers)
+    with pytest.raises(Killed):
+        first.pushes(0, 4, 4, 5)
+    acknowledged = 3 + len(first.answers) - answered
+    part = durable_folder.partial_of(tmp_path / "checkpoints" / "step-1") / "server-0.safetensors"
+    assert ServerFile(0, part).version == 1
+    assert acknowledged <= pulse.look(path).update <= 4, "of these the snapshot has one, and the others are told"
+    assert acknowledged == (4 if death == "after the answer" else 3)

@@ -88,6 +88,10 @@ class Server:
         self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0, late=0)
         self.started = self.ended_turn = self.looked = now()
         self.done_once: dict[int, tuple[int, int]] = {}
+        self.told_done = 0
+        self.tell_done: Callable[[int], None] = lambda done: None
+        """Told how many updates are done, before an answer is sent: whoever counts what is lost with this server counts all that a
+        worker takes for done."""
         pulls = Pulls(self.parameters, self.count)
         pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count, ledger)
         self.saving = Saving(self.parameters, self.members, self.work, outlet, ledger, Path(plan.run_dir), life)
@@ -182,8 +186,19 @@ class Server:
         self.turns.take(address, message)
 
     def answer(self, request: Message) -> Message:
-        """Do what a request asks for, and answer it. A late copy of a request that must not be repeated changes
-        nothing.
+        """Do what a request asks for, tell how far this server is, and answer.
+
+        Raises:
+            NotYet: it has to wait.
+        """
+        answer = self._do(request)
+        if (done := self.parameters.applied) != self.told_done:
+            self.tell_done(done)
+            self.told_done = done
+        return answer
+
+    def _do(self, request: Message) -> Message:
+        """Do what a request asks for. A late copy of a request that must not be repeated changes nothing.
 
         Raises:
             NotYet: it has to wait.

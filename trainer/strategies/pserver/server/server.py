@@ -41,12 +41,13 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     assert seat.store is not None
     server, socket = open_server(seat, run)
+    server.tell_done = Pulse(seat.pulse).update
     seat.store.set(ENDPOINT.format(seat.rank), socket.endpoint)
     if seat.returns:
         seat.store.set(AGAIN.format(seat.rank), f"{seat.life} {socket.endpoint}")
     print(f"server {seat.rank} listens at {socket.endpoint}", flush=True)
     try:
-        run_to_end(server, socket, Pulse(seat.pulse))
+        run_to_end(server, socket)
     except NoNote as error:
         raise RunFailed(f"the other hosts cannot be reached: {error}") from error
     finally:
@@ -78,20 +79,14 @@ def opened_ledger(server: int, run: ServersRun) -> LedgerFile:
     return LedgerFile(Path(run.plan.run_dir) / LEDGER.format(server), stays)
 
 
-def run_to_end(server: Server, socket: ServerSocket, pulse: Pulse | None = None) -> None:
+def run_to_end(server: Server, socket: ServerSocket) -> None:
     """Serve until every worker has left or is lost.
-
-    Args:
-        pulse: where the launcher sees how many updates are done; None: it does not look.
 
     Raises:
         RunFailed: as ``serve``.
     """
-    told = 0
     while not server.over:
         server.turn(socket.receive(int(1000 * LOOK_S)))
-        if pulse is not None and (applied := server.parameters.applied) != told:
-            pulse.update(told := applied)
 
 
 def leave_statistics(server: Server, run_dir: Path) -> None:
