@@ -24,7 +24,7 @@ APART = {
     "faults/test_elastic.py": EACH,
     "faults/test_kills.py": r"\[\d+-(.*)\]",
     "checkpoint/test_identity.py": EACH,
-    "e2e/test_compiled.py": EACH,
+    "e2e/test_compiled.py": r"(::test_[a-z]+)",
 }
 """Long files of several launches: tests share one if this finds the same text in their names."""
 LONGEST = (

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import getpass
+import json
+import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.runs import points, trainer
+import trainer as package
+from tests.runs import SMALL, points, trainer
 
 CLICKS = "+recipe=wide_and_deep data.train_rows=2000 data.val_rows=500 data.batch_size=64 model.hidden=[8] model.table_size=5000 data.hash_size=5000"
 MODES = ("pserver_sync", "pserver_async", "pserver_ssp", "pserver_geo strategy.k_steps=2")
@@ -14,20 +19,32 @@ EXACT = "execution.compile_backend=aot_eager"
 """The traced graph with torch's own kernels: what compile=true does around the code that it writes, bit by bit."""
 
 
-def losses(folder: Path, line: str, compiled: str) -> tuple[list[float], list[float]]:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty cache. Inductor's headers and what this CPU can do are compiled into it once, which takes half a minute."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def losses(folder: Path, line: str, compiled: str, **extra: str) -> tuple[list[float], list[float]]:
     """Training and validation losses of five updates."""
     argv = [*line.split(), compiled, "max_steps=5", "tracking=none", "checkpoint=none", "execution.log_every=1"]
-    done = trainer(*argv, f"hydra.run.dir={folder}", cwd=folder.parent)
+    done = trainer(*argv, f"hydra.run.dir={folder}", cwd=folder.parent, **extra)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return points(folder, "train/loss"), points(folder, "val/loss")
 
 
-def compare(tmp_path: Path, line: str, exact: bool = True) -> None:
-    """Compiled and eager runs of that line have equal losses: bit by bit, or within the rounding of other kernels."""
+def compare(tmp_path: Path, line: str, cache: Path | None = None) -> None:
+    """Compiled and eager runs of that line have equal losses: bit by bit, or with inductor, whose code goes to that
+    cache, within the rounding of its kernels."""
     eager = losses(tmp_path / "eager", line, "compile=false")
-    found = losses(tmp_path / "compiled", f"{line} {EXACT}" if exact else line, "compile=true")
+    if cache is None:
+        found = losses(tmp_path / "compiled", f"{line} {EXACT}", "compile=true")
+    else:
+        found = losses(tmp_path / "compiled", line, "compile=true", TRAINER_CACHE=str(cache))
     assert len(eager[0]) == 5 and len(eager[1]) == 1
-    assert found == eager if exact else [*found[0], *found[1]] == pytest.approx([*eager[0], *eager[1]], rel=2e-4)
+    assert (
+        found == eager if cache is None else [*found[0], *found[1]] == pytest.approx([*eager[0], *eager[1]], rel=2e-4)
+    )
 
 
 @pytest.mark.parametrize("mode", [pytest.param(m, marks=[pytest.mark.long] * (m == "pserver_ssp")) for m in MODES])
@@ -35,14 +52,35 @@ def test_row_lookups_of_every_server_mode_stay_outside_the_compiled_graph(tmp_pa
     compare(tmp_path, f"{CLICKS} strategy={mode} launch.workers=1 launch.servers=2")
 
 
-def test_inductor_s_kernels_train_on_servers_as_torch_s_own_do(tmp_path: Path) -> None:
-    compare(tmp_path, f"{CLICKS} strategy=pserver_sync launch.workers=2", exact=False)
+def test_inductor_s_code_equals_eager_and_goes_to_a_cache_of_its_own(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common, compiled = tmp_path / "common", cache / "compiled"
+    theirs = common / f"torchinductor_{getpass.getuser()}"  # as another user could make it before us
+    theirs.mkdir(parents=True)
+    theirs.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(common))
+    monkeypatch.setenv("TRAINER_CACHE", str(cache))
+    before, losses = set(compiled.rglob("*.so")), {}
+    for choice in ("true", "false"):
+        argv = [*SMALL, "max_steps=4", "execution.log_every=1", "tracking=none", f"compile={choice}"]
+        model = ["model._target_=tests.e2e.own_models.Mlp", "~model.in_channels", "~model.image_size"]
+        package.run([*argv, *model, f"hydra.run.dir={tmp_path}/{choice}"])
+        losses[choice] = points(tmp_path / choice, "train/loss")
+    assert losses["true"] == pytest.approx(losses["false"], rel=1e-4)
+    assert json.loads((tmp_path / "true" / "plan.json").read_text())["total_steps"] == 4
+    assert [path.name for path in common.rglob("*")] == [theirs.name], "nothing in the common temporary folder"
+    assert stat.S_IMODE(compiled.stat().st_mode) == 0o700 and set(compiled.rglob("*.so")) > before
+
+
+def test_inductor_s_kernels_train_on_servers_as_torch_s_own_do(cache: Path, tmp_path: Path) -> None:
+    compare(tmp_path, f"{CLICKS} strategy=pserver_sync launch.workers=2", cache)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
-def test_inductor_in_every_server_mode(tmp_path: Path, mode: str) -> None:
-    compare(tmp_path, f"{CLICKS} strategy={mode} launch.workers=1", exact=False)
+def test_inductor_in_every_server_mode(cache: Path, tmp_path: Path, mode: str) -> None:
+    compare(tmp_path, f"{CLICKS} strategy={mode} launch.workers=1", cache)
 
 
 SMALL_IMAGES = "data.batch_size=8 limit_val_batches=2"

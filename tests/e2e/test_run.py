@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
-import json
 import os
-import stat
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -209,29 +205,6 @@ def test_same_seed_gives_the_identical_loss_list_and_another_seed_another(tmp_pa
         )
         losses.append(points(tmp_path / str(number), "train/loss"))
     assert losses[0] == losses[1] != losses[2]
-
-
-def test_compiled_execution_equals_eager_and_uses_a_cache_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    common = tmp_path / "common"
-    theirs = common / f"torchinductor_{getpass.getuser()}"  # as another user could make it before us
-    theirs.mkdir(parents=True)
-    theirs.chmod(0o777)
-    monkeypatch.setattr(tempfile, "tempdir", str(common))
-    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
-    losses = {}
-    for compiled in ("true", "false"):
-        argv = [*SMALL, "max_steps=4", "execution.log_every=1", "tracking=none", f"compile={compiled}"]
-        package.run(
-            [*argv, f"{OWN}Mlp", "~model.in_channels", "~model.image_size", f"hydra.run.dir={tmp_path}/{compiled}"]
-        )
-        losses[compiled] = points(tmp_path / compiled, "train/loss")
-    assert losses["true"] == pytest.approx(losses["false"], rel=1e-4)
-    assert json.loads((tmp_path / "true" / "plan.json").read_text())["total_steps"] == 4
-    assert [path.name for path in common.rglob("*")] == [theirs.name], "nothing in the common temporary folder"
-    compiled = tmp_path / "cache" / "compiled"
-    assert stat.S_IMODE(compiled.stat().st_mode) == 0o700 and list(compiled.rglob("*.so"))
 
 
 def test_runs_started_in_the_same_second_get_their_own_folders(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
 
 def test_the_mean_colour_does_not_tell_the_class() -> None:
     linear = pytest.importorskip("sklearn.linear_model")
-    root = draw.draw(size=64)
+    root = draw.draw(per_class=4, size=32)
 
     def means(split: str) -> tuple[np.ndarray, np.ndarray]:
         paths = sorted((root / split).rglob("*.jpg"))
@@ -202,4 +202,5 @@ def test_the_mean_colour_does_not_tell_the_class() -> None:
     (train_x, train_y), (val_x, val_y) = means("train"), means("val")
     middle, spread = train_x.mean(0), train_x.std(0)
     model = linear.LogisticRegression(max_iter=500).fit((train_x - middle) / spread, train_y)
-    assert model.score((val_x - middle) / spread, val_y) < 0.05  # chance is 0.01; a small ResNet reaches 0.15 and more
+    # Chance is 0.01, a small ResNet reaches 0.15 and more, and a colour that each class adds, of half the spread, 0.07.
+    assert model.score((val_x - middle) / spread, val_y) < 0.045
