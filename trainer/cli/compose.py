@@ -59,6 +59,7 @@ def hydra_app(config_dir: str | None = None) -> Iterator[Hydra]:
     from hydra._internal.utils import create_config_search_path
     from hydra.core.config_search_path import SearchPathQuery
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.plugins import Plugins
 
     version.setbase("1.3")
     search_path = create_config_search_path(str(folder("conf")))
@@ -77,6 +78,7 @@ def hydra_app(config_dir: str | None = None) -> Iterator[Hydra]:
         _learn_secrets(app)
         yield app
     finally:
+        outer["instances"][Plugins] = Plugins.instance()  # which set_state would look for again, all over the disk
         GlobalHydra.set_state(outer)
 
 
