@@ -18,7 +18,8 @@ from trainer.weights.server_parts import part_name
 WORKERS = 0
 """The host of the workers. A server is there, or on a host of its own."""
 PIECE = 400
-"""Bytes of a part that travel at once: a part has a few of them."""
+"""Bytes of a part that travel at once: a part has a few of them, and no more than ``MOST_PIECES``."""
+MOST_PIECES = 64
 
 
 class Disks:
@@ -56,7 +57,9 @@ class Disks:
         content = self.files.get((self.here, str(folder), part_name(server)))
         if content is None:
             raise FileNotFoundError(f"{folder} has no part of server {server}")
-        return _seal(content), np.frombuffer(content[first : first + PIECE], dtype=np.uint8)
+        return _seal(content), np.frombuffer(
+            content[first : first + max(PIECE, len(content) // MOST_PIECES)], dtype=np.uint8
+        )
 
     def parts_of(self, folder: Path) -> list[SavedPart]:
         """As :func:`server_parts.parts_of`."""
@@ -109,7 +112,7 @@ class Disks:
         """As :func:`trainer.checkpoint.writer.leave_failure`.
 
         Raises:
-            Violation: always; no disk is full here, and no server is away for as long as a save may take.
+            Violation: always; no disk is full here, and nothing takes as long as a save may.
         """
         raise Violation(f"there is no snapshot {folder}: {why}")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.simulation import run
 from trainer.strategies.pserver.protocol.index_intervals import Intervals
-from trainer.strategies.pserver.protocol.messages import RESTS, WAKES, Kind, Malformed, Message, Verb
+from trainer.strategies.pserver.protocol.messages import RESTS, SAVES, WAKES, Kind, Malformed, Message, Verb
 from trainer.strategies.pserver.server import (
     checks,
     epoch_blocks,
@@ -30,7 +30,7 @@ from trainer.strategies.pserver.server import (
     turns,
 )
 from trainer.strategies.pserver.server import totals as totals_module
-from trainer.strategies.pserver.worker import async_and_ssp, client, geo, halting, held_blocks, worker
+from trainer.strategies.pserver.worker import async_and_ssp, client, geo, halting, held_blocks, retelling, worker
 from trainer.worker import returned
 
 Defect = Callable[[], Any]
@@ -470,6 +470,25 @@ def blocks_of_a_life_that_a_server_never_heard_of_stay_its_own(
 @replaces(lease_requests.LeaseRequests, "stood_still")
 def a_stop_counts_as_hanging(_: Any, self: lease_requests.LeaseRequests) -> None:
     pass
+
+
+@replaces(turns.Turns, "_patience_with")
+def who_waits_for_a_worker_that_saves_has_no_more_patience(_: Any, self: turns.Turns, request: Message) -> float:
+    return self.patience_s
+
+
+@replaces(client.Client, "_some_server_saves")
+def who_gets_no_answer_does_not_ask_whether_the_server_writes(_: Any, self: client.Client) -> bool:
+    return False
+
+
+@replaces(retelling.Retelling, "_last_sum")
+def a_meeting_at_which_the_first_comes_late_is_told_as_over(
+    original: Any, self: retelling.Retelling, stops: int
+) -> Any:
+    patient = [r for r in self.client.under_way.values() if r.message.verb == Verb.MEET and r.message.flags & SAVES]
+    with patch.object(self.client, "under_way", {n: r for n, r in self.client.under_way.items() if r not in patient}):
+        return original(self, stops)
 
 
 @replaces(halting.Halting, "pause")

@@ -23,7 +23,7 @@ from trainer.strategies.pserver.worker.geo import PserverGeo
 from trainer.strategies.pserver.worker.worker import PserverWorker
 from trainer.strategies.stopping import is_lost
 
-LONGEST_S = 3000.0
+LONGEST_S = 10_000.0
 """Of virtual time; no run may take longer."""
 LINGER_S = 5.0
 """As launch/supervisor.py: so long processes go on of which the others have declared all lost."""

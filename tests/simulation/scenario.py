@@ -21,6 +21,10 @@ RETURNING_SERVERS = (2, 14, 16)
 CLOSE_DEATHS = (6, 11)
 """Runs whose seeds leave these in a division by 20 are made for workers and servers that die close together, and again as they come back."""
 JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
+MOST_SAVES = 12
+"""Stops of a run whose disks are slower than all else."""
+WRITES_FIRST = 4
+"""In one run of so many, a server answers SAVE when its disk is done; in the others its disk is slow after the answer."""
 FAULTS = ("stop worker", "stop server", "suspend worker", "suspend server", "kill worker", "kill server", "cut", "reset", "clock of worker", "clock of server", "nonsense", "torn push")  # fmt: skip
 DEATHS = ("kill worker", "torn push", "torn stop", "torn goodbye")
 """Of a worker: at a time, in the middle of its next push, at the next stop of all, or as it leaves."""
@@ -59,7 +63,7 @@ class Scenario:
         close: a server often dies with a worker, and either may die again while a server that was started again asks all what they have.
         options: of the strategy. table: the model has a sparse table.
         drop, double, late, slow_s, latency_s: of the network.
-        disk_s: a server writes for so long. pace: seconds that a batch takes, by worker.
+        disk_s: a server writes for so long. writes_first: before it answers SAVE, not after that. pace: seconds that a batch takes, by worker.
     """
 
     seed: int
@@ -93,6 +97,7 @@ class Scenario:
     validates: bool = True
     server_returns: int = 0
     close: bool = False
+    writes_first: bool = False
 
     @staticmethod
     def drawn(seed: int, mode: str | None = None) -> Scenario:
@@ -127,7 +132,7 @@ class Scenario:
             pace=tuple(r.choice((0.001, 0.01, 0.01, 0.05, 0.5)) for _ in range(workers)),
             faults=tuple(sorted((_fault(r, workers, servers) for _ in range(r.choice((1, 1, 2, 2, 3)))), key=lambda f: f.at)),
         )  # fmt: skip
-        return scenario._drawn_later(random.Random(~seed))
+        return scenario._drawn_later(random.Random(~seed))._with_a_slow_disk(random.Random(f"a slow disk {seed}"))
 
     def _drawn_later(self, r: random.Random) -> Scenario:
         """What was added to scenarios has a generator of its own: the rest of a seed's scenario stays what it was."""
@@ -242,6 +247,13 @@ class Scenario:
             faults=(server, worker, again) if twice else (worker, server), drop=0.0, late=0.3, slow_s=r.choice((0.1, 3.0)),
             returns=r.choice((0, 3)), server_returns=4,
         )  # fmt: skip
+
+    def _with_a_slow_disk(self, r: random.Random) -> Scenario:
+        """In a few runs servers write for longer than anybody waits for a worker that does not save."""
+        often = self.stops > 0 and self.batches > MOST_SAVES * self.stops
+        if often or not (self.saves or self.stops) or r.random() > 0.1:
+            return replace(self, writes_first=True) if self.seed % WRITES_FIRST == 0 else self
+        return replace(self, disk_s=1.25 * TIMEOUT_S, writes_first=True)
 
     def _without_effect(self, r: random.Random) -> dict[str, Any]:
         """Keys of the strategy that leave pieces whole: limits that nothing reaches, and forms in which 0 and 1 travel unchanged."""

@@ -25,6 +25,7 @@ from trainer.strategies.pserver.protocol.messages import (
     COMES,
     RESTS,
     RESUMES,
+    SAVING,
     WAKES,
     Kind,
     Message,
@@ -224,12 +225,19 @@ class SimulatedServer(Process):
         ]
         self.world.injected["slow disk"] += self.scenario.disk_s > 0
         self.busy = self.scenario.disk_s
+        if self.busy:
+            self.board.set(SAVING.format(self.number), "now")
+            self.world.after(self.busy, self._saved)
         return answer
+
+    def _saved(self) -> None:
+        if not self.dead:
+            self.board.set(SAVING.format(self.number), "")
 
     # --- the outlet ------------------------------------------------------------------------------------------------
 
     def answer(self, address: bytes, request: Message, answer: Message) -> None:
-        """An answer goes its way; it is checked when it leaves."""
+        """An answer goes its way, that to SAVE when all is written or before the disk is done; it is checked when it is given."""
         if request is self.nonsense:
             self.answer_to_nonsense = answer
             return
@@ -242,7 +250,14 @@ class SimulatedServer(Process):
         if self.world.tracing:
             told = copy.mapping().get("why", "") if answer.verb == Verb.FAILED else ""
             self.world.say(f"{self.name} answers {request.verb.name} {request.number} of worker {request.rank}: {answer.verb.name} {told}")  # fmt: skip
-        self.send(self.number, copy, address)
+        if self.busy and self.scenario.writes_first:
+            self.world.after(self.busy, self._answer_late, copy, address)
+        else:
+            self.send(self.number, copy, address)
+
+    def _answer_late(self, answer: Message, address: bytes) -> None:
+        if not self.dead:
+            self.send(self.number, answer, address)
 
     def refuse(self, why: BaseException) -> None:
         if self.nonsense is not None:

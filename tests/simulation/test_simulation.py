@@ -46,7 +46,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_worker_in_geo_is_not_told_its_own_rows": ("geo", 113),
     "intervals_cover_one_too_many": (None, 1),
     "a_step_of_sync_goes_without_the_last_worker": ("sync", 1),
-    "a_late_copy_removes_the_part_of_the_next_save": (None, 292),
+    "a_late_copy_removes_the_part_of_the_next_save": (None, 517),
     "a_part_is_handed_out_from_where_the_last_answer_ended": (None, 20),
     "a_copy_of_a_save_does_not_tell_that_the_part_is_apart": (None, 20),
     "the_next_life_uses_push_numbers_of_the_life_before": (None, 162),
@@ -59,8 +59,8 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_block_of_nobody_comes_before_one_s_own": (None, 3393),
     "a_checkpoint_forgets_which_batches_are_applied": (None, 28),
     "a_checkpoint_forgets_what_is_computed_and_not_pushed": (None, 421),
-    "blocks_that_nobody_tells_of_count_as_new": (None, 1836),
-    "messages_to_the_life_before_of_a_server_are_taken": (None, 76),
+    "blocks_that_nobody_tells_of_count_as_new": (None, 3682),
+    "messages_to_the_life_before_of_a_server_are_taken": (None, 162),
     "blocks_that_workers_hold_are_handed_out_again": (None, 722),
     "a_server_that_comes_back_has_no_progress": (None, 96),
     "sums_are_forgotten": (None, 76),
@@ -76,6 +76,9 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "what_was_told_to_a_life_before_of_a_server_counts_for_the_next": (None, 205231),
     "pushes_that_are_acknowledged_are_waited_for": ("ssp", 502),
     "what_is_done_is_told_after_the_answer": (None, 0),
+    "who_waits_for_a_worker_that_saves_has_no_more_patience": (None, 3194),
+    "who_gets_no_answer_does_not_ask_whether_the_server_writes": (None, 127),
+    "a_meeting_at_which_the_first_comes_late_is_told_as_over": (None, 3166),
 }
 """The mode that a defect is looked for in, and a seed that finds it: tried first. If scenarios are drawn otherwise one day, the
 search begins at 0."""

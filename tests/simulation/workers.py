@@ -24,7 +24,7 @@ from trainer.optim.groups import Rate
 from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
 from trainer.optim.updater import Updater
 from trainer.strategies.contract import Lease, Seat
-from trainer.strategies.pserver.protocol.messages import AGAIN, STOPS, Message, Verb
+from trainer.strategies.pserver.protocol.messages import AGAIN, SAVING, STOPS, Message, Verb
 from trainer.strategies.pserver.worker import async_and_ssp, geo, sync
 from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker.export import save_checkpoint
@@ -109,6 +109,10 @@ class Ways:
 
     def started_again(self) -> dict[int, int]:
         return self.worker.sees(self.count) if self.worker.scenario.server_returns else {}
+
+    def is_saving(self, server: int) -> bool:
+        note = SAVING.format(server)
+        return self.worker.board.check([note]) and bool(self.worker.board.get(note))
 
     def wait(self, seconds: float) -> None:
         if not self.worker.inbox:

@@ -77,6 +77,13 @@ class Played:
         answer = self.asks(rank, Verb.HELLO, *records, sequence=LIVES[rank], clock=begins, flags=flags)
         self.incarnations[rank] = answer.incarnation
 
+    def starts(self) -> None:
+        """Both workers come, and the first one makes the start."""
+        for rank in (0, 1):
+            self.hello(rank)
+        layout = {"dtype": "float64", "last": True, "pieces": [["p", 0, 6]], "tables": []}
+        self.asks(0, Verb.START, text(layout), Record(Kind.DENSE, np.zeros(6)))
+
     def pushes(self, rank: int, sequence: int, first: int, after_last: int) -> Message:
         """Batches of block 0, each of which adds 1 to its own element."""
         gradient = np.zeros(6)
@@ -105,10 +112,7 @@ def board() -> Notes:
 def first(tmp_path: Path, board: Notes) -> Played:
     """A server that has started, with a snapshot after batch 0, and with batches 1 and 2 after it."""
     played = Played(tmp_path, board)
-    played.hello(0)
-    played.hello(1)
-    layout = {"dtype": "float64", "last": True, "pieces": [["p", 0, 6]], "tables": []}
-    played.asks(0, Verb.START, text(layout), Record(Kind.DENSE, np.zeros(6)))
+    played.starts()
     played.pushes(0, 1, 0, 1)
     played.asks(0, Verb.SAVE, text({"folder": "checkpoints/step-1", "checkpoint": True}))
     played.pushes(0, 2, 1, 3)

@@ -35,12 +35,16 @@ been started again, and this worker tells it what it has of the life before."""
 ACKNOWLEDGED, FINISHED, PRESENT = 1, 2, 3
 """Tables of the IDS of such a HELLO: pushes that are acknowledged and follow one that is not, blocks of the epoch that are finished,
 who took part in the last sum; one more of the last sum of a stop. The sums are NUMBERS of the tables 0 and 1."""
-STOPS = 1
-"""Flag of MEET: all workers stand still."""
+STOPS, SAVES = 1, 2
+"""Flags of MEET: all workers stand still; the first one has the servers save before it comes."""
+SAVE_S = 3600.0
+"""So long at most the servers save, and the first worker fetches their parts. The others wait for it."""
 APART = 1
 """Flag of the answer to SAVE."""
 ENDPOINT, AGAIN = "endpoint/server/{}", "again/server/{}"
 """Notes of a server: where it listens; if it was started again, its life and where it listens since."""
+SAVING = "saving/server/{}"
+"""Note of a server: it writes its part of a checkpoint, and answers nobody meanwhile; empty: it does so no more."""
 
 
 class Verb(IntEnum):

@@ -94,7 +94,7 @@ class Server:
         worker takes for done."""
         pulls = Pulls(self.parameters, self.count)
         pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count, ledger)
-        self.saving = Saving(self.parameters, self.members, self.work, outlet, ledger, Path(plan.run_dir), life)
+        self.saving = Saving(self.parameters, self.members, self.work, outlet, ledger, Path(plan.run_dir), board, life)
         self.verbs: dict[Verb, Callable[[Message], Message]] = {
             Verb.HELLO: self.liveness.hello,
             Verb.START: self.parameters.start,

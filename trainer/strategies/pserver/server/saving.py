@@ -4,12 +4,14 @@ another host."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainer.host.notes_board import Board
 from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
-from trainer.strategies.pserver.protocol.messages import APART, Kind, Malformed, Message, Record, Verb, text
+from trainer.strategies.pserver.protocol.messages import APART, SAVING, Kind, Malformed, Message, Record, Verb, text
 from trainer.strategies.pserver.protocol.snapshot_parts import DONE_WITH
 from trainer.strategies.pserver.server.lease_requests import LeaseRequests
 from trainer.strategies.pserver.server.ledger import Ledger
@@ -27,16 +29,19 @@ class Saving:
         outlet: makes room for files.
         ledger: what is applied, which a run that goes on cuts back.
         run_dir: the run's folder; nothing is written anywhere else.
+        board: where workers that get no answer read why.
         life: of this server; it goes on from its own parts alone, or from what it began with.
     """
 
     def __init__(
         self, parameters: Parameters, members: Members, work: LeaseRequests, outlet: Outlet, ledger: Ledger,
-        run_dir: Path, life: int = 0,
+        run_dir: Path, board: Board, life: int = 0,
     ) -> None:  # fmt: skip
         self.parameters, self.members, self.work, self.outlet = parameters, members, work, outlet
         self.ledger = ledger
-        self.run_dir, self.life = run_dir, life
+        self.run_dir, self.board, self.life = run_dir, board, life
+        if board.check([note := SAVING.format(parameters.server)]):  # of a life before
+            board.set(note, "")
         self.apart: Path | None = None
         """Where the part is, if the worker that saves does not see it."""
         self.saver: tuple[int, int, int] | None = None
@@ -58,13 +63,23 @@ class Saving:
         told = {**numbers, **self._counts(), **self._kind(shard)}
         if asked.get("checkpoint"):
             told |= {"layout": shard.layout.plain(), "life": self.life}
-        with self.outlet.room_for_files():
+        with self._said(), self.outlet.room_for_files():
             snapshot.write_part(folder, self.parameters.server, tensors, told)
         size = sum(t.nbytes for t in tensors.values())
         print(f"saved {size / 1e6:.1f} MB in {time.monotonic() - began:.2f} s", flush=True)
         self.saver = message.rank, message.incarnation, message.number
         self.apart = folder if mark is not None and not snapshot_parts.is_shared(folder, str(mark)) else None
         return Message(Verb.DONE, flags=self.flags)
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """While it lasts, workers that get no answer can read why."""
+        note = SAVING.format(self.parameters.server)
+        self.board.set(note, "now")
+        try:
+            yield
+        finally:
+            self.board.set(note, "")
 
     @property
     def flags(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from trainer.errors import UserError
-from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb
+from trainer.strategies.pserver.protocol.messages import SAVE_S, SAVES, Malformed, Message, Verb
 from trainer.strategies.pserver.server.answers import NONSENSE, NotYet, failed, not_arrived
 from trainer.strategies.pserver.server.members import workers
 
@@ -57,7 +57,7 @@ class Turns:
         outlet: where answers go.
         answer: does what a request asks for; raises NotYet where it has to wait.
         server: which one this is, for messages.
-        patience_s: how long a request may wait.
+        patience_s: how long a request may wait. Who waits for a worker that saves has more of it.
         now: the clock.
     """
 
@@ -135,9 +135,13 @@ class Turns:
     def end_overdue(self) -> None:
         """Fail each request that has waited too long, with the name of whom it waits for."""
         now = self.now()
-        for waiting in [w for w in self.waiting if now - w.since > self.patience_s]:
+        for waiting in [w for w in self.waiting if now - w.since > self._patience_with(w.request)]:
             self.waiting.remove(waiting)
             self.outlet.answer(waiting.address, waiting.request, self._last_answer(waiting.request))
+
+    def _patience_with(self, request: Message) -> float:
+        saves = request.verb == Verb.MEET and request.flags & SAVES
+        return self.patience_s + SAVE_S if saves else self.patience_s
 
     def _last_answer(self, request: Message) -> Message:
         try:
@@ -146,4 +150,4 @@ class Turns:
             return failed(repr(error))
         except NotYet as missing:
             names = workers(missing.ranks) or f"server {self.server}"
-            return failed(not_arrived(names, missing.what, self.patience_s))
+            return failed(not_arrived(names, missing.what, self._patience_with(request)))

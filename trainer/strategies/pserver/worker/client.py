@@ -20,6 +20,8 @@ from trainer.strategies.pserver.protocol.messages import (
     ACKNOWLEDGED,
     COMES,
     MOST_RECORDS,
+    SAVE_S,
+    SAVES,
     TELLS,
     TEXT_LIMIT,
     Kind,
@@ -248,6 +250,16 @@ class Client:
             message.sequence = self.sequence
         return [self.ask(server, message, then) for server, message in enumerate(messages)]
 
+    def meet(self, message: Message, then: Callable[[Message], None], meanwhile: Callable[[], None] | None) -> Message:
+        """Ask server 0 for a sum over the workers, and wait for it: longer where the first one comes when the servers have saved.
+
+        Raises:
+            RunFailed: as ``wait``.
+        """
+        patience_s = self.timeout_s + MARGIN_S + (SAVE_S if message.flags & SAVES else 0.0)
+        [answer] = self.wait([self.ask(0, message, then)], patience_s, meanwhile)
+        return answer
+
     def take(self) -> None:
         """Take the answers that have come, without waiting."""
         for message in self.connections.receive():
@@ -315,6 +327,8 @@ class Client:
         deadline = began + patience_s
         while not done():
             now = self.connections.now()
+            if now > deadline and now - began < SAVE_S and self._some_server_saves():
+                deadline = now + patience_s
             if now > deadline:
                 silent = min(self.under_way.values(), key=lambda r: r.sent, default=None)
                 what = (
@@ -336,6 +350,10 @@ class Client:
                 meanwhile()
                 deadline += self.connections.now() - before
         self.waited += self.connections.now() - began
+
+    def _some_server_saves(self) -> bool:
+        """Whether what is under way waits at a server that answers nobody while it writes."""
+        return any(self.connections.is_saving(server) for server in {r.server for r in self.under_way.values()})
 
     def _send_again(self) -> None:
         now = self.connections.now()

@@ -14,7 +14,7 @@ import zmq
 from trainer.errors import RunFailed
 from trainer.host.notes_board import FolderBoard
 from trainer.strategies.contract import Seat
-from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT, Message, Verb, pack
+from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT, SAVING, Message, Verb, pack
 from trainer.strategies.pserver.protocol.shared_memory import opened_pool, vector
 from trainer.strategies.pserver.protocol.sockets import LINGER_MS, WorkerSocket
 
@@ -43,6 +43,9 @@ class Connections(Protocol):
     def started_again(self) -> dict[int, int]:
         """The servers that were started again since the last look, and the numbers of their lives. From now on messages go to
         these lives, and nothing more comes from the lives before."""
+
+    def is_saving(self, server: int) -> bool:
+        """Whether a server says that it writes its part of a checkpoint, and answers nobody meanwhile."""
 
     def wait(self, seconds: float) -> None:
         """Wait until an answer has come, or for so long."""
@@ -127,6 +130,10 @@ class Sockets:
                 self.sockets[note.server] = self._connected(note.server, endpoint)
                 found[note.server] = int(note.known.partition(" ")[0])
         return found
+
+    def is_saving(self, server: int) -> bool:
+        store, note = self.seat.store, SAVING.format(server)
+        return bool(store.check([note]) and store.get(note))
 
     def now(self) -> float:
         return time.monotonic()

@@ -15,13 +15,11 @@ from torch import nn
 from trainer.checkpoint.writer import leave_failure
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
-from trainer.strategies.pserver.protocol.messages import APART, Kind, Message, Verb, text
+from trainer.strategies.pserver.protocol.messages import APART, SAVE_S, Kind, Message, Verb, text
 from trainer.strategies.pserver.worker.client import Client, Fenced
 from trainer.strategies.pserver.worker.initial_values import ROWS_AT_ONCE
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
 from trainer.wording import counted
-
-SAVE_S = 3600
 
 
 @contextmanager
@@ -83,14 +81,19 @@ def save_checkpoint(client: Client, folder: Path) -> None:
 
 
 def save_parts(client: Client, folder: Path, checkpoint: bool) -> list[int]:
-    """Every server writes its part. Returns the servers of which it had to be fetched."""
+    """Every server writes its part. Returns the servers of which it had to be fetched.
+
+    Raises:
+        RunFailed: a server does not say that it has written its part, or its part is not here in time.
+    """
+    until = client.connections.now() + SAVE_S
     told = {"folder": "/".join(folder.parts[-2:]), "mark": snapshot_parts.mark(folder), "checkpoint": checkpoint}
     body = text(told)
     asked = [client.ask(s, Message(Verb.SAVE, records=[body])) for s in client.servers]
     answers = client.wait(asked, patience_s=SAVE_S)
     apart = [server for server, answer in zip(client.servers, answers, strict=True) if answer.flags & APART]
     for server in apart:
-        snapshot_parts.receive(folder, server, partial(_fetch, client, server))
+        snapshot_parts.receive(folder, server, partial(_fetch, client, until, server))
     return apart
 
 
@@ -100,7 +103,9 @@ def done_with(client: Client, servers: Sequence[int]) -> None:
         client.wait([client.ask(server, Message(Verb.FETCH, clock=snapshot_parts.DONE_WITH))])
 
 
-def _fetch(client: Client, server: int, first: int) -> tuple[Mapping[str, Any], np.ndarray]:
-    """Seal and bytes of a part."""
+def _fetch(client: Client, until: float, server: int, first: int) -> tuple[Mapping[str, Any], np.ndarray]:
+    """Seal and bytes of a part; the others wait for this worker no longer than until then."""
+    if client.connections.now() > until:
+        raise RunFailed(f"the part of {client.names[server]} was not here within {SAVE_S:g} s")
     [answer] = client.wait([client.ask(server, Message(Verb.FETCH, clock=first))])
     return answer.mapping(), answer.need(Kind.DENSE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.strategies.contract import Seat
-from trainer.strategies.pserver.protocol.messages import STOPS, Message, Verb
+from trainer.strategies.pserver.protocol.messages import SAVES, STOPS, Message, Verb
 from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.export import save_checkpoint
 from trainer.strategies.stopping import is_lost
@@ -49,10 +49,10 @@ class Halting:
         self.new = frozenset(np.flatnonzero(met == NEW).tolist())
         return int(met.max())
 
-    def _stopped(self, mine: np.ndarray) -> np.ndarray:
+    def _stopped(self, mine: np.ndarray, flags: int = 0) -> np.ndarray:
         """(N,) the sum of what all present workers bring while all stand still."""
         self.client.stops += 1
-        return self._met(Message(Verb.MEET, clock=self.client.stops, flags=STOPS), mine)
+        return self._met(Message(Verb.MEET, clock=self.client.stops, flags=STOPS | flags), mine)
 
     def save_servers(self, folder: Path) -> tuple[int, ...]:
         """Have the servers write their parts; returns the workers whose parts belong to the checkpoint."""
@@ -60,7 +60,7 @@ class Halting:
             old, count = self._old(), len(self.present)
             if old[0] == self.seat.rank:
                 save_checkpoint(self.client, folder)
-            self._stopped(np.zeros(1))
+            self._stopped(np.zeros(1), SAVES)
             if len(self.present) == count:
                 return tuple(old)
 
@@ -93,7 +93,7 @@ class Halting:
         number = self._together(NEW)
         while True:
             count = len(self.present)
-            self._stopped(np.zeros(1))
+            self._stopped(np.zeros(1), SAVES)
             if len(self.present) == count:
                 return (number, self._old()[0]) if self._old() else None
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainer.optim.updater import Updater
-from trainer.strategies.pserver.protocol.messages import FINISHED, PRESENT, Kind, Message, Record, Verb, text
+from trainer.strategies.pserver.protocol.messages import FINISHED, PRESENT, STOPS, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
 
@@ -47,13 +47,13 @@ class Retelling:
         client = self.client
         number = client.stops if stops else client.meetings
         meets = [r.message for r in client.under_way.values() if r.message.verb == Verb.MEET]
-        number -= any((m.flags, m.clock) == (stops, number) for m in meets)
+        number -= any((m.flags & STOPS, m.clock) == (stops, number) for m in meets)
         known, answer = client.sums.get(stops, (0, None))
         return number, answer if known == number else None
 
     def keep_sum(self, message: Message) -> partial[None]:
         """What to do with the answer to a MEET."""
-        return partial(self._keep, message.flags, message.clock)
+        return partial(self._keep, message.flags & STOPS, message.clock)
 
     def _keep(self, stops: int, number: int, answer: Message) -> None:
         self.client.sums[stops] = number, answer

@@ -18,7 +18,7 @@ from trainer.config.schema import PserverStrategy
 from trainer.models.rows import dense_of, tables
 from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Seat, Share, Strategy
 from trainer.strategies.pserver.protocol import snapshot
-from trainer.strategies.pserver.protocol.messages import CREATES, Kind, Message, Record, Verb, text
+from trainer.strategies.pserver.protocol.messages import CREATES, SAVES, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.worker.agreement import agree_on
 from trainer.strategies.pserver.worker.ahead import Ahead
 from trainer.strategies.pserver.worker.client import Client
@@ -262,15 +262,15 @@ class PserverWorker(Retelling, Halting, Strategy):
         mine = values.detach().to("cpu", torch.float64).reshape(-1).numpy()
         return torch.from_numpy(self._sum(np.ascontiguousarray(mine))).to(values.device).view(values.shape)
 
-    def _sum(self, mine: np.ndarray) -> np.ndarray:
+    def _sum(self, mine: np.ndarray, flags: int = 0) -> np.ndarray:
         self.client.meetings += 1
         look = None if self.look is None else partial(self.look, False)
-        return self._met(Message(Verb.MEET, clock=self.client.meetings), mine, look)
+        return self._met(Message(Verb.MEET, clock=self.client.meetings, flags=flags), mine, look)
 
     def _met(self, message: Message, mine: np.ndarray, look: Callable[[], None] | None = None) -> np.ndarray:
         """(N,) the sum of what all present workers bring."""
         message.records = [Record(Kind.NUMBERS, mine)]
-        [answer] = self.client.wait([self.client.ask(0, message, self.keep_sum(message))], meanwhile=look)
+        answer = self.client.meet(message, self.keep_sum(message), look)
         self.present = answer.need(Kind.IDS).tolist()
         return answer.need(Kind.NUMBERS).copy()
 
@@ -289,7 +289,7 @@ class PserverWorker(Retelling, Halting, Strategy):
         while True:
             index, count = self.members()
             done = action(index, count)
-            self.meet()
+            self._sum(np.zeros(1), SAVES)
             if len(self.present) == count:
                 return done
 
