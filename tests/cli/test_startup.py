@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from hydra.core.plugins import Plugins
+
 from tests.runs import environment
+from trainer.cli import compose
 
 HEAVY = ("torch", "torchvision", "mlflow", "sklearn")
 WRAPPER = f"""
@@ -59,3 +63,10 @@ def test_answers_import_nothing_heavy(tmp_path: Path) -> None:
     for line, _, heavy, error in answered:
         assert heavy == [] and "Traceback" not in error, f"{line}: {heavy} {error}"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_does_not_look_for_hydra_s_plugins_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    with compose.hydra_app():
+        plugins = Plugins.instance()
+        monkeypatch.setattr(Plugins, "_initialize", lambda plugins: pytest.fail("looks for them again"))
+    assert Plugins.instance() is plugins

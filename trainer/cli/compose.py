@@ -78,8 +78,8 @@ def hydra_app(config_dir: str | None = None) -> Iterator[Hydra]:
         _learn_secrets(app)
         yield app
     finally:
-        outer["instances"][Plugins] = Plugins.instance()  # which set_state would look for again, all over the disk
-        GlobalHydra.set_state(outer)
+        # Plugins are no part of the state, and set_state would look for them again, all over the disk.
+        GlobalHydra.set_state(outer | {"instances": outer.pop("instances") | {Plugins: Plugins.instance()}})
 
 
 def _learn_secrets(app: Hydra) -> None:
