@@ -1,4 +1,4 @@
-# make demo: install into .venv and run the main job small.   make test: install what is missing and run the tests.
+# make demo: install into .venv and run the main job small (ARGS="epochs=2": for two epochs).   make test: install what is missing and run the tests.
 # make simulation, make kills: many runs of the simulated parameter server, and many kills of real processes.
 # make test-long: the tests marked "long" (sweeps over all models, large counts), which make test leaves out.
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -11,7 +11,7 @@ INSTALL := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python
 .PHONY: audit demo test test-long simulation kills install install-dev install-site lint types floors wheel docker dockerfile docs site clean
 
 demo: install
-	$(BIN)/python -m trainer +recipe=resnet50_flowers_demo
+	$(BIN)/python -m trainer +recipe=resnet50_flowers_demo $(ARGS)
 	@echo "to open the MLflow UI:        $(BIN)/mlflow ui      (then http://127.0.0.1:5000)"
 	@echo "to run the full main job:     $(BIN)/python -m trainer +recipe=resnet50_flowers"
 

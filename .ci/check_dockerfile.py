@@ -157,6 +157,7 @@ def rehearse(steps: list[Step], root: Path) -> None:
             subprocess.run(["sh", "-ec", moved(step.text)], cwd=folder, env=env, stdin=subprocess.DEVNULL, check=True)
         elif step.name == "ENTRYPOINT":
             entry = json.loads(step.text)
+    subprocess.run([sys.executable, ROOT / ".ci" / "share_compiled.py", env["VIRTUAL_ENV"]], check=True)
     for arguments in (["--help"], ["+recipe=digits_lenet", "max_steps=20"]):
         print(f"entry point: {' '.join([*entry, *arguments])}", flush=True)
         command = [shutil.which(entry[0], path=env["PATH"]), *entry[1:], *arguments]

@@ -78,7 +78,8 @@ def main() -> None:
         venv = scratch / "venv"
         run([UV, "venv", "--python", sys.executable, venv], scratch)
         python = venv / "bin" / "python"
-        run([UV, "pip", "install", "--python", python, wheel], scratch)  # each module is compiled when it is imported
+        run([UV, "pip", "install", "--python", python, wheel], scratch)
+        run([sys.executable, ROOT / ".ci" / "share_compiled.py", venv], scratch)
         where = run([python, "-c", "import trainer; print(trainer.__file__)"], empty).strip()
         if not Path(where).is_relative_to(venv):
             sys.exit(f"the clean environment imports {where}")
