@@ -54,6 +54,7 @@ class About:
         config: of the run, without secrets; strategy, workers, servers, global_batch_size, total_steps: of its plan.
         versions: of the packages that wrote it.
         precision: of the forward pass: what ``auto`` stood for.
+        lease_batches: batches in a leased block.
     """
 
     step: int
@@ -70,6 +71,7 @@ class About:
     versions: dict[str, str]
     precision: str
     servers: int = 0
+    lease_batches: int = 0
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:

@@ -70,7 +70,8 @@ class Ready:
             return self
         checked = replace(self.checked, facts=facts)
         plan = make_plan(checked, self.model, this_machine(), self.plan.run_dir)
-        return replace(self, checked=checked, plan=replace(plan, left_out=self.plan.left_out))
+        left_out, blocks = self.plan.left_out, self.plan.lease_batches
+        return replace(self, checked=checked, plan=replace(plan, left_out=left_out, lease_batches=blocks))
 
     @property
     def secrets(self) -> set[str]:
@@ -133,7 +134,8 @@ def _get_ready(
         if folder is not None and checked.searches:
             ready = as_in_checkpoint(sized, folder)
         resume = None if folder is None else resuming.fit(ready.checked.config, ready.plan, folder)
-    plan = replace(ready.plan, lacks=list(dict.fromkeys([*ready.checked.lacks, *checked.lacks])))
+    lacks = list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))
+    plan = replace(resuming.as_begun(ready.plan, resume), lacks=lacks)
     sizes = sized if ready.checked.searches else None
     return replace(ready, plan=plan, resume=resume, sized=sizes, of_hosts=of_hosts if plan.least_nnodes else None)
 

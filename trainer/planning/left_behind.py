@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.checkpoint import store
+from trainer.planning.out_of_step import lost
 from trainer.planning.plan import Plan
 from trainer.wording import counted
 
@@ -34,6 +35,7 @@ def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
         yield f"what tells the replicas of {counted(about.workers, 'worker')} apart: all begin with {mean}"
     for _ in other_errors(plan, about):
         yield "what workers have left out of their gradients: it is not added to a later update"
+    yield from lost(plan, about)
 
 
 def other_replicas(plan: Plan, about: store.About) -> Iterator[str]:

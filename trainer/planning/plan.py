@@ -57,7 +57,8 @@ class Plan:
     """Everything that is decided before the first process starts, as pure data.
 
     Attributes:
-        traits: of the strategy; leased: training data is handed out while an epoch lasts.
+        traits: of the strategy; leased: training data is handed out while an epoch lasts, in blocks of ``lease_batches`` batches
+            (0: the data have blocks of their own).
         weights: the file that is evaluated or predicts; empty in training.
         batch_size: samples per worker and batch, at most; merge: batches per update; global_batch_size: samples per update.
         steps_per_epoch, total_steps: updates.
@@ -130,6 +131,7 @@ class Plan:
     stream: str = ""
     by_role: bool = False
     least_nnodes: int = 0
+    lease_batches: int = 0
     transport: str = ""
 
     @property
@@ -188,8 +190,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
     Raises:
         UserError: the run would take no step.
     """
-    config, facts, workers = checked.config, checked.facts, checked.workers
-    launch, data = config.launch, config.data
+    config, facts, workers, launch = checked.config, checked.facts, checked.workers, checked.config.launch
     pictures = bool(checked.files) and checked.source.row_reader() is None
     chosen, why = _chosen(checked, model, machine, facts.slow or pictures)
     epochs, steps_per_epoch, total = _length(checked) if config.mode == "train" else _looks(checked)
@@ -213,7 +214,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         batch_size=config.batch_size,
         merge=checked.merge,
         global_batch_size=checked.global_batch_size,
-        val_batch_size=data.val_batch_size or config.batch_size,
+        val_batch_size=config.data.val_batch_size or config.batch_size,
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         total_steps=total,
@@ -240,6 +241,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         restarts=launch.max_restarts if restartable(checked) else 0,
         by_role=launch.role is not None,
         least_nnodes=launch.least_nnodes or 0,
+        lease_batches=_lease_batches(checked),
         transport=transport_of(config, roles),
     )
 
@@ -291,6 +293,15 @@ def _length(checked: Checked) -> tuple[int, int, int]:
     if not steps_per_epoch and not checked.lacks:
         raise UserError(f"data.batch_size={size}", "not one batch can be made of the training data")
     return epochs, steps_per_epoch, total
+
+
+def _lease_batches(checked: Checked) -> int:
+    """Batches in a leased block."""
+    config, facts = checked.config, checked.facts
+    if not checked.leased or facts.streams or config.mode != "train":
+        return 0
+    everything = count_batches(config, facts.train_samples, config.batch_size, 1, True)
+    return config.data.lease_batches or max(1, min(64, everything // (8 * checked.workers)))
 
 
 def _looks(checked: Checked) -> tuple[int, int, int]:

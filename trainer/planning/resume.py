@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
 from trainer.errors import UserError
+from trainer.planning import out_of_step
 from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.key_checks import leaves
 from trainer.planning.left_behind import at_servers, left_behind, other_errors, other_replicas, precision
@@ -39,6 +40,8 @@ ALIKE = ("single", "collective")
 CLIPS = ("strategy.clip_norm", "strategy.clip_value")
 SYNC = "pserver_sync"
 """Goes on with any number of workers and servers: servers share their parts anew, and workers have nothing of their own."""
+OTHER_NUMBERS = (other_replicas, other_errors, out_of_step.other_numbers)
+"""Each tells why updates are others where there are more or fewer workers or servers than before."""
 
 
 @dataclass(frozen=True)
@@ -151,16 +154,23 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     _check_strategy(plan, about, folder)
     if (about.servers or plan.roles.get("server")) and (why := at_servers(plan, about)):
         raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")
-    if about.global_batch_size != plan.global_batch_size:
-        why = f"an update has {plan.global_batch_size} samples, and had {about.global_batch_size} in {folder}"
-        raise UserError(f"{plan.workers} workers", why, f"data.global_batch_size={about.global_batch_size}")
+    if plan.traits.lockstep or about.workers == plan.workers:
+        _check_global_batch(plan, about, folder)
+    else:
+        out_of_step.check(config, plan, about, folder)
     current = config.plain()
     changes = list(differences(about.config, hide(current, values(current)), plan.strategy != about.strategy))
     arithmetic, lost = precision(plan, about), tuple(left_behind(plan, about))
-    serious = [line for key, line in changes if not _is_harmless(key)] + [arithmetic] * bool(arithmetic)
-    if not serious and about.total_steps != plan.total_steps:
+    serious = [line for key, line in changes if not (_is_harmless(key) or out_of_step.follows(plan, about, key))]
+    serious += [arithmetic] * bool(arithmetic)
+    others = not plan.traits.lockstep and about.workers != plan.workers  # whose updates are as many together
+    if not serious and about.total_steps != plan.total_steps and not others:
         serious = [f"the run had {about.total_steps} updates, and has {plan.total_steps}"]
-    serious = serious or [*_other_order(config, plan, about), *other_replicas(plan, about), *other_errors(plan, about)]
+    serious = (
+        serious
+        or [reason for of in OTHER_NUMBERS for reason in of(plan, about)]
+        or [*_other_order(config, plan, about)]
+    )
     if serious and not config.resume.allow_changes:
         without = f" (not carried over: {'; '.join(lost)})" if lost else ""
         why = f"the config differs from that of {folder} in what matters: {'; '.join(serious)}{without}"
@@ -169,6 +179,23 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
         raise UserError(f"{plan.total_steps} updates", f"{folder} is after update {about.step}", f"epochs={about.epoch + 1}")  # fmt: skip
     told = [line for key, line in changes if key != PRECISION] + [arithmetic] * bool(arithmetic)
     return Resume(folder, about, here, tuple(told), lost)
+
+
+def as_begun(plan: Plan, resume: Resume | None) -> Plan:
+    """The plan with what a run keeps from its beginning, whatever its size is later: the blocks that are handed out."""
+    blocks = resume.about.lease_batches if resume is not None else 0
+    return replace(plan, lease_batches=blocks) if blocks else plan
+
+
+def _check_global_batch(plan: Plan, about: store.About, folder: Path) -> None:
+    """As many samples in an update as before.
+
+    Raises:
+        UserError: there are more or fewer.
+    """
+    if about.global_batch_size != plan.global_batch_size:
+        why = f"an update has {plan.global_batch_size} samples, and had {about.global_batch_size} in {folder}"
+        raise UserError(f"{plan.workers} workers", why, f"data.global_batch_size={about.global_batch_size}")
 
 
 def _other_order(config: RunConfig, plan: Plan, about: store.About) -> Iterator[str]:
@@ -192,14 +219,13 @@ def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
         return
     if before != now:
         raise UserError(f"strategy={now}", f"{folder} is of strategy={before}", f"strategy={before}")
-    if now in ALIKE or now == SYNC:
-        return
-    if about.workers != plan.workers and not plan.traits.replicas:
+    if (
+        about.workers != plan.workers
+        and plan.traits.lockstep
+        and not (now in ALIKE or now == SYNC or plan.traits.replicas)
+    ):
         why = f"{folder} has {about.workers} workers, each with a state of its own"
         raise UserError(f"{plan.workers} workers", why, f"launch.workers={about.workers}")
-    if about.servers != (servers := plan.roles.get("server", 0)):
-        why = f"{folder} has {about.servers} servers, each with its own count of the work that is done"
-        raise UserError(f"launch.servers={servers}", why, f"launch.servers={about.servers}")
 
 
 def _kept_at_one_place(plan: Plan, about: store.About) -> str:

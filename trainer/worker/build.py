@@ -196,10 +196,11 @@ def leased_work(
         plan.facts.train_samples, size, 0, 1, config.seed, sampler.shuffle, sampler.drop_last, False, order
     )
     workers, limit = plan.workers, config.limit_train_batches
-    block = config.data.lease_batches or max(1, min(64, len(everything) // (8 * workers)))
     updates = config.max_steps * workers if config.max_steps else None
     reader = BlockReader(splits.train, reading)
-    return MapWork(reader, everything, block, limit and limit * workers, plan.merge, updates, strategy.leases)
+    return MapWork(
+        reader, everything, plan.lease_batches, limit and limit * workers, plan.merge, updates, strategy.leases
+    )
 
 
 def make_order(config: RunConfig, facts: Facts, splits: Splits) -> Order | None:

@@ -283,8 +283,9 @@ def position(run: Training, epoch: int) -> dict[str, Any]:
 
 
 def _own(folder: Path, first: WorkerState, seat: Seat, before: int, lockstep: bool) -> WorkerState:
-    """This worker's part. Of another number of workers before, the batches of the line that is being averaged are shared out,
-    and a worker more than there were has the first one's buffers and draws anew.
+    """This worker's part. Of another number of workers before, the batches of the line that is being averaged are shared out, and
+    so are the samples that workers without a common step count each for themselves; a worker more than there were has the first
+    one's buffers and draws anew.
 
     Args:
         before: how many workers there were; lockstep: a line tells of all workers.
@@ -292,10 +293,13 @@ def _own(folder: Path, first: WorkerState, seat: Seat, before: int, lockstep: bo
     names = store.parts(folder)
     mine = [name for worker in range(seat.rank, before, seat.size) if (name := store.part_of(worker)) in names]
     parts = [first if name == names[0] else WorkerState(**read(folder / name)) for name in mine]
-    line = line_of([part.line for part in parts], first.line, lockstep)
+    line, progress = line_of([part.line for part in parts], first.line, lockstep), (parts or [first])[0].progress
+    if not lockstep:
+        progress = {**progress, "samples": sum(part.progress.get("samples", 0) for part in parts)}
     if not parts:
-        return replace(first, model=None, seen=[], line=line, randomness=randomness(torch.device(seat.device)))
-    return replace(parts[0], seen=[batch for part in parts for batch in part.seen], line=line)
+        drawn = randomness(torch.device(seat.device))
+        return replace(first, model=None, seen=[], line=line, progress=progress, randomness=drawn)
+    return replace(parts[0], seen=[batch for part in parts for batch in part.seen], line=line, progress=progress)
 
 
 def _meetings(run: Training) -> int:

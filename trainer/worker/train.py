@@ -101,6 +101,7 @@ def checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[N
         "servers": plan.roles.get("server", 0),
         "global_batch_size": plan.global_batch_size,
         "total_steps": plan.total_steps,
+        "lease_batches": plan.lease_batches,
         "precision": plan.chosen.precision,
         "versions": {"torch": torch.__version__},
     }

@@ -104,6 +104,22 @@ def test_watermark_counts_every_push_once_in_any_order(order: list[int], again: 
 def test_worker_that_goes_on_gets_its_own_block_before_one_that_nobody_has() -> None:
     """The checkpoint has the rows of its own block's next batch."""
     leases = Leases()
-    leases.load(epoch=0, blocks=3, next=2, finished=(), dropped=(), kept=((0, NOBODY), (1, 5)))
+    leases.load(6, epoch=0, blocks=3, next=2, finished=(), dropped=(), kept=((0, NOBODY), (1, 5)))
     asked = [leases.ask(Holder(5, 77), 0, 3, ()) for _ in range(3)]
     assert asked == [Answer(1, again=True), Answer(0, again=True), Answer(2)]
+
+
+def test_block_of_a_worker_that_there_is_no_more_is_anybodys() -> None:
+    leases = Leases()
+    leases.load(2, epoch=0, blocks=3, next=3, finished=((0, 1),), dropped=(), kept=((1, 1), (2, 2)))
+    assert leases.ask(Holder(0, 77), 0, 3, ()) == Answer(2, again=True)
+    assert leases.ask(Holder(0, 77), 0, 3, ()) is None, "block 1 waits for worker 1"
+    assert leases.ask(Holder(1, 78), 0, 3, ()) == Answer(1, again=True)
+
+
+def test_batch_that_one_of_several_servers_has_applied_counts_as_applied() -> None:
+    """One of them was started again, and lacks what it had done since its snapshot."""
+    progress = Progress()
+    for epoch, applied in ((1, {"7": [(0, 3)]}), (2, {"0": [(0, 2), (4, 5)]}), (2, {"0": [(0, 4)], "1": [(1, 2)]}), (1, {"0": [(5, 9)]})):  # fmt: skip
+        progress.load(epoch=epoch, applied=applied)
+    assert progress.state() == {"epoch": 2, "applied": {"0": [(0, 5)], "1": [(1, 2)]}}

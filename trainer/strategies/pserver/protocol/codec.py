@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import torch
 
 from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Record
+
+warnings.filterwarnings(
+    "ignore", message="The given NumPy array is not writable"
+)  # what another process has sent is read
 
 BLOCK = 512
 """Values of a dense vector that share one int8 scale."""

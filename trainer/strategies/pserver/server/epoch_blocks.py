@@ -137,12 +137,14 @@ class Leases:
         }  # fmt: skip
 
     def load(
-        self, epoch: int, blocks: int, next: int, finished: Iterable[tuple[int, int]], dropped: Iterable[int],
+        self, workers: int, epoch: int, blocks: int, next: int, finished: Iterable[tuple[int, int]], dropped: Iterable[int],
         kept: Iterable[tuple[int, int]],
     ) -> None:  # fmt: skip
-        """Go on from a ``state``: blocks that were out are handed out again, first to whom they were."""
+        """Go on from a ``state``: blocks that were out are handed out again, first to whom they were; those of a worker that
+        there is no more (``workers``: how many there are) to anybody."""
         done = {block for start, stop in finished for block in range(start, stop)}
-        self.epoch = Epoch(epoch, blocks, next, finished=done, dropped=set(dropped), kept=dict(kept))
+        whose = {block: rank if rank < workers else NOBODY for block, rank in kept}
+        self.epoch = Epoch(epoch, blocks, next, finished=done, dropped=set(dropped), kept=whose)
 
     def come_back(self) -> None:
         """This server was started again. Workers tell which blocks they have and have finished; of all others nobody knows
@@ -209,9 +211,12 @@ class Progress:
         return {"epoch": self.epoch, "applied": {str(b): list(parts) for b, parts in self.applied.items()}}
 
     def load(self, epoch: int, applied: Mapping[str, Iterable[tuple[int, int]]]) -> None:
-        """Go on from there."""
-        self.epoch = epoch
-        self.applied = {int(block): Intervals((start, stop) for start, stop in p) for block, p in applied.items()}
+        """Go on from there, or, where something is applied already, from both together."""
+        if epoch > self.epoch:
+            self.epoch, self.applied = epoch, {}
+        for block, parts in applied.items() if epoch == self.epoch else ():
+            for start, stop in parts:
+                self.applied.setdefault(int(block), Intervals()).add(start, stop)
 
     def of(self, epoch: int, block: int) -> Intervals:
         """The batches of a block that are applied at this server."""

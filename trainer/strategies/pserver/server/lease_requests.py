@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -78,14 +78,20 @@ class LeaseRequests:
         if member.present and member.life in (life, NEVER_CAME):
             self.lose(rank, "another worker has taken over its work")
 
-    def go_on(self, progress: Mapping[str, Any], leases: Mapping[str, Any]) -> None:
-        """Go on from what servers have saved of blocks and of the pushes of them."""
-        self.progress.load(**progress)
-        self.leases.load(**leases)
+    def go_on(self, progress: Iterable[Mapping[str, Any]], leases: Mapping[str, Any]) -> None:
+        """Go on from what servers have saved of blocks and of the pushes of them.
+
+        Args:
+            progress: of each server whose rows and parameters may be here now. A batch that one of them has applied counts as
+                applied: no parameter sees it twice.
+        """
+        for of_server in progress:
+            self.progress.load(**of_server)
+        self.leases.load(len(self.members.all), **leases)
 
     def come_back(self, progress: Mapping[str, Any], leases: Mapping[str, Any]) -> None:
         """This server was started again, and had saved that; what came after it is lost, or workers know it."""
-        self.go_on(progress, leases)
+        self.go_on([progress], leases)
         self.leases.come_back()
         self.progress.has_lost = True
 

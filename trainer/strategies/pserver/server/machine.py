@@ -83,8 +83,8 @@ class Server:
         lose, look = self.liveness.lose, self.liveness.look_after
         self.work = LeaseRequests(self.leases, self.members, lose, look, options.timeout_s, now)
         self.meetings.stopped = self.work.stood_still
-        if run.resume and number < len(saved := parts_of(Path(run.resume))):
-            self._go_on(saved[number], again)
+        if run.resume and (saved := parts_of(Path(run.resume))):
+            self._go_on(saved, again)
         self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0, late=0)
         self.started = self.ended_turn = self.looked = now()
         self.done_once: dict[int, tuple[int, int]] = {}
@@ -113,13 +113,15 @@ class Server:
             Verb.ADMIT: self.liveness.admit,
         }
 
-    def _go_on(self, part: ServerFile, again: bool) -> None:
-        saved = [part.meta.get(name, {}) for name in ("progress", "leases")]
+    def _go_on(self, saved: Sequence[ServerFile], again: bool) -> None:
+        """Of as many servers each goes on from its own part; of others from all."""
+        own = saved[self.number : self.number + 1] if len(saved) == self.parameters.servers else saved
+        progress, leases = [part.meta.get("progress", {}) for part in own], own[0].meta.get("leases", {})
         if again:
-            self.work.come_back(*saved)
-            self.parameters.come_back(part)
+            self.work.come_back(progress[0], leases)
+            self.parameters.come_back(own[0])
         else:
-            self.work.go_on(*saved)
+            self.work.go_on(progress, leases)
 
     @property
     def over(self) -> bool:

@@ -61,6 +61,11 @@ class Parameters:
         self.age_before = 0  # of the run that these parameters come from, where workers' steps count
 
     @property
+    def servers(self) -> int:
+        """How many servers the run has."""
+        return self.plan.roles.get("server", 0)
+
+    @property
     def version(self) -> int:
         """Updates that the parameters have seen."""
         return self.shard.version if self.shard is not None else 0
@@ -141,14 +146,20 @@ class Parameters:
             self.age = shard.version
             return
         parts.sort(key=lambda part: part.server == self.server)
-        self._be(shard, rule, parts, len(parts) == self.plan.roles.get("server"))
+        self._be(shard, rule, parts, len(parts) == self.servers)
 
     def _be(self, shard: Shard, rule: Rule, parts: Sequence[ServerFile], same: bool = True) -> None:
-        """What was saved; ``same``: by a server that kept what this one keeps, whose part is the last."""
+        """What was saved; ``same``: by a server that kept what this one keeps, whose part is the last.
+
+        Of workers out of step others begin anew where these are more or fewer, and so does what a rule remembers of them.
+        """
         shard.load([(part, part.meta) for part in parts])
         self.age, self.age_before = (max(int(part.meta[name]) for part in parts) for name in ("age", "age_before"))
-        if same:
-            own = parts[-1]
+        own = parts[-1]
+        anew = self.mode != "sync" and len(own.meta.get("watermarks", ())) != len(self.members.all)
+        if anew and self.strategy.evict_by == STEPS:
+            self.age_before = self.age
+        if same and not anew:
             rule.load({name.removeprefix(RULE): own[name] for name in own if name.startswith(RULE)})
 
     def come_back(self, part: ServerFile) -> None:

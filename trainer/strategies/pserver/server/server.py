@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     descriptors.keep_reserve()
-    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     assert seat.store is not None
     server, socket = open_server(seat, run)
     server.tell_done = Pulse(seat.pulse).update

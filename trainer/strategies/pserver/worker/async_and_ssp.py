@@ -164,6 +164,12 @@ class Stale(CommonStart):
         super().go_on()
         self.since_pull, self.pulls.versions = since_pull, list(versions)
 
+    def begin_anew(self, workers: int) -> None:
+        super().begin_anew(workers)
+        if workers != self.seat.size:  # the servers count the steps of all
+            self.steps = 0
+            self.take_schedule()
+
     def finish_pushes(self) -> None:
         self.send()
         self.client.wait(self.pushes)

@@ -37,5 +37,6 @@ class CommonStart(PserverWorker):
     def go_on(self, **state: Any) -> None:
         self.begun = True  # others may be past their last update of the epoch
 
-    def begin_anew(self) -> None:
+    def begin_anew(self, workers: int) -> None:
         self.begun = True
+        self.take_all()  # what is loaded of the checkpoint's parameters is another worker's view of them

@@ -315,9 +315,9 @@ class PserverGeo(CommonStart):
         for number, replica in self.replicas.items():
             replica.load(**replicas[number])
 
-    def begin_anew(self) -> None:
-        super().begin_anew()
-        self.take_all()  # what the other worker has computed and not pushed, it pushes itself
+    def begin_anew(self, workers: int) -> None:
+        super().begin_anew(workers)
+        self.updater.steps = self.updater.steps * workers // self.seat.size
 
     @property
     def lr(self) -> float:

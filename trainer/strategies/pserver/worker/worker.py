@@ -95,14 +95,13 @@ class PserverWorker(Retelling, Halting, Strategy):
         self.model = model
         self._divide(model, make_updater)
         self.make_updater(make_updater)
-        if self.seat.returns:  # a checkpoint of the others will tell it the rest
-            self.take_all()
-            return model
-        if self.seat.rank == 0:
+        if self.seat.rank == 0 and not self.seat.returns:
             send_start(self.client, self.dense, self.remote, self.dtype)
         self.take_all()
+        if self.seat.returns:  # a checkpoint of the others will tell it the rest
+            return model
         if self.options.load_from:
-            self._go_on()
+            self.take_schedule(f"goes on from {self.options.load_from}")
         self._agree_on([*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)])
         return model
 
@@ -134,16 +133,17 @@ class PserverWorker(Retelling, Halting, Strategy):
         """Make the updater for the schedule alone: the servers own the optimizer."""
         self.updater = make_updater(nn.ParameterList([nn.Parameter(torch.zeros(1, dtype=self.dtype))]))
 
-    def _go_on(self) -> None:
-        """What the servers have loaded says how far the schedule is."""
+    def take_schedule(self, what: str = "") -> None:
+        """What the servers have loaded says how far the schedule is; the first worker tells it after ``what``."""
         [answer] = self.client.wait([self.client.ask(0, Message(Verb.STATS))])
         told = answer.text()
         self.steps_before = self.updater.steps = int(told["step"])
         if self.updater.plateau is not None:
             self.updater.plateau.scale = float(told["scale"])
-        if self.seat.rank == 0:
-            told = f"after step {self.steps_before} of the schedule, at a learning rate of {self.lr:g}"
-            print(f"goes on from {self.options.load_from} {told}", flush=True)
+        if what and self.seat.rank == 0:
+            print(
+                f"{what} after step {self.steps_before} of the schedule, at a learning rate of {self.lr:g}", flush=True
+            )
 
     def take_all(self) -> None:
         """Pull all dense parameters as they are now."""
@@ -351,7 +351,7 @@ class PserverWorker(Retelling, Halting, Strategy):
             self.ahead.load(**own.ahead)
             self.go_on(**own.mode)
         else:
-            self.begin_anew()
+            self.begin_anew(own.workers)
 
     def state(self) -> dict[str, Any]:
         """What a worker of this mode has of its own, for ``go_on``."""
@@ -360,8 +360,8 @@ class PserverWorker(Retelling, Halting, Strategy):
     def go_on(self) -> None:
         """Go on from there."""
 
-    def begin_anew(self) -> None:
-        """The state was another worker's, or of other servers: of it this worker has its place in the data alone."""
+    def begin_anew(self, workers: int) -> None:
+        """The state was another worker's, one of so many, or of other servers: of it this worker has its place in the data alone."""
 
     # --- the log, and the end --------------------------------------------------------------------------------------
 
