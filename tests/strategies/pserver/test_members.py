@@ -207,7 +207,8 @@ def test_what_a_life_brought_to_a_stop_does_not_count_for_the_next_life() -> Non
     members, steps = Members(2, 10.0), [np.array([0.0, 21.0]), np.array([0.0, -1.0]), np.array([20.0, 0.0])]
     for rank in range(2):
         members.hello(rank, 7 + rank)
-    meetings = Meetings(members)
+    stops = list[int]()
+    meetings = Meetings(members, lambda: stops.append(1))
 
     def bring(rank: int, values: np.ndarray) -> list[float] | None:
         message = Message(Verb.MEET, rank=rank, clock=1, flags=STOPS, records=[Record(Kind.NUMBERS, values)])
@@ -222,4 +223,6 @@ def test_what_a_life_brought_to_a_stop_does_not_count_for_the_next_life() -> Non
     members.all[1].coming = False
     meetings.forget(1)
     assert bring(0, steps[2]) is None, "the stop is not complete before the new life stands still, too"
+    assert not stops
     assert bring(1, steps[1]) == [20.0, -1.0]
+    assert stops == [1], "it is told once all stand still"

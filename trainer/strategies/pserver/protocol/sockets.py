@@ -97,12 +97,16 @@ class ServerSocket:
         self.router.handshake_ivl = max(1, int(1000 * handshake_s))
         self.handshake_s = handshake_s
         self.closed_until: float | None = None
-        if folder:
-            self.endpoint = f"ipc://{folder}/{UNIX_SOCKET.format(server)}"
-            self.router.bind(self.endpoint)
-        else:
-            self.router.ipv6 = ":" in host
-            self.endpoint = self._listen(server, with_port(host, "")[:-1], port)  # in brackets where it is of IPv6
+        try:
+            if folder:
+                self.endpoint = f"ipc://{folder}/{UNIX_SOCKET.format(server)}"
+                self.router.bind(self.endpoint)
+            else:
+                self.router.ipv6 = ":" in host
+                self.endpoint = self._listen(server, with_port(host, "")[:-1], port)  # in brackets where it is of IPv6
+        except BaseException:
+            self.close()
+            raise
         self.poller = zmq.Poller()
         self.poller.register(self.door, zmq.POLLIN)
         self.poller.register(self.router, zmq.POLLIN)
@@ -114,9 +118,6 @@ class ServerSocket:
         try:
             self.router.bind(endpoint := f"tcp://{address}:{port}")
         except zmq.ZMQError as error:
-            self.door.close(0)
-            self.router.close(0)
-            self.context.term()
             raise RunFailed(f"server {server} cannot listen at {address}:{port}: {error.strerror}") from error
         return endpoint
 

@@ -67,7 +67,7 @@ class Server:
         self.turns = Turns(outlet, self.answer, number, options.timeout_s, now)
         self.leases = Leases(run.config.data.on_lost_worker == "take_over")
         stops = not declared.traits.survives
-        self.meetings = Meetings(self.members)
+        self.meetings = Meetings(self.members, lambda: self.work.stood_still())
         self.regained = Regained(again, self.members, self.parameters, self.leases, self.meetings)
         self.liveness = Liveness(
             self.members,
@@ -82,7 +82,6 @@ class Server:
         )
         lose, look = self.liveness.lose, self.liveness.look_after
         self.work = LeaseRequests(self.leases, self.members, lose, look, options.timeout_s, now)
-        self.meetings.stopped = self.work.stood_still
         if run.resume and (saved := parts_of(Path(run.resume))):
             self._go_on(saved, again)
         self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0, late=0)

@@ -40,11 +40,11 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
     assert seat.store is not None
     server, socket = open_server(seat, run)
     server.tell_done = Pulse(seat.pulse).update
-    seat.store.set(ENDPOINT.format(seat.rank), socket.endpoint)
-    if seat.returns:
-        seat.store.set(AGAIN.format(seat.rank), f"{seat.life} {socket.endpoint}")
-    print(f"server {seat.rank} listens at {socket.endpoint}", flush=True)
     try:
+        seat.store.set(ENDPOINT.format(seat.rank), socket.endpoint)
+        if seat.returns:
+            seat.store.set(AGAIN.format(seat.rank), f"{seat.life} {socket.endpoint}")
+        print(f"server {seat.rank} listens at {socket.endpoint}", flush=True)
         run_to_end(server, socket)
     except NoNote as error:
         raise RunFailed(f"the other hosts cannot be reached: {error}") from error
@@ -65,8 +65,14 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
         seat.secret, seat.rank, run.plan.workers, seat.host, limit, folder, handshake_s, seat.port, pool
     )
     assert seat.store is not None
-    kept = opened_ledger(seat.rank, run) if declared.options.ledger else None
-    machine = Server(seat.rank, run, declared, socket, seat.store, time.monotonic, limit, kept, seat.life, seat.returns)
+    try:
+        kept = opened_ledger(seat.rank, run) if declared.options.ledger else None
+        machine = Server(
+            seat.rank, run, declared, socket, seat.store, time.monotonic, limit, kept, seat.life, seat.returns
+        )
+    except BaseException:  # an open socket may keep the process from its end
+        socket.close()
+        raise
     return machine, socket
 
 

@@ -42,12 +42,14 @@ class ToldSum:
 
 class Meetings:
     """Where workers meet in the course of the training, and where they meet when all stop. Who waits at the one can go to
-    the other meanwhile."""
+    the other meanwhile.
 
-    def __init__(self, members: Members) -> None:
-        self.usual, self.stops = Totals(members), Totals(members)
-        self.stopped: Callable[[], None] = lambda: None
-        """Called when all have stood still."""
+    Args:
+        stopped: called when all have stood still.
+    """
+
+    def __init__(self, members: Members, stopped: Callable[[], None]) -> None:
+        self.usual, self.stops, self.stopped = Totals(members), Totals(members), stopped
 
     def told(self, usual: ToldSum, stops: ToldSum) -> None:
         """What a worker knows of the last sums, where this server was started again."""
