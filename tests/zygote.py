@@ -189,7 +189,8 @@ class Choices:
         if self._seen[options] != 2:
             return
         with contextlib.suppress(Exception), compose.hydra_app() as app:  # the fork tells what is wrong
-            compose.compose(app, [*options])
+            config = compose.plain(compose.compose(app, [*options]))
+            importlib.import_module("trainer.planning.key_checks").check_targets(config, set())
 
 
 def copy_new_stores(ready: Path) -> None:

@@ -176,20 +176,15 @@ def claim(folder: Path, chosen: bool) -> Path:
 
 def _leave_hydra_files(config: DictConfig, run_dir: Path) -> None:
     """``.hydra/`` as Hydra leaves it: the composed config, Hydra's own, the overrides."""
-    from omegaconf import OmegaConf, open_dict, read_write
+    from omegaconf import open_dict, read_write
 
     subdir = config.hydra.output_subdir
     with read_write(config), open_dict(config):
         config.hydra.runtime.output_dir = str(run_dir)
-        job = config.copy()
-        job.pop("hydra")
     if subdir is None:
         return
     folder = run_dir / subdir
-    parts = {
-        "config": job,
-        "hydra": OmegaConf.create({"hydra": config.hydra}),
-        "overrides": config.hydra.overrides.task,
-    }
-    for name, part in parts.items():
-        compose.write_config(folder / f"{name}.yaml", part)
+    for name, hydra in (("config", False), ("hydra", True)):
+        with compose.only(config, hydra):
+            compose.write_config(folder / f"{name}.yaml", config)
+    compose.write_config(folder / "overrides.yaml", config.hydra.overrides.task)

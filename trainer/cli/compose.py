@@ -92,7 +92,7 @@ def _learn_secrets(app: Hydra) -> None:
 
     def learning(*args: Any, **kwargs: Any) -> Any:
         config = load(*args, **kwargs)
-        with without_hydra(config):
+        with only(config, hydra=False):
             HERE.learn(values(OmegaConf.to_container(config, resolve=False)))
             with contextlib.suppress(OmegaConfBaseException):
                 HERE.learn(values(OmegaConf.to_container(config, resolve=True)))
@@ -125,14 +125,13 @@ def ours_to_write() -> Iterator[None]:
 
 def write_config(path: Path, config: Any, resolve: bool = False) -> None:
     """Write a composed Hydra config as YAML, without known secrets, readable by its owner alone."""
-    import yaml
     from omegaconf import OmegaConf
 
-    from trainer.host.files import replace_file
+    from trainer.host.files import replace_file, yaml_text
 
     path.parent.mkdir(parents=True, exist_ok=True)
     shown = hide(OmegaConf.to_container(config, resolve=resolve, enum_to_str=True))
-    replace_file(path, yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), private=True)
+    replace_file(path, yaml_text(shown, allow_unicode=True), private=True)
 
 
 def register() -> None:
@@ -209,16 +208,17 @@ def compose(app: Hydra, overrides: list[str], config_name: str = "config", multi
         config.hydra.overrides.hydra = [o for o in config.hydra.overrides.hydra if not o.startswith("hydra.mode=")]
         if not multirun:
             OmegaConf.select(config, "hydra.run.dir")
-            with without_hydra(config):
+            with only(config, hydra=False):
                 OmegaConf.to_container(config, resolve=True)
         return config
 
 
 @contextlib.contextmanager
-def without_hydra(config: DictConfig) -> Iterator[None]:
-    """While it lasts, the config is without its ``hydra`` node. To copy the rest takes longer than to read it."""
+def only(config: DictConfig, hydra: bool) -> Iterator[None]:
+    """While it lasts, the config is its ``hydra`` node alone, or all the rest. To copy either takes longer than to read
+    it."""
     content: Any = config._content
-    vars(config).update(_content={key: node for key, node in content.items() if key != "hydra"})
+    vars(config).update(_content={key: node for key, node in content.items() if (key == "hydra") == hydra})
     try:
         yield
     finally:
@@ -355,7 +355,7 @@ def plain(config: DictConfig) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        with without_hydra(config):
+        with only(config, hydra=False):
             resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
         raise UserError(error.full_key or "the config", first_line(error)) from error

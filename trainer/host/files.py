@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 PART = re.compile(r"^\.(.+)\.\d+-[0-9a-f]{8}$")
 """What a file is called until it takes its place; a process that was killed leaves it."""
@@ -39,3 +40,12 @@ def replace_file(path: Path, text: str, private: bool = False) -> None:
     """
     with replacing(path, PRIVATE if private else COMMON) as part:
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def yaml_text(data: Any, allow_unicode: bool = False) -> str:
+    """YAML as ``yaml.safe_dump`` writes it, with the keys in their order; by libyaml, which takes a tenth of the time, where
+    PyYAML was built with it."""
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=allow_unicode))

@@ -173,13 +173,10 @@ def _told(ready: Ready, overrides: Sequence[str], parent: Path | None) -> dict[s
 
 
 def _leave_config(run_dir: Path, config: RunConfig) -> None:
-    import yaml
-
-    from trainer.host.files import replace_file
+    from trainer.host.files import replace_file, yaml_text
 
     plain = config.plain()
-    shown = yaml.safe_dump(hide(plain, values(plain)), sort_keys=False)
-    replace_file(run_dir / "config.yaml", shown, private=True)
+    replace_file(run_dir / "config.yaml", yaml_text(hide(plain, values(plain))), private=True)
 
 
 def _leave_names(run_dir: Path, ready: Ready) -> None:
