@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.faults.loopback import BASE, GATE, Loopback, loopback, same
+from tests.faults.test_ledgers import applied
 from tests.pace import patient, wait_for
 from tests.runs import family, losses, read, trainer
 from tests.zygote import Started
@@ -118,6 +119,64 @@ def test_host_with_servers_that_is_killed_is_missed(tmp_path: Path, by_one_worke
         assert same(losses(hosts.run), by_one_worker)
 
 
+APART = (
+    "launch.nproc=1", "launch.servers=2", "launch.server_hosts=all", "launch.insecure=true", "data.global_batch_size=null", "data.batch_size=16",
+    "limit_train_batches=null", "epochs=1", "strategy.ledger=true", "strategy.persistables=false",
+)  # fmt: skip
+"""Workers out of step, with servers on all hosts."""
+
+
+def gates(*where: tuple[int, str]) -> str:
+    """The first worker waits there: a stop would wait for whoever waits elsewhere. The others are slow, and on their way."""
+    each = [f"{{_target_:tests.faults.gate.Gate,at:{at},until:go{which},rank:0}}" for at, which in where]
+    return f"callbacks=[{{_target_:tests.faults.gate.Slow,seconds:0.05}},{','.join(each)}]"
+
+
+def check_each_batch_once(run: Path) -> None:
+    """1438 samples are 89 whole batches of 16."""
+    found = applied(run / "ledger.0.tsv")
+    assert set(found.values()) == {1}, found.most_common(3)
+    assert len(found) == 89
+    assert applied(run / "ledger.1.tsv") == found
+
+
+def test_hosts_without_a_common_step_die_and_come_and_each_batch_is_applied_once(tmp_path: Path) -> None:
+    """It dies with its worker's pushes under way, and in the middle of a block."""
+    with loopback(
+        tmp_path, *ELASTIC, "launch.nnodes=1:2", "strategy=pserver_async", *APART, gates((AT, ""), (16, "2"))
+    ) as hosts:
+        first, second = together(hosts, 0, 1)
+        kill(second)
+        hosts.go()
+        wait_for(lambda: hosts.at_the_gate(16), LONG, "host 0 goes on")
+        assert "ATTENTION: host 1 is lost" in hosts.screen(0)
+        assert "life 2: host 0, 1 worker with batches of 16 samples, from step-0000000" in hosts.screen(0)
+        second = hosts.start(1)
+        wait_for(lambda: "host 1 came in" in hosts.screen(0), LONG, "host 1 comes")
+        hosts.go("2")
+        assert [host.wait(LONG) for host in (first, second)] == [0, 0], hosts.all_screens()
+        assert [(how, workers) for how, _, workers in lives(hosts.run)] == [
+            ("failed", 2),
+            ("preempted", 1),
+            ("done", 2),
+        ]
+        check_each_batch_once(hosts.run)
+
+
+def test_host_of_replicas_leaves_and_what_it_had_not_exchanged_is_trained_on_again(tmp_path: Path) -> None:
+    """k_steps=3: at the stop workers have up to two batches that no server knows."""
+    geo = ("strategy=pserver_geo", "strategy.k_steps=3", *APART)
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", *geo, gates((AT, ""))) as hosts:
+        first, second = together(hosts, 0, 1)
+        second.send_signal(signal.SIGTERM)
+        wait_for(lambda: "got SIGTERM" in hosts.screen(1), 30, "it says so")
+        hosts.go()
+        assert [second.wait(LONG), first.wait(LONG)] == [75, 0], hosts.all_screens()
+        assert [(how, workers) for how, _, workers in lives(hosts.run)] == [("preempted", 2), ("done", 1)]
+        assert "not carried over: what tells the replicas of workers apart" in hosts.screen(0)
+        check_each_batch_once(hosts.run)
+
+
 def test_all_leave_with_host_0_and_the_same_commands_go_on(
     tmp_path: Path, by_one_worker: list[tuple[int, float]]
 ) -> None:
@@ -209,7 +268,9 @@ def test_host_that_does_not_see_the_folder_or_has_a_number_twice_is_refused_and_
         (("launch.nnodes=3:2",), "launch.nnodes=3:2: must be MIN:MAX, and 3 is more than 2"),
         (("launch.nnodes=1:x",), "launch.nnodes=1:x: must be a whole number of hosts, or MIN:MAX of them"),
         (("launch.nnodes=0:2",), "launch.nnodes=0:2: must be at least 1 host. Type instead: launch.nnodes=1"),
-        (("strategy=pserver_async", "launch.insecure=true"), "strategy=pserver_async has workers with states of their own, whose number stays. Type instead: strategy=pserver_sync"),
+        (("strategy=pserver_async", "launch.insecure=true", "data.work=static"), "data.work=static gives each worker its own part of an epoch, so their number stays. Type instead: data.work=leased"),
+        (("strategy=pserver_ssp", "launch.insecure=true", "data.global_batch_size=64"), "data.global_batch_size would change the batches that are handed out. Type instead: data.batch_size=N"),
+        (("strategy=pserver_geo", "launch.insecure=true", "max_steps=9"), "max_steps=9 counts those of each worker, whose number changes. Type instead: max_steps=null"),
         (("strategy=pserver_sync", "launch.insecure=true", "strategy.on_lost_worker=continue"), "strategy.on_lost_worker=continue goes on without lost workers by itself. Type instead: strategy.on_lost_worker=stop"),
         (("checkpoint=none",), "without checkpoints there is nothing to go on from. Type instead: checkpoint=auto"),
         (("launch.workers=4", "launch.nproc=null"), "launch.workers is their number on all hosts, which changes. Type instead: launch.workers=null launch.nproc=N"),

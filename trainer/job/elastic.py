@@ -96,7 +96,9 @@ def _of_life(ready: Ready, life: Life) -> Ready:
     alone = len(life.hosts) == 1
     of = ready.of_hosts(len(life.hosts), life.hosts.index(ready.plan.node_rank), 0 if alone else life.port)
     of = of.with_facts(ready.checked.facts)
-    return replace(of, plan=replace(of.plan, run_dir=ready.plan.run_dir))
+    run_dir = Path(ready.plan.run_dir)
+    begun = store.about(run_dir / CHECKPOINTS / life.resume).lease_batches if life.resume else 0
+    return replace(of, plan=replace(of.plan, run_dir=str(run_dir), lease_batches=begun or ready.plan.lease_batches))
 
 
 def _described(life: Life, ready: Ready, most: Plan) -> str:
@@ -105,9 +107,11 @@ def _described(life: Life, ready: Ready, most: Plan) -> str:
     plan, names = ready.plan, [str(number) for number in life.hosts]
     who = f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names[:-1])} and {names[-1]}"
     where = f"from {Path(life.resume).name}" if life.resume else "from the beginning"
-    workers = f"{counted(plan.workers, 'worker')} with at most {plan.batch_size} of {counted(plan.global_batch_size, 'sample')} each"  # fmt: skip
-    updates = f"; {counted(plan.total_steps, 'update')} in total, not {most.total_steps}, and the learning rate follows them" if plan.total_steps != most.total_steps else ""  # fmt: skip
-    return f"life {life.number}: {who}, {workers}, {where}{updates}\n"
+    together = plan.traits.lockstep
+    share = f"at most {plan.batch_size} of {counted(plan.global_batch_size, 'sample')} each" if together else f"batches of {counted(plan.batch_size, 'sample')}"  # fmt: skip
+    others = together and plan.total_steps != most.total_steps
+    updates = f"; {counted(plan.total_steps, 'update')} in total, not {most.total_steps}, and the learning rate follows them" if others else ""  # fmt: skip
+    return f"life {life.number}: {who}, {counted(plan.workers, 'worker')} with {share}, {where}{updates}\n"
 
 
 class _Leading:

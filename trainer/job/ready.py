@@ -123,7 +123,10 @@ def _get_ready(
             "master_port": port,
             "least_nnodes": 1,
         }
-        data = {**config.get("data", {}), "batch_size": None, "global_batch_size": ready.plan.global_batch_size}
+        together = ready.plan.traits.lockstep  # else each worker keeps its batch
+        mine, all_of_them = ready.plan.batch_size, ready.plan.global_batch_size
+        sizes = (None, all_of_them) if together else (mine, None)
+        data = {**config.get("data", {}), **dict(zip(("batch_size", "global_batch_size"), sizes, strict=True))}
         return replace(
             _planned({**config, "launch": launch, "data": data}, typed, run_dir, place), imported=ready.imported
         )

@@ -9,6 +9,7 @@ from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.planning.batches import CONTIGUOUS
+from trainer.planning.out_of_step import EACH
 from trainer.strategies.contract import Declaration
 
 STARTERS = (str(schema.LaunchConfig._target_), str(schema.ForkserverLaunch._target_))
@@ -47,7 +48,7 @@ def _reasons(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str,
     if launch.workers is not None:
         yield "launch.workers is their number on all hosts, which changes", "launch.workers=null launch.nproc=N"
     if not traits.lockstep:
-        yield f"strategy={declaration.name} has workers with states of their own, whose number stays", "strategy=pserver_sync"  # fmt: skip
+        yield from _of_each(config, declaration)
     elif traits.survives:
         yield "strategy.on_lost_worker=continue goes on without lost workers by itself", "strategy.on_lost_worker=stop"
     elif not (traits.same_everywhere or traits.replicas):
@@ -58,3 +59,14 @@ def _reasons(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str,
         yield f"sampler.padding={CONTIGUOUS} has another order of samples with another number of workers", "sampler.padding=strided"  # fmt: skip
     if launch._target_ not in STARTERS:
         yield f"launch._target_={launch._target_} starts processes once", "launch=local"
+
+
+def _of_each(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str, str]]:
+    """Why not, where workers have no common step: each of them has something of its own."""
+    if not declaration.leased(config):
+        yield "data.work=static gives each worker its own part of an epoch, so their number stays", "data.work=leased"
+    if config.data.global_batch_size is not None:
+        yield "data.global_batch_size would change the batches that are handed out", "data.batch_size=N"
+    for key in EACH:
+        if (told := getattr(config, key)) is not None:
+            yield f"{key}={told} counts those of each worker, whose number changes", f"{key}=null"
