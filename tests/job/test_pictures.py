@@ -220,6 +220,17 @@ def test_servers_have_no_empty_panel(
         assert all(line.get_marker() == "o" for axis in figure.axes for line in axis.lines), "of one point each"
 
 
+def test_rates_are_told_from_zero_on_and_as_long_as_workers_push(tmp_path: Path, seen: list[Any]) -> None:
+    """Two rates that hardly differ are no fall, and after the last update nothing is pushed."""
+    points = [(step, {"server0/pushes_per_s": 40.0 + step / 100, "server0/rows": 7.0 + step}) for step in (1, 2, 3)]
+    rest = (3, {"server0/pushes_per_s": 0.0, "server0/rows": 10.0})
+    curves.draw_servers(_left(tmp_path, [*points, rest], [{}]), "a run")
+    [figure] = seen
+    pushes, rows = figure.axes
+    assert pushes.lines[0].get_ydata().tolist() == [40.01, 40.02, 40.03] and pushes.get_ylim()[0] == 0.0
+    assert rows.lines[0].get_ydata().tolist() == [8.0, 9.0, 10.0] and rows.get_ylim()[0] > 0.0
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("scale", [1.0, 1e-9, 12_345_678.9, 1e300])
 def test_panels_and_their_numbers_have_room_whatever_the_values(scale: float, tmp_path: Path, seen: list[Any]) -> None:

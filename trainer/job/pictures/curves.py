@@ -14,6 +14,8 @@ from trainer.run_folder.lives import read
 from trainer.visible import printed
 
 PANELS = (("loss", "loss"), ("acc", "accuracy"), ("perf/samples_per_s", "samples per second"), ("lr", "learning rate"))
+A_RATE = "per second"
+"""Ends the name of a panel whose values are told from 0 on."""
 AUC = ("/auc", "AUC")
 SERVED = (("pushes_per_s", "pushes per second"), ("mb_per_s", "MB per second"), ("rows", "rows of tables"))
 
@@ -59,13 +61,20 @@ def draw_servers(run_dir: Path, title: str) -> Path | None:
     series = points(run_dir)
     panels = []
     for wanted, label in SERVED:
-        named = {n: s for n, s in series.items() if n.startswith("server") and n.endswith(f"/{wanted}")}
+        named = {n: _as_trained(s) for n, s in series.items() if n.startswith("server") and n.endswith(f"/{wanted}")}
         if wanted == "rows" and not any(any(values) for _, values in named.values()):
             named = {}  # a model without tables
         panels.append(lines(named, "update of the first worker", label))
     stale = {f"server {s['server']}": {int(k): v for k, v in s["staleness"].items()} for s in told}
     panels.append(bars({name: counts for name, counts in stale.items() if counts}))
     return _saved(run_dir / "servers.png", title, panels)
+
+
+def _as_trained(series: tuple[list[int], list[float]]) -> tuple[list[int], list[float]]:
+    """Without what was measured once more after the last update, when workers push nothing."""
+    steps, values = series
+    rest = steps[-2:-1] == steps[-1:]
+    return (steps[:-1], values[:-1]) if rest else series
 
 
 def figure_of(size: tuple[float, float], title: str, arranged: bool = True) -> Any:
@@ -144,6 +153,8 @@ def lines(
         axis.set_xlabel(x)
         axis.set_ylabel(y)
         axis.xaxis.set_major_locator(whole_numbers())
+        if y.endswith(A_RATE):
+            axis.set_ylim(0, 1.05 * axis.dataLim.y1 or 1)
         _widen(axis)
         axis.grid(alpha=0.3)
         for entry in axis.legend(prop={"family": fonts}).get_texts():
