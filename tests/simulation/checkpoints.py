@@ -81,6 +81,7 @@ class Before:
     Attributes:
         saved, disks: theirs. number: of the checkpoint that all go on from; None: there is none, and they begin anew.
         lost: workers of which work may be missing. dropped: blocks that were dropped.
+        pieces: by server, those that were lost with it.
     """
 
     saved: Checkpoints
@@ -88,3 +89,4 @@ class Before:
     number: int | None
     lost: frozenset[int]
     dropped: int
+    pieces: tuple[frozenset[int], ...] = ()

@@ -431,6 +431,11 @@ def a_worker_in_geo_keeps_its_base(_: Any, self: geo.PserverGeo, server: int) ->
     return []
 
 
+@replaces(geo.PserverGeo, "go_on")
+def a_worker_in_geo_goes_on_from_its_base(original: Any, self: geo.PserverGeo, **saved: Any) -> None:
+    original(self, **saved | {"again": False})
+
+
 @replaces(client.Client, "_greet")
 def what_is_under_way_to_a_server_is_not_sent_again(original: Any, self: client.Client, server: int, life: int) -> None:
     original(self, server, life)

@@ -93,6 +93,8 @@ class Play:
             resume = str(RUN / f"step-{before.number}")
             self.disks.parts[resume] = before.disks.parts[resume]
         self.servers = [self.make_server(n, n + 1, resume) for n in range(scenario.servers)]
+        for server, pieces in zip(self.servers, before.pieces, strict=False):
+            server.lost = set(pieces)
         self.server_returns = ServerReturns(self)
         self.close_deaths = CloseDeaths(self) if scenario.close else None
         self.workers = [
@@ -146,13 +148,14 @@ class Play:
         """What the next life goes on from: the newest checkpoint, of these processes or of those before."""
         self.close()
         self.world.begin_again()
-        dropped = self.before.dropped + self.servers[0].machine.leases.dropped
+        dropped = self.before.dropped + self.servers[0].dropped
+        pieces = tuple(frozenset(s.lost) for s in self.servers)
         lost = self.before.lost | {rank for rank, why in self.gone.items() if why}
         lost |= {rank for s in self.servers for rank, m in enumerate(s.machine.members.all) if m.lost or m.coming}
         if (newest := self.saved.newest()) is None:
-            return replace(self.before, lost=lost, dropped=dropped)
+            return replace(self.before, lost=lost, dropped=dropped, pieces=pieces)
         self.world.injected["goes on"] += 1
-        return Before(self.saved, self.disks, newest, frozenset(lost), dropped)
+        return Before(self.saved, self.disks, newest, frozenset(lost), dropped, pieces)
 
     def unsure(self) -> list[int]:
         """Pieces of workers that were lost before the checkpoint, where work is split beforehand: what they had done is in no part of

@@ -132,7 +132,11 @@ class Scenario:
             pace=tuple(r.choice((0.001, 0.01, 0.01, 0.05, 0.5)) for _ in range(workers)),
             faults=tuple(sorted((_fault(r, workers, servers) for _ in range(r.choice((1, 1, 2, 2, 3)))), key=lambda f: f.at)),
         )  # fmt: skip
-        return scenario._drawn_later(random.Random(~seed))._with_a_slow_disk(random.Random(f"a slow disk {seed}"))
+        return (
+            scenario._drawn_later(random.Random(~seed))
+            ._with_a_slow_disk(random.Random(f"a slow disk {seed}"))
+            ._with_an_end(random.Random(f"power cut 3 {seed}"))
+        )
 
     def _drawn_later(self, r: random.Random) -> Scenario:
         """What was added to scenarios has a generator of its own: the rest of a seed's scenario stays what it was."""
@@ -254,6 +258,15 @@ class Scenario:
         if often or not (self.saves or self.stops) or r.random() > 0.1:
             return replace(self, writes_first=True) if self.seed % WRITES_FIRST == 0 else self
         return replace(self, disk_s=1.25 * TIMEOUT_S, writes_first=True)
+
+    def _with_an_end(self, r: random.Random) -> Scenario:
+        """All die after a checkpoint that has parts of servers that were started again, perhaps in the middle of its stop."""
+        geo = self.mode == "geo"  # whose workers have copies of a server's rows
+        if not self.server_returns or r.random() > (0.25 if geo else 0.1):
+            return self
+        return replace(
+            self, table=self.table or geo, ends=tuple(10 ** r.uniform(-2.5, 1.0) for _ in range(r.choice((1, 1, 2))))
+        )
 
     def _without_effect(self, r: random.Random) -> dict[str, Any]:
         """Keys of the strategy that leave pieces whole: limits that nothing reaches, and forms in which 0 and 1 travel unchanged."""

@@ -304,16 +304,27 @@ class PserverGeo(CommonStart):
 
     def state(self) -> dict[str, Any]:
         replicas = {number: replica.state() for number, replica in self.replicas.items()}
-        return {"base": self.base, "cursors": self.cursors, "since": self.since, "replicas": replicas}
+        again = self.client.greetings > 0
+        return {"base": self.base, "cursors": self.cursors, "since": self.since, "replicas": replicas, "again": again}
 
     def go_on(  # type: ignore[override]
-        self, base: Sequence[torch.Tensor], cursors: Sequence[int], since: int, replicas: Mapping[int, Any]
+        self, base: Sequence[torch.Tensor], cursors: Sequence[int], since: int, replicas: Mapping[int, Any], again: bool
     ) -> None:
+        """Go on from there.
+
+        Args:
+            again: a server had been started again, perhaps in the middle of that stop. Its part may be older than the base that
+                this worker had of it, and newer: what this worker has gained counts from what the servers have now.
+        """
         super().go_on()
         self.ahead.received = None  # the replicas have it
         self.base, self.cursors, self.since = list(base), list(cursors), since
         for number, replica in self.replicas.items():
             replica.load(**replicas[number])
+        if again:
+            asks = [self.client.ask(s, *asked) for s in self.client.servers for asked in self.asked_first(s)]
+            self.client.wait(asks)
+            self.rebase()
 
     def begin_anew(self, workers: int) -> None:
         super().begin_anew(workers)
