@@ -81,10 +81,12 @@ class RunFailed(Exception):
 
     Attributes:
         ends_run: processes that could do without the one that raises it cannot go on either.
+        follows: from the end of another process, which is the cause.
     """
 
     exit_code = 1
     ends_run = True
+    follows = False
 
 
 class Died(RunFailed):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.notes import Notes
-from trainer.errors import RunFailed
+from trainer.errors import Died, RunFailed
 from trainer.launch.process import Failure
 from trainer.launch.supervisor import LINGER_S, HostResults, Role, StartedProcess, Supervisor, end
 
@@ -88,6 +88,17 @@ def test_the_last_one_cannot_be_done_without_nor_one_that_says_the_run_cannot_be
     ends = Failure(time.monotonic_ns(), "no such data", True, ends_run=True)
     with pytest.raises(RunFailed, match="no such data"):
         watched([Scripted(tmp_path / "0", after=9), Scripted(tmp_path / "1", code=1, failure=ends)], True, Notes())
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_what_a_worker_has_from_a_server_of_one_that_died_is_not_the_cause(tmp_path: Path, follows: bool) -> None:
+    """The server's own error may come later. The death has ended the run: with it all processes can be started again."""
+    told = Failure(time.monotonic_ns(), "worker 0 was lost: its process ended", True, ends_run=True, follows=follows)
+    handles = [Scripted(tmp_path / "0", code=-9), Scripted(tmp_path / "1", after=3, code=1, failure=told)]
+    with pytest.raises(RunFailed) as ended:
+        watched(handles, True, Notes())
+    assert isinstance(ended.value, Died) == follows
+    assert str(ended.value).startswith("worker 0 was killed by SIGKILL" if follows else "worker 1: worker 0 was lost")
 
 
 def test_processes_that_all_others_have_declared_lost_are_not_waited_for_for_ever(tmp_path: Path) -> None:

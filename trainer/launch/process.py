@@ -44,6 +44,7 @@ class Failure:
         told: the words are made for users.
         ends_run: the run ends, even if other processes could go on.
         where: of a :class:`NotFinite`, its step, epoch and update.
+        follows: the cause is the end of another process.
     """
 
     at: int
@@ -51,6 +52,7 @@ class Failure:
     told: bool
     ends_run: bool = False
     where: tuple[int, int, int] | None = None
+    follows: bool = False
 
     def __str__(self) -> str:
         return f": {self.words}" if self.told else f":\n{self.words}"
@@ -65,7 +67,8 @@ class Failure:
                 return cls(at, _for_pipe("".join(traceback.format_exception(error)).rstrip()), False)
             step = step.__context__
         where = (step.step, step.epoch, step.update) if isinstance(step, NotFinite) else None
-        return cls(at, _for_pipe(str(step)), True, getattr(step, "ends_run", True), where)
+        ends, follows = getattr(step, "ends_run", True), getattr(step, "follows", False)
+        return cls(at, _for_pipe(str(step)), True, ends, where, follows)
 
 
 class Child:

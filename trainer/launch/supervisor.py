@@ -217,10 +217,12 @@ class Supervisor:
         self.running.append(other)
 
     def _cause(self, member: StartedProcess) -> RunFailed:
-        """Why the run ends with that member. A server that says why it cannot go on tells what an earlier death has led to."""
+        """Why the run ends with that member. A server that says why it cannot go on tells what an earlier death has led to, and so
+        does a worker that had it from a server."""
         if not self.deaths:
             return failed_first(self.members)
-        echo = member.handle.failure is not None and not member.role.apart
+        failure = member.handle.failure
+        echo = failure is not None and (failure.follows or not member.role.apart)
         return self.deaths[0] if echo else failed_first([member])
 
     def _can_do_without(self, member: StartedProcess) -> bool:

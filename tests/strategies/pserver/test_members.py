@@ -67,8 +67,9 @@ def test_run_ends_at_once_when_the_first_worker_is_lost_before_the_start() -> No
         other = Bare(cluster, 1)
         waits = other.client.ask(0, Message(Verb.PULL))
         cluster.store.set("lost/worker/0", "its process ended")
-        with pytest.raises(RunFailed, match="worker 0 was lost"):
+        with pytest.raises(RunFailed, match="worker 0 was lost") as told:
             other.client.wait([waits])
+        assert told.value.follows, "from the end of worker 0"
         cluster.threads[0].join(600)
         other.die()
 

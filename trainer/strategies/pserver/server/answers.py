@@ -16,9 +16,10 @@ class NotYet(Exception):
         self.ranks, self.what = ranks, what
 
 
-def failed(why: str, fenced: bool = False) -> Message:
-    """The answer to a request that fails; ``fenced``: because its worker does not take part any more."""
-    return Message(Verb.FAILED, records=[text({"why": why, "fenced": fenced})])
+def failed(why: str, fenced: bool = False, over: bool = False) -> Message:
+    """The answer to a request that fails; ``fenced``: because its worker does not take part any more; ``over``: because the server
+    cannot go on without another one."""
+    return Message(Verb.FAILED, records=[text({"why": why, "fenced": fenced, "over": over})])
 
 
 def not_arrived(names: str, what: str, patience_s: float) -> str:

@@ -122,9 +122,9 @@ class Turns:
             self.outlet.answer(waiting.address, waiting.request, failed(why, fenced=True))
 
     def fail_all(self, why: str) -> None:
-        """Fail all waiting requests: nothing can be answered any more."""
+        """Fail all waiting requests: a worker is lost, and nothing can be answered any more."""
         for waiting in self.waiting:
-            self.outlet.answer(waiting.address, waiting.request, failed(why))
+            self.outlet.answer(waiting.address, waiting.request, failed(why, over=True))
         self.waiting.clear()
 
     def away(self, seconds: float) -> None:

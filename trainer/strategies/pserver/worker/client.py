@@ -55,6 +55,12 @@ class Fenced(RunFailed):
     ends_run = False
 
 
+class Over(RunFailed):
+    """A server cannot go on: another worker is lost."""
+
+    follows = True
+
+
 @dataclass(slots=True)
 class Request:
     """A request of this worker to one server, and its answer when it is there. ``greets``: it comes before all others at a server
@@ -282,7 +288,7 @@ class Client:
             self.versions[request.server] = max(message.clock, self.versions[request.server])
         if message.verb == Verb.FAILED:
             told = message.text()
-            raise (Fenced if told.get("fenced") else RunFailed)(str(told["why"]))
+            raise (Fenced if told.get("fenced") else Over if told.get("over") else RunFailed)(str(told["why"]))
         if request.then is not None:
             request.then(message)
 
