@@ -166,6 +166,8 @@ class Stale(CommonStart):
 
     def begin_anew(self, workers: int) -> None:
         super().begin_anew(workers)
+        if not self.seat.returns:  # who comes back takes them when it takes part
+            self.take_all()  # what is loaded of the checkpoint's parameters is another worker's view of them
         if workers != self.seat.size:  # the servers count the steps of all
             self.steps = 0
             self.take_schedule()

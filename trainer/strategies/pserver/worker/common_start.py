@@ -39,4 +39,3 @@ class CommonStart(PserverWorker):
 
     def begin_anew(self, workers: int) -> None:
         self.begun = True
-        self.take_all()  # what is loaded of the checkpoint's parameters is another worker's view of them

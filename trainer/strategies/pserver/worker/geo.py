@@ -328,6 +328,7 @@ class PserverGeo(CommonStart):
 
     def begin_anew(self, workers: int) -> None:
         super().begin_anew(workers)
+        self.take_all()  # what the other worker has computed and not pushed, it pushes itself, or others compute it again
         self.updater.steps = self.updater.steps * workers // self.seat.size
 
     @property
