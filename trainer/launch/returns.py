@@ -10,10 +10,13 @@ from trainer.errors import Died, RunFailed, first_line
 from trainer.host import pulse
 from trainer.launch.engine import Start
 from trainer.launch.server_snapshot import snapshot_of
-from trainer.launch.supervisor import Handle, StartedProcess
+from trainer.launch.supervisor import Handle, StartedProcess, end
 from trainer.launch.whereabouts import Whereabouts
 from trainer.strategies.stopping import new_life
 from trainer.wording import counted
+
+END_S = 5.0
+"""So long the end of a process is waited for."""
 
 
 class Returns:
@@ -46,7 +49,11 @@ class Returns:
 
     def again(self, member: StartedProcess, death: RunFailed) -> StartedProcess | None:
         """Start another process, unless that one has told an error of its own, too many have died, or it died twice after the
-        same update. A server needs a checkpoint to begin with."""
+        same update. A server needs a checkpoint to begin with.
+
+        It is dead for certain: where its forkserver was killed, it only seems so, and goes on.
+        """
+        end([member.handle], END_S)
         start = self.starts[str(member)]
         this = str(member), pulse.look(Path(start.pulse)).update
         may = member.role.again and isinstance(death, Died) and len(self.told) < self.most

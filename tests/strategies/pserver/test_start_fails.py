@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,16 @@ def test_no_socket_stays_open_when_a_server_cannot_begin(
     with pytest.raises(RunFailed, match="it cannot begin"):
         serve(seat(str(tmp_path)), Assignment.of(run))
     assert [c.closed for c in contexts] == [True]
+
+
+def test_server_that_is_started_again_without_its_part_says_so_and_leaves_its_ledger(tmp_path: Path) -> None:
+    """The checkpoint was removed since: an older one than the two that stay."""
+    run = config("async", 1, ledger=True)
+    run["plan"]["run_dir"], run["resume"] = str(tmp_path), str(tmp_path / "checkpoints" / "step-000000007")
+    (ledger := tmp_path / "ledger.0.tsv").write_text("what the life before has applied\n")
+    with pytest.raises(RunFailed, match="its part of step-000000007 is not there any more"):
+        server_module.open_server(replace(seat(str(tmp_path)), returns=True), Assignment.of(run))
+    assert ledger.read_text() == "what the life before has applied\n"
 
 
 def test_no_socket_stays_open_when_the_other_hosts_cannot_be_told(

@@ -55,7 +55,11 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
 
 
 def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
-    """Open a server and the socket at which workers reach it: a Unix socket on one host, else TCP."""
+    """Open a server and the socket at which workers reach it: a Unix socket on one host, else TCP.
+
+    Raises:
+        RunFailed: it is started again, and its part of the checkpoint is gone.
+    """
     declared: PserverDeclaration = call_target(run.config.node("strategy"), "strategy", kind=PserverDeclaration)
     limit = max(SMALLEST_LIMIT, 24 * int(run.plan.parameters))
     transport, handshake_s = declared.options.transport, declared.options.handshake_s
@@ -66,6 +70,8 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     )
     assert seat.store is not None
     try:
+        if seat.returns and seat.rank >= len(parts_of(Path(run.resume))):
+            raise RunFailed(f"its part of {Path(run.resume).name} is not there any more")
         kept = opened_ledger(seat.rank, run) if declared.options.ledger else None
         machine = Server(
             seat.rank, run, declared, socket, seat.store, time.monotonic, limit, kept, seat.life, seat.returns
