@@ -99,7 +99,8 @@ def test_host_that_gets_sigterm_leaves_and_loses_nothing(
         hosts.go()
         assert [second.wait(LONG), first.wait(LONG)] == [75, 0], hosts.all_screens()
         assert hosts.screen(1).splitlines()[-1].startswith("resume    python -m trainer +recipe=digits_lenet")
-        assert lives(hosts.run) == [("preempted", 0, 2), ("done", 8, 1)]
+        saved = AT + (2 if strategy == "pserver_sync" else 1)  # the first update that nobody ends before all know of it
+        assert lives(hosts.run) == [("preempted", 0, 2), ("done", saved, 1)]
         assert same(losses(hosts.run), by_one_worker)
         assert read(hosts.run / "result.json")["restarts"] == 0
         lost = "not carried over: what tells the replicas of 2 workers apart" in hosts.screen(0)

@@ -125,9 +125,9 @@ def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> Iterator[StopRe
         return
 
     def tell(name: str) -> None:
-        say_leaving(name, grace.seconds)
         for board in here[:1]:
             board.clone().set(LEAVE, "")
+        say_leaving(name, grace.seconds)  # when it is true: the workers are asked
 
     with requests(grace.begun, grace.seconds, tell) as request:
         try:

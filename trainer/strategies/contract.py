@@ -291,7 +291,7 @@ class Strategy(ABC):
         return self.updater.lr
 
     def next_meeting(self, step: int) -> int:
-        """Of lockstep strategies: the first update after ``step`` ones in which every worker waits for all others."""
+        """Of lockstep strategies: the first update that no worker ends before all others have begun the one after ``step``."""
         return step + 1
 
     halts: ClassVar[bool] = False

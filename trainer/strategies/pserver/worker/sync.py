@@ -68,6 +68,11 @@ class PserverSync(PserverWorker):
         if coming is not None:
             self.ahead.fetched = coming, self.pulls.fetch(wanted(coming), dense=True, clock=self.clock)
 
+    def next_meeting(self, step: int) -> int:
+        """An update ends when its gradients are pushed, and begins when all have pushed those of the one before: another worker may
+        be a whole update ahead of what this one does now."""
+        return step + 2
+
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
         self.ahead.received = None  # the servers have the same, and for any number of workers
