@@ -11,6 +11,7 @@ from tests import runs
 from tests.checkpoint.test_identity import back_at, check_equal
 from tests.faults.test_ledgers import applied
 from trainer.checkpoint import store
+from trainer.strategies.builtin import PserverSspDeclaration
 
 RUN = (
     "+recipe=wide_and_deep", "data.train_rows=600", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]", "data.batch_size=16", "limit_val_batches=2",
@@ -139,6 +140,26 @@ def test_what_does_not_fit_the_blocks_is_refused(
     back_at(two("ssp"), within(two("ssp"), 1), tmp_path / "run")
     refused = runs.trainer(*RUN, *MODES["ssp"], *of(3, 2), *told, "hydra.run.dir=run", "resume=auto", cwd=tmp_path)
     assert refused.returncode == 2 and refusal in refused.stderr, refused.stderr
+
+
+class Mine(PserverSspDeclaration):
+    """A strategy of a user's own without a common step."""
+
+
+def test_strategy_of_a_user_keeps_its_numbers(tmp_path: Path) -> None:
+    """Nobody knows what its workers and servers keep of each other."""
+    mine = (*MODES["ssp"], f"strategy._target_={__name__}.Mine", "hydra.run.dir=run")
+    run(tmp_path, *mine, *of(2, 2), "epochs=1")
+    back_at(tmp_path / "run", within(tmp_path / "run", 0), tmp_path / "other")
+    told = (*RUN, *mine, "epochs=1", "hydra.run.dir=other", "resume=auto", YES)
+    for others, refusal in (
+        (of(3, 2), "has 2 workers, each with a state of its own. Type instead: launch.workers=2"),
+        (of(2, 3), "has 2 servers, each with its own count of the work that is done. Type instead: launch.servers=2"),
+    ):
+        refused = runs.trainer(*told, *others, cwd=tmp_path)
+        assert refused.returncode == 2 and refusal in refused.stderr, refused.stderr
+    hosts = runs.trainer(*RUN, *mine, "launch.nproc=1", "launch.nnodes=1:2", "launch.insecure=true", cwd=tmp_path)
+    assert hosts.returncode == 2 and "has workers with states of their own, whose number stays" in hosts.stderr
 
 
 def test_batches_of_each_worker_are_as_many_together(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.planning.batches import CONTIGUOUS
-from trainer.planning.out_of_step import EACH
+from trainer.planning.out_of_step import EACH, STRATEGIES
 from trainer.strategies.contract import Declaration
 
 STARTERS = (str(schema.LaunchConfig._target_), str(schema.ForkserverLaunch._target_))
@@ -47,8 +47,10 @@ def _reasons(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str,
         yield "torchrun has started the processes already", "torchrun --nnodes=MIN:MAX"
     if launch.workers is not None:
         yield "launch.workers is their number on all hosts, which changes", "launch.workers=null launch.nproc=N"
-    if not traits.lockstep:
+    if declaration.name in STRATEGIES:
         yield from _of_each(config, declaration)
+    elif not traits.lockstep:
+        yield f"strategy={declaration.name} has workers with states of their own, whose number stays", "strategy=pserver_sync"  # fmt: skip
     elif traits.survives:
         yield "strategy.on_lost_worker=continue goes on without lost workers by itself", "strategy.on_lost_worker=stop"
     elif not (traits.same_everywhere or traits.replicas):

@@ -14,11 +14,19 @@ from trainer.wording import counted
 EACH = ("limit_train_batches", "max_steps")
 """Keys that count batches or updates of each worker."""
 GEO = "pserver_geo"
+STRATEGIES = ("pserver_async", "pserver_ssp", GEO)
+"""Of workers without a common step; a user's own does not know of other numbers."""
 
 
-def resized(plan: Plan, about: store.About) -> bool:
-    """Whether there are more or fewer workers or servers than before."""
-    return (about.workers, about.servers) != (plan.workers, plan.roles.get("server", 0))
+def other_workers(plan: Plan, about: store.About) -> bool:
+    """Whether more or fewer workers of one of these strategies go on."""
+    return plan.strategy in STRATEGIES and about.workers != plan.workers
+
+
+def other_processes(plan: Plan, about: store.About) -> bool:
+    """Whether more or fewer workers or servers of one of these strategies go on."""
+    servers = plan.roles.get("server", 0)
+    return plan.strategy in STRATEGIES and (about.workers, about.servers) != (plan.workers, servers)
 
 
 def batch(about: store.About, merge: int) -> int:
@@ -27,13 +35,11 @@ def batch(about: store.About, merge: int) -> int:
 
 
 def check(config: RunConfig, plan: Plan, about: store.About, folder: Path) -> None:
-    """Refuse what does not fit the blocks that the checkpoint's servers have handed out.
+    """Of other workers, refuse what does not fit the blocks that the checkpoint's servers have handed out.
 
     Raises:
         UserError: it does not.
     """
-    if about.workers == plan.workers:
-        return
     if not plan.leased:
         why = f"{folder} has {counted(about.workers, 'worker')}, each with its own part of an epoch (data.work=static)"
         raise UserError(f"{plan.workers} workers", why, f"launch.workers={about.workers}")
@@ -53,19 +59,16 @@ def check(config: RunConfig, plan: Plan, about: store.About, folder: Path) -> No
             raise UserError(f"{key}={now}", why, even)
 
 
-def follows(plan: Plan, about: store.About, key: str) -> bool:
-    """Whether another value of a key only follows from the number of workers."""
-    counted_anew = not plan.traits.lockstep and about.workers != plan.workers
-    return counted_anew and key in EACH and about.config.get(key) is not None
+def counts_for_others(plan: Plan, about: store.About, key: str) -> bool:
+    """Whether another value of a key only comes of another number of workers; :func:`check` has seen to it that it does."""
+    return other_workers(plan, about) and key in EACH and about.config.get(key) is not None
 
 
 def lost(plan: Plan, about: store.About) -> Iterator[str]:
     """What begins anew with other workers or servers, each a line."""
-    if plan.traits.lockstep:
-        return
     if about.workers == plan.workers and 0 < about.lease_batches != plan.lease_batches:
         yield f"blocks of {plan.lease_batches} batches: those of the run stay at {about.lease_batches}"
-    if not resized(plan, about):
+    if not other_processes(plan, about):
         return
     if plan.strategy == GEO:
         yield "what tells the replicas of workers apart: all begin with the servers' parameters, and train again on what they had not exchanged"
@@ -76,6 +79,6 @@ def lost(plan: Plan, about: store.About) -> Iterator[str]:
 
 def other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
     """Why the updates are others where workers have replicas of their own."""
-    if plan.strategy == GEO and resized(plan, about):
+    if plan.strategy == GEO and other_processes(plan, about):
         now = plan.roles.get("server", 0)
         yield f"the run had {counted(about.workers, 'worker')} and {counted(about.servers, 'server')}, and has {plan.workers} and {now}; each worker has a replica of its own"

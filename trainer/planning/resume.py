@@ -154,23 +154,18 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     _check_strategy(plan, about, folder)
     if (about.servers or plan.roles.get("server")) and (why := at_servers(plan, about)):
         raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")
-    if plan.traits.lockstep or about.workers == plan.workers:
-        _check_global_batch(plan, about, folder)
-    else:
+    if others := out_of_step.other_workers(plan, about):
         out_of_step.check(config, plan, about, folder)
+    else:
+        _check_global_batch(plan, about, folder)
     current = config.plain()
     changes = list(differences(about.config, hide(current, values(current)), plan.strategy != about.strategy))
     arithmetic, lost = precision(plan, about), tuple(left_behind(plan, about))
-    serious = [line for key, line in changes if not (_is_harmless(key) or out_of_step.follows(plan, about, key))]
-    serious += [arithmetic] * bool(arithmetic)
-    others = not plan.traits.lockstep and about.workers != plan.workers  # whose updates are as many together
-    if not serious and about.total_steps != plan.total_steps and not others:
+    harmless = [key for key, _ in changes if _is_harmless(key) or out_of_step.counts_for_others(plan, about, key)]
+    serious = [line for key, line in changes if key not in harmless] + [arithmetic] * bool(arithmetic)
+    if not serious and about.total_steps != plan.total_steps and not others:  # whose updates are as many together
         serious = [f"the run had {about.total_steps} updates, and has {plan.total_steps}"]
-    serious = (
-        serious
-        or [reason for of in OTHER_NUMBERS for reason in of(plan, about)]
-        or [*_other_order(config, plan, about)]
-    )
+    serious = serious or [*_other_order(config, plan, about), *(why for of in OTHER_NUMBERS for why in of(plan, about))]
     if serious and not config.resume.allow_changes:
         without = f" (not carried over: {'; '.join(lost)})" if lost else ""
         why = f"the config differs from that of {folder} in what matters: {'; '.join(serious)}{without}"
@@ -219,13 +214,14 @@ def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
         return
     if before != now:
         raise UserError(f"strategy={now}", f"{folder} is of strategy={before}", f"strategy={before}")
-    if (
-        about.workers != plan.workers
-        and plan.traits.lockstep
-        and not (now in ALIKE or now == SYNC or plan.traits.replicas)
-    ):
+    if now in (*ALIKE, SYNC, *out_of_step.STRATEGIES):
+        return
+    if about.workers != plan.workers and not plan.traits.replicas:
         why = f"{folder} has {about.workers} workers, each with a state of its own"
         raise UserError(f"{plan.workers} workers", why, f"launch.workers={about.workers}")
+    if about.servers != (servers := plan.roles.get("server", 0)):
+        why = f"{folder} has {about.servers} servers, each with its own count of the work that is done"
+        raise UserError(f"launch.servers={servers}", why, f"launch.servers={about.servers}")
 
 
 def _kept_at_one_place(plan: Plan, about: store.About) -> str:
