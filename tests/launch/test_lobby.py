@@ -86,6 +86,15 @@ def test_silent_host_is_lost_and_time_in_which_host_0_was_stopped_is_nobodys_sil
     assert world.lobby.lost() == [], "it was not killed, but stopped, and is there again"
 
 
+@pytest.mark.parametrize("timeout_s", [1.0, LOST_S - 1, 10 * LOST_S])
+def test_host_that_has_died_is_known_to_be_lost_when_the_life_has_settled(timeout_s: float) -> None:
+    world = World()
+    world.live(1, 2)
+    world.tell(2, ended=1)
+    world.awake.pop(1)
+    assert [host.ended for host in world.lobby.settle(timeout_s)] == [1] and world.lobby.lost() == [1]
+
+
 def test_host_that_is_lost_twice_is_no_process_that_dies_twice_after_the_same_update() -> None:
     world, deaths = World(), Deaths(3, lambda: 0.0)
     for life in (1, 2):

@@ -192,8 +192,9 @@ class Lobby:
         return Died(f"{names} {'is' if len(hosts) == 1 else 'are'} lost", f"{names} in life {self.life.number}")
 
     def settle(self, timeout_s: float) -> list[Host]:
-        """Wait until the life has ended for all its hosts, or they are lost; returns what those that are there tell."""
-        began = self.clock()
+        """Wait until the life has ended for all its hosts, or they are lost; returns what those that are there tell. A host that
+        has died is silent until it counts as lost: so long is waited at least."""
+        began, timeout_s = self.clock(), max(timeout_s, LOST_S + LONGEST_LOOK_S)
         while True:
             self.look()
             lost = self.lost()
