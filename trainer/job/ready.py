@@ -123,10 +123,11 @@ def _get_ready(
             "master_port": port,
             "least_nnodes": 1,
         }
-        together = ready.plan.traits.lockstep  # else each worker keeps its batch
-        mine, all_of_them = ready.plan.batch_size, ready.plan.global_batch_size
-        sizes = (None, all_of_them) if together else (mine, None)
-        data = {**config.get("data", {}), **dict(zip(("batch_size", "global_batch_size"), sizes, strict=True))}
+        plan = ready.plan
+        sizes = {"batch_size": None, "global_batch_size": plan.global_batch_size}
+        if not plan.traits.lockstep:  # each worker keeps its batch
+            sizes = {"batch_size": plan.batch_size, "global_batch_size": None}
+        data = {**config.get("data", {}), **sizes}
         return replace(
             _planned({**config, "launch": launch, "data": data}, typed, run_dir, place), imported=ready.imported
         )

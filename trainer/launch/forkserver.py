@@ -38,7 +38,7 @@ from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child
 from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.returns import Returns
-from trainer.launch.supervisor import Handle, HostResults, Role, StartedProcess, Supervisor, end
+from trainer.launch.supervisor import END_S, Handle, HostResults, Role, StartedProcess, Supervisor, end
 from trainer.launch.whereabouts import Whereabouts, tell
 from trainer.planning.resume import CHECKPOINTS
 from trainer.run_folder.hold import Hold
@@ -47,7 +47,6 @@ from trainer.strategies.contract import Seat
 from trainer.strategies.stopping import new_life
 from trainer.terminal import streams
 
-END_S = 3
 LONGEST_FOLDER = 80
 """Bytes. The path of a Unix socket has 108 at most."""
 LOG_NAMES = {"worker": "workerlog", "server": "serverlog"}

@@ -10,13 +10,10 @@ from trainer.errors import Died, RunFailed, first_line
 from trainer.host import pulse
 from trainer.launch.engine import Start
 from trainer.launch.server_snapshot import snapshot_of
-from trainer.launch.supervisor import Handle, StartedProcess, end
+from trainer.launch.supervisor import END_S, Handle, StartedProcess, end
 from trainer.launch.whereabouts import Whereabouts
 from trainer.strategies.stopping import new_life
 from trainer.wording import counted
-
-END_S = 5.0
-"""So long the end of a process is waited for."""
 
 
 class Returns:

@@ -18,6 +18,8 @@ REASON = 3
 """Lines before Python's own account of a crash: there C++ has said which exception it was."""
 
 LINGER_S = 5
+END_S = 3
+"""So long the end of processes that got SIGKILL is waited for."""
 
 
 @dataclass(frozen=True)

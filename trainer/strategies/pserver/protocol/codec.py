@@ -9,9 +9,8 @@ import torch
 
 from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Record
 
-warnings.filterwarnings(
-    "ignore", message="The given NumPy array is not writable"
-)  # what another process has sent is read
+# What another process has sent is read, and never written to.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 BLOCK = 512
 """Values of a dense vector that share one int8 scale."""
