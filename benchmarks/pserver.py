@@ -50,6 +50,8 @@ POOL = {512: 32, 4096: 8}
 """Batches that are prepared and used in turn, by their size."""
 STEPS = {512: 250, 4096: 40}
 K_STEPS = 100
+NEVER = 1_000_000
+"""Steps between the means of local_sgd: two processes that exchange nothing, which shows what the machine lets two do."""
 LR = 0.01
 CPU = "cpu"
 
@@ -160,6 +162,7 @@ def cases() -> list[Case]:
     for batch in POOL:
         found += [
             Case("local", "single", batch, 1, 0),
+            Case("local", "local_sgd", batch, 2, 0, (f"strategy.k_steps={NEVER}",)),
             Case("sync", "pserver_sync", batch),
             Case("async", "pserver_async", batch),
             Case("geo", "pserver_geo", batch),
@@ -309,7 +312,7 @@ def show(figures: dict[Case, Figures]) -> None:
     table = Table(
         title=f"Wide & Deep, SGD, fp32, one thread per process, medians of {_repetitions(figures)} repetitions"
     )
-    for column in ("mode", "batch", "workers", "servers", "samples/s per worker", "of local", "of rpc", "MB per step", "of least", "CPU ms per step, worker", "servers"):  # fmt: skip
+    for column in ("mode", "batch", "workers", "servers", "samples/s per worker", "of local", "of as many locals", "of rpc", "MB per step", "of least", "CPU ms per step, worker", "servers"):  # fmt: skip
         table.add_column(column, justify="left" if column == "mode" else "right")
     for case, found in figures.items():
         wire = statistics.median(found.wire)
@@ -318,12 +321,13 @@ def show(figures: dict[Case, Figures]) -> None:
         table.add_row(
             case.name, str(case.batch), str(case.workers), str(case.servers or "-"),
             f"{found.rate:,.0f} ({min(found.rates):,.0f}-{max(found.rates):,.0f})",
-            _ratio(figures, case, "local", 1), _ratio(figures, case, "rpc", case.workers),
+            _ratio(figures, case, "local", 1), _ratio(figures, case, "local", case.workers),
+            _ratio(figures, case, "rpc", case.workers),
             f"{wire / 1e6:.2f}" if wire else "-", f"{wire / least:.3f}" if per_step else "-",
             f"{statistics.median(found.worker_ms):.1f}",
             f"{statistics.median(found.server_ms):.1f}" if case.servers else "-",
         )  # fmt: skip
-    Console(width=140).print(table)
+    Console(width=160).print(table)
     for line in bars(figures):
         print(line)
 

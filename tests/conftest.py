@@ -33,7 +33,6 @@ hypothesis.settings.load_profile("any speed")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 FORKS = pytest.StashKey[zygote.Held]()
-PRELOAD = ["trainer.launch.forkserver", "trainer.worker.train", "torch._dynamo", "tests.strategies.entries"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,7 +68,7 @@ def drawn(undrawn_runs: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def warm() -> None:
     """The forkserver of the session, with everything imported once that the tests' processes need."""
-    multiprocessing.set_forkserver_preload(PRELOAD)
+    multiprocessing.set_forkserver_preload(["tests.preloaded"])
     first = multiprocessing.get_context("forkserver").Process(target=int)
     first.start()
     first.join()

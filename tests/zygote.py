@@ -33,6 +33,7 @@ from typing import Any, ClassVar, NoReturn
 
 import pytest
 
+from tests.huge_pages import use_huge_pages
 from tests.undrawn import nothing_is_drawn
 
 MODULES = (
@@ -49,7 +50,6 @@ MOST = 1 << 20
 PLACE = "TRAINER_TESTS_ZYGOTE"
 """Variable with the place of the session's process that forks."""
 CLONE_NEWNET = 0x40000000
-MADV_COLLAPSE = 25
 
 
 class Started:
@@ -169,17 +169,6 @@ def import_all(folder: Path) -> tuple[int, Choices]:
     gc.freeze()
     use_huge_pages()
     return threads, choices
-
-
-def use_huge_pages() -> None:
-    """A fork copies the table of its parent's pages, of which 2 MiB have one entry instead of 512 where the kernel can."""
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, rights, _, _, inode, *name = line.split(maxsplit=5)
-        if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]):
-            begin, end = (int(address, 16) for address in addresses.split("-"))
-            madvise(begin, end - begin, MADV_COLLAPSE)
 
 
 class Choices:

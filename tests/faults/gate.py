@@ -30,10 +30,15 @@ class Gate:
 
 
 class Slow:
-    """Each update takes so long at least."""
+    """Each update takes so long at least.
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    Args:
+        until: while the run's folder has no file of that name.
+    """
+
+    def __init__(self, seconds: float, until: str = "") -> None:
+        self.seconds, self.until = seconds, until
 
     def on_update_end(self, event: UpdateEnd) -> None:
-        time.sleep(self.seconds)
+        if not self.until or not (event.run_dir / self.until).exists():
+            time.sleep(self.seconds)
