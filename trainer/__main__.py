@@ -1,4 +1,4 @@
-"""The command line: ``python -m trainer +recipe=NAME [key=value ...]``. Imports neither torch nor mlflow."""
+"""The command line ``python -m trainer +recipe=NAME [key=value ...]``. This module imports neither torch nor mlflow."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from trainer.visible import one_line
 
 
 def main(argv: list[str] | None = None) -> int:
-    """``python -m trainer``: run a command line; returns the exit code (0 done, 1 failed, 2 wrong input, 75 pre-empted,
-    130 interrupted)."""
+    """Run a ``python -m trainer`` command line. Returns exit code 0 (done), 1 (failed), 2 (wrong input), 75
+    (pre-empted) or 130 (interrupted)."""
     with streams.guarded():
         redact.HERE.learn(redact.of_environment(os.environ), redact.of_command_line(argv or sys.argv[1:]))
         if argv is None:
@@ -69,7 +69,8 @@ def _answer(argv: list[str]) -> int:
 
 
 def command() -> NoReturn:
-    """The console script ``trainer`` and ``python -m trainer``: run the command line in a process of its own."""
+    """Entry point of ``python -m trainer`` and of the script ``trainer``: run the command line, then end the
+    process."""
     interpreter.begin()
     try:
         code = main()
@@ -79,7 +80,7 @@ def command() -> NoReturn:
 
 
 def dispatch(argv: list[str]) -> int:
-    """``python -m trainer``: do what the parsed flags ask for: help, config, plan, sweep or run."""
+    """Do what the parsed flags of ``python -m trainer`` ask for: print help, config or plan, run a sweep or a job."""
     if any(a in ("-h", "--help") for a in argv):
         from trainer.cli.help import show_help
 

@@ -1,1 +1,1 @@
-"""The command ``python -m trainer.checkpoints``: looks at the checkpoints of a run, and exports their models."""
+"""The command ``python -m trainer.checkpoints``: lists and compares a run's checkpoints, and exports their models."""

@@ -1,4 +1,4 @@
-"""``python -m trainer.checkpoints list|show|verify|diff|export PATH``. Lists, shows and verifies without torch."""
+"""``python -m trainer.checkpoints list|show|verify|diff|export|fetch``. Only diff and export import torch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FORMATS = ("safetensors", "pt", "pt2", "onnx")
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong arguments are an error as any other."""
+    """An argument parser that raises a UserError for wrong arguments, instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError("the command line", message, f"{MODULE} --help")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands."""
+    """Return the argument parser of ``python -m trainer.checkpoints``, with one subparser for each of its commands."""
     made = Parser(prog=MODULE, description=ABOUT, allow_abbrev=False)
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for name, told in (
@@ -57,7 +57,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line; returns the exit code (0 done, 1 damaged or failed, 2 wrong input)."""
+    """Run a ``python -m trainer.checkpoints`` command line. Returns 0 (done), 1 (damaged or failed) or 2 (wrong
+    input)."""
     with streams.guarded():
         redact.HERE.learn(redact.of_environment(os.environ))
         try:
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def dispatch(told: argparse.Namespace) -> int:
-    """Do what is asked for."""
+    """Run the parsed ``python -m trainer.checkpoints`` command and return its exit code."""
     from trainer.checkpoints import elsewhere, show
 
     if told.command == "fetch":
@@ -104,7 +105,7 @@ def dispatch(told: argparse.Namespace) -> int:
 
 
 def command() -> NoReturn:
-    """Entry of ``python -m trainer.checkpoints``: run the command line and end this process with its exit code."""
+    """Entry point of ``python -m trainer.checkpoints``: run the command line and end this process."""
     interpreter.begin()
     try:
         code = main()

@@ -1,4 +1,4 @@
-"""Where two checkpoints differ."""
+"""``python -m trainer.checkpoints diff``: how two checkpoints differ in position, config and weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.weights import checkpoints
 
 
 def compared(one: Path, other: Path) -> int:
-    """Print how two checkpoints differ: position, config and weights. Returns exit code 0."""
+    """Print how two checkpoints differ in position, config and weights. Returns exit code 0."""
     before, after, screen = store.about(one), store.about(other), Screen()
     screen.print(f"A  {one}\nB  {other}")
     old, new = position(before), position(after)
@@ -27,7 +27,7 @@ def compared(one: Path, other: Path) -> int:
 
 
 def models(one: Path, other: Path) -> Iterator[tuple[str, str]]:
-    """Each tensor that differs, and by how much at most."""
+    """For each weight in which two checkpoints differ: its name, and the largest absolute difference or both shapes."""
     old, new = checkpoints.read(one), checkpoints.read(other)
     for name in {**old, **new}:
         if name not in old or name not in new:
@@ -39,11 +39,11 @@ def models(one: Path, other: Path) -> Iterator[tuple[str, str]]:
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether all values are; nan is nan."""
+    """Whether two tensors have the same dtype and the same values; NaN equals NaN."""
     return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num()) and torch.equal(one.isnan(), other.isnan())  # fmt: skip
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The greatest difference of two elements."""
+    """The largest absolute difference between the elements of two tensors of the same shape; 0 for empty tensors."""
     kind = torch.complex128 if one.is_complex() else torch.float64
     return float((one.to(kind) - other.to(kind)).abs().max()) if one.numel() else 0.0

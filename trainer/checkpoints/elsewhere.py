@@ -1,4 +1,4 @@
-"""Checkpoints at an address: which there are, and one of them brought here."""
+"""Checkpoints at a remote address (``s3://...``): list those of a run, and fetch one into a local folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.terminal.screen import Screen
 
 
 def here(path: str) -> Path:
-    """The checkpoint's path, which must be a folder on this machine and no remote address.
+    """Return a checkpoint's path as a local one; refuse a remote address.
 
     Raises:
         UserError: it is an address.
@@ -24,7 +24,7 @@ def here(path: str) -> Path:
 
 
 def listed(address: str) -> int:
-    """A line for each checkpoint at a run's address."""
+    """Print a table of the checkpoints at a run's remote address, one line each. Returns exit code 0."""
     remote = Remote(address.rstrip("/"))
     if not (found := remote.found()):
         raise nothing_at(address)
@@ -38,7 +38,7 @@ def listed(address: str) -> int:
 
 
 def fetched(address: str, run_dir: Path) -> int:
-    """A checkpoint, and the run's files that went with it, in a folder here.
+    """Fetch a checkpoint from its remote address, with its run's files, into a local run folder. Returns exit code 0.
 
     Raises:
         UserError: there is none, or a run still works in that folder.

@@ -1,4 +1,4 @@
-"""The model of a checkpoint as a file for others."""
+"""``python -m trainer.checkpoints export``: write a checkpoint's model as safetensors, .pt, .pt2 or ONNX."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLOSE = 1e-4
 
 
 def exported(folder: Path, out: Path, kind: str, averaged: bool) -> None:
-    """Write the model of a checkpoint.
+    """Write the model of a checkpoint to the file ``out``, in the format ``kind``; ``averaged``: its EMA weights.
 
     Raises:
         UserError: it cannot be written so.
@@ -52,7 +52,7 @@ def exported(folder: Path, out: Path, kind: str, averaged: bool) -> None:
 
 
 def built(folder: Path, averaged: bool) -> nn.Module:
-    """The model with the checkpoint's values, in their own types.
+    """Build the model of a checkpoint's config and load the checkpoint's weights, which keep their dtypes.
 
     Raises:
         UserError: they do not go together.
@@ -104,8 +104,7 @@ def _program(model: nn.Module, folder: Path, out: Path, kind: str) -> str:
 
 
 def example_inputs(run: Path, dtype: torch.dtype) -> Any:
-    """Two samples to trace the exported model with: those that the run has left in example.npz, or noise of their
-    shapes.
+    """Two samples to trace the exported model with, from the run's example.npz; else noise of the shape in plan.json.
 
     Raises:
         UserError: the run's folder does not tell their shapes.

@@ -1,4 +1,4 @@
-"""What can be told of checkpoints without torch."""
+"""``python -m trainer.checkpoints list``, ``show`` and ``verify``: print facts about checkpoints, without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.terminal.screen import Screen
 
 
 def all_of(path: Path) -> list[Path]:
-    """The checkpoints of a run's folder, or of its folder of checkpoints, the newest first; or that very one.
+    """Find all checkpoints of a run folder or of a folder of checkpoints, newest first; or the one that is named.
 
     Raises:
         UserError: there is none.
@@ -33,7 +33,7 @@ def all_of(path: Path) -> list[Path]:
 
 
 def one(path: Path) -> Path:
-    """A checkpoint that is whole: this one, or the newest of a run.
+    """Find one undamaged checkpoint: the one that the path names, else the newest undamaged one of the run.
 
     Raises:
         UserError: there is none.
@@ -48,7 +48,7 @@ def one(path: Path) -> Path:
 
 
 def listed(path: Path) -> int:
-    """A line for each checkpoint."""
+    """Print a table of a run's checkpoints, one line each. Returns exit code 0."""
     table = table_of("step", "epoch", "metric", "value", "size", "age")
     table.add_column("state", overflow="fold")
     found = all_of(path)
@@ -64,7 +64,7 @@ def listed(path: Path) -> int:
 
 
 def table_of(*columns: str) -> Table:
-    """An empty table for the list of checkpoints with these columns; numbers are on the right."""
+    """An empty table with these columns for a list of checkpoints; all but the metric's are aligned to the right."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="left" if column == "metric" else "right", no_wrap=True)
@@ -72,7 +72,7 @@ def table_of(*columns: str) -> Table:
 
 
 def cells(about: store.About) -> tuple[str, str, str, str]:
-    """A checkpoint's cells in the list of checkpoints: step, epoch, metric and its value."""
+    """A checkpoint's cells in the printed table: step, epoch, name of the watched metric and its value."""
     value = about.watched.value
     return str(about.step), str(about.epoch), about.watched.metric, "" if value is None else f"{value:.5g}"
 
@@ -95,7 +95,7 @@ def _latest(checkpoints: Path) -> str:
 
 
 def damage(folder: Path, verify: bool) -> str:
-    """What ``python -m trainer.checkpoints`` shows of a damaged checkpoint, the file first; empty: it is whole."""
+    """Return what is damaged in a checkpoint, as ``FILE: reason``, or '' if it is whole; ``verify``: by checksums."""
     try:
         store.check(folder, verify)
     except UserError as error:
@@ -104,7 +104,7 @@ def damage(folder: Path, verify: bool) -> str:
 
 
 def verified(path: Path) -> int:
-    """Every file of every checkpoint; 1 where one is damaged."""
+    """Check every file of every checkpoint of a run, and print the result. Returns exit code 1 if one is damaged."""
     screen, broken = Screen(), 0
     for folder in all_of(path):
         if found := damage(folder, verify=True):
@@ -118,7 +118,7 @@ def verified(path: Path) -> int:
 
 
 def shown(folder: Path) -> int:
-    """All that a checkpoint tells."""
+    """Print everything about one checkpoint: position, metric, versions, files and config. Returns exit code 0."""
     about, screen = store.about(folder), Screen()
     watched = about.watched
     screen.facts(
@@ -141,13 +141,13 @@ def shown(folder: Path) -> int:
 
 
 def bytes_of(folder: Path, name: str = "") -> int:
-    """The size of a checkpoint, or of one of its files."""
+    """The size in bytes of a checkpoint's folder, or of the file ``name`` in it."""
     paths = [folder / name] if name else list(folder.iterdir()) if folder.is_dir() else []
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def size(count: int) -> str:
-    """A checkpoint's bytes in words, for the table of checkpoints: ``1.3 GB``."""
+    """A number of bytes as text for the table of checkpoints, such as ``1.3 GB``."""
     for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= least:
             return f"{count / least:.1f} {unit}"
@@ -155,7 +155,7 @@ def size(count: int) -> str:
 
 
 def age(folder: Path) -> str:
-    """Since it was completed."""
+    """The time since a checkpoint was completed, as text such as ``5 min``; '' if it never was."""
     marker = folder / durable_folder.MARKER
     if not marker.is_file():
         return ""
@@ -167,7 +167,6 @@ def age(folder: Path) -> str:
 
 
 def position(about: store.About) -> Mapping[str, Any]:
-    """The position that is shown of a checkpoint: step, epoch, update, samples, strategy, workers, global batch size,
-    metric."""
+    """What ``show`` and ``diff`` tell of a checkpoint's progress: step, epoch, update, samples, strategy, ..."""
     names = ("step", "epoch", "update", "samples", "strategy", "workers", "global_batch_size")
     return {**{name: getattr(about, name) for name in names}, about.watched.metric: about.watched.value}

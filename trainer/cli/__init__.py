@@ -1,1 +1,1 @@
-"""What the user types: flags, overrides and configs become jobs; what is wrong becomes a sentence."""
+"""The command line: turns flags, overrides and configs into jobs, and mistakes into one-sentence errors."""

@@ -1,4 +1,4 @@
-"""The arguments of this very process, which everybody on the machine can read (``ps``), without their secrets."""
+"""Hides secrets in the command-line arguments of this process, which ``ps`` shows to every user of the machine."""
 
 from __future__ import annotations
 

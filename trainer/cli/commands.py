@@ -1,4 +1,4 @@
-"""From overrides to the result of one run."""
+"""Runs one job from its overrides to its result: compose, check, train, print the last lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def run(overrides: Sequence[str]) -> Result:
-    """Run a command line from Python; see ``trainer.run``."""
+    """What ``trainer.run`` does: run a command line from Python and return the run's result."""
     if any(o in ("-m", "--multirun") for o in overrides):
         raise UserError("-m", "a sweep is for the command line", "python -m trainer -m ...")
     with streams.guarded(), compose.hydra_app() as app:
@@ -96,22 +96,22 @@ def run_one(
 
 
 def exit_code(result: Result) -> int:
-    """The exit code of a command that ended with this result: 0; 1 for a failed job of a sweep; 2 for a plan that
-    would be refused."""
+    """The exit code for a command's result: 0 done; 1 a sweep's job failed; 2 the shown plan would be refused."""
     if result.status == "planned":
         return UserError.exit_code if result.error else 0
     return 0 if result.status == "done" else RunFailed.exit_code
 
 
 def planned(ready: Ready) -> Result:
-    """The result of a command that only shows a plan (``plan=true``); ``error``: why the run would be refused."""
+    """Return the result of a command that only shows the plan (``plan=true``); ``error``: why the run would be
+    refused."""
     from trainer.job.result import Result
 
     return Result("planned", ready.plan.run_dir, error="\n".join(ready.plan.lacks))
 
 
 def try_tracking(ready: Ready) -> str:
-    """The run command calls the tracking store once before anything starts; returns why it does not answer, or nothing.
+    """Call the tracking store once before anything starts; returns why it does not answer, or ''.
 
     Raises:
         UserError: it will never take a run.
@@ -126,8 +126,7 @@ def try_tracking(ready: Ready) -> str:
 
 
 def recorded_at(config: RunConfig) -> str:
-    """The tracking address for which the run command starts a recorder; empty for a plan and on hosts other than host
-    0."""
+    """The tracking address for which to start a recorder; '' if the command only plans or if this is not host 0."""
     from trainer.planning.tracking_store import tracking_uri
 
     return "" if config.plan or config.launch.node_rank else tracking_uri(config.tracking)
@@ -135,7 +134,7 @@ def recorded_at(config: RunConfig) -> str:
 
 @contextlib.contextmanager
 def tracking(uri: str, away: str = "") -> Iterator[Tracker | None]:
-    """While the run command lasts, its recorder process runs; yields None without tracking.
+    """Context manager: runs the recorder process that sends metrics to MLflow; yields None without tracking.
 
     Args:
         away: why the store did not answer when it was tried.
@@ -154,8 +153,7 @@ def tracking(uri: str, away: str = "") -> Iterator[Tracker | None]:
 
 
 def claim(folder: Path, chosen: bool) -> Path:
-    """The run command makes the run's folder: the one that the user chose, or an unused one when two runs start in the
-    same second.
+    """Create the run's folder: the one that the user chose, else a new one (``NAME-1`` if another run has ``NAME``).
 
     Raises:
         UserError: it cannot be made, though it looked so.

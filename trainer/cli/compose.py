@@ -32,21 +32,20 @@ TEXT_WITH_COMMAS = (
 
 
 def folder(name: str) -> Path:
-    """The path of ``conf`` or ``recipes``: inside an installed package, beside it in a checkout."""
+    """The path of the project's ``conf`` or ``recipes`` folder: in an installed package, or beside it in a checkout."""
     inside = PACKAGE / name
     return inside if inside.is_dir() else PACKAGE.parent / name
 
 
 def flags(args: argparse.Namespace) -> list[str]:
-    """The flags ``--config-dir`` and ``--config-name`` with which Hydra composes the same config from a run's overrides
-    again."""
+    """Return ``--config-dir`` and ``--config-name`` as typed: the flags that the command which repeats a run needs."""
     given = (("--config-dir", args.config_dir), ("--config-name", args.config_name))
     return [word for flag, value in given if value for word in (flag, str(value))]
 
 
 @contextlib.contextmanager
 def hydra_app(config_dir: str | None = None) -> Iterator[Hydra]:
-    """Hydra's application with this project's conf/ and recipes/ and the user's own folder on its search path.
+    """Context manager: yields a Hydra application that finds the project's conf/ and recipes/ and the user's folder.
 
     Uses the classes behind ``@hydra.main`` (hydra-core is bounded below 1.4): the decorator itself prints its own
     error text and creates the run's folder before anything can be checked.
@@ -103,8 +102,7 @@ def _learn_secrets(app: Hydra) -> None:
 
 @contextlib.contextmanager
 def ours_to_write() -> Iterator[None]:
-    """While it lasts, the files of Hydra and its sweepers (multirun.yaml, .hydra/) are written by
-    :func:`write_config`."""
+    """Context manager: files that Hydra saves (multirun.yaml, .hydra/) are written by :func:`write_config`."""
     from hydra.core import utils
     from omegaconf import OmegaConf
 
@@ -135,8 +133,8 @@ def write_config(path: Path, config: Any, resolve: bool = False) -> None:
 
 
 def register() -> None:
-    """Register the schema's classes in Hydra's ConfigStore, from which configs are composed: ``schema`` for the root,
-    ``schema/<ClassName>`` for the options."""
+    """Register the schema's classes in Hydra's ConfigStore: ``schema`` for the root, ``schema/<ClassName>`` for
+    options."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
@@ -150,8 +148,8 @@ def register() -> None:
 
 
 class Schemas(dict[str, Any]):
-    """ConfigStore's group of the options' classes. A class becomes a node when Hydra asks for it: a command needs one
-    class of five, and all of them take longer than to compose a config."""
+    """The ConfigStore's ``schema`` group, which turns a class into a node only when Hydra loads it. A command needs one
+    class of five, and to turn all of them takes longer than to compose a config."""
 
     def __getitem__(self, name: str) -> ConfigNode:
         return _stored(name, *super().__getitem__(name))
@@ -192,7 +190,7 @@ def _open(declared: type) -> Any:
 
 
 def compose(app: Hydra, overrides: list[str], config_name: str = "config", multirun: bool = False) -> DictConfig:
-    """The config that Hydra composes of these overrides, with its ``hydra`` node.
+    """Compose the config of these overrides with Hydra; its ``hydra`` node is included.
 
     Raises:
         UserError: an unknown key, option or recipe (with the nearest match), or a value of the wrong type.
@@ -215,8 +213,7 @@ def compose(app: Hydra, overrides: list[str], config_name: str = "config", multi
 
 @contextlib.contextmanager
 def only(config: DictConfig, hydra: bool) -> Iterator[None]:
-    """While it lasts, the config is its ``hydra`` node alone, or all the rest. To copy either takes longer than to read
-    it."""
+    """Context manager: the config holds its ``hydra`` node alone, or all other nodes, so that it is cheap to copy."""
     content: Any = config._content
     vars(config).update(_content={key: node for key, node in content.items() if (key == "hydra") == hydra})
     try:
@@ -244,8 +241,7 @@ def _check_schema(app: Hydra, config: DictConfig) -> None:
 
 
 def compose_sweep(app: Hydra, overrides: list[str], config_name: str) -> tuple[DictConfig, list[str]]:
-    """Compose the config of a sweep; also returns the overrides that only its points can take, those of options that
-    are swept over.
+    """Compose the config of a sweep; also returns the overrides that only single points can take.
 
     Raises:
         UserError: as :func:`compose`.
@@ -263,14 +259,14 @@ def compose_sweep(app: Hydra, overrides: list[str], config_name: str) -> tuple[D
 
 
 def key_of(override: str) -> str:
-    """The config key that a Hydra override sets when the config is composed, without its value."""
+    """The config key that an override sets: ``+optimizer.lr=0.1`` gives ``optimizer.lr``."""
     return override.lstrip("+~").partition("=")[0]
 
 
 @contextlib.contextmanager
 def leaving_out(app: Hydra, later: list[str], strange: Mapping[tuple[str, ...], list[str]]) -> Iterator[None]:
-    """Let Hydra compose a sweep's config without the overrides that only its points can take, and each point's without
-    those strange to it."""
+    """Context manager: a sweep is composed without the overrides ``later``, and each point without its ``strange``
+    ones."""
     loader: Any = app.config_loader
     whole, point = loader.load_configuration, loader.load_sweep_config
 
@@ -301,8 +297,7 @@ def leaving_out(app: Hydra, later: list[str], strange: Mapping[tuple[str, ...], 
 
 
 def quoted(overrides: list[str]) -> list[str]:
-    """The overrides as Hydra composes them: ``resume=X`` is ``resume.path=X``, and texts with commas are quoted, so
-    that Hydra does not sweep over them."""
+    """Rewrite overrides for Hydra: ``resume=X`` becomes ``resume.path=X``, and texts with commas are quoted."""
     overrides = [f"resume.path={o.removeprefix('resume=')}" if o.startswith("resume=") else o for o in overrides]
     return [f"{o.partition('=')[0]}='{o.partition('=')[2]}'" if _has_commas(o) else o for o in overrides]
 
@@ -314,7 +309,7 @@ def _has_commas(override: str) -> bool:
 
 @contextlib.contextmanager
 def sentences(app: Hydra, overrides: list[str], config_name: str = "config") -> Iterator[None]:
-    """While Hydra composes, errors of Hydra, OmegaConf and YAML become a UserError that names the key and what to type.
+    """Context manager: errors of Hydra, OmegaConf and YAML become a UserError that names the key and what to type.
 
     Hydra raises ValueError, TypeError and AttributeError too where an override is not what it expects.
     """
@@ -335,8 +330,7 @@ def sentences(app: Hydra, overrides: list[str], config_name: str = "config") -> 
 
 @contextlib.contextmanager
 def usual_values(app: Hydra, overrides: list[str], config_name: str = "config") -> Iterator[None]:
-    """While a config is composed and checked, the error for a refused value tells the value that Hydra would compose
-    without it."""
+    """Context manager: the error for a refused value proposes the value that the key has without the override."""
     try:
         yield
     except WrongValue as error:
@@ -346,7 +340,7 @@ def usual_values(app: Hydra, overrides: list[str], config_name: str = "config") 
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """The config that Hydra composed as resolved plain data, without the ``hydra`` node.
+    """Turn a composed config into a plain dict with all interpolations resolved, without the ``hydra`` node.
 
     Raises:
         UserError: an interpolation that leads nowhere.
@@ -364,12 +358,12 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 
 def typed_keys(overrides: Sequence[str]) -> list[str]:
-    """The config keys that the composed overrides set."""
+    """The config keys that these overrides set."""
     return [o.lstrip("+~").split("=", 1)[0] for o in overrides]
 
 
 def named_folder(config: DictConfig, key: str) -> Path:
-    """The folder that one of Hydra's own keys names.
+    """The folder that a key of Hydra's own config names, such as ``hydra.run.dir``.
 
     Raises:
         UserError: it names none.

@@ -1,4 +1,4 @@
-"""Turns what Hydra, OmegaConf and YAML complain of into one sentence: the key, the reason, what to type instead."""
+"""Turns errors of Hydra, OmegaConf and YAML into one sentence: the key, the reason, what to type instead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_KEY = 100
 
 
 def explain(vocabulary: Vocabulary, error: Exception) -> UserError:
-    """The sentence for the user about an exception that came out of composing a config."""
+    """Turn an exception that composing a config has raised into a UserError of one sentence."""
     chain = list(_chain(error))
     text = "\n".join(str(e) for e in chain)
     return (
@@ -196,7 +196,7 @@ SENTENCES: tuple[tuple[str, Sentence], ...] = (
 
 
 def unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError:
-    """The sentence about a key that the config does not have: which option has it, or which key is nearest."""
+    """The UserError for a key that the config does not have; it names the option that has it, or the nearest key."""
     group, _, name = path.partition(".")
     typed = vocabulary.typed(path)
     value = typed.partition("=")[2] or "VALUE"

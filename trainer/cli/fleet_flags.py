@@ -1,4 +1,4 @@
-"""The flags of ``fleetrun`` and ``paddle.distributed.launch``: each is refused with the key that does the same."""
+"""Refuses the flags of ``fleetrun`` and ``paddle.distributed.launch``, and names the config key that does the same."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ VALUES = {"ips": "ADDRESS,ADDRESS", "cluster_node_ips": "ADDRESS,ADDRESS", "log_
 
 
 def refuse(argv: Sequence[str]) -> None:
-    """Refuse a command line with flags of ``fleetrun``.
+    """Refuse a command line that has flags of ``fleetrun``.
 
     Raises:
         UserError: there is one; with the keys that do the same as all of them.

@@ -1,4 +1,5 @@
-"""``python -m trainer --help``: groups, options and recipes with a line each, and every key, from where they are defined."""
+"""``python -m trainer --help``: prints the groups, options, recipes and keys, each with one line from its
+definition."""
 
 from __future__ import annotations
 
@@ -28,8 +29,7 @@ in the config yet: +GROUP.KEY=VALUE.
 
 
 def options(group: str, config_dir: str | None = None) -> Iterator[tuple[str, str]]:
-    """Each option of a config group (or each recipe) with the first comment line of its file, the user's own
-    included."""
+    """Each option of a config group (or each recipe), with its description: the first comment line of its file."""
     own = [Path(config_dir) / group] if config_dir else []
     for place in (folder("recipes" if group == "recipe" else "conf") / group, *own):
         for path in sorted(place.glob("*.yaml")):
@@ -38,7 +38,7 @@ def options(group: str, config_dir: str | None = None) -> Iterator[tuple[str, st
 
 
 def show_help(argv: Sequence[str] = ()) -> None:
-    """Print ``--help``; ``--config-dir`` among the arguments adds the user's own options."""
+    """Print ``--help``; with ``--config-dir`` among the arguments, the user's own options are listed, too."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config-dir", "-cd")
     config_dir = finder.parse_known_args(list(argv))[0].config_dir

@@ -1,4 +1,4 @@
-"""The last lines of a run: its result, where it is, how to look at it, the command that repeats it."""
+"""Prints the last lines of a run: its result, its folder, how to look at it, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
 
 
 def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
-    """For a run's last lines: the command that resumes it after an interrupt or failure; empty without a whole
-    checkpoint."""
+    """The command that resumes an interrupted or failed run, for its last line; '' if it has no whole checkpoint."""
     folder = Path(ready.plan.run_dir)
     if ready.plan.mode != "train" or store.newest_whole(folder / "checkpoints", verify=False) is None:
         return ""
@@ -115,12 +114,12 @@ def _look(uri: str, result: Result) -> str:
 
 
 def hydra_word(key: str, text: str) -> str:
-    """One override of the command in a run's last lines, its value quoted where Hydra would read it otherwise."""
+    """Return the override ``key=text`` with its text quoted where Hydra would read it otherwise."""
     return f"{key}={text}" if re.fullmatch(r"[\w/.:@-]+", text) else f"{key}='{text}'"
 
 
 def short(path: Path) -> str:
-    """A path as a run's last lines print it: relative to the working directory where it lies below it."""
+    """Shorten a path for a run's last lines: relative to the working directory if it lies below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What Hydra shows of the config: ``--cfg``, ``--info``, ``--shell-completion``. Imports nothing that a run needs."""
+"""Hydra's own flags ``--cfg``, ``--info`` and ``--shell-completion``. Imports nothing that a run needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
-    """The command for Hydra's own ``--cfg``, ``--info`` and ``--shell-completion``: let Hydra answer."""
+    """Let Hydra answer a command with one of its own flags: ``--cfg``, ``--info`` or ``--shell-completion``."""
     with compose.sentences(app, args.overrides, config_name):
         if args.cfg:
             app.show_cfg(config_name, args.overrides, args.cfg, args.package, args.resolve)

@@ -1,4 +1,4 @@
-"""A sweep: its points are checked, its jobs run one after the other, and its table says what they came to."""
+"""Runs a sweep: checks all points, runs the jobs one after the other, and prints a table of their results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
 
 
 def check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str]) -> Sweep:
-    """Compose a sweep, and check its folder and all its points; nothing is started.
+    """Compose a sweep and check its folder and all its points, without starting anything.
 
     Raises:
         UserError: it cannot run.
@@ -95,7 +95,7 @@ class Sweep:
         return [planned(point) for point in self.points]
 
     def run(self) -> list[Result]:
-        """Run all jobs; however that ends, the table is shown and the sweep's MLflow run is closed."""
+        """Run all jobs of the sweep; then, even after an error, print the table and close the sweep's MLflow run."""
         away = try_tracking(self.points[0]) if self.points else ""
         where = recorded_at(self.points[0].checked.config) if self.points else ""
         with tracking(where, away) as self.tracker:
@@ -202,7 +202,7 @@ class Sweep:
 
 
 def show_sweep(jobs: Sequence[sweep_table.Row], sweep_dir: Path) -> None:
-    """At the end of a sweep: print its table of jobs and metrics, and write it as sweep.csv."""
+    """Print the table of a sweep's jobs and metrics, and write it as sweep.csv."""
     if not jobs:
         return
     columns, rows = sweep_table.table(jobs)

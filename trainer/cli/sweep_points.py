@@ -1,4 +1,4 @@
-"""The points of a sweep: what each is, whether it can run, and which of the sweep's overrides it has no use for."""
+"""Lists and checks the points of a sweep, and finds which of the sweep's overrides a point cannot take."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ LeftOut = dict[tuple[str, ...], list[str]]
 
 
 def expand(master: DictConfig) -> list[list[str]]:
-    """The overrides of each job of a sweep, by Hydra's basic sweeper; empty for other sweepers, which choose as they
-    go."""
+    """The overrides of each job of a sweep, from Hydra's basic sweeper; empty for other sweepers."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
@@ -35,7 +34,7 @@ def expand(master: DictConfig) -> list[list[str]]:
 
 
 def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> tuple[list[Ready], LeftOut]:
-    """Check every point of a sweep, each without the overrides that it has no use for and other points have.
+    """Check every point of a sweep, each without the overrides that only other points can take.
 
     Returns:
         The points, and by the overrides of each those that it leaves out.

@@ -1,4 +1,4 @@
-"""What a sweep came to: its jobs as a table on the screen, in sweep.csv, and in the description of its MLflow run."""
+"""The results of a sweep as a table: on the screen, in sweep.csv, and as the description of its MLflow run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_STARTED = "not started"
 
 @dataclass(frozen=True)
 class Row:
-    """A job's row in the sweep's table: overrides, result, watched metric.
+    """One job's row in a sweep's table: its overrides, its result, and the name of its watched metric.
 
     Attributes:
         overrides: as they may be shown; result: how it ended; watched: the metric by which its best model was chosen.
@@ -44,8 +44,7 @@ class Row:
 
 
 def swept_keys(master: DictConfig) -> set[str]:
-    """The config keys that the sweep's table is about: those given several values, typed or in the sweeper's own
-    config."""
+    """The config keys that a sweep varies: those with several values, typed or in the sweeper's config."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     typed = OverridesParser.create().parse_overrides(list(master.hydra.overrides.task))
@@ -54,8 +53,7 @@ def swept_keys(master: DictConfig) -> set[str]:
 
 
 def left(run_dir: str, status: str, error: str) -> Result:
-    """The result of a sweep's job for the table, read from its folder; without one, made of the status and the
-    error."""
+    """Read the result of a sweep's job from its folder; if there is none, make one of the status and the error."""
     try:
         told = json.loads((Path(run_dir) / "result.json").read_text())
         return Result(**{field.name: told[field.name] for field in fields(Result) if field.name in told})
@@ -64,12 +62,12 @@ def left(run_dir: str, status: str, error: str) -> Result:
 
 
 def waiting(overrides: Iterable[str]) -> Row:
-    """The row of a job that was never started."""
+    """The table row of a sweep's job that was never started."""
     return Row(tuple(overrides), Result(NOT_STARTED, ""))
 
 
 def best_of(jobs: Sequence[Row]) -> int | None:
-    """The number of the row whose best model is the best; None where none has one, or they watch different metrics."""
+    """The index of the sweep's job with the best watched metric; None if there is none, or if the metrics differ."""
     done = [(job.best, number) for number, job in enumerate(jobs) if job.best is not None]
     watched = {job.watched for job in jobs if job.best is not None}
     if len(watched) != 1 or not done:
@@ -79,8 +77,7 @@ def best_of(jobs: Sequence[Row]) -> int | None:
 
 
 def table(jobs: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The sweep's columns, and a line of cells for each job: what differs, how it ended, metrics, the best watched
-    value."""
+    """Return a sweep's table: column names, and a row of cells for each job (overrides, status, metrics, seconds)."""
     metrics = [m for m in METRICS if any(m in job.result.metrics for job in jobs)]
     watched = sorted({job.watched for job in jobs if job.best is not None})
     columns = ["job", "overrides", "status", *metrics, *(f"best {name}" for name in watched), "seconds"]
@@ -105,8 +102,8 @@ def write(jobs: Sequence[Row], folder: Path) -> Path:
 
 
 def note(name: str, jobs: Sequence[Row], swept: Collection[str], repeat: str, folder: Path) -> str:
-    """The sweep's table in Markdown as the description of its MLflow run: what was swept, its jobs, the best in bold,
-    how to repeat it."""
+    """The description of a sweep's MLflow run in Markdown: the swept keys, the table, the best job, how to repeat
+    it."""
     columns, rows = table(jobs)
     best = best_of(jobs)
     ended = [

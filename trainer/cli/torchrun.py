@@ -19,7 +19,7 @@ def present() -> bool:
 
 
 def join(parse: Callable[[], argparse.Namespace]) -> int:
-    """Run as one of torchrun's ranks; returns the exit code.
+    """Run this process as one of torchrun's ranks and return its exit code.
 
     Args:
         parse: the command line's flags and overrides, asked of rank 0 alone.

@@ -1,4 +1,4 @@
-"""What a command line may say: the groups, options and keys on Hydra's search path, the user's own included."""
+"""What a command line can contain: the groups, options and keys on Hydra's search path, the user's own included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Vocabulary:
-    """The groups, options and keys that a command line may name; looked up only to name what is nearest to a mistake.
+    """Looks up the groups, options and keys that a command line can name, to propose the nearest one after a mistake.
 
     Args:
         app: Hydra with its search path.
@@ -31,7 +31,7 @@ class Vocabulary:
         self.config_name = config_name
 
     def parsed(self, typed: str) -> Override | None:
-        """One override as Hydra parses it; None when Hydra cannot."""
+        """Parse one override as Hydra does; None if Hydra cannot."""
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
 
@@ -41,14 +41,14 @@ class Vocabulary:
             return None
 
     def typed(self, path: str) -> str:
-        """The override of that key as the user typed it, or the key itself."""
+        """The override that the user typed for the key ``path``, or ``path`` itself if there is none."""
         for override in self.overrides:
             if override.lstrip("+~").partition("=")[0].partition("@")[0] == path:
                 return override
         return path
 
     def given(self, path: str) -> Any:
-        """The value that the user typed for a key; None where there is none, or several."""
+        """The value that the user typed for a key; None if none was typed, or several to sweep over."""
         found = [o for o in map(self.parsed, self.overrides) if o is not None and o.key_or_group == path]
         if len(found) != 1 or found[0].is_sweep_override() or found[0].is_delete():
             return None
@@ -56,7 +56,7 @@ class Vocabulary:
         return getattr(value, "text", value)
 
     def usual(self, path: str) -> Any:
-        """The value that a key has without the override that was typed for it; None where that cannot be told."""
+        """The value that a key would have without the user's override; None if that config cannot be composed."""
         from hydra.types import RunMode
         from omegaconf import OmegaConf
 
@@ -69,7 +69,7 @@ class Vocabulary:
 
     @property
     def recipe(self) -> str:
-        """The recipe that the command line adds; empty without one."""
+        """The recipe that the command line names (``+recipe=NAME``); '' without one."""
         return next((o.partition("=")[2] for o in self.overrides if o.startswith("+recipe=")), "")
 
     @functools.cached_property
@@ -83,7 +83,7 @@ class Vocabulary:
 
     @functools.cached_property
     def chosen(self) -> dict[str, str]:
-        """The option that the command line chooses in each group, as far as its choices can be parsed."""
+        """The option that the command line chooses in each config group; empty if a choice cannot be parsed."""
         from hydra.types import RunMode
 
         groups = [o for o in self.overrides if o.lstrip("+~").partition("=")[0].partition("@")[0] in self.groups]
@@ -94,7 +94,7 @@ class Vocabulary:
         return {k: str(v) for k, v in found.overrides.known_choices.items() if v is not None}
 
     def usual_option(self, group: str, typed: str) -> str:
-        """The option that a group has without this override of it, or its first one."""
+        """The option that a config group would have without the override ``typed``, else the group's first option."""
         others = copy.copy(self)
         others.overrides = [o for o in self.overrides if o != typed]
         others.__dict__.pop("chosen", None)
@@ -103,11 +103,11 @@ class Vocabulary:
         return found if found in options else options[0]
 
     def option_keys(self, group: str, option: str) -> list[str]:
-        """The keys that an option of a group brings, without the group's name."""
+        """The keys that an option of a config group adds, without the group's name."""
         return sorted(set(self._keys(f"{group}/{option}")))
 
     def keys(self) -> list[str]:
-        """Every key of the config that the chosen options make, and the groups' names."""
+        """Every key of the config that the chosen options make, and the names of the groups."""
         known = [*self._keys("schema"), *self.groups]
         for group, option in self.chosen.items():
             if group in self.groups and group != "recipe":
@@ -119,7 +119,7 @@ class Vocabulary:
         return [f"hydra.{k}" for k in self._keys("hydra/config")]
 
     def package(self, path: str) -> str | None:
-        """Where the keys of a config file go in the whole config: its ``@package`` line."""
+        """The ``@package`` of a config file: where its keys go in the whole config; None without one."""
         loaded = self.loader.repository.load_config(path)
         return loaded.header["package"] if loaded is not None else None
 

@@ -1,1 +1,1 @@
-"""Every key once, and what is made of config nodes; secrets are found and hidden here."""
+"""The config: declares every key once, instantiates ``_target_`` nodes, and finds and hides secrets."""

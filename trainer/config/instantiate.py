@@ -1,4 +1,4 @@
-"""Makes objects from config nodes with ``_target_``."""
+"""Instantiates config nodes with ``_target_``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FETCHED: dict[str, dict[str, Any]] = {
 
 
 def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None = None, **kwargs: Any) -> Any:
-    """Call a config node's ``_target_`` with the node's other keys (less those that are no arguments) and what is
-    given here.
+    """Call a config node's ``_target_`` with the node's other keys and the arguments given here. Keys in
+    ``schema.NOT_ARGUMENTS`` are left out.
 
     Args:
         kind: what the result must be an instance of.
@@ -77,13 +77,13 @@ def _check_class(target: type, what: str, key: str, kind: type) -> None:
 
 
 def named(kind: type) -> str:
-    """A class, as users import it."""
+    """A class's name as users import it, e.g. ``torch.nn.Module``."""
     package = ".".join(kind.__module__.split(".")[:2]) if kind.__module__.startswith("torch.") else kind.__module__
     return f"{package}.{kind.__qualname__}"
 
 
 def blamed(call: Callable[[dict[str, Any]], Any], arguments: Mapping[str, Any]) -> str | None:
-    """The argument without which a failing call works; None where no single one is to blame.
+    """Find the argument that makes a call fail: the call works without it. None if no single argument is to blame.
 
     Not tried where weights would be fetched each time.
     """
@@ -115,7 +115,7 @@ def _default(target: Any, key: str, name: str) -> str:
 
 
 def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The model's config node to instantiate where saved weights follow: nothing pretrained is fetched then.
+    """Return the model's config node with nothing pretrained to fetch, because saved weights will be loaded into it.
 
     A target that fetches weights says which other one builds the same model without, as ``without_pretrained``; timm and
     torchvision have an argument for it.
@@ -155,8 +155,7 @@ def locate(target: str, key: str = "_target_") -> Any:
 
 
 def no_module(key: str, target: str) -> UserError:
-    """The error of an instantiation whose ``_target_`` is in a package that is not installed, nor in the working
-    directory or on PYTHONPATH."""
+    """The error for a ``_target_`` whose package is not installed, nor in the working directory or on PYTHONPATH."""
     package, _, rest = target.partition(".")
     if package in EXTRAS:
         return UserError(f"{key}={target}", f"needs {package}, which is not installed", f"pip install 'trainer[{package}]' (in a checkout: '.[{package}]')")  # fmt: skip
@@ -165,6 +164,6 @@ def no_module(key: str, target: str) -> UserError:
 
 
 def missing(key: str, target: str, owner: str, name: str, names: list[str]) -> UserError:
-    """The error of an instantiation whose ``_target_`` its module does not have, with the nearest name."""
+    """The error for a ``_target_`` whose module has no such name; it proposes the nearest name."""
     nearest = difflib.get_close_matches(name, names, 1, 0.6)
     return UserError(f"{key}={target}", f"{owner} has no {name!r}", f"{key}={owner}.{nearest[0]}" if nearest else "")

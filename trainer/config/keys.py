@@ -1,4 +1,4 @@
-"""The walk over the schema that the checks, ``--help`` and the docs share: every key, what it takes, the nearest word."""
+"""Walks over the schema for the checks, ``--help`` and the docs: every key, its values, the nearest key to a typo."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Key:
 
     @property
     def choices(self) -> list[str]:
-        """The words that this key takes; empty: anything of its type."""
+        """The words that this key accepts; empty if it accepts anything of its type."""
         return [spelled(choice) for choice in self.rule.get("choices") or ()]
 
     @property
@@ -76,7 +76,7 @@ class Key:
         return f"{word} or null" if self.optional else word
 
     def refuse(self, value: Any) -> str:
-        """Why this key cannot have that value, as the rest of a sentence; empty when it can."""
+        """Return why this key does not accept a value, as the rest of a sentence, or '' if it does."""
         if value is None:
             return "" if self.optional else f"must be {self._words()}, not null"
         if self.choices:
@@ -122,7 +122,7 @@ class Key:
         return ""
 
     def instead(self, value: Any, usual: Any = None) -> str:
-        """What to type for this key instead of a refused value; empty when nothing can be proposed.
+        """What to type for this key instead of a refused value; '' if nothing can be proposed.
 
         Args:
             usual: what it is where nobody gives it, as in a recipe; None: the default.
@@ -193,7 +193,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the config reference: keys of one ``group`` (empty: of the whole run), a title and a description."""
+    """A section of the docs' config reference: a config group ('' for the whole run), its title and its keys."""
 
     group: str
     title: str
@@ -201,7 +201,7 @@ class Section:
 
 
 def sections() -> Iterator[Section]:
-    """All sections of config keys for the reference docs, in the schema's order, each key once."""
+    """Yield all sections of the docs' config reference in the schema's order, each key once."""
     root = tuple(k for k in keys(schema.Config) if k.path not in schema.GROUPS)
     yield Section("", "the whole run", root)
     for group, classes in schema.GROUPS.items():
@@ -211,7 +211,7 @@ def sections() -> Iterator[Section]:
 
 
 def keys(declared: type, prefix: str = "", own: bool = False) -> Iterator[Key]:
-    """Every key of a schema class, nested ones with their dotted path; ``own``: without inherited ones."""
+    """Every key of a schema class, nested ones with dotted paths; ``own=True`` leaves out inherited keys."""
     yield from _keys(declared, prefix, own)
 
 
@@ -240,12 +240,12 @@ def _walk(declared: type, prefix: str, own: bool) -> Iterator[Key]:
 
 
 def find(path: str) -> Key | None:
-    """The key of that path, from the first section that has it."""
+    """Find a config key by its path, in the first section that has it; None if there is none."""
     return next((key for section in sections() for key in section.keys if key.path == path), None)
 
 
 def spelled(value: Any) -> str:
-    """A config value as a user types it: ``null``, ``true``; in one line, and cut where it is too long to read."""
+    """A config value as a user types it (``null``, ``true``), in one line, cut if it is too long to read."""
     if isinstance(value, (list, tuple)):
         return _cut(f"[{','.join(spelled(v) for v in value)}]")
     if value is None or isinstance(value, bool):
@@ -260,7 +260,7 @@ def _cut(written: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The config key or word nearest to a mistyped one, or a synonym of it; empty when none is near."""
+    """The known word nearest to a mistyped one, or a synonym of it; '' if none is near."""
     known = list(known)
     if SYNONYMS.get(word) in known:
         return SYNONYMS[word]
@@ -268,8 +268,8 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def nearest_key(path: str, known: Iterable[str], value: Any = None) -> str:
-    """The config key nearest to a mistyped path: the same name elsewhere in the run, a like one beside it, else one
-    with the same or a very like last part.
+    """The known config key nearest to a mistyped path; '' if none is near. The same name elsewhere in the run comes
+    first, then a similar name beside it, then a similar last part anywhere.
 
     Args:
         value: that it has to take; None: any.
@@ -289,7 +289,7 @@ def nearest_key(path: str, known: Iterable[str], value: Any = None) -> str:
 
 
 def takes(path: str, value: Any) -> bool:
-    """Whether the key of that path takes this value in any section, as far as the schema tells."""
+    """Whether the config key ``path`` accepts a value in any section, as far as the schema tells."""
     declared = [key for section in sections() for key in section.keys if key.path == path]
     return not declared or any(not key.refuse(_as_hydra(key, value)) for key in declared)
 

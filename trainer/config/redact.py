@@ -1,4 +1,4 @@
-"""What is never written or shown: one collector of secret values, and one redactor of texts and configs.
+"""Collects secret values, and redacts them from all texts and configs that are printed, written or sent.
 
 A value is secret because of where it stands: under a key that sounds so, in a mapping or list under such a key, in an
 address (user, password, query), in ``pwd=...``, in ``Authorization: ...``. There it is always hidden. Wherever else it
@@ -36,13 +36,12 @@ VARIABLE = re.compile(r"\$\{oc\.env:\s*['\"]?(\w+)['\"]?\s*(?:,\s*([^}]{0,2000})
 
 
 def values(node: Any) -> set[str]:
-    """All secret values of a config (or of one text), as texts; those among them that can be looked for in any text."""
+    """Collect the secret values of a config or text: those that are distinctive enough to be looked for in any text."""
     return set(_taught(_found(node)))
 
 
 def of_command_line(argv: Iterable[str]) -> set[str]:
-    """The secret values to redact from what is printed: those in the typed arguments, whether or not these can be
-    parsed."""
+    """Collect the secret values among the typed arguments, even if these cannot be parsed."""
     found = set()
     for word in argv:
         key, equals, value = word.lstrip("+~-").partition("=")
@@ -55,7 +54,7 @@ def of_command_line(argv: Iterable[str]) -> set[str]:
 
 
 def of_environment(variables: Mapping[str, str]) -> set[str]:
-    """The secret values to redact from what is printed: those of the environment variables."""
+    """Collect the secret values among the environment variables."""
     return values({k: v for k, v in variables.items() if k not in NOT_SECRET_VARIABLES})
 
 
@@ -120,18 +119,18 @@ def _variables(key: str, value: str) -> Iterator[str]:
 
 
 class Known:
-    """The secret values that this process knows of, and hides in everything that it prints, writes and sends."""
+    """The secret values that this process knows, and hides in everything that it prints, writes and sends."""
 
     def __init__(self) -> None:
         self.values: frozenset[str] = frozenset()
 
     def learn(self, *found: Iterable[str]) -> None:
-        """Add secret values to those that are hidden."""
+        """Add secret values to those that this process hides."""
         self.values = self.values.union(*found)
 
     @contextlib.contextmanager
     def for_now(self) -> Iterator[None]:
-        """While it lasts, newly learnt secrets count; at the end they are forgotten."""
+        """Context manager: secret values learnt inside it are forgotten at its end."""
         before = self.values
         try:
             yield
@@ -144,7 +143,7 @@ HERE = Known()
 
 
 def hide(node: Any, known: Iterable[str] = ()) -> Any:
-    """A config or other nested data with every secret value replaced, wherever else that value stands in it.
+    """Return a config or other nested data with every secret value redacted, wherever else that value occurs in it.
 
     Args:
         known: from :func:`values` of the whole config; what this process knows is hidden as well.
@@ -175,18 +174,18 @@ def _cover(node: Any, known: frozenset[str]) -> Any:
 
 
 def without(line: str, known: Iterable[str] = ()) -> str:
-    """A text without the known secret values, and otherwise unchanged: for names of files and keys."""
+    """Redact the known secret values from a text and change nothing else: for names of files and keys."""
     pattern = _pattern(frozenset(known) | HERE.values)
     return pattern.sub(HIDDEN, line) if pattern else line
 
 
 def text(line: str, known: Iterable[str] = ()) -> str:
-    """A text without known secret values, logins in addresses, and ``password=...`` of any kind."""
+    """Redact known secret values, logins in addresses, and ``password=...`` of any kind from a text."""
     return starred(line, lambda hidden: HIDDEN, frozenset(known) | HERE.values)
 
 
 def starred(line: str, instead: Callable[[str], str], known: Iterable[str] | None = None) -> str:
-    """A text with each secret in it redacted: replaced by what the function gives for it."""
+    """Replace each secret in a text by what the function ``instead`` returns for it."""
     pattern = _pattern(HERE.values if known is None else frozenset(known))
     if pattern:
         line = pattern.sub(lambda found: instead(found[0]), line)
@@ -209,20 +208,20 @@ def _spans(line: str) -> list[tuple[int, int]]:
 
 
 def command(overrides: Iterable[str], known: Iterable[str] = ()) -> str:
-    """Overrides as one shell command line, with the secrets redacted."""
+    """Join overrides into one shell command line, with the secrets redacted."""
     known, safe = frozenset(known), "hidden__here"
     hidden = (text(override, known).replace(HIDDEN, safe) for override in overrides)
     return " ".join(quoted(override).replace(safe, HIDDEN) for override in hidden)
 
 
 def quoted(word: str) -> str:
-    """A word for a shell: in double quotes where it has single ones, as a user would type it."""
+    """Quote a word for a shell, in double quotes if it contains single ones, as a user would type it."""
     plain = "'" in word and not set(word) & set('"$`\\!\n')
     return f'"{word}"' if plain else shlex.quote(word)
 
 
 def begun(line: str) -> int:
-    """How many characters at the end of a text may be the beginning of a known secret."""
+    """How many characters at the end of a text could be the beginning of a known secret."""
     known, longest = _sorted(HERE.values)
     for start in range(max(0, len(line) - longest), len(line)):
         tail = line[start:]
@@ -253,7 +252,7 @@ def _bounded(value: str) -> str:
 
 
 def spellings(value: str) -> set[str]:
-    """The spellings of a secret that are redacted in a text: as it is, escaped once or twice, and its telling parts."""
+    """The spellings under which a secret is redacted: as it is, escaped once or twice, and its distinctive parts."""
     if len(value) < LEAST:
         return set()
     once = {value, *_escaped(value)}
@@ -280,7 +279,7 @@ def _escaped(value: str) -> set[str]:
 
 
 def scrub(folder: Path, patterns: Iterable[str], known: Iterable[str]) -> None:
-    """Hide the known values in files that others wrote, such as what a library in another language put into a log."""
+    """Redact the known values in files that others wrote, such as logs of a library in another language."""
     pattern = _pattern(frozenset(known))
     for path in (path for glob in patterns for path in folder.glob(glob) if pattern and path.is_file()):
         before = path.read_bytes().decode("utf-8", "surrogateescape")

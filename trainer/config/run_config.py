@@ -1,4 +1,4 @@
-"""The finished config as the rooms read it: the schema's own classes, made once from what Hydra has composed."""
+"""The finished config as typed, frozen objects of the schema's classes, made once from what Hydra has composed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ Section = TypeVar("Section")
 
 @dataclass
 class RunConfig(schema.Config):
-    """A run's finished config, immutable: ``changed`` makes another one. Groups of ``schema.CONSTRUCTED`` stay
-    mappings.
+    """A run's finished config, immutable; ``changed`` returns another. Groups of ``schema.CONSTRUCTED`` stay mappings.
 
     Attributes:
         model, loss, optimizer: ``_target_`` and arguments of its constructor.
@@ -38,13 +37,13 @@ class RunConfig(schema.Config):
 
     @property
     def batch_size(self) -> int:
-        """Samples per worker and batch, once that is decided."""
+        """The batch size of one worker, once it is decided."""
         assert isinstance(self.data.batch_size, int)
         return self.data.batch_size
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> RunConfig:
-        """The typed config of a plain mapping that ``check_keys`` has passed."""
+        """Make a RunConfig of a plain mapping that ``check_keys`` has accepted."""
         hints = _hints(RunConfig)
         made: dict[str, Any] = {"extra": {}}
         for name, value in plain.items():
@@ -59,30 +58,29 @@ class RunConfig(schema.Config):
         return RunConfig(**made)
 
     def plain(self) -> dict[str, Any]:
-        """The plain mapping that this config was made from."""
+        """Return this config as a plain mapping, as :meth:`of` takes it."""
         return {f.name: self.node(f.name) for f in fields(self) if f.name != "extra"}
 
     def node(self, name: str) -> Any:
-        """The value of a key as plain data; of a group ``_target_`` and all arguments of its constructor."""
+        """Return one key's value as plain data; for a group, ``_target_`` and all arguments of its constructor."""
         value: Any = getattr(self, name)
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         return {**plain, **self.extra[name]} if name in self.extra else plain
 
     def changed(self, **changes: Any) -> RunConfig:
-        """A copy of this config with other values; of groups and sections, only the given keys differ."""
+        """Return a copy of this config with other values; in groups and sections, only the given keys change."""
         plain = self.plain()
         for name, value in changes.items():
             plain[name] = {**plain[name], **value} if isinstance(value, Mapping) else value
         return RunConfig.of(plain)
 
     def replaced(self, group: str, node: Mapping[str, Any]) -> RunConfig:
-        """A copy of this config with another option of a group."""
+        """Return a copy of this config with another option in one group."""
         return RunConfig.of({**self.plain(), group: node})
 
 
 def typed(declared: type[Section], node: Mapping[str, Any]) -> Section:
-    """Make a part of the :class:`RunConfig`, an object of a schema class, from a mapping; missing keys have their
-    defaults."""
+    """Make an object of a schema class (a part of :class:`RunConfig`) from a mapping; missing keys get defaults."""
     hints = _hints(declared)  # type: ignore[arg-type]
     return declared(
         **{
@@ -94,8 +92,7 @@ def typed(declared: type[Section], node: Mapping[str, Any]) -> Section:
 
 
 def option_of(group: str, target: str) -> type:
-    """The schema class to which a group's node is typed in the :class:`RunConfig`: that with this ``_target_``; for a
-    user's own target, the group's first."""
+    """The schema class for a config group's ``_target_``; for a user's own target, the group's first class."""
     options = schema.GROUPS[group]
     return {str(getattr(c, "_target_", None)): c for c in options}.get(target, options[0])
 

@@ -1,4 +1,4 @@
-"""Which keys sound as if their values were nobody's business."""
+"""Which config keys have names that suggest a secret value, such as ``password`` or ``token``."""
 
 from __future__ import annotations
 

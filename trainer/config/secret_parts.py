@@ -1,4 +1,4 @@
-"""Where secrets stand in a text: in addresses, headers, ``name=value`` and ``name: value``.
+"""Finds the secrets in a text: in addresses, in headers, in ``name=value`` and in ``name: value``.
 
 Everything here takes time in proportion to the text, whatever it is: others write it, and it is on its way to the screen.
 """
@@ -40,8 +40,8 @@ OPTIONS_OF_ADDRESSES = (
 
 
 def is_secret(key: str, value: Any) -> bool:
-    """Whether the value of that key is hidden: texts and what holds them; numbers, if they are long or the key means
-    nothing else."""
+    """Whether the value of a config key must be hidden: a text or list, or a number if it is long or the key is only
+    for secrets."""
     if value is None or isinstance(value, bool) or (isinstance(value, str) and from_elsewhere(value)):
         return False
     if isinstance(value, (str, Mapping, list, tuple)):
@@ -59,8 +59,7 @@ def from_elsewhere(value: str) -> bool:
 
 
 def pieces(value: str) -> Iterator[str]:
-    """A secret value as typed and as meant: without quotes and brackets, element by element, without the keys of
-    mappings."""
+    """Split a secret value into what can leak of it: as typed, without quotes and brackets, and element by element."""
     yield value
     yield from (found[0][1:-1].replace("\\", "") for found in QUOTED_OR_ESCAPED.finditer(value) if found[0][0] != "\\")
     yield value.strip("'\"").replace("\\", "")
@@ -77,7 +76,7 @@ class SecretPart:
 
 
 def parts(text: str) -> Iterator[SecretPart]:
-    """The secret parts of a text; they may overlap."""
+    """Yield the secret parts of a text; they may overlap."""
     whole = WHOLE_URI.match(text)
     for uri in (*([whole] if whole else []), *URI.finditer(text)):
         yield from _of_uri(uri)

@@ -1,4 +1,4 @@
-"""Finds out what a ``_target_`` is by reading source files: importing torch to refuse a typing error takes seconds."""
+"""Checks a ``_target_`` by reading its source files, because importing torch to refuse a typing error takes seconds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_target(target: str, key: str) -> None:
 
 
 def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
-    """Refuse config keys that the ``_target_``'s definition does not take, as far as its source tells.
+    """Refuse config keys that the constructor of the ``_target_`` does not take, as far as its source tells.
 
     Raises:
         UserError: with the nearest argument, or, for a key that an option brought along, how to take it away.
@@ -58,7 +58,7 @@ def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
 
 
 def parameters(target: str) -> list[str] | None:
-    """The argument names that a class or function takes, read from its source; None: cannot be told."""
+    """The argument names that a class or function takes, read from its source; None if the source does not tell."""
     *module, name = target.replace(":", ".").split(".")
     file, used = _source_file(module)
     found = _definition(file, name, set()) if file is not None and used == len(module) else None
