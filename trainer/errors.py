@@ -1,4 +1,4 @@
-"""The errors a user can meet, each with what is wrong, why, and what to type instead."""
+"""The errors that a user can meet, each with what is wrong, why, and what to type instead."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ VERY_LONG = re.compile(r"\S{1000,}")
 
 
 def first_line(error: BaseException) -> str:
-    """An exception's message in one line; its type where it has none."""
+    """An exception's message in one line; its type if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def why(error: BaseException) -> str:
-    """An error's reason as the rest of a sentence: one line without a full stop; of the system's errors their own
-    words."""
+    """An error's reason as the rest of a sentence, without a full stop; for an OSError, the system's own words."""
     told = error.strerror if isinstance(error, OSError) else None
     return (told or first_line(error)).rstrip(". ")
 
 
 class UserError(Exception):
-    """A mistake in what was asked for; nothing was started. Exit code 2, no traceback.
+    """The error for a user's mistake, raised before anything starts. Exit code 2, no traceback.
 
     Args:
         what: the key and its value, e.g. ``data.batch_size=0``.
@@ -55,7 +54,7 @@ class UserError(Exception):
 
 
 class WrongValue(UserError):
-    """A value that its key does not take.
+    """The error for a value that its config key does not accept.
 
     Args:
         refused: the value.
@@ -69,12 +68,12 @@ class WrongValue(UserError):
         self.instead_of = instead_of
 
     def usually(self, usual: Any) -> UserError:
-        """This error with ``usual``, the key's value in what was chosen beside it, as the advice."""
+        """This error, with the key's usual value proposed as the value to type instead."""
         return UserError(self.what, self.why, self.instead_of(self.refused, usual))
 
 
 class RunFailed(Exception):
-    """A run that was started and broke. Exit code 1.
+    """The error for a run that started and then failed. Exit code 1.
 
     Args:
         message: one or more lines: which process, its own error, where its log is.
@@ -90,7 +89,7 @@ class RunFailed(Exception):
 
 
 class Died(RunFailed):
-    """A process of the run was killed, ended without a word, or hangs; it told no error of its own.
+    """The error for a process of the run that was killed, ended silently, or hangs; it reported no error of its own.
 
     Args:
         who: e.g. ``worker 1``; update: how many updates it had done.
@@ -109,7 +108,7 @@ class Died(RunFailed):
 
 
 class NotFinite(RunFailed):
-    """The loss, a gradient or a parameter of a run is NaN or infinite.
+    """The error for a loss, gradient or parameter that is NaN or infinite.
 
     Args:
         step: the run's update in which it is, from 1; epoch, update: the same as epoch and number in it, from 0.
@@ -125,7 +124,7 @@ BY_CTRL_C = "got SIGINT"
 
 
 class Interrupted(Exception):
-    """The run was ended from outside, by Ctrl-C or SIGTERM. Exit code 130."""
+    """The error for a run that was ended from outside, by Ctrl-C or SIGTERM. Exit code 130."""
 
     exit_code = 130
 
@@ -135,17 +134,17 @@ PREEMPTED = "preempted"
 
 
 class RunPreempted(Interrupted):
-    """The run has saved a checkpoint and ended, because it was asked to leave the machine. Exit code 75: try again later."""
+    """The error for a run that was asked to leave the machine and has saved a checkpoint. Exit code 75 (try again)."""
 
     exit_code = 75
 
 
 class Preempted(Exception):
-    """A worker has saved a checkpoint and ends, because the run was asked to leave the machine."""
+    """Raised in a worker that ends with a saved checkpoint, because the run was asked to leave the machine."""
 
 
 def failed(name: str, method: str, call: Any, error: BaseException) -> RunFailed:
-    """The error for a run whose user's code broke: one sentence with file and line, then the traceback."""
+    """Make the error for user code that broke a run: one sentence with file and line, then the traceback."""
     try:
         own = inspect.getsourcefile(inspect.unwrap(call))
     except TypeError:  # made in C

@@ -1,4 +1,4 @@
-"""data.num_workers=auto, measured: whether the loop waits for data while cores are idle, so that more processes should read."""
+"""data.num_workers=auto: adds reading processes if the loop is measured to wait for data while cores are idle."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 class HostMeter(Protocol):
-    """What :class:`Growth` measures of the host; a protocol, so that tests bring their own."""
+    """Protocol of what :class:`Growth` measures of the host, so that tests can replace it."""
 
     def seconds(self) -> float:
         """The time on a clock that only goes forward, in seconds."""
 
     def idle(self) -> tuple[float, ...]:
-        """Core-seconds so far in which cores had nothing to do, by each account of them; the least counts."""
+        """Idle core-seconds so far, one number for each way to count them; the smallest increase counts."""
 
 
 class Host:
-    """The meter of this very host, by the system's own counters."""
+    """Measures this host by the system's own counters."""
 
     def seconds(self) -> float:
         """The time on a clock that only goes forward, in seconds."""
         return time.perf_counter()
 
     def idle(self) -> tuple[float, ...]:
-        """Idle core-seconds of the cores that this process may use; and, in a container with a CPU limit, unused ones
-        of that limit."""
+        """Idle core-seconds of the cores that this process may use, and in a container those unused of its CPU
+        limit."""
         every = psutil.cpu_times(percpu=True)
         mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
         counted = [every[core] for core in mine if core < len(every)] or every
@@ -94,8 +94,7 @@ class Growth:
         self.before: tuple[float, float, tuple[float, ...]] = (0.0, 0.0, ())
 
     def updated(self, waited: float) -> int | None:
-        """Called after each update with the seconds waited for data so far; returns the number of reading processes
-        from now on.
+        """Count an update, with the seconds waited for data so far; returns a new number of reading processes, or None.
 
         None: as many as before.
         """
@@ -107,12 +106,11 @@ class Growth:
         return self._decide(waited) if self.seen == self.updates else None
 
     def epoch_over(self, waited: float) -> int | None:
-        """Called at the end of an epoch, which may have had few updates; returns what :meth:`updated` does."""
+        """Decide at the end of an epoch with few updates; returns a new number of reading processes, or None."""
         return None if self.decided or self.seen < LEAST else self._decide(waited)
 
     def found(self) -> dict[str, dict[str, Any]]:
-        """The plan's choices that the measurement has changed or confirmed, and why; empty where the loop did not
-        wait."""
+        """What was measured, for the plan: ``chosen`` numbers and ``why``; empty if the loop did not wait."""
         if not self.said:
             return {}
         chosen = {"num_workers": self.readers, "prefetch": self.prefetch(self.readers)}
@@ -140,7 +138,7 @@ class Growth:
 
 
 def enough(readers: int, waiting: float, idle: float, most: int) -> int:
-    """How many processes read fast enough for a loop that waits that share of its time for ``readers`` of them.
+    """How many reading processes the loop needs if it waits that share of its time with ``readers`` processes.
 
     No more than there are idle cores for, a quarter of one included, and than ``most``; no fewer than there are.
     """
@@ -151,7 +149,7 @@ def enough(readers: int, waiting: float, idle: float, most: int) -> int:
 
 
 def growing_readers(data: DataConfig, readers: int, prefetch: int, workers_here: int) -> Growth | None:
-    """The :class:`Growth` of a run with data.num_workers=auto; None where the number of processes is not to change.
+    """Return the :class:`Growth` of a run with data.num_workers=auto, or None if the number of processes is fixed.
 
     Args:
         readers: that were chosen; prefetch: batches that each keeps ready.
@@ -165,7 +163,7 @@ def growing_readers(data: DataConfig, readers: int, prefetch: int, workers_here:
 
 
 class Rest:
-    """The batches of an epoch from the ``first`` on, as the ``batch_sampler`` of a DataLoader."""
+    """A DataLoader's ``batch_sampler`` that skips the first ``first`` batches of an epoch."""
 
     def __init__(self, addresses: Iterable[Any]) -> None:
         self.addresses, self.first = addresses, 0

@@ -1,4 +1,4 @@
-"""Another order of an epoch's batches, after the run has gone back to a checkpoint (``on_nonfinite=rewind``)."""
+"""Reorders the batches of an epoch after the run has gone back to a checkpoint (``on_nonfinite=rewind``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Cut = TypeVar("Cut")
 
 
 class Turn(NamedTuple):
-    """From a checkpoint on the batches come in another order, so that the run does not meet the same numbers again.
+    """A return to a checkpoint, after which the batches come in another order, to avoid the same NaN again.
 
     Attributes:
         epoch, update: where the checkpoint was made.
@@ -23,7 +23,7 @@ class Turn(NamedTuple):
 
 
 def turned(cuts: Sequence[Cut], merge: int, epoch: int, turns: Sequence[Turn]) -> list[Cut]:
-    """The batches of an epoch in their new order.
+    """Return the batches of an epoch in their new order, after each return to a checkpoint in ``turns``.
 
     In the epoch of the update that was not finite, the updates after it come first, then those before it. Its own batches are left
     out, and the first of the others come twice, so that the epoch is as long as before. In epochs between that and the

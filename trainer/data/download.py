@@ -1,4 +1,4 @@
-"""Data sets that may be downloaded: whether their site answers, and what is said when they cannot be had."""
+"""Downloads data sets: checks whether their site answers, and words the warning or refusal if it does not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Site:
         return round(sum(file.size for file in self.files) / 1e6)
 
     def stand_in(self, reason: str, instead: str) -> str:
-        """The warning that other data take the place of this set."""
+        """Return the warning that other data replace this data set."""
         return (
             f"this is NOT {self.name}, which is not there and cannot be had ({reason}). {instead} instead; "
             "data.on_missing=error refuses, data.root=FOLDER uses yours."
@@ -49,7 +49,7 @@ class Site:
 
 
 def absent(options: Flowers102Data | ArraysData, site: Site, folder: Path) -> str:
-    """Why a data set that is not in the folder cannot be had; empty when it can be downloaded.
+    """Return why a data set that is not in its folder cannot be downloaded, or '' if it can.
 
     Raises:
         UserError: it cannot, and ``data.on_missing`` is ``error``.
@@ -65,7 +65,7 @@ def absent(options: Flowers102Data | ArraysData, site: Site, folder: Path) -> st
 
 
 def fetch(options: Flowers102Data | ArraysData, site: Site, unpack: Callable[[str], object]) -> str:
-    """Download a data set into its folder, one process at a time; returns why that failed, or nothing.
+    """Download a data set into its folder, one process at a time. Returns why that failed, or ''.
 
     Args:
         unpack: torchvision's loader, which finds the files that it would download.

@@ -1,4 +1,5 @@
-"""From sampler to device: reads batches, counts the time the loop waits for them, groups them into updates."""
+"""Feeds batches from the sampler to the device: reads them, measures how long the loop waits, groups them into
+updates."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from trainer.data.streamed import Streamed
 
 @dataclass
 class Batch:
-    """One batch on the device.
+    """One batch of inputs and labels on the device.
 
     Attributes:
         inputs: (N, ...), or several such by name; labels: (N,).
@@ -101,7 +102,7 @@ class Feed:
         self.waited = 0.0
 
     def updates(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Iterator[Batch]]]:
-        """For each update of the epoch, from that one on: this worker's samples in it, and its batches.
+        """Yield the epoch's updates from number ``first`` on: how many samples this worker has in it, and its batches.
 
         Where work is leased, what is left of the epoch is handed out. ``waited`` grows by the seconds that the loop stood
         still for data.
@@ -182,7 +183,7 @@ class Feed:
             yield held
 
     def evaluation(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Evaluation batches of worker ``index`` of ``count``, with their samples' numbers."""
+        """Yield the evaluation batches of worker ``index`` of ``count``, each with its samples' indices."""
         if isinstance(stream := self.val_reader.dataset.dataset, Streamed):
             for numbers, batch in islice(stream.shares(index, count, self.val_size), self.val_addresses.limit):
                 yield numbers, Batch(*self.place(*batch), len(numbers))
@@ -193,16 +194,16 @@ class Feed:
             yield numbers, Batch(inputs, labels, len(labels))
 
     def turn(self, turns: Sequence[Turn]) -> None:
-        """Give the training batches of some epochs another order (:mod:`trainer.data.batch_reordering`)."""
+        """Reorder the training batches of some epochs (:mod:`trainer.data.batch_reordering`)."""
         self.sampler.turn(turns, self.merge, self.train_addresses.limit)
 
     def numbers(self, epoch: int, batch: int) -> list[int] | None:
-        """The samples of this worker's training batch of that number in the epoch; None: work is leased, so nobody knows."""
+        """The sample indices of this worker's training batch ``batch`` of an epoch; None if work is leased."""
         address = self._address(epoch, batch)
         return None if address is None else (address % self.sampler.num_samples).tolist()
 
     def batch(self, epoch: int, batch: int) -> Batch:
-        """That training batch, read again by this process.
+        """Read this worker's training batch ``batch`` of an epoch again, in this process.
 
         Raises:
             LookupError: work is leased, so nobody knows which it was.
@@ -222,12 +223,12 @@ class Feed:
         return next(islice(self.sampler.arrays(), batch, None))
 
     def validation_inputs(self, numbers: Sequence[int]) -> Inputs:
-        """The inputs of these validation samples, as the data source gives them."""
+        """The inputs of the validation samples with these indices, as the data source gives them."""
         inputs: Inputs = self.val_reader.dataset.__getitems__((0, np.array(numbers, dtype=np.int64)))[0]
         return inputs
 
     def example(self) -> Inputs:
-        """The inputs of one sample, as the data source gives them: of the validation data where there are such."""
+        """The inputs of one sample as the data source gives them, from the validation data if there are any."""
         if self.val_reader.dataset.dataset is not None and self.val_addresses.sampler.num_samples:  # type: ignore[union-attr]
             return self.validation_inputs([0])
         reader = self.train_reader if isinstance(self.train_reader, Reader) else self.train_reader.reader

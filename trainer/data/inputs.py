@@ -1,4 +1,4 @@
-"""A batch's inputs: one tensor (N, ...), or several by name, as click-through data have them."""
+"""The inputs of a batch: one tensor (N, ...), or a dict of tensors by name, as for click-through data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Inputs = torch.Tensor | dict[str, torch.Tensor]
 
 
 def each(function: Callable[[torch.Tensor], torch.Tensor], inputs: Inputs) -> Inputs:
-    """Apply a function to an input tensor, or to each tensor of a dict of inputs, under its name."""
+    """Apply a function to an input tensor, or to every tensor of a dict of inputs."""
     if isinstance(inputs, torch.Tensor):
         return function(inputs)
     return {name: function(tensor) for name, tensor in inputs.items()}

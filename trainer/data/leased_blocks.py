@@ -1,4 +1,4 @@
-"""Blocks of an epoch's training data that are handed out to workers while the epoch lasts."""
+"""Blocks of an epoch's training data, which workers lease one after the other during the epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sample = tuple[Inputs, torch.Tensor]
 
 
 class LeasedBlock(Protocol):
-    """A lease as the data read it: the block's number, its first batch, and whom to tell that there is no batch."""
+    """Protocol of a lease as the data read it: the block's index, its first batch, and a call that reports it empty."""
 
     @property
     def block(self) -> int: ...
@@ -33,8 +33,7 @@ Hand = Callable[[int, int], Iterator[Any]]
 
 
 class MapWork:
-    """Leased blocks of a map-style data set: a block is so many batches of the epoch's order, which is one process's
-    order.
+    """Leased blocks of a map-style data set: a block is ``lease_batches`` batches of one process's epoch order.
 
     Args:
         read: reads batches by their samples' numbers, in reading processes or not.
@@ -57,18 +56,18 @@ class MapWork:
         self._order: tuple[int, list[np.ndarray]] = (-1, [])
 
     def batches(self, epoch: int) -> int:
-        """Batches of an epoch over all workers."""
+        """The number of batches in an epoch, over all workers."""
         if self.updates is None:
             return self.per_epoch
         left = self.updates - epoch * -(-self.per_epoch // self.merge)
         return max(0, min(self.per_epoch, left * self.merge))
 
     def leases(self, epoch: int) -> Iterator[Any]:
-        """The leases that this worker gets in an epoch, as the strategy hands them out."""
+        """Yield the leases that this worker gets in an epoch."""
         return self.hand(epoch, -(-self.batches(epoch) // self.lease_batches))
 
     def read(self, epoch: int, lease: LeasedBlock) -> Iterator[Sample]:
-        """The batches of a leased block, from the lease's first batch on."""
+        """Read the batches of a leased block, from the lease's first batch on."""
         if self._order[0] != epoch:
             self.sampler.set_epoch(epoch)
             self._order = epoch, list(self.sampler.arrays())
@@ -78,8 +77,7 @@ class MapWork:
 
 
 class StreamWork:
-    """Leased blocks of a data set that is read block by block; the blocks' order is drawn from (seed, epoch), rows
-    keep theirs.
+    """Leased blocks of a data set that is read block by block; (seed, epoch) shuffles the blocks, not their rows.
 
     Args:
         dataset: ``blocks()`` and ``read_chunks(block)``; where it has ``left_out()``, what that says of an epoch's end is told.
@@ -92,13 +90,13 @@ class StreamWork:
         self.dataset, self.batch_size, self.seed, self.shuffle, self.hand = dataset, batch_size, seed, shuffle, hand
 
     def leases(self, epoch: int) -> Iterator[Any]:
-        """The leases that this worker gets in an epoch; after them, the lines that could not be read are reported."""
+        """Yield the leases that this worker gets in an epoch, then report the lines that could not be read."""
         yield from self.hand(epoch, self.dataset.blocks())
         if left_out := getattr(self.dataset, "left_out", str)():
             print(f"epoch {epoch}: {left_out}", flush=True)
 
     def read(self, epoch: int, lease: LeasedBlock) -> Iterator[Sample]:
-        """The batches of a leased block, from the lease's first batch on."""
+        """Read the batches of a leased block, from the lease's first batch on."""
         order = np.arange(self.dataset.blocks())
         if self.shuffle:
             order = np.random.default_rng((self.seed, epoch)).permutation(len(order))

@@ -1,4 +1,4 @@
-"""How much of one file from outside is taken in: a small file that claims to be huge is refused by name, not read."""
+"""Limits on what is read of one data file, so that a small file that claims to be huge is refused by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that is read of one file from outside. The defaults are those of the config keys.
+    """The most that is read of one data file. The defaults are those of the config keys.
 
     Attributes:
         pixels: width x height of an image (``data.max_pixels``).
@@ -21,12 +21,12 @@ class Limits:
 
     @staticmethod
     def of(options: object) -> Limits:
-        """The limits among a data source's options, which need not have the keys."""
+        """The limits set by a data source's options, which need not have these keys."""
         return Limits(getattr(options, "max_pixels", Limits.pixels), getattr(options, "max_file_mib", Limits.file_mib))
 
     @property
     def file_bytes(self) -> int:
-        """The longest file that is read, in bytes."""
+        """The size in bytes of the longest data file that is read."""
         return self.file_mib * MIB
 
 

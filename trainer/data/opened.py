@@ -1,4 +1,4 @@
-"""The data sets that a source opens are what its facts have promised; else one sentence names the source's class."""
+"""Opens a data source's data sets and checks that they are as its facts promise; if not, an error names the class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMAGE_DIMENSIONS = 3
 
 
 def opened(source: DataSource, facts: Facts, validates: bool = True) -> Splits:
-    """The source's data sets.
+    """Open a source's data sets, and check shapes, sizes and labels against its facts.
 
     Args:
         validates: False: the validation set is not looked at, and may be None.
@@ -117,14 +117,15 @@ def _sample(dataset: Any, index: int, where: str) -> tuple[Any, torch.Tensor]:
 
 
 def check_shape(inputs: Any, shape: Any, where: str) -> None:
-    """One sample's inputs (1, ...) have the shape of the facts."""
+    """Refuse (RunFailed) a sample's inputs (1, ...) whose shape is not the one in the facts."""
     found = {name: tuple(tensor.shape[1:]) for name, tensor in inputs.items()} if isinstance(inputs, Mapping) else tuple(inputs.shape[1:])  # fmt: skip
     if found != shape:
         raise RunFailed(f"{where} has samples of {found}, and its facts say {shape}")
 
 
 def check_labels(labels: torch.Tensor, facts: Facts, where: str) -> None:
-    """Classes are whole numbers from 0; of two classes, 0 and 1 in any type."""
+    """Refuse (RunFailed) labels that are not integers (N,) from 0 to classes - 1 or, for other tasks, outside [0,
+    1]."""
     if facts.task == "classification" and (labels.is_floating_point() or labels.dim() != 1):
         raise RunFailed(f"{where} has labels ({', '.join(map(str, ('N', *labels.shape[1:])))}) of type {labels.dtype}. Labels are whole numbers (N,), from 0 to {facts.classes - 1}")  # fmt: skip
     most = facts.classes - 1 if facts.task == "classification" else 1

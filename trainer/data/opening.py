@@ -1,4 +1,4 @@
-"""Opening files from outside: regular ones alone, never waiting, never more than a limit."""
+"""Opens data files from outside: regular files only, without waiting, and never more bytes than a limit."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ KINDS = {
 
 
 def kind_of(mode: int) -> str:
-    """What a data file to open is by its ``st_mode``, e.g. ``a FIFO``; empty for a regular file."""
+    """What a path that is no regular file is, by its ``st_mode``, e.g. ``a FIFO``; '' for a regular file."""
     return "" if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "a special file")
 
 
 def open_regular(path: str | Path) -> IO[bytes]:
-    """Open a data file for reading; a FIFO or a device in its place is refused and not waited for.
+    """Open a data file for reading; a FIFO or device in its place is refused at once.
 
     Raises:
         OSError: the file is not there, may not be read, or is not a regular file; ``strerror`` tells which.
@@ -42,7 +42,7 @@ def open_regular(path: str | Path) -> IO[bytes]:
 
 
 def read_regular(path: str | Path, limits: Limits = DEFAULTS, start: int = 0, length: int = -1) -> bytes:
-    """Open a data file and read its bytes, or ``length`` of them from ``start`` on.
+    """Read a data file's bytes, or ``length`` of them from ``start`` on.
 
     Raises:
         OSError: as ``open_regular``; or it is larger than the limit, or ends too soon.
@@ -61,13 +61,12 @@ def read_regular(path: str | Path, limits: Limits = DEFAULTS, start: int = 0, le
 
 
 def too_large(path: str | Path, what: str, limits: Limits) -> OSError:
-    """The error when a data file is opened that is larger than ``data.max_file_mib``."""
+    """The error for a data file that is larger than ``data.max_file_mib``."""
     return OSError(errno.EFBIG, f"{what}, more than data.max_file_mib={limits.file_mib}", str(path))
 
 
 def printable(name: str) -> str:
-    r"""A data file's name as text in one line that can be written anywhere: bytes that are not UTF-8 become
-    ``\xff``."""
+    r"""A data file's name as one printable line; bytes that are not UTF-8 become ``\xff``."""
     return one_line(name)
 
 

@@ -1,5 +1,4 @@
-"""How a picture from elsewhere becomes an input of the model, as in validation: for mode=predict and the logged
-model."""
+"""Turns a picture file into a model input as in validation, for mode=predict and the logged model."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from trainer.wording import counted
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a picture's file becomes an input of the model, as in validation.
+    """Turns a picture file into a model input, as validation does.
 
     Attributes:
         transform: from a file's bytes to a tensor (C, H, W), of uint8 as a rule.
@@ -31,7 +30,7 @@ class Preprocessing:
     limits: Limits = DEFAULTS
 
     def read(self, path: Path) -> Any:
-        """Read a picture's file and preprocess it as in validation.
+        """Read a picture file and preprocess it as validation does.
 
         Raises:
             Exception: whatever a decoder says of a file that is broken or no image.
@@ -44,7 +43,7 @@ Channels = tuple[float, ...]
 
 
 def normalisation(options: PicturesData, mean: Channels, std: Channels) -> tuple[Channels | None, Channels | None]:
-    """What is taken away of pixels between 0 and 1 and what the rest is divided by, as ``data.normalize`` says.
+    """The mean and the standard deviation for pixels between 0 and 1, as ``data.normalize`` says; None: not normalised.
 
     Args:
         mean, std: of the data's kind, where the options have no others.
@@ -66,8 +65,7 @@ def normalisation(options: PicturesData, mean: Channels, std: Channels) -> tuple
 
 @dataclass(frozen=True)
 class Centre:
-    """A ``transform``: decode an image and cut its centre (C, size, size) of uint8, its shorter side resized to
-    ``resize``.
+    """A ``transform`` that decodes an image, resizes its shorter side and cuts the centre (C, size, size) uint8.
 
     Attributes:
         channels: 3, or 1: grey.

@@ -1,4 +1,4 @@
-"""Batches on the device: moved, and made the floats that the model expects."""
+"""Moves batches to the device, and normalises uint8 images there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.data.source import Splits
 
 
 class Placement:
-    """Moves a batch to the device: pinned copies overlap, and uint8 images become normalised floats there.
+    """Moves a batch to the device (asynchronously if pinned), and turns uint8 images into normalised floats there.
 
     Of inputs by name, floating ones take the run's type; ids and other integers stay as they are.
     """

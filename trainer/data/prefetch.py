@@ -1,4 +1,4 @@
-"""How many batches reading processes keep ready."""
+"""data.prefetch=auto: how many batches reading processes keep ready."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ READY, LEAST_READY = 4, 2
 
 
 def ready_each(readers: int) -> int:
-    """data.prefetch=auto: how many batches each of so many reading processes keeps ready."""
+    """The number of batches that each of ``readers`` reading processes keeps ready with data.prefetch=auto."""
     return max(LEAST_READY, ceil(READY / readers))

@@ -1,4 +1,4 @@
-"""Folders of the user's cache that are made once: whole under their name, or not there at all."""
+"""Prepared folders in the user's cache: made once, and either complete under their name or not there."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ MARKER = "complete.json"
 
 
 def place_of(kind: str, files: Iterable[Path]) -> Path:
-    """The cache folder for what is made of these files; another folder when one of the files has changed."""
+    """The cache folder for what is made of these files; its name changes when one of the files changes."""
     about = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return cache_root() / kind / hashlib.blake2b(json.dumps(about).encode(), digest_size=12).hexdigest()
 
 
 @contextmanager
 def beside(target: Path) -> Iterator[Path]:
-    """While it lasts, a new folder to prepare a data set in; at the end it takes the target's place, and with an error
-    it is removed.
+    """Context manager: yields a new folder to prepare data in, which replaces ``target`` unless an error occurs.
 
     Who calls holds the target's lock. What a killed process left is removed.
     """
@@ -45,7 +44,7 @@ def beside(target: Path) -> Iterator[Path]:
 
 
 def known(target: Path) -> dict[str, Any] | None:
-    """The note that was left in a prepared folder; None when the folder is not there.
+    """Read the note (JSON) of a prepared folder; None if the folder does not exist.
 
     Raises:
         UserError: another user could put something there.
@@ -58,7 +57,7 @@ def known(target: Path) -> dict[str, Any] | None:
 
 
 def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """The note of a prepared folder, which is made unless it is there; one of several processes makes it.
+    """Prepare a folder with ``make`` unless it exists, in one of several processes; returns the folder's note.
 
     Args:
         make: creates and fills a folder, and returns what is to be noted (JSON).
@@ -80,7 +79,7 @@ def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str,
 
 @contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """While it lasts, no other process prepares that folder; its parent folders are made.
+    """Context manager: holds the lock under which a folder is prepared; makes its parent folders.
 
     Raises:
         UserError: another user could put something there, or this one can only read there.

@@ -1,4 +1,4 @@
-"""Batches of a data set in a sampler's order, read in this process or in reading processes."""
+"""Reads the batches of a data set in a sampler's order, in this process or in reading processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Scatter = Callable[[list[tuple[Inputs, torch.Tensor]] | None], tuple[Inputs, tor
 
 
 class Addresses:
-    """The batches of a sampler as (epoch, indices), from batch ``first`` on, at most ``limit`` of an epoch."""
+    """Iterates over a sampler's batches as (epoch, indices), from batch ``first`` on, at most ``limit`` per epoch."""
 
     def __init__(self, sampler: TrainingSampler | EvaluationSampler | EverybodysBatches, limit: int | None) -> None:
         self.sampler = sampler
@@ -33,7 +33,7 @@ class Addresses:
 
     @property
     def of_epoch(self) -> int:
-        """Batches of a whole epoch, whatever ``first`` is."""
+        """The number of batches in a whole epoch, whatever ``first`` is."""
         return len(self.sampler) if self.limit is None else min(self.limit, len(self.sampler))
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class Addresses:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a reader reads samples: processes, batches kept ready, pinned memory, mixing.
+    """How a :class:`Reader` reads: number of processes, batches kept ready, pinned memory, mixing.
 
     Attributes:
         seed: of the augmentation.
@@ -101,7 +101,7 @@ class Reader:
         self.addresses.first = first
 
     def grow(self, num_workers: int, prefetch: int) -> None:
-        """From the next batch on, read with so many processes, each of which keeps so many batches ready."""
+        """From the next batch on, read with ``num_workers`` processes that keep ``prefetch`` batches ready each."""
         self.num_workers, self.prefetch = num_workers, prefetch
         self.retired, self.loader = self.loader, None
 
@@ -135,8 +135,7 @@ class Reader:
 
 
 class ScatteredReader:
-    """data.read=scatter: the first worker reads all workers' batches and sends each worker the batches that are its
-    own.
+    """data.read=scatter: the first worker reads the batches of all workers and sends each worker its own.
 
     Args:
         reader: of everybody's batches, on the first worker; None on the others.
@@ -166,7 +165,8 @@ class ScatteredReader:
 
 
 class BlockReader:
-    """Reads batches of a map-style data set by any lists of indices, one list after the other; for leased blocks."""
+    """Reads batches of a map-style data set by arbitrary lists of indices, one list after another, for leased
+    blocks."""
 
     def __init__(self, dataset: Dataset[Any], reading: Reading) -> None:
         self.addresses: list[tuple[int, np.ndarray]] = []

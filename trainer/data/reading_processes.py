@@ -1,5 +1,4 @@
-"""What reading processes do differently from torch's: they send errors as one sentence, use shared memory, and their
-death is named."""
+"""Reading processes of a DataLoader: they send errors as one sentence, use shared memory, and report their death."""
 
 from __future__ import annotations
 
@@ -20,15 +19,14 @@ from trainer.host.requests import NUMBERS
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a reading process sends instead of a batch it cannot read; an exception would arrive wrapped in its
-    traceback."""
+    """Sent by a reading process in place of a batch that it cannot read (exceptions would arrive inside a
+    traceback)."""
 
     sentence: str
 
 
 class ReaderDataset(Dataset[Any]):
-    """The data set of a reading process: its errors for users come out as a :class:`Refusal`, its batches through
-    shared memory.
+    """The data set of a reading process, which sends errors as a :class:`Refusal` and batches by shared memory.
 
     Args:
         dataset: with ``__getitems__``.
@@ -48,7 +46,7 @@ class ReaderDataset(Dataset[Any]):
 
 
 def from_processes(loader: Iterable[Any], shared: SharedBatches | None = None) -> Iterator[Any]:
-    """The batches of a ``DataLoader`` over a :class:`ReaderDataset`; a refusal is raised here.
+    """Yield the batches of a ``DataLoader`` over a :class:`ReaderDataset`; a refusal is raised here.
 
     Raises:
         RunFailed: a reading process cannot read a file, or has died.
@@ -68,13 +66,13 @@ def from_processes(loader: Iterable[Any], shared: SharedBatches | None = None) -
 
 
 def tells_of_a_death(error: RuntimeError) -> bool:
-    """Whether torch raised this error because a reading process died; it may raise it anywhere in the main thread."""
+    """Whether torch raised this error because a reading process died (it can raise it anywhere in the main thread)."""
     return str(error).startswith("DataLoader worker (pid")
 
 
 @contextmanager
 def deaths_named() -> Iterator[None]:
-    """While it lasts, torch's error for a dead reading process becomes one sentence.
+    """Context manager: torch's error for a dead reading process becomes one sentence.
 
     Raises:
         RunFailed: a reading process has died.
@@ -92,8 +90,8 @@ def _died(how: str) -> RunFailed:
 
 
 def reading_process(number: int) -> None:
-    """The ``worker_init_fn`` of reading processes: each ends with the process that started it, and has slots of its own.
-    Torch's own note of the number will not do: a stream's process takes it away from the user's code."""
+    """The ``worker_init_fn`` of reading processes: each ends with its parent, and gets its own shared slots. Torch's
+    own note of the number will not do: a stream's process takes it away from the user's code."""
     end_with(os.getppid())
     for request in NUMBERS:  # of a scheduler, to the whole process group: the worker goes on until it has saved
         signal.signal(request, signal.SIG_IGN)
@@ -103,7 +101,7 @@ def reading_process(number: int) -> None:
 
 
 def as_it_is(batch: Any) -> Any:
-    """The ``collate_fn`` of reading processes: a batch is read as a whole, so there is nothing to collate."""
+    """The ``collate_fn`` of reading processes, which returns the batch as it is: data sets read whole batches."""
     return batch
 
 

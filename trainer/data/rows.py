@@ -1,4 +1,4 @@
-"""How rows of text from elsewhere become inputs of a model: what mode=predict and the logged model ask of a data source."""
+"""Reads rows of text as model inputs, for mode=predict and the logged model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass
 class Rows:
-    """Rows of text, read: inputs, and which lines were good.
+    """Rows of text after reading: the inputs, and which lines were good.
 
     Attributes:
         inputs: of the good lines, by name: (G, ...) each.
@@ -25,8 +25,7 @@ class Rows:
 
 
 class RowReader(ABC):
-    """Reads rows of text as inputs of a model, without labels. Made of plain data, so that ``model.json`` can name
-    it.
+    """Base class that reads rows of text as model inputs. Made of plain data, so that ``model.json`` can name it.
 
     Importing its module imports neither torch nor mlflow.
     """
@@ -38,9 +37,8 @@ class RowReader(ABC):
 
     @abstractmethod
     def labelled(self, text: bytes) -> bool | None:
-        """Whether the rows of a file begin with their label, as the first good one of these lines tells; None: none
-        is good."""
+        """Whether the rows of a file begin with a label, judged by the first good line; None if no line is good."""
 
     @abstractmethod
     def read(self, text: bytes, labelled: bool) -> Rows:
-        """Read whole lines, each ended by a newline, as rows. Labels are not looked at."""
+        """Read whole lines, each ended by a newline, as inputs. Labels are ignored."""

@@ -1,4 +1,4 @@
-"""Which worker sees which sample when: pure arithmetic from (seed, epoch, rank), without communication."""
+"""Decides which worker sees which sample when: pure arithmetic from (seed, epoch, rank), without communication."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PADDINGS = ("strided", CONTIGUOUS)
 
 
 class Order:
-    """The order of the samples in an epoch: each once, shuffled or as they are."""
+    """The order of the samples in an epoch: each sample once, shuffled or as stored."""
 
     def __init__(self, num_samples: int, seed: int = 0, shuffle: bool = True) -> None:
         self.num_samples = num_samples
@@ -35,7 +35,7 @@ class Order:
 
 
 class ClassBalanced(Order):
-    """sampler=class_balanced: as many samples as there are, every class equally often (counts differ by one at most).
+    """sampler=class_balanced: an epoch of as many samples as there are, every class equally often (within one).
 
     A class's samples are used in turn, in a new order each time round; so a rare class's are repeated, each time with
     another augmentation, and a frequent class's take several epochs' turns.
@@ -61,8 +61,7 @@ class ClassBalanced(Order):
 
 
 class RepeatedAugmentation(Order):
-    """sampler=repeated_augmentation: some of the samples, each several times with different augmentation (Hoffer et
-    al., 2020).
+    """sampler=repeated_augmentation: some samples, each several times, augmented differently (Hoffer et al., 2020).
 
     An epoch has as many addresses as there are samples, so it sees one sample in ``repeats``; as in DeiT, a sample's
     copies come next to each other, and so to different workers.
@@ -79,7 +78,7 @@ class RepeatedAugmentation(Order):
 
 
 class Again(Order):
-    """sampler.shard=false: another order's samples for one of the workers that all read them, each augmented apart.
+    """sampler.shard=false: every worker reads all samples of an order, with augmentation of its own.
 
     Args:
         rank: the worker; its addresses lie beyond those of the workers before it.
@@ -97,7 +96,7 @@ class Again(Order):
 
 
 class TrainingSampler(ABC):
-    """One worker's batches of indices: its shares of the batches of all workers. Base of the two samplers below.
+    """Base class of the training samplers: one worker's batches of indices, its shares of the global batches.
 
     Args:
         num_samples: samples in the data set.
@@ -120,7 +119,7 @@ class TrainingSampler(ABC):
         self.turned_batches = 1, len(self.whole)
 
     def turn(self, turns: Sequence[Turn], merge: int, limit: int | None) -> None:
-        """Give the batches of some epochs another order (:mod:`trainer.data.batch_reordering`).
+        """Reorder the batches of some epochs (:mod:`trainer.data.batch_reordering`).
 
         Args:
             merge: batches of an update; limit: so many batches of an epoch are used; None: all.
@@ -128,11 +127,11 @@ class TrainingSampler(ABC):
         self.turns, self.turned_batches = tuple(turns), (merge, len(self) if limit is None else min(limit, len(self)))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order is used next."""
+        """Set the epoch whose order is used next."""
         self.epoch = epoch
 
     def order(self) -> np.ndarray:
-        """All samples in the epoch's order."""
+        """The sample addresses of the current epoch in order, over all workers."""
         return self.whole(self.epoch)
 
     @abstractmethod
@@ -140,7 +139,7 @@ class TrainingSampler(ABC):
         """Batches per epoch, the same for all workers."""
 
     def cuts(self) -> Iterator[tuple[int, int, int]]:
-        """``cuts_in_order`` in the order in which the batches come."""
+        """The epoch's global batches as :meth:`cuts_in_order` gives them, after any reordering by :meth:`turn`."""
         if not self.turns:
             return self.cuts_in_order()
         cuts, (merge, used) = list(self.cuts_in_order()), self.turned_batches
@@ -148,31 +147,30 @@ class TrainingSampler(ABC):
 
     @abstractmethod
     def cuts_in_order(self) -> Iterator[tuple[int, int, int]]:
-        """For each batch of all workers: from where to where it lies in the epoch's order, and the worker that gets its first
-        sample; the next worker gets the next one, and so on in turn."""
+        """The range of each global batch in the epoch's order, and the worker of its first sample: (start, stop,
+        first). The next worker gets the next sample, and so on in turn."""
 
     def share(self, start: int, stop: int, first: int, rank: int) -> range:
-        """The places in the epoch's order of a worker's samples that count, in the batch with that cut."""
+        """The positions in the epoch's order of the samples of worker ``rank`` that count, in one global batch."""
         return range(start + (rank - first) % self.world_size, stop, self.world_size)
 
     def sizes(self) -> list[int]:
-        """For each of this worker's batches, how many samples count."""
+        """For each of this worker's batches, the number of samples that count."""
         return [len(self.share(*cut, self.rank)) for cut in self.cuts()]
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """This worker's batches as arrays of indices."""
+        """Yield this worker's batches as arrays of indices."""
         return (share for shares in self.everybodys([self.rank]) for share in shares)
 
     def everybodys(self, ranks: Sequence[int]) -> Iterator[list[np.ndarray]]:
-        """For each batch the shares of these workers: at least one sample each, which counts zero where there is
-        none."""
+        """For each global batch, the shares of these workers; a share without samples has one that counts zero."""
         order = self.order()
         for cut in self.cuts():
             shares = [self.share(*cut, rank) for rank in ranks]
             yield [order[s.start : s.stop : s.step] if s else order[cut[0] : cut[0] + 1] for s in shares]
 
     def even(self, merge: int, limit: int | None = None) -> bool:
-        """Whether all workers get equally many samples in every update of ``merge`` batches, of at most ``limit`` batches."""
+        """Whether all workers get equally many samples in each update of ``merge`` batches, up to ``limit`` batches."""
         cuts = list(self.cuts())[:limit]
         sizes = [sum(stop - start for start, stop, _ in cuts[i : i + merge]) for i in range(0, len(cuts), merge)]
         return not any(size % self.world_size for size in sizes)
@@ -182,7 +180,7 @@ class TrainingSampler(ABC):
 
 
 class DistributedBatchSampler(TrainingSampler):
-    """data.batch_size: batches of that many samples for each worker, as many as there are.
+    """data.batch_size: batches of that many samples for each worker, as many batches as the data allow.
 
     Batch ``s`` of all ``world_size`` workers together is ``order[s * world_size * batch_size:][:world_size *
     batch_size]`` of the epoch's order, so that N workers see what one worker with an N times larger batch sees.
@@ -226,7 +224,7 @@ class DistributedBatchSampler(TrainingSampler):
         super().__init__(num_samples, rank, world_size, seed, shuffle, order)
 
     def order(self) -> np.ndarray:
-        """All samples in the epoch's order, padded where that is asked for."""
+        """The sample addresses of the current epoch in order, padded if the config asks for it."""
         order = super().order()
         if self.padding == CONTIGUOUS:
             return order % self.num_samples
@@ -248,7 +246,7 @@ class DistributedBatchSampler(TrainingSampler):
 
 
 class GlobalBatchSampler(TrainingSampler):
-    """data.global_batch_size: updates of that many samples, the same ones for any number of workers.
+    """data.global_batch_size: updates of that many samples in total, the same samples for any number of workers.
 
     Update ``i`` is ``order[i * global_batch_size:][:global_batch_size]``, each sample once, cut into ``merge`` batches that
     differ by one sample at most. Sample ``j`` of an update goes to worker ``j % world_size``. The epoch's last update has what
@@ -303,29 +301,28 @@ class GlobalBatchSampler(TrainingSampler):
 
 
 class EverybodysBatches:
-    """The batches of all workers in turn, for the one worker that reads them all (data.read=scatter)."""
+    """Yields the batches of all workers in turn, for the one worker that reads for all (data.read=scatter)."""
 
     def __init__(self, sampler: TrainingSampler) -> None:
         self.sampler = sampler
 
     @property
     def epoch(self) -> int:
-        """The epoch of the sampler behind it."""
+        """The epoch of the underlying sampler."""
         return self.sampler.epoch
 
     def __len__(self) -> int:
         return len(self.sampler) * self.sampler.world_size
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """All workers' batches as arrays of indices: batch 0 of each worker, batch 1 of each, ..."""
+        """Yield all workers' batches as arrays of indices: batch 0 of each worker, batch 1 of each, ..."""
         return (share for shares in self.sampler.everybodys(range(self.sampler.world_size)) for share in shares)
 
 
 def training_sampler(
     config: RunConfig, samples: int, batch_size: int, rank: int, workers: int, order: Order | None = None
 ) -> TrainingSampler:
-    """The training sampler of a run's config: updates of ``data.global_batch_size`` samples where that is set, else
-    batches per worker.
+    """Make the training sampler of a run's config, by ``data.global_batch_size`` if set, else by batches per worker.
 
     Args:
         batch_size: samples per worker and batch, for the latter.
@@ -344,7 +341,7 @@ def training_sampler(
 
 
 class EvaluationSampler:
-    """Evaluation batches of one worker: every sample exactly once over all workers, whose numbers of samples may
+    """Yields one worker's evaluation batches: over all workers every sample exactly once, so their counts may
     differ."""
 
     def __init__(self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
@@ -353,14 +350,14 @@ class EvaluationSampler:
         self.batch_size = batch_size
 
     def of(self, rank: int, world_size: int) -> EvaluationSampler:
-        """The sampler of another worker over the same samples."""
+        """The sampler of worker ``rank`` of ``world_size`` over the same samples."""
         return EvaluationSampler(self.num_samples, self.batch_size, rank, world_size)
 
     def __len__(self) -> int:
         return -(-len(self.mine) // self.batch_size)
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """This worker's evaluation batches as arrays of indices."""
+        """Yield this worker's evaluation batches as arrays of indices."""
         for start in range(0, len(self.mine), self.batch_size):
             yield self.mine[start : start + self.batch_size]
 

@@ -1,4 +1,5 @@
-"""Batches from reading processes through memory that is used again; torch maps new memory for each, a sixth of the time."""
+"""Sends batches from reading processes through reused shared memory; torch maps new memory each time (1/6 of the
+time)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ ALIGNED = 64
 
 @dataclass(frozen=True)
 class Placed:
-    """Where in a slot of shared memory a tensor lies, with its type and shape."""
+    """Where a tensor lies in a slot of shared memory, with its dtype and shape."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -33,14 +34,14 @@ class Placed:
     size: int
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
-        """The tensor itself, as a view of the slot's bytes (size of the slot,)."""
+        """Return the tensor as a view of the slot's bytes ``memory`` (size of the slot,)."""
         part = memory[self.offset : self.offset + self.size].view(self.dtype)
         return part.as_strided(self.shape, self.strides)
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """What a reading process sends instead of a batch: the slot that holds it, and where its tensors lie there.
+    """Sent by a reading process instead of a batch: the slot that holds the batch, and where its tensors lie there.
 
     Attributes:
         slot: where the batch lies; size: its bytes.
@@ -54,7 +55,7 @@ class Parcel:
 
 
 class SharedBatches:
-    """Slots of memory that the training process shares with the reading processes that it forks.
+    """Slots of shared memory between the training process and the reading processes that it forks.
 
     A slot is free again when nobody holds its batch, or a part of it, any more. A batch that does not fit, or comes while
     all slots are taken, is sent as torch sends it.
@@ -76,12 +77,12 @@ class SharedBatches:
 
     @staticmethod
     def possible() -> bool:
-        """Whether this system has shared memory of that kind, and forked processes inherit it."""
+        """Whether this system has such shared memory and starts processes by fork."""
         return hasattr(os, "memfd_create") and multiprocessing.get_start_method() == "fork"
 
     def put(self, batch: Any) -> Any:
-        """Called in a reading process: write a batch into a slot; returns its :class:`Parcel`, or the batch where
-        there is no room."""
+        """In a reading process: write a batch into a slot. Returns its :class:`Parcel`, or the batch if it has no
+        room."""
         if not _is_of_tensors(batch):
             return batch
         inputs, labels = batch
@@ -100,7 +101,7 @@ class SharedBatches:
         )
 
     def take(self, parcel: Parcel) -> tuple[Inputs, torch.Tensor]:
-        """Called in the training process: the batch of a parcel, as views of the slot's memory."""
+        """In the training process: return the batch of a parcel, as views of the slot's memory."""
         memory = np.frombuffer(self._mapped(parcel.slot, parcel.size), np.uint8, parcel.size)
         weakref.finalize(memory, self._release, parcel.slot, os.getpid()).atexit = False
         whole = torch.from_numpy(memory)

@@ -1,4 +1,4 @@
-"""What a data source must answer: cheap facts before anything starts, one preparation, then data sets in each worker."""
+"""The interface of a data source: cheap facts before the start, one preparation, then data sets in each worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a data source before anything is read.
+    """What is known of a data source before its samples are read: shapes, classes, numbers of samples.
 
     Attributes:
         source: what the samples really are, in a few words; shown in the plan and in the run's tags.
@@ -69,7 +69,7 @@ class Facts:
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Facts:
-        """Facts from plain data that may have been JSON meanwhile, in which tuples are lists."""
+        """Make Facts of plain data that may have been JSON meanwhile, which turns tuples into lists."""
         made = Facts(**plain)
         return replace(
             made, shape=_tuples(made.shape), val_shape=_tuples(made.val_shape), integers=tuple(made.integers)
@@ -87,19 +87,19 @@ READING = {f.name for f in fields(PicturesData)}
 
 
 def digest_of(*parts: Any) -> str:
-    """The part of a data source's fingerprint that hashes plain data: 32 hexadecimal digits of a SHA-256."""
+    """Hash plain data for a data source's fingerprint: 32 hexadecimal digits of a SHA-256."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def listed(folder: Path) -> list[tuple[str, int]]:
-    """The files below a data source's folder, name and size each, sorted; the basis of its fingerprint."""
+    """List the files below a data source's folder as sorted (name, size); the basis of its fingerprint."""
     files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return sorted((path.relative_to(folder).as_posix(), path.stat().st_size) for path in files)
 
 
 @dataclass
 class Splits:
-    """What a worker opens: the training and validation data sets, and how images are normalised.
+    """What a worker opens: the training and validation data sets, and how their images are normalised.
 
     Attributes:
         train, val: map-style, each item (input, label); or with ``batch(indices)`` that returns a whole batch; or with
@@ -119,7 +119,7 @@ class Splits:
 
 
 class DataSource(ABC):
-    """Where samples come from. Importing its module and its constructor import nothing heavy.
+    """Base class of data sources: where samples come from. Its modules and constructors import nothing heavy.
 
     Args:
         config: the ``data`` node of the config, resolved, without ``_target_``.
@@ -137,18 +137,18 @@ class DataSource(ABC):
 
     @abstractmethod
     def facts(self, global_batch_size: int) -> Facts:
-        """What can be known of the data by a look that writes nothing.
+        """Return what can be known of the data without writing anything.
 
         Raises:
             UserError: the data is missing, empty or not what it should be.
         """
 
     def class_names(self, facts: Facts) -> Sequence[str]:
-        """The names of the classes in the order of the labels; empty: they have none."""
+        """The names of the classes in the order of the labels; empty if they have none."""
         return ()
 
     def fingerprint(self, facts: Facts) -> str:
-        """At most 36 characters that change when the data do, and not with augmentation or with where they lie.
+        """A text of at most 36 characters that changes with the data, but not with augmentation or where the data lie.
 
         By default of what was asked for and of the facts; a source of files says their names and sizes (``listed``),
         or better what is in them. Asked after ``prepare``, but for mode=predict, which does without the data.
@@ -160,11 +160,11 @@ class DataSource(ABC):
     """There is a ``preprocessing``, so that mode=predict can look at pictures from elsewhere."""
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
-        """How a picture of the user's becomes an input, as in validation; may import what it needs."""
+        """Return how a user's picture becomes a model input, as in validation. May import what it needs."""
         raise NotImplementedError(f"{type(self).__name__} sees no pictures")
 
     def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
-        """What validation does to an image, as plain data for the plan and ``model.json``; empty: samples are no images.
+        """What validation does to an image, as plain data for the plan and ``model.json``; empty for other samples.
 
         ``resize``: the shorter side becomes so many pixels; ``crop``: height and width of the centre that is taken;
         ``channels``: 3, or 1 for grey; ``divide``: what pixels are divided by; then ``mean`` is taken away and the rest divided
@@ -178,14 +178,14 @@ class DataSource(ABC):
         return {**view, "divide": 255, "mean": mean, "std": std}
 
     def row_reader(self) -> dict[str, Any] | None:
-        """Of rows of text from elsewhere a node whose ``_target_`` is a ``trainer.data.rows.RowReader``, for mode=predict and
-        for the logged model; None: this source reads no rows. Its other keys are keys of ``data``."""
+        """The config node of a ``trainer.data.rows.RowReader`` for mode=predict and the logged model; None without
+        rows. Its keys besides ``_target_`` are keys of ``data``."""
         return None
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
-        """Download or draw the data, once per run before the workers start. Returns the facts as they are afterwards."""
+        """Download or draw the data, once per run before the workers start. Returns the facts afterwards."""
         return facts
 
     @abstractmethod
     def open(self, facts: Facts) -> Splits:
-        """Open the data sets; called in each worker."""
+        """Open the data sets. Called in each worker."""

@@ -1,4 +1,4 @@
-"""Streams of samples: an IterableDataset, or a function that returns an iterator, read by rising positions."""
+"""Streams of samples (an IterableDataset, or a function that returns an iterator), read by rising positions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Batch = tuple[Inputs, torch.Tensor]
 
 
 class Files(IterableDataset[Any]):
-    """A stream of the samples of files, one file after the other.
+    """A stream of the samples in a list of files, one file after the other.
 
     Args:
         files: in their order; with data.shard=files, worker ``r`` of ``n`` reads ``files[r::n]``.
@@ -36,13 +36,13 @@ class Files(IterableDataset[Any]):
             yield from self.read(file)
 
     def shard(self, rank: int, workers: int) -> Files:
-        """What one of several workers reads."""
+        """The part of the stream that worker ``rank`` of ``workers`` reads."""
         return Files(self.files[rank::workers], self.read)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a worker takes of a training stream.
+    """Which samples of a training stream a worker takes.
 
     Attributes:
         shard: ``samples``, ``files`` or ``none``, as ``data.shard``; rank, workers: of this worker, and of all.
@@ -59,7 +59,7 @@ class Part:
 
     @property
     def sharing(self) -> int:
-        """Workers whose positions interleave, although each reads a sequence of its own."""
+        """The number of workers whose positions interleave, although each reads a sequence of its own."""
         return 1 if self.shard == "samples" else self.workers
 
 
@@ -67,7 +67,7 @@ WHOLE = Part()
 
 
 def is_stream(dataset: Any) -> bool:
-    """Whether a data set has no numbers of samples: an IterableDataset, another iterable, or a function."""
+    """Whether a data set cannot be indexed: an IterableDataset, another iterable, or a function."""
     if isinstance(dataset, IterableDataset):
         return True
     by_number = hasattr(dataset, "__getitem__") or hasattr(dataset, "batch") or hasattr(dataset, "augmented")
@@ -75,8 +75,8 @@ def is_stream(dataset: Any) -> bool:
 
 
 class Streamed(Dataset[Any]):
-    """A stream as a data set: a batch is the samples at its positions, and a position before the last one read begins the
-    stream anew. In each epoch the stream is read from its beginning.
+    """Makes a stream a data set, whose batches are the samples at given positions of the stream. A position before the
+    last one read starts the stream anew, and so does each epoch.
 
     Args:
         stream: an iterable, or a function that returns an iterator; the function may take ``epoch``.
@@ -103,7 +103,7 @@ class Streamed(Dataset[Any]):
         return {**self.__dict__, "iterator": None, "epoch": -1, "last": None}  # a reading process begins anew
 
     def augmented(self, key: tuple[int, int], positions: np.ndarray) -> Batch:
-        """The samples at these positions of the epoch, as a batch in that order.
+        """The samples at these positions of the epoch, as one batch in that order.
 
         Raises:
             RunFailed: the stream breaks or ends before, or a sample is not what the facts say.
@@ -117,7 +117,7 @@ class Streamed(Dataset[Any]):
             return self._batch(found, int(places.min()))
 
     def shares(self, index: int, count: int, size: int) -> Iterator[tuple[np.ndarray, Batch]]:
-        """The whole stream in batches of this share, sample ``i`` in share ``i % count``, with the samples' numbers.
+        """Yield the evaluation batches of worker ``index`` and their sample numbers; sample i is worker i % count's.
 
         Raises:
             RunFailed: the stream breaks or is empty, or a sample is not what the facts say.
@@ -220,7 +220,7 @@ END = object()
 
 
 def iter_is_itself(stream: Any) -> bool:
-    """Whether an iterable is an iterator, such as a generator: there is no second one."""
+    """Whether an iterable is an iterator (e.g. a generator), which can be read only once."""
     return hasattr(stream, "__next__")
 
 
@@ -233,7 +233,8 @@ def _own_files(stream: Any, name: str, part: Part) -> Files:
 
 
 def shuffled(samples: Iterator[Any], size: int, key: tuple[int, int]) -> Iterator[Any]:
-    """The same samples; each is drawn from the ``size`` that were read last, by random numbers of the key."""
+    """Shuffle a stream within a buffer: each sample is drawn from the ``size`` read last, by random numbers of
+    ``key``."""
     draw, held = np.random.default_rng(key), list[Any]()
     for sample in samples:
         held.append(sample)
@@ -247,7 +248,7 @@ def shuffled(samples: Iterator[Any], size: int, key: tuple[int, int]) -> Iterato
 
 @dataclass
 class Naming:
-    """A context in which an error of the user's code becomes one sentence and its traceback."""
+    """A context manager that turns an error in the user's code into one sentence with its traceback."""
 
     name: str
     call: Any

@@ -1,4 +1,4 @@
-"""What lies below folders: every folder once, however many links lead to it, so that a loop of links ends."""
+"""Walks through folders, each real folder once, however many links lead to it, so that loops of links end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Identity = tuple[int, int]
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A file, link or other name that :class:`Walk` has found, and that is no folder.
+    """A file, link or other entry that :class:`Walk` has found and that is no folder.
 
     Attributes:
         root: number of the folder below which it was found.
@@ -32,7 +32,7 @@ class FoundFile:
 
     @property
     def broken(self) -> str:
-        """Why this entry is no file that can be read; empty when it is one."""
+        """Why this entry cannot be read as a file; '' if it can."""
         if self.about is None:
             return "is a link that leads nowhere"
         kind = kind_of(self.about.st_mode)
@@ -41,7 +41,7 @@ class FoundFile:
 
 @dataclass
 class Walk:
-    """Goes through folders and the folders in them, real ones first, then links; each real folder once.
+    """Walks through folders and their subfolders, real ones first, then links; each real folder once.
 
     Attributes:
         entries: what is in them, in no order.
@@ -53,7 +53,7 @@ class Walk:
     _folders: dict[Identity, str] = field(default_factory=dict)
 
     def through(self, roots: Sequence[str]) -> Walk:
-        """Go through these folders; one that is not there counts as empty.
+        """Walk through these folders; one that does not exist counts as empty.
 
         Raises:
             UserError: a folder may not be read.
@@ -107,13 +107,13 @@ class Walk:
 
 
 def leads_back(link: str) -> bool:
-    """Whether a link leads to a folder that it lies in itself, directly or not."""
+    """Whether a link leads to a folder that contains the link, directly or not."""
     target = os.path.realpath(link)
     return os.path.commonpath([target, os.path.realpath(os.path.dirname(link) or ".")]) == target
 
 
 def distinct(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Each real file once, under its first name (its own before links to it); and a sentence about the other names."""
+    """Each real file once, by its first name (a link only if it alone leads there); and a sentence per other name."""
     known: dict[Identity, Path] = {}
     for path in sorted(paths, key=lambda path: path.is_symlink()):
         known.setdefault(_identity(os.stat(path)), path)
@@ -127,7 +127,7 @@ def _identity(about: os.stat_result) -> Identity:
 
 
 def once_each(entries: Sequence[FoundFile]) -> tuple[list[FoundFile], list[str], list[str]]:
-    """Regular files, each once under its first name; what is passed over and why; and links that lead nowhere.
+    """Sort entries into regular files, each once; what is skipped and why; and links that lead nowhere.
 
     A file's own name comes before links to it, because ``Walk`` finds it first.
     """

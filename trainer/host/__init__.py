@@ -1,1 +1,1 @@
-"""This machine: its hardware, its network, and files that other users of it cannot reach into."""
+"""This machine: hardware, network, and files that other users cannot tamper with."""

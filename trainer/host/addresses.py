@@ -1,4 +1,4 @@
-"""Addresses and ports of hosts, IPv4 and IPv6: written with a port, free here, and the one by which others reach this host."""
+"""Addresses and ports of hosts, IPv4 and IPv6: format them, find free ports, find how others reach this host."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ def with_port(host: str, port: int | str) -> str:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on that port at an IP address of this host now; port 0: whether the address is this
-    host's."""
+    """Whether a server could listen on a port at an IP address of this host now; port 0 checks the address alone."""
     return any(_can_listen(family, address) for family, address in _resolved(host, port))
 
 
 def free_port(host: str) -> int:
-    """A free TCP port at an address of this host, on which nobody listens now."""
+    """Return a TCP port at an address of this host on which nobody listens now."""
     with listening(host, 0) as probe:
         return int(probe.getsockname()[1])
 
 
 def listening(host: str, port: int, backlog: int = 1) -> socket.socket:
-    """A TCP socket that listens at an IP address of this host alone; port 0: on a free port.
+    """Open a TCP socket that listens at one IP address of this host; port 0: on a free port.
 
     Raises:
         OSError: it is not this host's, or the port is in use.
@@ -40,12 +39,12 @@ def listening(host: str, port: int, backlog: int = 1) -> socket.socket:
 
 
 def own(host: str) -> str:
-    """This host's address that a name stands for, as numbers; the name itself where it is another host's."""
+    """Resolve a name to this host's IP address; returns the name itself if it is another host's."""
     return next((str(address[0]) for family, address in _resolved(host, 0) if _can_listen(family, address)), host)
 
 
 def address_towards(host: str) -> str | None:
-    """The IP address of this host by which that other host reaches it; None: there is no way to it."""
+    """The IP address under which another host reaches this host; None if there is no route."""
     for family, address in _resolved(host, 9):
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             try:
@@ -57,7 +56,7 @@ def address_towards(host: str) -> str | None:
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface whose IP address another host reaches; None where that cannot be said."""
+    """The network interface through which another host reaches this host; None if unknown."""
     address = address_towards(host)
     return None if address is None else interface_of(address)
 
@@ -71,8 +70,7 @@ def interface_of(address: str) -> str | None:
 
 
 def address() -> str:
-    """An IP address of this host that other hosts may reach, IPv4 where it has one; the loopback's where it has no
-    other."""
+    """An IP address of this host that others can reach, IPv4 if it has one; the loopback address if there is none."""
     entries = [e for found in psutil.net_if_addrs().values() for e in found if e.family in FAMILIES]
     entries.sort(key=lambda e: FAMILIES.index(e.family))
     return str(next((e.address for e in entries if not e.address.startswith(("127.", "::1", "fe80:"))), LOOPBACK))

@@ -1,4 +1,4 @@
-"""The user's cache: where it is, and that no other user can put something there that would be used.
+"""The user's cache folder: where it is, and checks that no other user can put anything into it.
 
 Data are read from folders that belong to this user, or to root, and that nobody else can write. Compiled code, which is
 loaded and run, asks the same of every folder above.
@@ -19,7 +19,7 @@ COMPILED = "compiled"
 
 
 def cache_root() -> Path:
-    """The trainer's own folder, absolute: $TRAINER_CACHE, else $XDG_CACHE_HOME/trainer, else ~/.cache/trainer."""
+    """The trainer's cache folder, absolute: $TRAINER_CACHE, else $XDG_CACHE_HOME/trainer, else ~/.cache/trainer."""
     if own := os.environ.get("TRAINER_CACHE"):
         return Path(own).expanduser().absolute()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -28,7 +28,7 @@ def cache_root() -> Path:
 
 
 def check_data(folder: Path) -> None:
-    """Refuse a folder of the cache that another user could write to: it, the cache's root, or one between.
+    """Refuse a cache folder if another user can write to it, to the cache's root, or to a folder between them.
 
     Raises:
         UserError: another user could have put something there.
@@ -40,7 +40,7 @@ def check_data(folder: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """Make a folder of the cache; what is new is for this user alone.
+    """Make a folder in the cache; new folders are for this user alone.
 
     Raises:
         UserError: another user could put something there, or this one cannot write there.
@@ -56,13 +56,12 @@ def make(folder: Path) -> None:
 
 
 def read_only(folder: Path) -> UserError:
-    """The error where a cache folder cannot be made."""
+    """The error for a cache folder that cannot be made."""
     return UserError(f"the cache {folder}", "cannot be written by this user, and does not hold what is asked for", "TRAINER_CACHE=FOLDER of your own")  # fmt: skip
 
 
 def check_code() -> Path:
-    """The folder of compiled code in the user's cache; refused where another user could put code there. Nothing is
-    made.
+    """Return the cache folder for compiled code, without making it; refuse it if another user could put code there.
 
     Raises:
         UserError: another user could put code there.

@@ -1,4 +1,5 @@
-"""File descriptors of this process: some are kept back for what must be written, whoever connects."""
+"""Keeps some file descriptors of this process in reserve for files that must be written, however many connections
+come."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ RESERVE = 64
 
 
 def keep_reserve() -> None:
-    """Keep some file descriptors back: from now on connections cannot take the last ones of this process."""
+    """Keep some file descriptors back, so that connections cannot take the last ones of this process."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(hard - RESERVE, hard // 2), hard))
@@ -19,7 +20,7 @@ def keep_reserve() -> None:
 
 @contextmanager
 def reserve() -> Iterator[None]:
-    """While it lasts, the descriptors that were kept back may be used."""
+    """Context manager: the file descriptors that were kept back may be used."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -29,7 +30,7 @@ def reserve() -> Iterator[None]:
 
 
 def all_taken() -> bool:
-    """Whether no descriptor is left but those kept back."""
+    """Whether no file descriptor is left but those kept back."""
     try:
         os.close(os.dup(1))
     except OSError:

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all."""
+"""Writes files that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ PRIVATE, COMMON = 0o600, 0o666
 
 @contextmanager
 def replacing(path: Path, mode: int = COMMON) -> Iterator[Path]:
-    """While it lasts, a new empty file to write, which takes the path's place at the end; with an error it is
-    removed.
+    """Context manager: yields a new empty file to write, which replaces ``path`` unless an error occurs.
 
     A reader sees the old file or the new, never a part. A link that lies at the path is replaced, not followed.
     """
@@ -33,7 +32,7 @@ def replacing(path: Path, mode: int = COMMON) -> Iterator[Path]:
 
 
 def replace_file(path: Path, text: str, private: bool = False) -> None:
-    """Write a whole text file in place of the one that is there.
+    """Write a text file that replaces the old one as a whole.
 
     Args:
         private: it holds a config, so it is for its owner's eyes alone (0600).
@@ -43,8 +42,8 @@ def replace_file(path: Path, text: str, private: bool = False) -> None:
 
 
 def yaml_text(data: Any, allow_unicode: bool = False) -> str:
-    """YAML as ``yaml.safe_dump`` writes it, with the keys in their order; by libyaml, which takes a tenth of the time, where
-    PyYAML was built with it."""
+    """Return data as YAML like ``yaml.safe_dump``, keys in their order; by libyaml (ten times as fast) if it is
+    there."""
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

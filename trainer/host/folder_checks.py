@@ -1,4 +1,5 @@
-"""Where a run may write, found out without writing: a folder that can be made, is no file, and has room; a name that is one."""
+"""Checks whether a run's folder can be made and written, without writing: its name, its parents, the disk's free
+space."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ LONGEST_INSIDE = 100
 
 
 def check_name(name: str) -> None:
-    """Refuse a run's name that cannot be a folder below ``outputs/`` and an MLflow experiment.
+    """Refuse a run name that cannot be a folder below ``outputs/`` and an MLflow experiment.
 
     Raises:
         UserError: it would be somewhere else, or no folder's name.
@@ -33,7 +34,7 @@ def check_name(name: str) -> None:
 
 
 def check_folder(folder: Path, key: str, needed: int = LEAST, here: bool = True) -> None:
-    """Refuse a folder that cannot be written, or cannot be made.
+    """Refuse a folder that cannot be made or written, or whose disk has too little room.
 
     Args:
         key: which names it.

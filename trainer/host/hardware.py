@@ -1,4 +1,4 @@
-"""What this machine has, found out without importing torch: cores, instruction sets, GPUs, a C++ compiler."""
+"""Finds this machine's hardware without importing torch: cores, instruction sets, GPUs, a C++ compiler."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Gpu:
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """Instruction-set flags of the first core (Linux), e.g. ``amx_bf16``; empty elsewhere."""
+    """The instruction-set flags of the first core (Linux), e.g. ``amx_bf16``; empty on other systems."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("flags"):
@@ -39,7 +39,7 @@ def cpu_flags() -> frozenset[str]:
 
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that CUDA would show to this process, asked of nvidia-smi."""
+    """The NVIDIA GPUs that CUDA would show to this process, according to nvidia-smi."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible == "" or visible == "-1":
         return ()
@@ -53,7 +53,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def gpu_loads() -> list[tuple[float, float]]:
-    """For each GPU that nvidia-smi shows: percent of the time it was busy, MiB of its memory in use."""
+    """For each GPU that nvidia-smi shows: percent of the time it was busy, and MiB of its memory in use."""
     try:
         asked = _asked_of_gpus("utilization.gpu,memory.used") if gpus() else []
         return [(float(busy), float(used)) for busy, used in asked]
@@ -76,17 +76,17 @@ def _asked_of_gpus(properties: str) -> list[list[str]]:
 
 
 def cpp_compiler() -> str | None:
-    """The C++ compiler of this machine, which torch.compile would call on the CPU."""
+    """The path of this machine's C++ compiler that torch.compile would call on the CPU; None without one."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 
 
 def free_memory() -> int:
-    """Bytes of this machine's RAM that programs can still take without swapping."""
+    """The bytes of RAM that programs can still take without swapping."""
     return int(psutil.virtual_memory().available)
 
 
 def free_disk(folder: Path) -> int:
-    """Bytes that can still be written to this machine's disk below a folder, which need not exist yet."""
+    """The bytes that can still be written to the disk of a folder, which need not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free

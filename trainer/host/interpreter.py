@@ -1,4 +1,4 @@
-"""What Python itself costs a command: collecting garbage while modules are imported, and taking every object apart at the end.
+"""Saves time in Python itself: no garbage collection while modules are imported, no dismantling of objects at exit.
 
 Importing torch makes a million objects that live until the end. The collector looks at all of them again and again (0.5 s
 of an import of 3 s), and the interpreter frees them one by one when it is finalized (1.2 s).
@@ -20,13 +20,13 @@ _frozen = False
 
 
 def begin() -> None:
-    """Stop collecting garbage at the start of a command, until :func:`at_work`."""
+    """Stop garbage collection at the start of a command, until :func:`at_work`."""
     gc.disable()
 
 
 @contextmanager
 def at_work() -> Iterator[None]:
-    """While it lasts, garbage is collected as usual if :func:`begin` had stopped that; imported objects are left out."""
+    """Context manager: garbage is collected again if :func:`begin` had stopped that, imported objects excepted."""
     if gc.isenabled():  # somebody else's process, as in a notebook
         yield
         return
@@ -42,7 +42,7 @@ def at_work() -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process as ``sys.exit`` does, without taking every object apart."""
+    """End this process like ``sys.exit``, but without freeing every object."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as the interpreter does
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

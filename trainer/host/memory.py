@@ -1,4 +1,4 @@
-"""This machine's memory: what is free for this process and those that it starts, and what a process holds."""
+"""This machine's memory: how much this process and its children can still use, and how much processes hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ FILES = {"": ("memory.max", "memory.current"), "memory": ("memory.limit_in_bytes
 
 
 def free(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes that can still be used: of the machine, and of each cgroup (a container, a job of a scheduler) that this process is in."""
+    """The bytes of memory that can still be used, on the machine and in each cgroup (container, job) of this
+    process."""
     import psutil
 
     return max(0, min([int(psutil.virtual_memory().available), *_free_of_groups(cgroups, own)]))
@@ -52,7 +53,7 @@ def _free_of(group: Path, limit: str, used: str) -> int | None:
 
 
 def held_by(pids: Iterable[int]) -> int:
-    """Bytes of memory that these processes hold; pages that several processes share are divided among them."""
+    """The bytes of memory that these processes hold; pages that several processes share are divided among them."""
     import psutil
 
     held = 0
@@ -65,13 +66,14 @@ def held_by(pids: Iterable[int]) -> int:
 
 
 def own(name: str) -> int:
-    """Bytes that the kernel counts of this process: ``VmRSS`` (held), ``VmHWM`` (held at most), ``VmData`` (asked for)."""
+    """The bytes that the kernel counts for this process: ``VmRSS`` (held), ``VmHWM`` (peak) or ``VmData``
+    (requested)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
 
 
 def of_children() -> int:
-    """Bytes that the processes started by this one hold for themselves alone."""
+    """The bytes of memory that this process's children hold for themselves alone."""
     import psutil
 
     held = 0

@@ -1,4 +1,4 @@
-"""Fetching from sites on the internet: over https alone, and only what has the checksum that is known beforehand."""
+"""Fetches files from the internet: over https only, and only files whose checksum is known beforehand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _open(address: str, timeout: float, method: str = "GET") -> Any:
 
 
 def unreachable(address: str) -> str:
-    """Why nothing can be fetched over the network from that URL; empty when its site answers."""
+    """Return why nothing can be fetched from a URL, or '' if its site answers."""
     try:
         with _open(address, PATIENCE_S, "HEAD"):
             return ""
@@ -41,8 +41,7 @@ def unreachable(address: str) -> str:
 
 
 def fetch_file(address: str, path: Path, size: int, sha256: str) -> None:
-    """Fetch a file over the network unless it is there with that size and SHA-256. It appears whole and right, or not
-    at all.
+    """Download a file unless it exists with that size and SHA-256. It appears complete and correct, or not at all.
 
     Raises:
         OSError: it cannot be had, or another file came.

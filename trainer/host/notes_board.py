@@ -1,4 +1,4 @@
-"""Where the processes of a run leave short notes for each other, which nobody else can write: a board.
+"""A board of short notes between the processes of a run (key-value), which nobody else can write to.
 
 On one host a board is a folder that no other user can enter. Between hosts it is a part of host 0's store, which has no
 password: each note carries a keyed hash (BLAKE2b) of its key, its time and its text, and what has none is not there.
@@ -26,23 +26,24 @@ MAC = 32
 
 
 class NoNote(RuntimeError):
-    """A note did not come in time, or the board is gone. (torch's own stores raise RuntimeErrors of their own.)"""
+    """The error for a note that did not come in time, or a lost board (torch's own stores raise RuntimeErrors)."""
 
 
 class Board(Protocol):
-    """Notes by key between the processes of a run. torch.distributed's stores have these methods as well."""
+    """Protocol of a key-value board between the processes of a run. torch.distributed's stores have these methods,
+    too."""
 
     def set(self, key: str, value: str) -> Any:
-        """Leave a note under a key; it replaces the one that is there."""
+        """Write a note under a key, replacing the note that is there."""
 
     def get(self, key: str) -> bytes:
         """Wait for the note under a key, and return it."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether there are notes under all these keys."""
+        """Whether all these keys have notes."""
 
     def wait(self, keys: list[str], timeout: datetime.timedelta = ...) -> Any:
-        """Wait until there are notes under all these keys.
+        """Wait until all these keys have notes.
 
         Raises:
             RuntimeError: they are not in time, or the board is gone.
@@ -50,17 +51,17 @@ class Board(Protocol):
 
 
 class OwnBoard(Board, Protocol):
-    """A board that only processes of the run can write to."""
+    """Protocol of a board that only processes of the run can write to."""
 
     def clone(self) -> OwnBoard:
-        """The same board, for another thread."""
+        """Return the same board for use in another thread."""
 
     def under(self, prefix: str) -> OwnBoard:
-        """A part of this board, whose keys get a prefix."""
+        """Return a part of this board, whose keys get a prefix."""
 
 
 class FolderBoard:
-    """A board between processes of one host: a file for each note, in a folder that is this user's alone (mode 0700).
+    """A board between processes of one host: one file per note, in a folder for this user alone (mode 0700).
 
     A file is there as a whole or not at all, and no lock is held: whoever is stopped or killed holds nobody up.
     """
@@ -69,31 +70,31 @@ class FolderBoard:
         self.folder, self.prefix = folder, prefix
 
     def under(self, prefix: str) -> FolderBoard:
-        """A part of this board in the same folder, whose keys get a prefix."""
+        """Return a part of this board in the same folder, whose keys get a prefix."""
         return FolderBoard(self.folder, f"{self.prefix}{prefix}/")
 
     def clone(self) -> FolderBoard:
-        """The board itself: files can be used from any thread."""
+        """Return this board itself: files can be used from any thread."""
         return self
 
     def set(self, key: str, value: str) -> None:
-        """Write a note into its file; it appears as a whole."""
+        """Write a note to its file, which appears complete."""
         try:
             private.write(self._path(key), value)
         except OSError as error:
             raise NoNote(f"the launcher's folder cannot be written: {error.strerror}") from error
 
     def get(self, key: str) -> bytes:
-        """Wait for the file of a note, and read it."""
+        """Wait for a note's file, and return its content."""
         self.wait([key])
         return private.read(self._path(key)).encode()
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether the files of all these notes are there."""
+        """Whether the files of all these notes exist."""
         return all(self._path(key).is_file() for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta = FOREVER) -> None:
-        """Look again and again until the files of all these notes are there."""
+        """Poll until the files of all these notes exist."""
         began = time.monotonic()
         while not self.check(keys):
             waited = time.monotonic() - began
@@ -108,7 +109,7 @@ class FolderBoard:
 
 
 class SealedBoard:
-    """A board in a store of torch.distributed to which strangers may write, too.
+    """A board in a torch.distributed store that strangers can write to; notes without a valid hash do not count.
 
     A note counts if it carries the hash that only the run's secret gives, and is no older than the last one that was seen
     under its key. In place of any other the last one that was seen counts, or none.
@@ -126,31 +127,31 @@ class SealedBoard:
         self._told: set[str] = set()
 
     def under(self, prefix: str) -> SealedBoard:
-        """A part of this board in the same store, whose keys get a prefix."""
+        """Return a part of this board in the same store, whose keys get a prefix."""
         return SealedBoard(self.store, self._secret, f"{self.prefix}{prefix}/")
 
     def clone(self) -> SealedBoard:
-        """The same board, by a connection of its own, for another thread."""
+        """Return the same board with its own connection, for use in another thread."""
         return SealedBoard(self.store.clone(), self._secret, self.prefix)
 
     def set(self, key: str, value: str) -> None:
-        """Leave a note with a hash that only the run's secret gives."""
+        """Write a note with a hash that needs the run's secret."""
         at = time.time_ns()
         self.store.set(self.prefix + key, f"{self._seal(key, at, value)} {at} {value}")
 
     def get(self, key: str) -> bytes:
-        """Wait for a note whose hash is right, and return it."""
+        """Wait for a note with a valid hash, and return it."""
         self.wait([key])
         found = self._look(key)
         assert found is not None, "what was seen once counts on"
         return found.encode()
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether there are notes under all these keys, forged ones not counted."""
+        """Whether all these keys have notes with valid hashes."""
         return all(self._look(key) is not None for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta = FOREVER) -> None:
-        """Wait until there are notes under all these keys, forged ones not counted."""
+        """Wait until all these keys have notes with valid hashes."""
         until = time.monotonic() + timeout.total_seconds()
         for key in keys:
             while self._look(key) is None:
@@ -163,7 +164,7 @@ class SealedBoard:
                     self.store.wait([self.prefix + key], datetime.timedelta(seconds=left))
 
     def forged(self, key: str) -> bool:
-        """Whether there is a note under this key, but none that counts."""
+        """Whether a key has a note, but none with a valid hash."""
         return bool(self.store.check([self.prefix + key])) and self._look(key) is None
 
     def _look(self, key: str) -> str | None:

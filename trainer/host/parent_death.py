@@ -1,4 +1,4 @@
-"""Ties a process's life to another's, so that nothing stays behind whatever way the other one goes."""
+"""Ends a process when another one (its launcher) dies in any way, so that none is left behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 
 def end_with(pid: int) -> None:
-    """End this process as soon as the process of that id is gone, even by SIGKILL."""
+    """End this process as soon as the process ``pid`` is gone, even by SIGKILL."""
 
     def watch() -> None:
         try:

@@ -1,4 +1,4 @@
-"""A store of torch.distributed on another host that may not answer: torch waits for its answers as long as the kernel does."""
+"""A torch.distributed store on another host, with a limit on how long to wait for its answers (torch has none)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ LONGEST_S = 10_000_000.0
 
 
 class PatientStore:
-    """A store of torch.distributed whose answers are waited for a limited time: a broken way to its host tells
-    nobody.
+    """A torch.distributed store with a limit on how long to wait for answers: a broken network reports nothing.
 
     A thread does what is asked, so that a store that does not answer blocks that thread and not its caller.
 
@@ -33,27 +32,27 @@ class PatientStore:
         self._thread: threading.Thread | None = None
 
     def clone(self) -> PatientStore:
-        """The same store, by a connection of its own."""
+        """Return the same store with its own connection."""
         return PatientStore(self._ask(self.store.clone), self.name, self.patience_s)
 
     def set(self, key: str, value: str) -> None:
-        """Set a key of the store, within the time."""
+        """Set a key of the store, within the time limit."""
         self._ask(lambda: self.store.set(key, value))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number in the store, within the time; returns the sum."""
+        """Add ``amount`` to a number in the store, within the time limit; returns the sum."""
         return int(self._ask(lambda: self.store.add(key, amount)))
 
     def get(self, key: str) -> bytes:
-        """Wait for a key of the store and return its value, within the time."""
+        """Wait for a key of the store and return its value, within the time limit."""
         return bytes(self._ask(lambda: self.store.get(key)))
 
     def check(self, keys: list[str]) -> bool:
-        """Whether the store has all these keys; answered within the time."""
+        """Whether the store has all these keys; answered within the time limit."""
         return bool(self._ask(lambda: self.store.check(keys)))
 
     def wait(self, keys: list[str], timeout: datetime.timedelta = FOREVER) -> None:
-        """Wait until the store has all these keys; the time comes on top of ``timeout``."""
+        """Wait until the store has all these keys; the time limit comes on top of ``timeout``."""
         self._ask(lambda: self.store.wait(keys, timeout), timeout.total_seconds())
 
     def _ask(self, job: Callable[[], Any], more_s: float = 0.0) -> Any:

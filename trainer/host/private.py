@@ -1,4 +1,4 @@
-"""Folders and files for this user alone, and whether other users could have put something there."""
+"""Folders and files for this user alone, and checks whether other users could have written to a path."""
 
 from __future__ import annotations
 

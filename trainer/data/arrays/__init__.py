@@ -1,1 +1,1 @@
-"""Data sets that lie in memory, read a whole batch at a time."""
+"""Data sets that are held in memory and read a whole batch at a time."""

@@ -1,4 +1,4 @@
-"""Sets of small images in memory: whole batches are cut from one array and augmented as tensors."""
+"""Base of data sources of small images in memory (MNIST, CIFAR-10), augmented as tensors, a whole batch at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPLITS = ("train", "val")
 
 
 class ArraySource(DataSource):
-    """Base of data sources of small images of one size, kept once per host as arrays in the user's cache.
+    """Base class of data sources of small images of one size, kept as arrays in the user's cache, once per host.
 
     Attributes:
         mean, std: of the training images, by channel.
@@ -33,7 +33,7 @@ class ArraySource(DataSource):
 
     @abstractmethod
     def files(self) -> list[Path]:
-        """The files that this set is read from, all of which are there."""
+        """The paths of the files that this data set is read from; the set is there if all of them exist."""
 
     @abstractmethod
     def read(self) -> tuple[Pair, Pair]:
@@ -45,14 +45,14 @@ class ArraySource(DataSource):
 
     @abstractmethod
     def embedded(self) -> tuple[Pair, Pair]:
-        """The samples that take this set's place where its files cannot be had."""
+        """The samples of the embedded stand-in, used where this data set's files cannot be had."""
 
     def drawing(self) -> tuple[Any, ...]:
-        """What the embedded samples follow from, besides their name."""
+        """The parameters from which the embedded stand-in is drawn, for its fingerprint."""
         return ()
 
     def counted(self) -> list[int]:
-        """Samples of each split; files that are not in the cache yet are read, so that damaged ones are refused here.
+        """The number of samples in each split. Reads files that are not in the cache, so that damaged ones are refused.
 
         Raises:
             UserError: as ``read``.
@@ -61,20 +61,20 @@ class ArraySource(DataSource):
         return noted["samples"] if noted else [len(labels) for _, labels in self.read()]
 
     def kept(self, kind: str, samples: int, *shape: int) -> str:
-        """The plan's sentence about the memory that the arrays take."""
+        """A sentence for the plan about the memory that the arrays take."""
         size = f"{samples * math.prod(shape) / 2**20:.0f} MiB as uint8"
         if kind == "embedded":
             return f"{size}, in memory of each worker"
         return f"{size}, mapped by all workers of a host" + (f" ({self._place()})" if kind == "real" else "")
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
-        """Before the workers start: write this source's images as arrays to the user's cache, if they are not there."""
+        """Before the workers start: write this source's images as arrays to the user's cache, unless they are there."""
         if facts.kind == "real":
             made_once(self._place(), self._write)
         return facts
 
     def fingerprint(self, facts: Facts) -> str:
-        """The fingerprint of the images and labels themselves, wherever they lie and however they are augmented."""
+        """A fingerprint of the images and labels themselves, wherever they lie and however they are augmented."""
         if facts.kind == "embedded":
             return digest_of(facts.source, *self.drawing())
         if facts.kind != "real":  # mode=predict looks at other files, and fetches nothing
@@ -90,7 +90,7 @@ class ArraySource(DataSource):
         return Preprocessing(Centre(side, side, channels, limits), *self.normalisation(), limits)  # type: ignore[arg-type]
 
     def normalisation(self) -> tuple[Channels | None, Channels | None]:
-        """Mean and std by which this source's images are normalised."""
+        """The mean and the standard deviation by which this source's images are normalised."""
         return normalisation(self.options, self.mean, self.std)
 
     def open(self, facts: Facts) -> Splits:
@@ -108,7 +108,7 @@ class ArraySource(DataSource):
         )
 
     def refuse_labels(self, labels: dict[Path, Any], classes: int) -> None:
-        """Refuse a set that has labels outside its classes.
+        """Refuse a data set that has labels outside 0 to ``classes`` - 1.
 
         Raises:
             UserError: some are not; how many, and where the first is.

@@ -1,4 +1,4 @@
-"""Small images in memory with the usual augmentation, a whole batch at a time."""
+"""A training set of small images in memory, with the usual augmentation, a whole batch at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AugmentedArrays(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return images[0], labels[0]
 
     def augmented(self, draw: Draw, addresses: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """The augmented batch of these samples: (N, C, H, W) uint8 and labels (N,).
+        """Return the augmented batch of the samples at these addresses: images (N, C, H, W) uint8 and labels (N,).
 
         Args:
             draw: (seed, epoch), from which the augmentation follows.
@@ -47,7 +47,7 @@ class AugmentedArrays(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def shifted(images: torch.Tensor, pad: int, down: np.ndarray, right: np.ndarray) -> torch.Tensor:
-    """Augment images held in arrays by a random shift: cut a window from each image padded with ``pad`` zeros.
+    """Shift each image at random: pad it with ``pad`` zeros on each side and cut a window of its size from it.
 
     Args:
         images: (N, C, H, W).

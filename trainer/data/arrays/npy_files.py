@@ -21,7 +21,7 @@ def keep(folder: Path, split: str, images: Any, labels: Any) -> None:
 
 
 def mapped(folder: Path, split: str) -> Pair:
-    """Map a split's images into memory, as pages that processes share, and read its labels.
+    """Map a split's images into memory, in pages that processes share, and read its labels.
 
     Raises:
         RunFailed: the files are gone or damaged.
@@ -37,8 +37,8 @@ def mapped(folder: Path, split: str) -> Pair:
 
 
 def digest(images: Any, labels: Any) -> str:
-    """SHA-256 of two arrays, values and shapes, by which .npy files of the same arrays are known; 32 hexadecimal
-    digits."""
+    """SHA-256 (32 hexadecimal digits) of the values and shapes of two arrays: the same for .npy files of equal
+    arrays."""
     hashed = hashlib.sha256()
     for array in (images, labels):
         hashed.update(f"{array.dtype.str} {array.shape}\n".encode())

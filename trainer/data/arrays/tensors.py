@@ -1,4 +1,4 @@
-"""A data set of tensors in memory, read a whole batch at a time."""
+"""A map-style data set of tensors in memory, read a whole batch at a time."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class ArrayDataset(Dataset[tuple[Inputs, torch.Tensor]]):
         return each(lambda tensor: tensor[index], self.inputs), self.labels[index]
 
     def batch(self, indices: Any) -> tuple[Inputs, torch.Tensor]:
-        """The samples of these numbers (a list or an integer array), stacked."""
+        """Return the samples with these indices (a list or an integer array), stacked as one batch."""
         chosen = torch.as_tensor(indices)
         return each(lambda tensor: tensor[chosen], self.inputs), self.labels[chosen]

@@ -1,1 +1,1 @@
-"""What happens to training samples between file and batch, all from (seed, epoch, sample)."""
+"""Augmentation of training samples, whose random numbers follow from (seed, epoch, sample)."""

@@ -1,4 +1,4 @@
-"""Boxes in images: random crops and erased patches as torchvision draws them, for many images at once."""
+"""Random boxes in images, for crops and erased patches as torchvision draws them, for many images at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUMBERS = 4 * TRIES
 def random_crops(
     numbers: np.ndarray, heights: np.ndarray, widths: np.ndarray, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> np.ndarray:
-    """Boxes of RandomResizedCrop (Szegedy et al., 2015): a share of the area, an aspect ratio drawn on a log scale.
+    """Draw the boxes of RandomResizedCrop (Szegedy et al., 2015): random area, and aspect ratio on a log scale.
 
     Ten tries; where none fits, the largest centred box whose ratio is within bounds.
 
@@ -35,7 +35,7 @@ def random_crops(
 def random_patches(
     numbers: np.ndarray, heights: np.ndarray, widths: np.ndarray, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> np.ndarray:
-    """Boxes of random erasing (Zhong et al., 2017), smaller than the image; of no size where ten tries do not fit.
+    """Draw the boxes of random erasing (Zhong et al., 2017), smaller than the image; of size 0 if ten tries do not fit.
 
     Arguments and result as of ``random_crops``.
     """

@@ -1,4 +1,4 @@
-"""Random numbers of augmentation: they follow from (seed, epoch, sample) alone. Made for a whole batch at once."""
+"""Random numbers for augmentation, which follow from (seed, epoch, sample) alone; drawn for a whole batch at once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniform(draw: Draw, samples: np.ndarray, count: int) -> np.ndarray:
-    """Draw the augmentation's random numbers in [0, 1), float64 (N, count), from (seed, epoch) and the sample's address
-    (splitmix64).
+    """Draw random numbers in [0, 1), float64 (N, count), from (seed, epoch) and each sample's address (splitmix64).
 
     Args:
         samples: (N,) addresses of samples; one that is repeated in an epoch has another address each time.

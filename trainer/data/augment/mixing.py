@@ -1,4 +1,4 @@
-"""Mixup and CutMix: a batch's samples are blended with each other, and so are their labels."""
+"""Mixup and CutMix, which blend the samples of a batch, and their labels, with each other."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from trainer.data.augment.draws import Draw
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixup (Zhang et al., 2018) and CutMix (Yun et al., 2019) of a worker's batch; with both, each batch draws one
-    of them.
+    """Applies mixup (Zhang et al., 2018) or CutMix (Yun et al., 2019) to a batch; with both, each batch draws one.
 
     Attributes:
         mixup, cutmix: alpha of the Beta distribution that the share is drawn from; 0: not done.
@@ -54,7 +53,7 @@ class Mixing:
 
 
 def blended(images: torch.Tensor, others: torch.Tensor, share: float) -> torch.Tensor:
-    """Mixup's images: ``share`` of the images and the rest of the others; of uint8, rounded."""
+    """Mixup of two image tensors: ``share`` of the images plus 1 - ``share`` of the others; uint8 is rounded."""
     mixed = share * images.float() + (1 - share) * others.float()
     return mixed.round_().to(torch.uint8) if images.dtype == torch.uint8 else mixed.to(images.dtype)
 
@@ -62,7 +61,7 @@ def blended(images: torch.Tensor, others: torch.Tensor, share: float) -> torch.T
 def patched(
     images: torch.Tensor, others: torch.Tensor, share: float, lots: np.random.Generator
 ) -> tuple[torch.Tensor, float]:
-    """CutMix's images: each with a box of another image in it, and the share of pixels that stayed."""
+    """CutMix of two image tensors: paste a box of the others into the images. Also returns the share of pixels kept."""
     height, width = images.shape[-2:]
     side = (1 - share) ** 0.5
     middle = lots.random(2) * (height, width)

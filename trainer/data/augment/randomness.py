@@ -1,4 +1,4 @@
-"""The process-wide random generators, left as they were."""
+"""Seeds the process-wide random generators of torch, Python and numpy for an augmentation, and restores them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 @contextmanager
 def own_randomness() -> Iterator[None]:
-    """While it lasts, an augmentation may use torch's, Python's and numpy's global randomness; afterwards the
-    generators are as before."""
+    """Context manager: restores the global generators of torch, Python and numpy, so that an augmentation may use
+    them."""
     torch_state, python_state, numpy_state = (
         torch.default_generator.get_state(),
         random.getstate(),
@@ -28,12 +28,12 @@ def own_randomness() -> Iterator[None]:
 
 
 def seed_cpu(seed: int) -> None:
-    """Seed the generators of torch, Python and numpy before code of a user's runs, which may ask any of them."""
+    """Seed the global CPU generators of torch, Python and numpy, for user code that draws from them."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def seed_for_sample(seed: int, epoch: int, sample: int) -> None:
-    """Seed these generators with what follows from the run's seed, the epoch and the sample's number alone."""
+    """Seed the global generators of torch, Python and numpy from (seed, epoch, sample) alone."""
     seed_cpu(hash((seed, epoch, sample)) & 0x7FFFFFFFFFFFFFFF)

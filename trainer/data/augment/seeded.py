@@ -12,7 +12,7 @@ from trainer.data.augment.randomness import own_randomness, seed_for_sample
 
 
 class Seeded(Dataset[Any]):
-    """A data set whose augmentation depends on (seed, epoch, sample) alone, not on workers or reading processes."""
+    """Wraps a data set so that its augmentation depends on (seed, epoch, sample) alone, not on workers or processes."""
 
     def __init__(self, dataset: Any, seed: int, mixing: Mixing | None = None) -> None:
         self.dataset = dataset

@@ -1,4 +1,4 @@
-"""data.transforms: further changes of training images, torchvision's transforms v2 or one's own, tried before the start."""
+"""data.transforms: the user's own changes of training images (e.g. torchvision's v2), tried before the start."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ Nodes = Sequence[Mapping[str, Any]]
 
 
 class Transforms:
-    """data.transforms in their order, called with an image (C, H, W) uint8; each returns another of the same shape
-    and type.
+    """Applies data.transforms in order to an image (C, H, W) uint8. Each returns another of the same shape and dtype.
 
     Args:
         nodes: of each its ``_target_`` and that one's arguments.
@@ -72,12 +71,12 @@ def try_out(nodes: Nodes, side: int) -> None:
 
 
 def named(place: int) -> str:
-    """The config key of one of the transforms, for messages."""
+    """The config key of one of data.transforms, for error messages."""
     return f"data.transforms[{place}]"
 
 
 def unlike(changed: Any, image: torch.Tensor) -> str:
-    """How a transformed image differs from what is wanted (shape, type); empty when it does not."""
+    """Return how a transformed image's shape or dtype differs from the original's, or '' if they are the same."""
     if not isinstance(changed, torch.Tensor):
         return f"gives a {type(changed).__name__} instead of a tensor {tuple(image.shape)} of uint8"
     if changed.shape == image.shape and changed.dtype == image.dtype:

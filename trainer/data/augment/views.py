@@ -1,4 +1,4 @@
-"""What happens to images between file and batch: crops, flips, RandAugment, erasing; all on uint8."""
+"""Training and validation views of images: crops, flips, RandAugment, erasing; all on uint8."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ COUNT = 2 * NUMBERS + 4
 
 
 def policy_of(name: str, ops: int, magnitude: int, fill: list[int]) -> Callable[[Any], Any] | None:
-    """The augmentation policy of torchvision for a training view: RandAugment (Cubuk et al., 2020), TrivialAugment
-    (Mueller & Hutter, 2021), AutoAugment."""
+    """Return torchvision's augmentation policy of that name. RandAugment (Cubuk et al., 2020), TrivialAugment (Mueller
+    & Hutter, 2021) or AutoAugment."""
     if name == "randaugment":
         return v2.RandAugment(ops, magnitude, fill=fill)  # type: ignore[no-any-return]
     if name == "trivialaugment":
@@ -43,7 +43,7 @@ def policy_of(name: str, ops: int, magnitude: int, fill: list[int]) -> Callable[
 
 @dataclass
 class Augmentation:
-    """The random part that all kinds of images share: flip, policy, the user's transforms, erasing.
+    """The random changes that all kinds of training images share: flip, policy, data.transforms, erasing.
 
     Attributes:
         flip: probability of a horizontal flip.
@@ -69,7 +69,7 @@ class Augmentation:
         return Augmentation(options.flip, policy, options.erasing, torch.tensor(fill, dtype=torch.uint8), transforms)
 
     def finish(self, images: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
-        """Apply flip, policy, transforms and erasing to images, in place where that can be.
+        """Apply flip, policy, data.transforms and erasing to images, in place where possible.
 
         Args:
             images: (N, C, H, W) uint8, already cropped.
@@ -101,7 +101,7 @@ class Augmentation:
 
 @dataclass
 class TrainView:
-    """A random resized crop of each image to (C, size, size), then the rest of the augmentation."""
+    """The training view of an image: a random resized crop to (C, size, size), then flip, policy and erasing."""
 
     size: int
     scale: tuple[float, float]
@@ -121,8 +121,8 @@ class TrainView:
 
 @dataclass
 class WindowView:
-    """The shorter side of each image resized to ``resize``, a window (C, size, size) cut from it at random, then the
-    rest of the augmentation."""
+    """The training view of an image: shorter side resized to ``resize``, then a random window (C, size, size), then
+    flip, policy and erasing."""
 
     resize: int
     size: int
@@ -141,7 +141,7 @@ class WindowView:
 
 @dataclass
 class CentreView:
-    """The view for validation: the shorter side resized to ``resize``, then the centre (C, size, size)."""
+    """The validation view of an image: its shorter side resized to ``resize``, then the centre (C, size, size)."""
 
     resize: int
     size: int
@@ -156,7 +156,7 @@ class CentreView:
 
 
 def shorter_side(image: torch.Tensor, resize: int) -> torch.Tensor:
-    """An image (C, H, W) uint8 whose shorter side is resized to ``resize``.
+    """Resize an image (C, H, W) uint8 so that its shorter side is ``resize``.
 
     Of an image that is more than ``LONGEST`` times as long as wide, what lies further out is cut off before: a strip of
     1 x 60,000 pixels would become one of 12 GB.
@@ -169,8 +169,8 @@ def shorter_side(image: torch.Tensor, resize: int) -> torch.Tensor:
 
 
 def resized(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """A view of an image, resized to (C, height, width) uint8, bilinear with antialiasing as in torchvision; fastest on
-    (H, W, C) in memory."""
+    """Resize an image to (C, height, width) uint8, bilinear with antialiasing as in torchvision. It is fastest for an
+    image that lies in memory as (H, W, C)."""
     if image.shape[-2:] == (height, width):
         return image
     batch = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)  # image[None] is taken for contiguous, which is slower

@@ -1,4 +1,4 @@
-"""Criteo rows read anew in every epoch, a block at a time, for workers that take turns at blocks."""
+"""Criteo rows read anew in every epoch, block by block, for workers that lease blocks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class CriteoBlocks:
-    """Click rows read by block: ``dense`` (N, 13) float32 and ``sparse`` (N, 26) int64 by name, and labels (N,)
-    int64.
+    """A data set of click rows read by block: ``dense`` (N, 13) float32, ``sparse`` (N, 26) int64, labels (N,) int64.
 
     Args:
         files: plain text or .gz.
@@ -76,7 +75,7 @@ class CriteoBlocks:
             tally.check(self.max_bad_fraction)
 
     def left_out(self) -> str:
-        """A sentence about the malformed lines since the last call; empty: there were none."""
+        """Return a sentence about the malformed lines skipped since the last call, or '' if there were none."""
         tally, self.tally = self.tally, RowCounts()
         lines = tally.rows + tally.bad
         return f"{tally.bad} of {lines} lines are malformed and left out, the first: {'; '.join(tally.named)}" if tally.bad else ""  # fmt: skip

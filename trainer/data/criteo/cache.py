@@ -1,4 +1,4 @@
-"""Criteo rows converted once into arrays on disk, which workers map into memory and read by number."""
+"""Criteo rows converted once into arrays on disk, which workers map into memory and read by index."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHOLE = 1 << 40
 
 @dataclass(frozen=True)
 class Conversion:
-    """The conversion of click-log files into arrays, under options that together name a place in the cache.
+    """The conversion of click-log files into cached arrays; files and options together name a folder of the cache.
 
     Attributes:
         files: of each part, its rows' source; parts: which rows of these; names of both are those of the parts.
@@ -37,7 +37,7 @@ class Conversion:
     root: Path
 
     def folder(self) -> Path:
-        """The cache folder of the arrays, whether or not they are there; another one when a file has changed."""
+        """The cache folder for the arrays, whether or not they exist; it changes when a source file changes."""
         stats = {str(p): p.stat() for files in self.files.values() for p in files}
         known = {
             "version": VERSION, "hash_size": self.hash_size,
@@ -49,11 +49,11 @@ class Conversion:
         return self.root / digest
 
     def done(self) -> dict[str, Any] | None:
-        """The note of finished arrays (rows of each part, bad lines); None when they are not there."""
+        """Return the note of the finished conversion (rows of each split, bad lines), or None if it is not finished."""
         return known(self.folder())
 
     def convert(self, most_bad: float, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
-        """Convert the text into arrays unless they are there; of several processes one does it.
+        """Convert the text into arrays unless they exist; one of several processes does it while the others wait.
 
         Args:
             most_bad: greatest share of malformed lines.
@@ -88,12 +88,12 @@ class Conversion:
 
 
 def id_type(hash_size: int | None) -> type[np.integer[Any]]:
-    """The type of ids on disk: four bytes where they fit."""
+    """The numpy integer type in which ids are stored on disk: int32 if they fit, else int64."""
     return np.int32 if hash_size is not None and hash_size <= 2**31 else np.int64
 
 
 class RowWriter:
-    """Appends click rows to the three array files of a part."""
+    """Appends click rows to the three array files (label, dense, sparse) of a split."""
 
     def __init__(self, folder: Path, hash_size: int | None) -> None:
         folder.mkdir(parents=True)
@@ -109,15 +109,14 @@ class RowWriter:
             file.write(array[chosen].tobytes())
 
     def close(self) -> int:
-        """Close the files; returns the number of rows."""
+        """Close the files and return the number of rows written."""
         for file in self.files:
             file.close()
         return self.rows
 
 
 class CriteoArrays(Dataset[Any]):
-    """Click rows of a part by number: ``dense`` (N, 13) float32 and ``sparse`` (N, 26) int64 by name, labels (N,)
-    int64."""
+    """The data set of a split's click rows: ``dense`` (N, 13) float32, ``sparse`` (N, 26) int64 and labels (N,)."""
 
     def __init__(self, folder: Path, rows: int, hash_size: int | None) -> None:
         self.rows = rows
@@ -129,7 +128,7 @@ class CriteoArrays(Dataset[Any]):
         return self.rows
 
     def batch(self, indices: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """The click rows of these numbers (a list or an integer array)."""
+        """Return the click rows with these indices (a list or an integer array) as one batch."""
         chosen = np.asarray(indices)
         inputs = {
             "dense": torch.from_numpy(self.dense[chosen]),

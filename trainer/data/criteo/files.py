@@ -1,4 +1,4 @@
-"""Criteo files as blocks of rows: which files, where a block begins and ends, and what to do about bad lines."""
+"""Finds Criteo files, cuts them into blocks of rows, and counts and refuses bad lines."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ MOST_NAMED = 5
 
 
 def find(given: Any, key: str) -> list[Path]:
-    """The click-log files that a path, a folder, a pattern or a list of these means: each real file once, sorted by
-    name.
+    """Find the click-log files of a path, folder, pattern or list of these: each real file once, sorted by name.
 
     Raises:
         UserError: something means no file; an empty file; a name that ends in .gz without being such.
@@ -39,7 +38,7 @@ def find(given: Any, key: str) -> list[Path]:
 
 
 def other_names(*given: Any) -> str:
-    """A sentence about files that are given under several names; empty where there are none."""
+    """Return a sentence about files that are given under several names, or '' if there are none."""
     others = [name for one in given if one is not None for name in distinct(_meant(one, "data.path"))[1]]
     return f"{len(others)} names of the same files are passed over: {some(others)}" if others else ""
 
@@ -75,8 +74,8 @@ def _check(path: Path, key: str) -> None:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of one file: the lines whose first byte is at ``start`` or later and before ``end`` (None: up to its
-    end)."""
+    """A block of one file: the lines whose first byte is in [``start``, ``end``); ``end=None``: up to the file's
+    end."""
 
     path: Path
     number: int
@@ -85,8 +84,7 @@ class Block:
 
 
 def blocks_of(files: list[Path], size: int) -> list[Block]:
-    """Cut Criteo's files into blocks: plain text every ``size`` bytes, each .gz file as one block, because it is read
-    from its beginning."""
+    """Cut Criteo's files into blocks: plain text every ``size`` bytes; each .gz file is one block."""
     found = []
     for number, path in enumerate(files):
         if path.suffix == ".gz":
@@ -98,8 +96,7 @@ def blocks_of(files: list[Path], size: int) -> list[Block]:
 
 
 def pieces(block: Block, key: str = "data.path") -> Iterator[tuple[int, bytes]]:
-    """Read a block of a Criteo file in pieces of about a MiB: the first byte's place in the (unpacked) file, and whole
-    lines.
+    """Read a block of a Criteo file in pieces of whole lines, about 1 MiB each, with their offset in the unpacked file.
 
     Args:
         key: that names the file, for messages.
@@ -152,21 +149,21 @@ def _cut(text: bytes, place: int, end: int | None, last: bool) -> int:
 
 @dataclass
 class RowCounts:
-    """Counts rows and bad lines, and remembers the first few bad ones by name."""
+    """Counts the rows and the bad lines of click logs, and remembers where the first few bad ones are."""
 
     rows: int = 0
     bad: int = 0
     named: list[str] = field(default_factory=list)
 
     def add(self, parsed: Parsed, where: str, lines_before: int) -> None:
-        """Count a parsed piece; ``where`` begins the names of its bad lines, which count from 1."""
+        """Count the rows of a parsed piece; ``where`` is its file, for naming its bad lines (from 1)."""
         self.rows += len(parsed.labels)
         self.bad += len(parsed.bad)
         for line, reason in parsed.bad[: max(0, MOST_NAMED - len(self.named))]:
             self.named.append(f"{where}:{lines_before + line + 1}: {reason}")
 
     def check(self, most: float) -> None:
-        """Refuse data with too great a share of malformed lines, or without any row.
+        """Refuse data with too large a share of malformed lines, or without any row.
 
         Raises:
             UserError: with the first few bad lines.
@@ -181,7 +178,7 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class SplitRows:
-    """Which rows of the files belong to a split: all, or one side of a division by a hash of each row's place.
+    """Selects the rows that belong to a split: all rows, or one side of a division by a hash of each row's place.
 
     Attributes:
         fraction: share of the rows that is held out; 0: none.
@@ -192,7 +189,7 @@ class SplitRows:
     held_out: bool = False
 
     def chosen(self, offsets: np.ndarray, number: int) -> np.ndarray:
-        """Which of the rows that begin at these bytes (N,) of file ``number`` belong to this part."""
+        """A mask (N,) of the rows that belong to this split; ``offsets`` (N,): their first bytes in file ``number``."""
         if not self.fraction:
             return np.full(len(offsets), not self.held_out)
         key = np.uint64((number + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
@@ -202,8 +199,7 @@ class SplitRows:
 
 
 def rows_of(block: Block, hash_size: int | None, tally: RowCounts) -> Iterator[tuple[Parsed, int]]:
-    """Read and parse the rows of a block of a Criteo file piece by piece, with the bytes before each; bad lines are
-    counted and left out.
+    """Read and parse a block of a Criteo file, piece by piece; bad lines are counted and left out.
 
     A bad line's name is ``file:line``, or in a block that begins within the file ``file, from byte N:line``.
     """

@@ -1,4 +1,4 @@
-"""Criteo's text format to arrays, a whole block of bytes at once: label, 13 integers, 26 tokens, separated by tabs.
+"""Parses Criteo's text (label, 13 integers, 26 tokens, separated by tabs) into arrays, a whole block at a time.
 
 A word of eight bytes is read at the start of every field of a block, and all fields are worked on together: digits by
 arithmetic within the word, tokens by a hash that takes eight bytes a round. Nothing is done row by row.
@@ -28,7 +28,7 @@ WORD = 8
 
 @dataclass
 class Parsed:
-    """The good rows of a parsed block, and what was wrong with the others.
+    """The good rows of a parsed block as arrays, and what is wrong with its bad lines.
 
     Attributes:
         labels: (N,) uint8; dense: (N, 13) float32; sparse: (N, 26) int64.
@@ -46,7 +46,7 @@ class Parsed:
 
 
 def parse(block: bytes, hash_size: int | None, label: str = "checked") -> Parsed:
-    """Parse whole lines of click logs, each ended by a newline (and perhaps a carriage return before it).
+    """Parse whole lines of click logs, each ended by a newline (or by carriage return and newline).
 
     Args:
         block: any bytes; empty, or with a newline at the end.
@@ -112,8 +112,8 @@ def _reasons(
 def integers(
     text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, words: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Parse decimal fields, ``-`` and up to 18 digits or empty, as float64, and tell which are valid; all of one
-    shape."""
+    """Parse decimal fields (empty, or up to 18 digits with an optional ``-``) as float64; also returns which are
+    valid."""
     negative = (lengths > 0) & ((words & np.uint64(0xFF)) == MINUS)
     digits = lengths - negative
     words = np.where(negative, words >> np.uint64(8), words)
@@ -154,7 +154,7 @@ SLOT_KEYS = mixed((np.arange(SLOTS, dtype=np.uint64) + np.uint64(1)) * np.uint64
 def hashed(
     block: bytes, starts: np.ndarray, lengths: np.ndarray, words: np.ndarray, hash_size: int | None
 ) -> np.ndarray:
-    """The ids (N, 26) int64 of tokens of any length, a function of slot and token alone.
+    """Hash tokens of any length into ids (N, 26) int64, which depend on slot and token alone.
 
     Begins with ``mixed(slot's key + length)``; each eight bytes, the last ones filled up with zeros, are added by
     exclusive or and mixed again. Then modulo ``hash_size``, or without it the upper 63 bits.

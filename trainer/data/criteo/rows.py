@@ -1,4 +1,4 @@
-"""Criteo's rows for mode=predict and for the logged model: with a label, which is not looked at, or without."""
+"""Reads Criteo's rows, with or without a label, for mode=predict and for the logged model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from trainer.data.rows import RowReader, Rows
 
 
 class CriteoRowReader(RowReader):
-    """Reads click rows of 13 integers and 26 tokens for mode=predict and the logged model, with a label before them
-    or without.
+    """Reads click rows of 13 integers and 26 tokens, with or without a label, for mode=predict and the logged model.
 
     Args:
         hash_size: ids are below it; None: below 2^63.

@@ -1,4 +1,4 @@
-"""data=criteo: click logs in Criteo's text format, from a cache of arrays or read anew in every epoch."""
+"""data=criteo: click logs in Criteo's text format, read from a cache of arrays or anew in every epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLE = 1 << 18
 
 
 class RowFiles(DataSource):
-    """Base of data sources of rows ``label <tab> 13 integers <tab> 26 tokens`` in files; see docs/ctr.md."""
+    """Base class of data sources of files of rows ``label <tab> 13 integers <tab> 26 tokens``; see docs/ctr.md."""
 
     Options = CriteoRows
     options: CriteoRows
@@ -32,7 +32,7 @@ class RowFiles(DataSource):
         )  # fmt: skip
 
     def fingerprint(self, facts: Facts) -> str:
-        """The fingerprint by the files' names, sizes and times, by which their conversion is found again."""
+        """A fingerprint of the files' names, sizes and times, by which their conversion is found again."""
         try:
             return self._conversion().folder().name[-36:]
         except UserError:  # mode=predict looks at other files, and these need not be there
@@ -42,7 +42,7 @@ class RowFiles(DataSource):
         return {"_target_": "trainer.data.criteo.rows.CriteoRowReader", "hash_size": self.options.hash_size}
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
-        """Convert the text into arrays before the workers start; without cache, the validation rows alone.
+        """Before the workers start: convert the text into arrays; with data.cache=false, only the validation rows.
 
         Raises:
             UserError: more lines are malformed than data.max_bad_fraction, or a file is broken.
@@ -95,7 +95,7 @@ class RowFiles(DataSource):
 
 
 class Criteo(RowFiles):
-    """data=criteo: click-log files of the user's own.
+    """data=criteo: the user's own click-log files.
 
     The rows are counted by reading them. Until ``prepare`` has done so, the facts hold an estimate from the beginning
     of each file.
@@ -105,7 +105,7 @@ class Criteo(RowFiles):
     options: CriteoData
 
     def facts(self, global_batch_size: int) -> Facts:
-        """Find the files, and look at the first rows of each.
+        """Find the files and parse the first rows of each.
 
         Raises:
             UserError: there are no files, or what they hold is not in Criteo's format.

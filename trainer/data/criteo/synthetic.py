@@ -17,8 +17,8 @@ FILES = 4
 
 
 class SyntheticCriteo(RowFiles):
-    """data=synthetic_criteo: rows drawn by a teacher into the user's cache: three text files and a .gz to train, one
-    to validate."""
+    """data=synthetic_criteo: rows drawn by a teacher into the user's cache. Three text files and a .gz to train, one
+    file to validate."""
 
     Options = SyntheticCriteoData
     options: SyntheticCriteoData
@@ -30,7 +30,7 @@ class SyntheticCriteo(RowFiles):
         )
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
-        """Draw the files unless they are there, then prepare them as Criteo's own."""
+        """Draw the files unless they exist, then prepare them as Criteo's own."""
         drawn = made_once(self._folder(), lambda part: self._write(part, progress))
         facts = super().prepare(facts, progress)
         return self._facts(_name(drawn), facts.train_samples, facts.val_samples, drawn["auc"])

@@ -1,4 +1,4 @@
-"""A planted truth for click rows: a teacher draws features and labels, so the AUC that no model can exceed is known."""
+"""A teacher model that draws click rows and their labels, so that the best possible AUC is known."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ MOST = 65536
 
 @dataclass(frozen=True)
 class DrawnRows:
-    """Click rows as numbers: ids (N, 26) of -1 (empty) and up, integers (N, 13), which of these are missing, and the
-    truth.
+    """Drawn click rows: ids (N, 26) from -1 (empty) up, integers (N, 13), which of them are missing, true logits.
 
     Attributes:
         probability: (N,) that the label is 1; labels: (N,) drawn from it.
@@ -38,8 +37,8 @@ class DrawnRows:
 
 
 class Teacher:
-    """The planted truth: logit = bias + a weight per token + a weight per number + products of latent numbers of six
-    pairs of slots.
+    """The teacher model that draws synthetic click rows. Its logit = bias + a weight per token + a weight per number +
+    products of latent numbers of six pairs of slots.
 
     Args:
         seed: of its weights.
@@ -54,7 +53,7 @@ class Teacher:
         self.cumulated = [np.cumsum(1.0 / np.arange(1, n + 1) ** ZIPF) for n in self.sizes]
 
     def draw(self, rows: int, generator: np.random.Generator) -> DrawnRows:
-        """Draw so many click rows with their labels."""
+        """Draw ``rows`` click rows with their labels."""
         ids = np.empty((rows, SLOTS), dtype=np.int64)
         for slot, cumulated in enumerate(self.cumulated):
             ids[:, slot] = np.searchsorted(cumulated, generator.random(rows, np.float32) * cumulated[-1])
@@ -67,7 +66,7 @@ class Teacher:
         return DrawnRows(ids, integers, missing, probability, (generator.random(rows) < probability).astype(np.uint8))
 
     def logits(self, ids: np.ndarray, integers: np.ndarray, missing: np.ndarray) -> np.ndarray:
-        """The teacher's logits (N,) of rows; an empty field adds nothing."""
+        """The teacher's logits (N,) of click rows; an empty field adds nothing."""
         total = np.where(missing, 0.0, (integers - LEAST) / SPAN - 0.5) @ self.numbers + BIAS
         for slot in range(SLOTS):
             total += np.append(self.tokens[slot], 0.0)[ids[:, slot]]
@@ -87,7 +86,7 @@ def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def write(file: IO[bytes], rows: DrawnRows) -> None:
-    """Write the rows that the teacher model has labelled as text in Criteo's format.
+    """Write the teacher's click rows as text in Criteo's format.
 
     Every field has its place in a table of bytes, filled up with zeros, which are then left out.
     """

@@ -105,7 +105,7 @@ _KINDS: dict[str, tuple[Callable[[_Canvas], None], float]] = {
 
 
 def centre(kind: str, pixels: int, rng: np.random.Generator) -> tuple[Image.Image, float]:
-    """The flower's middle as an RGBA square of `pixels`, and its radius as a fraction of the petals' length."""
+    """Draw the middle of a flower: an RGBA square of `pixels`, and its radius as a fraction of the petals' length."""
     draw, radius = _KINDS[kind]
     canvas = _Canvas(pixels, rng)
     draw(canvas)

@@ -23,19 +23,18 @@ _WORTH_A_PROCESS = 24  # pictures; below that, starting an interpreter costs mor
 
 
 def folder(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> Path:
-    """The cache folder of the drawn set with these parameters, whether or not it has been drawn."""
+    """The cache folder for the flowers drawn with these parameters, whether or not they exist."""
     name = f"v{VERSION}-seed{seed}-{per_class}x{size}px"
     return cache_root() / "drawn-flowers" / (name if classes == CLASSES else f"{name}-first{classes}")
 
 
 def is_drawn(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> bool:
-    """Whether the whole set has been drawn. Reads one small file; a set from which pictures were deleted still
-    counts."""
+    """Whether all flowers with these parameters were drawn. Reads one small file, so it misses deleted pictures."""
     return known(folder(seed, per_class, size, classes)) is not None
 
 
 def class_names() -> list[str]:
-    """The readable names of the 102 classes of the flowers to draw, all different, in the order of the labels."""
+    """The readable, distinct names of the 102 flower classes, in the order of the labels."""
     return [kind.name for kind in species()]
 
 
@@ -47,7 +46,7 @@ def draw(
     processes: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Draw the set unless it is there; returns its folder.
+    """Draw all flowers with these parameters unless they exist; returns their folder.
 
     `per_class` pictures for each of the first `classes` classes in each of train and val, shorter side `size` pixels.
     The same arguments give the same bytes whatever `processes` is (default: one for each usable core, at most 16).

@@ -183,7 +183,8 @@ def _bloom(
 
 
 def paint(kind: Species, size: int, rng: np.random.Generator) -> Image.Image:
-    """One RGB picture of the class, its shorter side `size` pixels, its longer at most 1.25 times that."""
+    """Paint one RGB picture of a flower class; its shorter side is `size` pixels, its longer at most 1.25 times
+    that."""
     long = round(size * rng.uniform(1.0, 1.25))
     width, height = (long, size) if rng.random() < 0.6 else (size, long)
     canvas = _backdrop(width, height, rng)
@@ -206,7 +207,7 @@ def paint(kind: Species, size: int, rng: np.random.Generator) -> Image.Image:
 
 
 def jpeg(picture: Image.Image) -> bytes:
-    """The picture as a JPEG file's bytes."""
+    """Encode a picture as the bytes of a JPEG file."""
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG", quality=88)
     return buffer.getvalue()

@@ -97,7 +97,7 @@ def _pattern(pattern: str, t: Floats, s: Floats, edge: Floats, rng: np.random.Ge
 def petal(
     shape: str, pattern: str, first: Colour, second: Colour, widen: float, pixels: int, rng: np.random.Generator
 ) -> Image.Image:
-    """One petal, RGBA, `pixels` long from base to tip, `widen` times as wide as its shape's usual width."""
+    """Draw one petal as RGBA, `pixels` long from base to tip, `widen` times as wide as its shape's usual width."""
     aspect = SHAPES[shape][1] * widen
     height = round(pixels * (1 + 2 * _MARGIN))
     width = max(8, round(pixels * (aspect + 2 * _MARGIN)))
@@ -136,7 +136,7 @@ def petal(
 
 
 def leaf(colour: Colour, slender: float, pixels: int, rng: np.random.Generator) -> Image.Image:
-    """One green leaf with its midrib and side veins, RGBA, `pixels` long and `slender` times as wide."""
+    """Draw one green leaf with midrib and side veins as RGBA, `pixels` long and `slender` times as wide."""
     height, width = pixels, max(8, round(pixels * slender))
     t = (np.arange(height, dtype=np.float32)[:, None] + 0.5) / height
     u = (np.arange(width, dtype=np.float32)[None, :] + 0.5) / width * 2 - 1

@@ -1,4 +1,4 @@
-"""The 102 classes of the drawn flowers: what distinguishes each one, and what it is called. Plain data, no imports."""
+"""The 102 classes of the drawn flowers: their shapes, colours and names. Plain data, no imports."""
 
 from dataclasses import dataclass, replace
 
@@ -56,7 +56,7 @@ CENTRES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Species:
-    """What all pictures of one class have in common."""
+    """The parameters that all pictures of one flower class share."""
 
     colour: str
     shape: str
@@ -68,7 +68,7 @@ class Species:
 
     @property
     def name(self) -> str:
-        """A readable name that tells this class from the 101 others."""
+        """A readable name of this flower class, different from the other 101."""
         doubled = {1: "", 2: "double ", 3: "triple "}[self.layers]
         pattern = PATTERNS[self.pattern].format(self.second)
         words = [f"{_NUMBERS[self.petals]}-petalled", pattern, f"{doubled}{self.colour}", SHAPES[self.shape][0]]
@@ -121,7 +121,7 @@ _FAMILIES: list[tuple[Species, int, dict[str, str | int]]] = [
 
 
 def species() -> list[Species]:
-    """The classes in the order of their labels, 0 to 101."""
+    """All flower classes in the order of their labels, 0 to 101."""
     return [
         kind
         for first, other_petals, other_trait in _FAMILIES

@@ -1,4 +1,4 @@
-"""One process of the drawing: paints its share of a set's pictures into a folder that `drawn_flowers.draw` has made.
+"""A drawing process, which paints its share of the flowers into the folder that `drawn_flowers.draw` has made.
 
 Run as `python -m trainer.data.drawn_flowers.worker '<job as JSON>'`. On standard output it writes one line `.` for each
 picture and, if the file system refuses, one line `{"errno": ..., "strerror": ..., "filename": ...}` before it exits
@@ -20,7 +20,7 @@ SPLITS = ("train", "val")
 
 @dataclass(frozen=True)
 class Job:
-    """A drawing process's share of a set: every `workers`-th picture, beginning with number `worker`."""
+    """A drawing process's share of the pictures: every `workers`-th one, beginning with number `worker`."""
 
     folder: str
     seed: int
@@ -32,7 +32,7 @@ class Job:
     parent: int  # the process id of the caller
 
     def command(self) -> list[str]:
-        """The command line that draws this share in a process."""
+        """The command line that draws this share in a process of its own."""
         return [sys.executable, "-m", "trainer.data.drawn_flowers.worker", json.dumps(asdict(self))]
 
     def pictures(self) -> Iterator[tuple[int, int, int]]:
@@ -44,7 +44,7 @@ class Job:
 
 
 def picture_path(folder: Path, split: int, label: int, index: int) -> Path:
-    """The path to which a drawing worker writes a flower's picture, in the folders of torchvision's ImageFolder."""
+    """The path of one drawn flower picture, in the folder layout of torchvision's ImageFolder."""
     return folder / SPLITS[split] / f"{label:03d}" / f"{index:02d}.jpg"
 
 
@@ -70,7 +70,7 @@ def _draw(job: Job) -> None:
 
 
 def main() -> None:
-    """Draw the share that the command line names."""
+    """Draw the share of the flowers that the command line names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the caller ends us in order
     _draw(Job(**json.loads(sys.argv[1])))
 

@@ -1,1 +1,1 @@
-"""Images of any size in files: which there are, what they hold, how they are decoded and kept."""
+"""Image files of any size: listed, checked, decoded and cached."""

@@ -1,4 +1,4 @@
-"""Images decoded once: checked, and kept as uint8 in a file that all workers of a host map into memory."""
+"""The cache of decoded images: one file of uint8 pixels that all workers of a host map into memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Tell = Callable[[int, int], None]
 
 
 class Decoded:
-    """The decoded images of a listing in one mapped file, one image after the other, each as (H, W, 3) uint8."""
+    """The decoded images of a listing in one memory-mapped file, each as (H, W, 3) uint8, one after the other."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -54,15 +54,14 @@ def _damaged(folder: Path, error: Exception) -> RunFailed:
 
 
 def verified(listing: Listing, tell: Tell) -> dict[str, str]:
-    """Decode every image of a listing and keep none; returns name -> reason of those that are broken."""
+    """Decode every image of a listing without keeping the pixels. Returns the broken ones: name -> reason."""
     bad: dict[str, str] = {}
     _each(listing, np.arange(len(listing)), lambda number: decode(listing.read(number), listing.limits), bad, tell)
     return bad
 
 
 def keep_decoded(listing: Listing, folder: Path, tell: Tell) -> dict[str, str]:
-    """Decode a listing's images into the cache folder unless that is done already; returns name -> reason of broken
-    ones.
+    """Decode a listing's images into the cache folder unless they are there. Returns the broken ones: name -> reason.
 
     Decoded images of an earlier state of the same data, which lie beside the folder, are removed.
     """

@@ -1,4 +1,4 @@
-"""A split of images as a data set: batches of uint8 images, decoded from files or cut from the decoded cache."""
+"""The data set of a split of images: batches of uint8 images, decoded from files or read from the decoded cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ View = Callable[[Iterator[torch.Tensor], np.ndarray, Draw, np.ndarray], torch.Te
 
 
 class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """A split's data set: images (3, S, S) uint8 and labels of a listing.
+    """The data set of a split of images: images (3, S, S) uint8 and the labels of a listing.
 
     Args:
         view: makes a batch of equal size of images of any size.
@@ -45,7 +45,7 @@ class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return images[0], labels[0]
 
     def image(self, number: int) -> torch.Tensor:
-        """One whole decoded image (3, H, W).
+        """Return one whole decoded image (3, H, W), before any crop.
 
         Raises:
             RunFailed: it cannot be read or decoded; with its name.
@@ -63,7 +63,7 @@ class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             ) from error
 
     def augmented(self, draw: Draw, addresses: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """The augmented batch of these samples: (N, 3, S, S) uint8 and labels (N,).
+        """Return the augmented batch of the samples at these addresses: (N, 3, S, S) uint8 and labels (N,).
 
         Args:
             draw: (seed, epoch), from which the augmentation follows.

@@ -1,4 +1,4 @@
-"""Encoded images to uint8 tensors: torchcodec, and Pillow for what torchcodec does not read as it should."""
+"""Decodes images to uint8 tensors with torchcodec, or with Pillow where torchcodec does not read them correctly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BITS_PER_SAMPLE, SAMPLE_FORMAT, PHOTOMETRIC = 258, 339, 262
 
 
 def decode(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
-    """Decode an image to (3, H, W) uint8, turned as its EXIF orientation says; grey and transparent ones become RGB.
+    """Decode an image to (3, H, W) uint8, turned as its EXIF orientation demands; grey and transparent ones become RGB.
 
     In memory it lies as (H, W, 3), which is what resizing is fastest on. Of an animation, the first frame. 16 bits
     become 8 by the range of the type: 65535 becomes 255.
@@ -38,7 +38,7 @@ def decode(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
 
 
 def decode_grey(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
-    """Decode an image to (1, H, W) uint8; grey ones exactly as they are.
+    """Decode an image to one grey channel (1, H, W) uint8; grey images keep their exact values.
 
     Raises:
         BadImage: as ``decode``.

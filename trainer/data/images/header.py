@@ -1,4 +1,4 @@
-"""What the header of an encoded image says, read without torch."""
+"""Reads the header of an encoded image (its size, or why it is no image) without torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 
 
 class BadImage(Exception):
-    """An image cannot be decoded; why, in one line."""
+    """The error for an image that cannot be decoded; its text is the reason, in one line."""
 
 
 def opened(content: bytes, limits: Limits = DEFAULTS) -> Image:
-    """Open an encoded image with Pillow, which reads the header alone until the pixels are asked for.
+    """Open an encoded image with Pillow, which reads only the header until the pixels are needed.
 
     Raises:
         BadImage: it is of none of ``FORMATS``, whatever its name says; the header is not readable; or the image has
@@ -46,7 +46,7 @@ def opened(content: bytes, limits: Limits = DEFAULTS) -> Image:
 
 
 def size_of(content: bytes, limits: Limits = DEFAULTS) -> tuple[int, int]:
-    """Height and width of an image as ``decode`` would give them, from the header alone.
+    """The height and width that ``decode`` would give an image, from its header alone.
 
     Raises:
         BadImage: as ``opened``.
@@ -61,8 +61,7 @@ def size_of(content: bytes, limits: Limits = DEFAULTS) -> tuple[int, int]:
 
 
 def reason(error: Exception) -> str:
-    """The reason why an image's header or pixels cannot be decoded, in one line, without the place in the decoder's
-    source."""
+    """Word in one line why an image cannot be decoded, without the location in the decoder's source."""
     line = why(error)
     if not str(error).strip() or not isinstance(error, (OSError, ValueError, SyntaxError, RuntimeError)):
         line = f"breaks its decoder, {type(error).__name__}" + f": {line}" * bool(str(error).strip())

@@ -1,4 +1,4 @@
-"""Which images a split has: where their bytes lie and what their labels are. Imports nothing heavy."""
+"""The listing of a split's images: where their bytes lie and what their labels are. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm",
 
 @dataclass
 class Listing:
-    """The images of a split: where their bytes lie, and their labels.
+    """The list of a split's images: where their bytes lie, and their labels.
 
     Attributes:
         files: paths of the files that hold the images, each once.
@@ -46,7 +46,7 @@ class Listing:
 
     @staticmethod
     def of_files(paths: list[str], labels: np.ndarray, limits: Limits = DEFAULTS) -> Listing:
-        """The listing of files with one image each."""
+        """Make a listing of files that hold one image each."""
         spans = np.tile(np.array([0, -1], np.int64), (len(paths), 1))
         everything = np.arange(len(paths))
         return Listing(paths, everything, spans, labels, [printable(path) for path in paths], everything, limits)
@@ -55,7 +55,7 @@ class Listing:
         return len(self.file)
 
     def read(self, number: int) -> bytes:
-        """The bytes of an encoded image of this listing.
+        """Read the encoded bytes of the image with this index.
 
         Raises:
             OSError: the file is gone, or no regular file any more, or larger than the limit.
@@ -64,18 +64,18 @@ class Listing:
         return read_regular(self.files[self.file[number]], self.limits, start, length)
 
     def without(self, names: set[str]) -> Listing:
-        """This listing without the images of these numbers."""
+        """A copy of this listing without the images with these indices."""
         if not names:
             return self
         return self._only(np.array([name not in names for name in self.names], bool))
 
     def split(self, fraction: float, seed: int) -> tuple[Listing, Listing]:
-        """Divide this listing into training and validation: that share of each class is held out."""
+        """Divide this listing into training and validation; ``fraction`` of each class is held out for validation."""
         out = held_out(self.labels, fraction, seed)
         return self._only(~out).renumbered(), self._only(out).renumbered()
 
     def renumbered(self) -> Listing:
-        """A copy of this listing whose samples count as a whole set of their own."""
+        """A copy of this listing whose samples are numbered from 0, as a whole data set of their own."""
         return replace(self, number=np.arange(len(self)))
 
     def _only(self, chosen: np.ndarray) -> Listing:
@@ -86,7 +86,7 @@ class Listing:
         )  # fmt: skip
 
     def digest(self) -> str:
-        """24 hexadecimal digits of what is listed and of the files' sizes and times."""
+        """A hash (24 hexadecimal digits) of what is listed, and of the files' sizes and times."""
         hashed = hashlib.blake2b(digest_size=12)
         for path in self.files:
             about = os.stat(path)
@@ -97,12 +97,12 @@ class Listing:
 
 
 def is_image(path: str) -> bool:
-    """Whether a file's name is that of an image."""
+    """Whether a file's name ends like that of an image."""
     return path.lower().endswith(EXTENSIONS)
 
 
 def images_in(folder: Path) -> tuple[list[str], list[str]]:
-    """Paths of all images in a folder and the folders in it, relative to it, sorted; and links that are not followed.
+    """List all images below a folder as sorted relative paths; also returns the links that are not followed.
 
     Links to folders are followed, each folder once. What is no regular file is listed: its row says so.
     """
@@ -112,13 +112,13 @@ def images_in(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def class_folders(root: Path) -> list[str]:
-    """List the class folders of an image folder, sorted by name; hidden ones and links back do not count."""
+    """List the class folders of an image folder, sorted by name, without hidden ones and links that lead back."""
     found = (entry for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     return sorted(entry.name for entry in found if not (entry.is_symlink() and leads_back(entry.path)))
 
 
 def folder_of_classes(root: Path, classes: list[str], limits: Limits = DEFAULTS) -> Listing:
-    """List the images below ``root/<class>/``, sorted by path; the label is the class's place in ``classes``.
+    """List the images below ``root/<class>/``, sorted by path; the label is the class's index in ``classes``.
 
     Only regular files count, each once: what else has an image's name is in ``passed_over``.
     """
@@ -142,8 +142,7 @@ def _no_classes(root: Path) -> list[str]:
 
 
 def held_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Which of the listed images are held out for validation: the fraction of each class, at least one of those with
-    two."""
+    """A boolean mask of the images held out for validation: ``fraction`` of each class, at least one if it has two."""
     chosen = np.zeros(len(labels), bool)
     random = np.random.default_rng(seed)
     for label in np.unique(labels):

@@ -1,4 +1,4 @@
-"""What data sources of images in files share: the random crop and the centre view, checks, the decoded cache."""
+"""Base of data sources of image files: random crops and centre views, checks, the decoded cache."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ SHARE_OF_MEMORY, SHARE_OF_DISK = 0.25, 0.5
 
 
 class ImageSource(DataSource):
-    """Base of data sources of image files, which become (3, S, S) uint8: a random crop for training, the centre else."""
+    """Base class of data sources of image files, seen as (3, S, S) uint8: random crops to train, else the centre."""
 
     Options = ImagesData
     options: ImagesData
 
     @abstractmethod
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
-        """The training and the validation images, by a look at folders or indices."""
+        """Return the listings of the training and the validation images, from folders or indices."""
 
     def sized(self, facts: Facts, listings: tuple[Listing, Listing] | None = None) -> Facts:
-        """The facts with the size of validation images, and what they say of the cache, if the images are there already."""
+        """Return the facts with the validation images' size, and with how they will be cached if the images are
+        here."""
         side, wide, resize = self._centre()[1], self.options.image_size, self.options.train_resize
         if resize is not None and resize < wide:
             raise UserError(f"data.train_resize={resize}", f"is less than data.image_size={wide}, the window that is cut from it", f"data.train_resize={round(wide * 8 / 7)}")  # fmt: skip
@@ -71,7 +72,7 @@ class ImageSource(DataSource):
         return replace(facts, cached=True, cache=f"{size}, in memory shared by this host's workers ({self._cache_folder()})")  # fmt: skip
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
-        """Decode the images that are to be kept or checked; broken ones end the run, or are left out.
+        """Decode the images that are to be cached or checked; broken images end the run, or are left out.
 
         Raises:
             UserError: images are broken and ``data.on_bad`` is ``error``.
@@ -134,7 +135,7 @@ class ImageSource(DataSource):
         return Preprocessing(Centre(*self._centre(), limits=limits), *normalisation(self.options, MEAN, STD), limits)
 
     def fingerprint(self, facts: Facts) -> str:
-        """The fingerprint by the files' names and sizes and the labels."""
+        """A fingerprint of the files' names and sizes and the labels."""
         told: list[Any] = []
         for listing in self.listings(facts):
             above = os.path.commonpath([os.path.dirname(path) for path in listing.files])
@@ -165,7 +166,7 @@ class ImageSource(DataSource):
 
 
 def decoded_bytes(listing: Listing) -> int:
-    """The memory that an image source's decoded images would take, in bytes, estimated from the headers of some.
+    """Estimate the memory (bytes) that a listing's decoded images would take, from the headers of some of them.
 
     Raises:
         OSError: an image is not there.
@@ -179,5 +180,5 @@ def decoded_bytes(listing: Listing) -> int:
 
 
 def no_such_folder(key: str, folder: Any, what: str) -> UserError:
-    """The error of an image source whose folder is not where the config says."""
+    """The error for an image folder that is not where the config says."""
     return UserError(f"{key}={folder}", f"there is no such folder, which should hold {what}", f"{key}=FOLDER")

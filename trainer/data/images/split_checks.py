@@ -1,4 +1,4 @@
-"""Which classes have images in which split, and which images are in both: what is refused and what is only said."""
+"""Checks the splits of image data: refuses classes without training images, warns of images in both splits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from trainer.wording import some
 
 
 def without(listing: Listing, names: Sequence[str]) -> list[str]:
-    """The classes that have no image in a split."""
+    """The names of the classes that have no image in a split."""
     return [names[n] for n in np.flatnonzero(np.bincount(listing.labels, minlength=len(names)) == 0).tolist()]
 
 
 def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[str], folders: bool) -> None:
-    """Refuse data with a class that has validation images but no training images; of class folders, any class
-    without.
+    """Refuse data with a class that has validation images but no training images; of ``folders``, any class without.
 
     Raises:
         UserError: some have none.
@@ -38,8 +37,7 @@ def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[st
 
 
 def attention(train: Listing, val: Listing, names: Sequence[str]) -> str:
-    """A warning about a split of images that is odd but can be used (names passed over, classes without validation);
-    empty: none."""
+    """Return a warning about a split of images that is odd but usable, or ''."""
     said = []
     if passed := [*train.passed_over, *(name for name in val.passed_over if name not in train.passed_over)]:
         said.append(f"{len(passed)} name{'s are' if len(passed) > 1 else ' is'} passed over: {some(passed)}")
@@ -54,7 +52,7 @@ def attention(train: Listing, val: Listing, names: Sequence[str]) -> str:
 
 
 def in_both(train: Listing, val: Listing) -> list[str]:
-    """Validation images that are also training images by another name, as links make them."""
+    """A sentence for each validation image that is also a training image under another name, e.g. through a link."""
     if not (train.linked or val.linked):
         return []
     known = {identity: path for path, identity in _identities(train)}

@@ -1,4 +1,4 @@
-"""Where the files in a plain tar file lie: headers alone are read, in one pass that only goes forward.
+"""Finds where the files in a plain tar archive lie, by reading headers alone in one forward pass.
 
 A parser of its own instead of ``tarfile``, which reads headers of any length, follows chains of them by recursion, goes
 back where a size is negative, takes sparse files for whole ones, and ends without a word at a damaged header. Formats:
@@ -23,12 +23,12 @@ WITH_DATA = FILES + b"LKxgXSDMVN"
 
 
 class NotTar(Exception):
-    """The file is no plain tar file, or is damaged; why, as the rest of a sentence."""
+    """The error for a file that is no plain tar archive, or is damaged; its text is the rest of a sentence."""
 
 
 @dataclass(frozen=True)
 class TarMember:
-    """A file in a tar file: its name, its first byte, and its length; sparse ones lie otherwise and cannot be read."""
+    """A file in a tar archive: its name, its first byte, and its length. Sparse files cannot be read."""
 
     name: str
     start: int
@@ -37,7 +37,7 @@ class TarMember:
 
 
 def members(file: IO[bytes], total: int) -> Iterator[TarMember]:
-    """The files in a tar file of so many bytes, in their order, without reading their contents.
+    """List the files in a tar archive of ``total`` bytes, in order, without reading their contents.
 
     Raises:
         NotTar: it is none, damaged, or cut off.

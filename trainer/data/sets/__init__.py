@@ -1,1 +1,1 @@
-"""The data sets by name."""
+"""The built-in data sets, one file each."""

@@ -33,7 +33,8 @@ SIDE, CLASSES = 32, 10
 
 
 class Cifar10(ArraySource):
-    """CIFAR-10 as torchvision lays it out; where it cannot be had, 2,000 flowers of 10 species, or a refusal."""
+    """data=cifar10: CIFAR-10 in torchvision's layout; if it cannot be had, 2,000 flowers of 10 species, or a
+    refusal."""
 
     Options = Cifar10Data
     options: Cifar10Data
@@ -82,7 +83,7 @@ class Cifar10(ArraySource):
         return VERSION, DRAWN
 
     def class_names(self, facts: Facts) -> list[str]:
-        """The ten classes' names."""
+        """The names of the ten classes."""
         if facts.kind == "embedded":
             return class_names()[: DRAWN["classes"]]
         path = self._folder() / "batches.meta"
@@ -151,7 +152,7 @@ def _drawn(split: str) -> Pair:
 
 
 def unpickled(path: Path, limits: Limits = DEFAULTS) -> dict[str, Any]:
-    """What a pickled file of CIFAR-10 holds, by name.
+    """Read a pickled file of CIFAR-10 as a dict, without running anything in it.
 
     Raises:
         UserError: it is not such a file.

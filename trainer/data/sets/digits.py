@@ -46,13 +46,13 @@ class Digits(DataSource):
     sees_pictures = True
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
-        """Make a picture like the digits: light strokes on dark ground, 8 x 8 points."""
+        """How a picture becomes an input like the digits: light strokes on dark ground, 8 x 8 pixels."""
         limits = Limits.of(self.options)
         return Preprocessing(Centre(8, 8, channels=1, limits=limits), *normalisation(self.options, MEAN, STD), limits)
 
 
 def read_digits() -> tuple[Any, Any]:
-    """The digits from scikit-learn's own file, read without importing scikit-learn, which takes longer than an epoch.
+    """Read the digits from scikit-learn's own file, without importing scikit-learn, which takes longer than an epoch.
 
     Returns:
         Strokes 0 to 16 as float64 (1797, 8, 8) and the digits as int64 (1797,), as ``sklearn.datasets.load_digits``.

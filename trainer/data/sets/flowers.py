@@ -31,7 +31,7 @@ SIZES = {"trnid": 1020, "valid": 1020, "tstid": 6149}
 
 
 class DrawnFlowers(ImageSource):
-    """Base of sources of 102 classes of procedurally drawn flowers in the user's cache, the same on every machine."""
+    """Base class of data sources of 102 classes of drawn flowers in the user's cache, the same on every machine."""
 
     def class_names(self, facts: Facts) -> list[str]:
         return class_names()
@@ -68,7 +68,7 @@ class DrawnFlowers(ImageSource):
 
 
 class EmbeddedFlowers(DrawnFlowers):
-    """data=embedded_flowers: the drawn flowers, asked for by name."""
+    """data=embedded_flowers: the drawn flowers, chosen by the user."""
 
     Options = EmbeddedFlowersData
     options: EmbeddedFlowersData
@@ -83,7 +83,7 @@ class EmbeddedFlowers(DrawnFlowers):
 
 
 class Flowers102(DrawnFlowers):
-    """data=flowers102: Oxford Flowers-102 by torchvision's loader; where it cannot be had, the drawn flowers or a
+    """data=flowers102: Oxford Flowers-102, read by torchvision; if it cannot be had, the drawn flowers, or a
     refusal."""
 
     Options = Flowers102Data

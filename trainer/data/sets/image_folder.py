@@ -19,8 +19,7 @@ VALIDATION = ("val", "valid", "validation", "test")
 
 
 class ImageFolder(ImageSource):
-    """data=imagefolder: ``root/train/CLASS/...`` with ``root/val/CLASS/...``, or ``root/CLASS/...`` with a part held
-    out by a seed."""
+    """data=imagefolder: ``root/train/CLASS/...`` and ``root/val/CLASS/...``, or ``root/CLASS/...`` split by a seed."""
 
     Options = ImageFolderData
     options: ImageFolderData
@@ -88,5 +87,5 @@ class ImageFolder(ImageSource):
         return train.split(self.options.val_fraction, self.options.split_seed)
 
     def class_names(self, facts: Facts) -> list[str]:
-        """The classes' names, which are their folders'."""
+        """The names of the classes, which are those of their folders."""
         return [printable(name) for name in self._classes()]

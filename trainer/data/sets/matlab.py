@@ -1,4 +1,4 @@
-"""Arrays of numbers from a MATLAB 5 file, as Flowers-102 keeps its lists: that one layout, and never more than a limit.
+"""Reads arrays of numbers from a MATLAB 5 file as Flowers-102 has them, within a limit on memory.
 
 A parser of its own instead of ``scipy.io.loadmat``, which follows cells in cells as deep as a file has them, and unpacks
 whatever a packed element becomes. The layout: MAT-File Level 5 of MATLAB's "MAT-File Format".
@@ -23,11 +23,11 @@ COMPLEX = 0x08
 
 
 class NotMatlab(Exception):
-    """The bytes are no MATLAB 5 file of arrays of numbers; why, as the rest of a sentence."""
+    """The error for bytes that are no MATLAB 5 file of numeric arrays; its text is the rest of a sentence."""
 
 
 def arrays(content: bytes, most: int) -> dict[str, np.ndarray]:
-    """The arrays of numbers in a MATLAB 5 file by name; other contents are passed over.
+    """Read the numeric arrays in a MATLAB 5 file, by name; other contents are skipped.
 
     Args:
         most: bytes that a packed element may become.

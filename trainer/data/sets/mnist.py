@@ -1,4 +1,4 @@
-"""data=mnist: the 70,000 handwritten digits (1, 28, 28) of MNIST, or scikit-learn's drawn larger, with a warning."""
+"""data=mnist: the 70,000 handwritten digits (1, 28, 28) of MNIST, or with a warning scikit-learn's digits enlarged."""
 
 from __future__ import annotations
 
@@ -101,8 +101,7 @@ class Mnist(ArraySource):
 
 
 def enlarged_digits() -> tuple[Pair, Pair]:
-    """A stand-in for MNIST: scikit-learn's 8x8 digits enlarged to (1, 28, 28) uint8, 1,437 for training and 360 for
-    validation."""
+    """Return MNIST's stand-in: scikit-learn's digits enlarged to (1, 28, 28) uint8; 1,437 to train, 360 to validate."""
     import torch
 
     drawn, shown = read_digits()

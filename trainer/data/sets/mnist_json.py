@@ -66,7 +66,7 @@ class MnistJson(DataSource):
         return replace(self._with(counts), cache=facts.cache)
 
     def fingerprint(self, facts: Facts) -> str:
-        """The fingerprint of the images and labels themselves, wherever the file lies."""
+        """A fingerprint of the images and labels themselves, wherever the file lies."""
         noted = known(self._place())
         if noted is None:  # mode=predict looks at other files, and keeps no arrays
             return super().fingerprint(facts)
@@ -84,7 +84,7 @@ class MnistJson(DataSource):
         return Splits(sets[0], sets[1])  # the numbers as they are: the file decides on their range
 
     def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
-        """Nothing is done to an image: the numbers of the file are the inputs."""
+        """Return that images are not preprocessed: the file's numbers are the inputs."""
         return {"resize": None, "crop": None, "channels": 1, "divide": None, "mean": None, "std": None}
 
     def _place(self) -> Path:
@@ -152,11 +152,11 @@ class MnistJson(DataSource):
 
 
 class Unlike(Exception):
-    """A JSON file is not of MNIST's layout: what it lacks, and where."""
+    """The error for a JSON file that is not laid out as MNIST: what it lacks, and where."""
 
 
 class JsonPlace:
-    """Where the JSON reader is in the file: the part, the row, and the numbers of the image so far.
+    """The JSON reader's position in MNIST's file: the part, the row, and the numbers of the image so far.
 
     Attributes:
         split: number of the part; -1 before the first. row: of the image or label that comes next.
@@ -168,7 +168,7 @@ class JsonPlace:
         self._numbers: list[float] = []
 
     def after(self, event: str, value: Any) -> tuple[str, np.ndarray | None, int] | None:
-        """The image or label that this event of the JSON parser ends; None where it ends none.
+        """Take in one event of the JSON parser; return the image or label that it completes, or None.
 
         Raises:
             Unlike: such a file has no such event there.
@@ -220,7 +220,7 @@ class JsonPlace:
 
 
 class LimitedFile:
-    """A file that is refused while it is read if it is too long, or has a number or a text without an end."""
+    """A file object that raises while it is read if the file is too long, or has an endless number or text."""
 
     LONGEST = 1000
     ENDLESS = re.compile(rb'"[^"]{%d}|[^\s,\[\]{}":]{%d}' % (LONGEST, LONGEST))
@@ -230,7 +230,7 @@ class LimitedFile:
         self.total, self.tail = 0, b""
 
     def read(self, size: int = -1) -> bytes:
-        """Read the next bytes, as of any file.
+        """Read the next ``size`` bytes, as from any file.
 
         Raises:
             Unlike: something in it is too long.

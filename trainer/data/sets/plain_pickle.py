@@ -1,4 +1,4 @@
-"""Reads pickles of plain data, as CIFAR's files are, by a parser of its own: nothing in them is ever called or imported.
+"""Reads pickles of plain data, such as CIFAR's, with a parser of its own that never calls or imports anything in them.
 
 A pickle is a program for a small stack machine. This one knows the operations that dicts, lists, tuples, texts, bytes,
 whole numbers and arrays of whole numbers are written with (protocols 0 to 5, of Python 2 and 3); any other is refused.
@@ -33,12 +33,12 @@ TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "b1")
 
 
 class NotPlain(Exception):
-    """The bytes are no pickle of plain data; why, as the rest of a sentence."""
+    """The error for bytes that are no pickle of plain data; its text is the rest of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A class or function that a pickle names; it is compared with the allowed ones, and never looked up."""
+    """The name of a class or function in a pickle; it is compared with the allowed names and never looked up."""
 
     module: str
     name: str
@@ -52,7 +52,7 @@ class Type:
     order: str = "<"
 
     def fill(self, state: Any) -> None:
-        """Take over the pickled state of a dtype: (version, byte order, ...)."""
+        """Take in the pickled state of a dtype: (version, byte order, ...)."""
         if not isinstance(state, tuple) or len(state) < 2 or state[1] not in ("<", ">", "|", "="):
             raise NotPlain("the type of an array is not told as it should be")
         self.order = ">" if state[1] == ">" else "<"
@@ -68,14 +68,14 @@ class Array:
     fortran: bool = False
 
     def fill(self, state: Any) -> None:
-        """Take over the pickled state of an array: (version, shape, type, in Fortran's order, bytes)."""
+        """Take in the pickled state of an array: (version, shape, dtype, Fortran order, bytes)."""
         if not isinstance(state, tuple) or len(state) != 5:
             raise NotPlain("an array is not told as it should be")
         self.shape, self.type, fortran, self.content = state[1:]
         self.fortran = bool(fortran)
 
     def made(self) -> np.ndarray:
-        """The numpy array itself, of the bytes of the pickle."""
+        """Make the numpy array from the pickled bytes."""
         shape, content = self.shape, self.content
         if not isinstance(self.type, Type) or not isinstance(content, (bytes, str)):
             raise NotPlain("an array has no type or no bytes")
@@ -94,7 +94,7 @@ def _is_size(value: Any) -> bool:
 
 
 def loads(content: bytes) -> Any:
-    """The plain data that a pickle holds; arrays as ``Array``.
+    """Read the plain data in a pickle; numpy arrays come out as :class:`Array`.
 
     Raises:
         NotPlain: it is cut off, damaged, or holds something else.

@@ -12,7 +12,7 @@ POOL = 64
 
 
 class RandomImages(DataSource):
-    """data=random_images: ``batches`` global batches per epoch of (3, S, S) noise with random labels: 64 images in
+    """data=random_images: ``batches`` global batches per epoch of noise (3, S, S) with random labels: 64 images in
     turn, or with ``fresh`` new ones at each use."""
 
     Options = RandomImagesData
@@ -25,7 +25,7 @@ class RandomImages(DataSource):
         return Facts("random images", "random", train, val, (3, size, size), self.options.num_classes or 102)
 
     def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
-        """Nothing is done to an image: the drawn numbers between 0 and 1 are the inputs."""
+        """Return that images are not preprocessed: the drawn numbers between 0 and 1 are the inputs."""
         return {"resize": None, "crop": None, "channels": 3, "divide": None, "mean": None, "std": None}
 
     def open(self, facts: Facts) -> Splits:

@@ -1,4 +1,4 @@
-"""data=shards: tar files in WebDataset's layout, whose images are read in any order by an index made once.
+"""data=shards: tar files in WebDataset's layout, whose images are read in any order through an index made once.
 
 A sample is the members that share a name up to the first dot: an image and its label as ``.cls`` (a number in text) or
 in ``.json`` (under ``label``). An index instead of WebDataset's streaming gives each worker the samples that the
@@ -41,7 +41,7 @@ LABELS = (".cls", ".json")
 
 @dataclass(frozen=True)
 class LabelLimits:
-    """How large the label of a sample in shards may be, and how deeply nested.
+    """Limits on a sample's label in shards: its size, and how deeply it is nested.
 
     Attributes:
         kib: its size (``data.max_label_kib``).
@@ -53,7 +53,7 @@ class LabelLimits:
 
 
 class Shards(ImageSource):
-    """data=shards: training and validation images in tar files of this host or of a file system that it shares."""
+    """data=shards: training and validation images in tar files, on this host or on a file system that it mounts."""
 
     Options = ShardsData
     options: ShardsData
@@ -127,7 +127,7 @@ class Shards(ImageSource):
 
 
 def braces(pattern: str) -> list[str]:
-    """The names that a pattern such as ``a-{000..002}.tar`` stands for, as WebDataset writes them."""
+    """Expand a pattern such as ``a-{000..002}.tar`` into the names it stands for, as WebDataset does."""
     match = BRACES.search(pattern)
     if match is None:
         return [pattern]
@@ -137,7 +137,7 @@ def braces(pattern: str) -> list[str]:
 
 
 def how_many(pattern: str) -> int:
-    """How many names ``braces`` would make."""
+    """The number of names that :func:`braces` would return."""
     return math.prod(max(0, int(last) - int(first) + 1) for first, last in BRACES.findall(pattern))
 
 
@@ -149,7 +149,7 @@ def _write_index(folder: Path, files: list[Path], limits: LabelLimits) -> dict[s
 
 
 def indexed(files: list[Path], limits: LabelLimits) -> dict[str, list[Any]]:
-    """Index a set's tar files: where each sample's image lies, and its label.
+    """Index the tar files of shards: where each sample's image lies, and its label.
 
     Raises:
         UserError: a file is no tar file, or samples have no label; how many, and the first of them.
@@ -220,8 +220,7 @@ def _label(shard: IO[bytes], member: TarMember, limits: LabelLimits) -> int | st
 
 
 def deeper(content: bytes, depth: int) -> bool:
-    """Whether the JSON text of a sample in a shard (.tar) nests lists and mappings deeper than ``depth``; brackets in
-    strings do not count."""
+    """Whether a JSON text nests lists and mappings deeper than ``depth``; brackets inside strings do not count."""
     if content.count(b"[") + content.count(b"{") <= depth:
         return False
     now = 0
