@@ -17,12 +17,12 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def scratch(prefix: str) -> Path:
-    """Make a new folder for temporary files, which only this user may enter (mode 0700)."""
+    """Make a new folder for temporary files that only this user can enter (mode 0700)."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=temporary_root()))
 
 
 def temporary_root() -> str:
-    """The system's folder for temporary files, or another one where its path is too long for sockets.
+    """The system's folder for temporary files, or another one if its path is too long for Unix sockets.
 
     Raises:
         UserError: other users can rename what lies in each of them.
@@ -45,7 +45,7 @@ def _keeps(folder: str) -> bool:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether a path is a folder (and no link) of this user, where no other user can write."""
+    """Whether a path is a folder (and no link) that belongs to this user and that no other user can write to."""
     try:
         found = folder.lstat()
     except OSError:
@@ -59,15 +59,15 @@ def is_private(folder: Path) -> bool:
 
 
 def start_empty(path: Path) -> int:
-    """Make an empty file of this user's in the place of what was there; a link's target is left alone. Returns its
-    bytes, 0."""
+    """Make an empty file at ``path`` in place of what is there; the target of a link stays as it is. Returns 0
+    (bytes)."""
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
     return 0
 
 
 def go_on(path: Path) -> int:
-    """Open a file of this user's to go on writing: what is there stays if it is a file and no link; returns its
+    """Prepare a file to be appended to: a regular file stays, anything else becomes an empty file. Returns its
     bytes."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -81,19 +81,18 @@ def go_on(path: Path) -> int:
 
 
 def start(path: Path, goes_on: bool) -> int:
-    """Begin to write a file of this user's, following no link: empty, or with ``goes_on`` the one that is there;
-    returns its bytes."""
+    """Prepare a file to be written, following no link: empty, or with ``goes_on`` as it is. Returns its bytes."""
     return go_on(path) if goes_on else start_empty(path)
 
 
 def write(path: Path, text: str, mode: int = PRIVATE) -> None:
-    """Write a file as a whole, for this user alone unless another mode is given; a link is replaced."""
+    """Write a whole file that only this user can read, unless ``mode`` says otherwise; a link is replaced."""
     with replacing(path, mode) as part:
         part.write_text(text)
 
 
 def read(path: Path) -> str:
-    """Read a private text file of this user's; no link is followed.
+    """Read a text file that belongs to this user, following no link.
 
     Raises:
         OSError: it is not there, a link, or no file of this user's.

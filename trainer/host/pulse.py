@@ -1,4 +1,4 @@
-"""How far a process is, where the one that has started it sees that at once: a file of three numbers, mapped into memory."""
+"""The pulse of a process: a memory-mapped file of three numbers, in which its launcher sees its progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FORM = struct.Struct("=qqq")
 
 
 class Beat(NamedTuple):
-    """What a pulse shows: updates done, signs of life since the last one, and signs of life in all."""
+    """What a pulse shows: updates done, signs of life since the last update, and signs of life in all."""
 
     update: int = 0
     since: int = 0
@@ -19,7 +19,7 @@ class Beat(NamedTuple):
 
 
 class Pulse:
-    """A process's own.
+    """Writes this process's own pulse, which its launcher reads.
 
     Args:
         path: of the file, which is there; empty: nobody looks.
@@ -33,11 +33,11 @@ class Pulse:
                 self.memory = mmap.mmap(file.fileno(), FORM.size)
 
     def sign(self) -> None:
-        """Something is done that is no update: a forward pass, a batch of a validation."""
+        """Count a sign of life that is no update: a forward pass, a validation batch."""
         self._put(Beat(self.beat.update, self.beat.since + 1, self.beat.total + 1))
 
     def update(self, done: int) -> None:
-        """So many updates are done."""
+        """Record that ``done`` updates are done."""
         self._put(Beat(done, 0, self.beat.total + 1))
 
     def _put(self, beat: Beat) -> None:
@@ -47,18 +47,18 @@ class Pulse:
 
 
 def of(folder: Path, role: str, rank: int) -> Path:
-    """The file of a process's pulse."""
+    """The path of the pulse file of a process (role, rank)."""
     return folder / f"pulse.{role}.{rank}"
 
 
 def make(path: Path) -> Path:
-    """Make the pulse file of a process that is to be started, which maps it into memory."""
+    """Create the pulse file of a process that will be started; returns its path."""
     path.write_bytes(bytes(FORM.size))
     return path
 
 
 def look(path: Path) -> Beat:
-    """How far a process is; it has not begun where there is no such file."""
+    """Read a process's pulse; all zeros if it has no pulse file."""
     try:
         return Beat(*FORM.unpack(path.read_bytes()))
     except (OSError, struct.error):

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 as a request: save, and leave the machine."""
+"""Treats SIGTERM and SIGUSR1 as a request to save a checkpoint and leave the machine."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ TELL_S = 1.0
 
 
 def always() -> bool:
-    """The request is taken whenever it comes."""
+    """Return True: a request is accepted at any time. The default of :func:`requests`."""
     return True
 
 
 def say_leaving(name: str, grace_s: float) -> None:
-    """On the screen: the request has come, and what follows."""
+    """Print that the request to leave has come, and what happens next."""
     print(f"\ngot {name}: saves a checkpoint and ends, within {grace_s:g} s; a second signal ends at once", flush=True)
 
 
 @dataclass(frozen=True)
 class Grace:
-    """What a request gives a run that can save: so many seconds, if training has begun."""
+    """How long a run that can save has from a request to its end, and whether its training has begun."""
 
     seconds: float
     begun: Callable[[], bool]
 
 
 class StopRequest:
-    """Whether this process was asked to save and leave.
+    """Tells whether a signal has asked this process to save and leave; true once it has.
 
     Args:
         taken: whether a request can be taken now. Else a signal does what it did before.
@@ -71,7 +71,7 @@ class StopRequest:
             _thread.interrupt_main(signal.SIGTERM)
 
     def handle(self, number: int, frame: Any) -> None:
-        """A signal has come."""
+        """The signal handler: take the first signal as a request, and later ones as before."""
         if not self.name and self.taken():
             self.name, self._at = signal.Signals(number).name, time.monotonic()
             self._names.put(self.name)
@@ -87,7 +87,7 @@ class StopRequest:
             signal.raise_signal(number)
 
     def begin(self) -> None:
-        """Listen to the signals; one that is ignored stays so."""
+        """Install the signal handlers; a signal that is ignored stays ignored."""
         self._thread.start()
         self.before = {number: signal.getsignal(number) for number in NUMBERS}
         for number, handler in self.before.items():
@@ -95,7 +95,7 @@ class StopRequest:
                 signal.signal(number, self.handle)
 
     def end(self) -> None:
-        """The signals do again what they did before."""
+        """Restore the former signal handlers."""
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self._over.set()
@@ -107,7 +107,7 @@ class StopRequest:
 def requests(
     taken: Callable[[], bool] = always, grace_s: float | None = None, tell: Callable[[str], None] = lambda name: None
 ) -> Iterator[StopRequest]:
-    """While it lasts, the first SIGTERM or SIGUSR1 is a request.
+    """Context manager: the first SIGTERM or SIGUSR1 counts as a request; yields the :class:`StopRequest`.
 
     A later one, or the end of the grace time, does what SIGTERM did before. See :class:`StopRequest` for the arguments.
     """

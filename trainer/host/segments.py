@@ -1,4 +1,4 @@
-"""Memory without a name (memfd) that processes of one user share: nothing of it is left when they have ended, however that came."""
+"""Anonymous memory (memfd) shared by processes of one user; it is freed when they have ended, however they end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AT_ONCE = getattr(mmap, "MAP_POPULATE", 0)
 
 
 def make(size: int) -> tuple[int, mmap.mmap]:
-    """New shared memory: its descriptor, which others open, and where this process sees it.
+    """Make shared memory of ``size`` bytes; returns its file descriptor, which others open, and its mapping here.
 
     Raises:
         OSError: there is none, or not so much.
@@ -31,7 +31,7 @@ def make(size: int) -> tuple[int, mmap.mmap]:
 
 
 def look_into(process: int, descriptor: int, inode: int, writable: bool) -> mmap.mmap:
-    """The shared memory that another process has made, which cannot become shorter.
+    """Map the shared memory that another process has made, and that cannot shrink.
 
     Raises:
         FileNotFoundError: it is not there any more. OSError: it cannot be opened.
@@ -49,7 +49,7 @@ def look_into(process: int, descriptor: int, inode: int, writable: bool) -> mmap
 
 
 def what_lacks() -> str:
-    """Why processes of this machine cannot share such memory; empty: they can."""
+    """Return why processes on this machine cannot share memory by memfd, or '' if they can."""
     try:
         descriptor, memory = make(mmap.PAGESIZE)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What signals do while a job runs and while it is closed; and the alarm that ends a call which takes too long."""
+"""Signals while a job runs and while it closes, and an alarm that interrupts a call after a time limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.errors import Interrupted
 
 @contextlib.contextmanager
 def termination_raises() -> Iterator[None]:
-    """While it lasts, SIGTERM, SIGHUP and SIGQUIT raise Interrupted in the main thread.
+    """Context manager: SIGTERM, SIGHUP and SIGQUIT raise Interrupted in the main thread.
 
     A signal that is ignored stays ignored, as SIGHUP under nohup. The caller's handlers are put back.
     """
@@ -36,12 +36,13 @@ def termination_raises() -> Iterator[None]:
 
 
 class TooLong(BaseException):
-    """The call inside :func:`within` took too long. No ``Exception``: the call may try again after each of these."""
+    """Raised when a call takes longer than :func:`within` allows. No ``Exception``: the call may try again after each
+    of these."""
 
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """While it lasts, at most so many seconds, SIGALRM interrupts what the main thread does. Python delivers signals to the
+    """Context manager: after ``seconds``, SIGALRM raises TooLong in the main thread. Python delivers signals to the
     main thread alone: in another thread there is no limit.
 
     Raises:
@@ -69,7 +70,7 @@ def within(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """While it lasts (a few bounded seconds of closing), no signal interrupts."""
+    """Context manager: ignores SIGINT, SIGTERM and SIGHUP, for the few bounded seconds of closing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Links inside a run's folder: what is written there would land where they lead, so a folder that has some is refused."""
+"""Refuses a run's folder that contains links, because files written there would land elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRITTEN = (
 
 
 def check_run_folder(folder: Path, hydras: str | None = None, key: str = "hydra.run.dir") -> None:
-    """Refuse a run's folder with links inside, through which files would land elsewhere.
+    """Refuse a run's folder that contains links through which files would land elsewhere.
 
     Args:
         hydras: the name of Hydra's folder in it (``hydra.output_subdir``).
@@ -33,7 +33,7 @@ def check_run_folder(folder: Path, hydras: str | None = None, key: str = "hydra.
 
 
 def check_sweep_folder(folder: Path, hydras: str | None = None) -> None:
-    """Refuse a sweep's folder with links inside it or its jobs' folders ``0``, ``1``, ...
+    """Refuse a sweep's folder that contains links, itself or in its jobs' folders ``0``, ``1``, ...
 
     Raises:
         UserError: as above.

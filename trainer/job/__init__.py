@@ -1,1 +1,1 @@
-"""One job in the parent process: check, prepare the data, track, launch, record the end."""
+"""Runs one job in the parent process: check, prepare the data, track, launch, record the end."""

@@ -1,4 +1,4 @@
-"""data.batch_size=auto: the largest batch per worker for which memory is enough, found by trying in processes of their own."""
+"""data.batch_size=auto: finds the largest batch per worker that fits into memory, by trials in separate processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEPS = 16
 
 @dataclass(frozen=True)
 class Try:
-    """How one size went.
+    """The result of trying one batch size.
 
     Attributes:
         fits: memory was enough.
@@ -46,7 +46,7 @@ class Try:
 
 
 def largest(fits: Callable[[int], bool], most: int, first: int = FIRST_TRY) -> int:
-    """The largest size up to ``most`` for which memory is enough, by doubling and then bisection; 0: there is none.
+    """Find the largest size up to ``most`` that fits into memory, by doubling and then bisection; 0 if none does.
 
     Up to 16 it is found exactly, above to less than a sixteenth, in whole steps of a power of two.
     """
@@ -73,7 +73,7 @@ def _next(low: int, high: int, bounded: bool) -> int:
 
 
 def found(before: Ready, ready: Ready, prepared: Callable[[Ready], Ready], say: Callable[[str], None]) -> Ready:
-    """The job with the largest batch that fits.
+    """Return the job with the largest batch size that fits into memory.
 
     Args:
         before: the job before its data were prepared; ready: with its data; prepared: prepares a job's data.
@@ -107,7 +107,7 @@ def _rate(job: Ready) -> str:
 
 
 class Search:
-    """Tries sizes, each in processes that end with the try.
+    """Tries batch sizes, each in processes that end with the trial.
 
     Attributes:
         most: the largest size that the data make.
@@ -149,7 +149,7 @@ class Search:
         return self.ready.checked.facts if facts in (self.before.checked.facts, self.ready.checked.facts) else None
 
     def fits(self, size: int) -> bool:
-        """Try a size, and say how it went."""
+        """Try a batch size and print how it went; returns whether it fits into memory."""
         began = time.monotonic()
         try:
             self.last = self._tried(size)
@@ -195,7 +195,7 @@ def _as_many_as_asked_for(ready: Ready) -> bool:
 
 
 def of_trial(job: Ready, folder: Path) -> Assignment:
-    """What the processes of a try are handed: the run's own, with another entry and another folder."""
+    """The :class:`Assignment` of a trial's processes: the run's own, with another entry function and another folder."""
     config, plan = job.checked.config, job.plan
     streams = plan.facts.streams
     config = config.changed(
@@ -219,7 +219,7 @@ def _in_processes(config: RunConfig) -> dict[str, dict[str, str]]:
 
 
 def repeatable(overrides: Sequence[str], size: int | None) -> list[str]:
-    """The overrides with which a command has this batch size without searching for it; None: as they are."""
+    """The overrides that repeat a command with this batch size and without a search; unchanged if ``size`` is None."""
     from trainer.tracking.naming import key_of
 
     if size is None:

@@ -1,4 +1,4 @@
-"""Lines of the plan: where a run goes on from, and what it will be able to go on from."""
+"""Rows of the plan table about checkpoints: from where a run resumes, and what it will leave to resume from."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ NOT_FINITE = {
 
 
 def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
-    """Rows of the plan table about checkpoints: how often they are written, their size, where they stay; none where
-    nothing is trained."""
+    """Yield rows of the plan table about checkpoints: how often, what size, where; none if nothing is trained."""
     plan, told = ready.plan, ready.checked.config.checkpoint
     if plan.mode != "train":
         return

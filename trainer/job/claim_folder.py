@@ -1,4 +1,4 @@
-"""The run's folder before a run begins there: emptied, or put back to the checkpoint from which the run goes on."""
+"""Prepares a run's folder before the run begins: emptied, or set back to the checkpoint from which it resumes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 30.0
 
 
 def wait_for_the_life_before(run_dir: Path, say: Callable[[str], None]) -> None:
-    """Wait until all that is left of the life before has ended.
+    """Wait until all processes of the run's previous life have ended.
 
     Raises:
         UserError: it does not end.
@@ -38,7 +38,7 @@ def wait_for_the_life_before(run_dir: Path, say: Callable[[str], None]) -> None:
 
 @contextmanager
 def held(ready: Ready) -> Iterator[None]:
-    """The run's folder belongs to this run alone: nobody else works there, and no other run begins there meanwhile.
+    """Context manager: holds the run's folder, so that no other run begins or works there.
 
     A run that goes on has waited before it looked for the newest checkpoint, and does not wait again. Of several hosts host 0
     sees to this; the others begin to work there when all have met.
@@ -71,7 +71,7 @@ def _busy(run_dir: Path) -> UserError:
 
 
 def make_room(mine: Path, ready: Ready, overrides: Sequence[str], say: Callable[[str], None]) -> None:
-    """Make this host's folder, without what a run before left there; a run that goes on finds its own files."""
+    """Create this host's run folder or clear what an earlier run left there; a resumed run keeps its own files."""
     plan, resume = ready.plan, ready.resume
     mine.mkdir(parents=True, exist_ok=True)
     if resume is not None and resume.here:

@@ -1,4 +1,4 @@
-"""The end of a run in named steps: one that fails keeps no other from being done, and cannot hide how the run ended."""
+"""Closes a run in named steps; a failing step neither stops the others nor hides how the run ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CUT_SHORT = ("killed", PREEMPTED)
 
 
 class Closing:
-    """Steps that close a run; one that fails is remembered and keeps no other from being done.
+    """Runs the steps that close a run; a failing step is remembered, and the others still run.
 
     Args:
         say: shows a line to the user.
@@ -37,8 +37,7 @@ class Closing:
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """While it lasts, one step of closing, named by what it leaves; its failure is remembered and goes no
-        further.
+        """Context manager: one named step of closing; an exception in it is remembered and not raised.
 
         A user's own class may raise anything in it, SystemExit included.
         """
@@ -48,15 +47,15 @@ class Closing:
             self.failed.setdefault(f"{type(error).__name__}: {first_line(error)}", []).append(name)
 
     def tell(self) -> None:
-        """Print one line for each reason why steps failed."""
+        """Print one line for each reason for which steps failed."""
         for why, names in self.failed.items():
             with contextlib.suppress(Exception):  # whoever read the lines may be gone
                 self.say(f"could not be done at the end: {', '.join(names)} ({why})")
 
 
 def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker | None) -> None:
-    """Close a run: status, result, pictures, the end of the MLflow run; each step as far as it can be done
-    (:class:`Closing`)."""
+    """Close a run: write status, result and pictures, and end the MLflow run; a failing step does not stop the
+    others."""
     from trainer.job.plan_table import console
     from trainer.run_folder.json_files import leave
 

@@ -1,4 +1,4 @@
-"""A run whose hosts come and go (launch.nnodes=MIN:MAX): life after life, each with the hosts that are there.
+"""Runs a job whose hosts come and go (launch.nnodes=MIN:MAX): life after life, each with the hosts that are present.
 
 Host 0 leads: it says who takes part in the next life, and from which checkpoint. When it ends, the run ends, because the others
 meet at its store; torchrun's c10d rendezvous has the same limit.
@@ -38,7 +38,7 @@ LATE = "the run was done before this host took part"
 
 
 def start_on_hosts(start: Start, ready: Ready, result: Result, tracker: Tracker | None) -> dict[str, Any]:
-    """What the first worker of this host returned in the last life in which the host took part.
+    """Run the job's lives on the present hosts; returns the first local worker's result from this host's last life.
 
     Raises:
         RunFailed: as :func:`trainer.job.restarts.start_and_restart`; there were too few hosts for too long; or host 0 is gone.

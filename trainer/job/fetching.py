@@ -1,5 +1,5 @@
-"""Before a run goes on: checkpoints that are only at an address, of this run (``checkpoint.to``) or of another
-(``resume=s3://...``), are fetched."""
+"""Fetches checkpoints of this run (``checkpoint.to``) or another (``resume=s3://...``) before a run resumes from
+them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 
 def fetched(config: RunConfig, plan: Plan, say: Say) -> RunConfig:
-    """The config, with what ``resume`` names in a folder of this machine.
+    """Return the config with ``resume`` naming a local folder; fetches the checkpoint from its address if need be.
 
     Raises:
         UserError: an address cannot be reached or written to, or copies of a run that could go on would be given up unasked.
@@ -90,7 +90,7 @@ def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, only_plan: bool, say
 
 
 def bring(remote: Remote, step: str, run_dir: Path) -> Path:
-    """Fetch a checkpoint and the run's files that went with it into the folder of a run.
+    """Fetch a checkpoint from its address, with its run's files, into a run folder; returns the checkpoint's folder.
 
     Raises:
         UserError: it is damaged, or the address cannot be reached.

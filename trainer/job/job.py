@@ -1,4 +1,4 @@
-"""One job in the parent process: check, plan, prepare data, track, start the processes, and say how it ended."""
+"""Runs one job in the parent process: check, plan, prepare data, track, start the processes, report the result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Starter = Callable[[Assignment], dict[str, Any]]
 def execute(
     ready: Ready, start: Starter, overrides: Sequence[str], tracker: Tracker | None, parent: Path | None = None
 ) -> Result:
-    """Run a checked job to its end; its folder exists.
+    """Run a checked job to its end, in a folder that exists; returns its result.
 
     Raises:
         RunFailed, Interrupted: after everything has been recorded.
@@ -129,7 +129,7 @@ def _chosen(plan: Plan) -> dict[str, Any]:
 
 
 def prepared(ready: Ready) -> Ready:
-    """Step of the job: download or draw its data; the plan is made again where that changed the facts."""
+    """Download or draw the job's data; returns the job, planned again if the facts of the data have changed."""
     from trainer.terminal.bar import preparing
     from trainer.worker.probe import before_start
 
@@ -143,7 +143,7 @@ def prepared(ready: Ready) -> Ready:
 
 
 def prepared_facts(checked: Checked, show: Progress) -> Facts:
-    """The job calls its data source's ``prepare``; returns the facts of the data.
+    """Call the data source's ``prepare``; returns the facts of the data.
 
     Raises:
         UserError: that is something else than facts.

@@ -1,4 +1,4 @@
-"""The plan and its warnings as printed before a run starts."""
+"""Prints the plan and its warnings before a run starts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ INSECURE = "the hosts have no secret in common: whoever reaches the meeting poin
 
 
 def console() -> Screen:
-    """The screen to which the plan table is printed; when piped, plain lines of any length."""
+    """The screen for the plan table; when its output is piped, lines are not wrapped."""
     return Screen()
 
 
 def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, str]] = ()) -> None:
-    """Print the resolved plan, the environment of each role's first process, and what the user should know first.
+    """Print the resolved plan, the environment of each role's first process, and warnings.
 
     Args:
         more: lines at the plan's end.
@@ -38,7 +38,7 @@ def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, s
 
 
 def show_briefly(plan: Plan, verbosity: str = "normal") -> None:
-    """Print one line for a job of a sweep after the first, and what the user should know first."""
+    """Print one line for a job of a sweep after the first, and its warnings."""
     out = console()
     if verbosity != "quiet":
         done = f"{counted(plan.total_steps, 'update')} of {counted(plan.global_batch_size, 'sample')}"
@@ -63,7 +63,7 @@ def _warn(out: Screen, plan: Plan) -> None:
 
 
 def preprocessed(done: Mapping[str, Any]) -> Iterator[str]:
-    """For the plan table: in a few words, what validation does to an image (resize, crop, mean, std)."""
+    """Describe in a few words for the plan table what validation does to an image (resize, crop, mean, std)."""
     if done["resize"] is not None:
         yield f"shorter side to {done['resize']}, centre {done['crop']} x {done['crop']},"
     if done["divide"] is not None:
@@ -76,7 +76,7 @@ def preprocessed(done: Mapping[str, Any]) -> Iterator[str]:
 
 
 def rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """The lines of the printed plan: what, and how much or where."""
+    """Yield the rows of the plan table: a name, and how much or where."""
     yield from _processes(plan)
     yield from _sizes(plan)
     yield from _data(plan)
@@ -89,7 +89,7 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def exchanged(buckets: Buckets, precision: str) -> str:
-    """For the plan table: the number of buckets in which gradients are exchanged, and their sizes."""
+    """Describe for the plan table the buckets in which gradients are exchanged: how many, and their sizes."""
     sizes = [f"{size:.2g}" if size < 1 else f"{size:.1f}" for size in (n / MIB for n in buckets.sizes)]
     shown = sizes if len(sizes) <= MOST_BUCKETS_SHOWN else [*sizes[: MOST_BUCKETS_SHOWN - 1], "...", sizes[-1]]
     about = "about " if precision in ("bf16", "fp16") and len(sizes) > 1 else ""  # autocast moves some by one parameter

@@ -1,4 +1,4 @@
-"""A job that has passed every check; nothing is written yet."""
+"""A job that has passed every check, before anything is written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WEIGHTS_KEPT = 2
 
 @dataclass
 class Ready:
-    """A job that has passed every check.
+    """A job that has passed every check: its checked config, its model's facts, and its plan.
 
     Attributes:
         swept: keys of which the sweep that it belongs to takes several values.
@@ -57,7 +57,7 @@ class Ready:
 
     @property
     def assignment(self) -> Assignment:
-        """What this job's processes are handed."""
+        """The :class:`Assignment` that this job hands to its processes."""
         checked = self.checked
         return Assignment(
             checked.config, self.plan, checked.files, tuple(sorted(self.secrets)), tuple(self.imported),
@@ -65,7 +65,7 @@ class Ready:
         )  # fmt: skip
 
     def with_facts(self, facts: Facts) -> Ready:
-        """The same job, where its data are known to be otherwise."""
+        """This job planned again for other facts of its data."""
         if facts == self.checked.facts:
             return self
         checked = replace(self.checked, facts=facts)
@@ -75,7 +75,7 @@ class Ready:
 
     @property
     def secrets(self) -> set[str]:
-        """The job's secret values: those of the config, and others that this process knows."""
+        """The job's secret values: those in the config, and others that this process knows."""
         return values(self.checked.config.plain()) | redact.HERE.values
 
 
@@ -86,7 +86,7 @@ def get_ready(
     place: str = "hydra.run.dir",
     passed: Callable[[Checked], None] = lambda checked: None,
 ) -> Ready:
-    """Check everything; nothing is written but a checkpoint that is fetched.
+    """Check a config wholly and plan the job; writes nothing, except that it may fetch a checkpoint.
 
     Args:
         place: the key that names ``run_dir``.
@@ -145,8 +145,7 @@ def _get_ready(
 
 
 def as_in_checkpoint(sized: Callable[[int], Ready], folder: Path) -> Ready:
-    """Make a resumed job ready with the batch size of the checkpoint's run, instead of the search for
-    ``data.batch_size=auto``."""
+    """The job with its checkpoint's batch size, in place of a search for ``data.batch_size=auto``."""
     data = store.about(folder).config.get("data", {})
     ready = sized(int(data.get("batch_size", 0)) or FIRST_TRY)
     return replace(ready, plan=replace(ready.plan, why={**ready.plan.why, "batch_size": f"as in {folder.name}"}))
@@ -179,7 +178,7 @@ def _planned(
 
 
 def checkpoint(config: RunConfig, plan: Plan) -> Path | None:
-    """Find the checkpoint with which a job that resumes is made ready; None: the run begins.
+    """Find the checkpoint from which a job resumes; None if it starts anew.
 
     Raises:
         UserError: it cannot.
@@ -203,7 +202,7 @@ def checkpoint(config: RunConfig, plan: Plan) -> Path | None:
 
 
 def check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -> None:
-    """Before a job is ready: refuse one whose run folder or ``predict.output`` cannot be written, or has no room.
+    """Refuse a job whose run folder or ``predict.output`` cannot be written, or has too little room.
 
     Raises:
         UserError: it cannot; of a plan it is listed.
@@ -230,5 +229,5 @@ def _check_weights(config: RunConfig) -> None:
 
 
 def this_machine() -> Machine:
-    """This machine's cores, CPU flags and GPUs, with which the plan of a ready job is made."""
+    """This machine's cores, CPU flags and GPUs, from which a job's plan is made."""
     return Machine(hardware.cores(), hardware.cpu_flags(), hardware.gpus())

@@ -1,4 +1,4 @@
-"""A run's processes are started again from the newest checkpoint when one of them has died, or their numbers went wrong."""
+"""Restarts a run's processes from the newest checkpoint after one has died or the numbers became NaN or infinite."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def start_and_restart(
     tracker: Tracker | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
-    """What the first worker returned in the last life of the run's processes; ``result`` counts restarts and rewinds.
+    """Run the job's processes, with restarts; returns what the first worker returned in the last life.
 
     Raises:
         RunFailed: a process has died too often, or twice after the same update; numbers were not finite too often; or the run
@@ -66,7 +66,7 @@ def start_and_restart(
 
 
 class Deaths:
-    """How often processes have died.
+    """Counts how often processes of the run have died, and allows a limited number of restarts in an hour.
 
     Args:
         most: so many restarts may be within an hour; clock: in seconds.
@@ -78,17 +78,17 @@ class Deaths:
         self.before: Died | None = None
 
     def left(self) -> int:
-        """How many restarts may be now."""
+        """How many restarts are allowed now."""
         while self.times and self.clock() - self.times[0] > WINDOW_S:
             self.times.popleft()
         return self.most - len(self.times)
 
     def count(self, returned: int) -> None:
-        """So many processes were started again by themselves."""
+        """Count ``returned`` processes that were restarted by themselves while the others went on."""
         self.times.extend([self.clock()] * returned)
 
     def restart(self, death: Died) -> str:
-        """Which restart the run has after that death.
+        """Allow a restart after this death and return it in words (which of how many).
 
         Raises:
             RunFailed: it has none.
@@ -166,15 +166,15 @@ def screen() -> Callable[[str], None]:
 
 
 def whence(resume: str) -> str:
-    """Where a life of the run goes on from, in words."""
+    """Where a life of the run resumes from, in words."""
     return f"from {Path(resume).name}" if resume else "from the beginning: there is no checkpoint yet"
 
 
 def begin_again(
     ready: Ready, tracker: Tracker | None, how: str, update: int, why: str, workers: int
 ) -> tuple[store.About | None, str]:
-    """Another life of the run begins: its folder is as it was at the newest checkpoint; returns what that tells, and its folder, of
-    another run's where this one has none yet.
+    """Set the run's folder back to its newest checkpoint and begin another life. Returns that checkpoint's facts and
+    folder (another run's if this run has none yet).
 
     Args:
         how, update, why: the end of the life before.
@@ -192,13 +192,13 @@ def begin_again(
 
 
 def workers_update(death: Died) -> int:
-    """Updates of the worker that had done most; of a server's death its own count is that of all workers."""
+    """How many updates the worker that was furthest had done; if a server has died, its own count."""
     return max([n for name, n in death.done.items() if name.startswith("worker")] or [death.update])
 
 
 def updates_since(death: Died, checkpoint: str) -> int:
-    """Updates that were done after a checkpoint and are gone with a death: of the server that had done most, without servers of
-    the worker that had.
+    """How many updates after a checkpoint are lost with a death, counted at the server that had done most; without
+    servers, at the worker that had done most.
 
     Args:
         checkpoint: its folder; empty: the run goes back to its beginning.

@@ -1,4 +1,4 @@
-"""How a run ended."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Result:
-    """How a run ended; also ``result.json``.
+    """The result of a run, as ``trainer.run`` returns it and ``result.json`` holds it.
 
     Attributes:
         status: ``done``, ``failed``, ``killed``, ``preempted`` or ``planned``.

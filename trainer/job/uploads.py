@@ -1,4 +1,4 @@
-"""Copies a run's checkpoints to ``checkpoint.to`` behind the training, from the launcher's process."""
+"""Copies a run's checkpoints to ``checkpoint.to`` during the training, in the launcher's process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 
 class Uploads:
-    """What is whole among the run's checkpoints is copied, the newest first; what is retired here is removed there.
+    """Copies a run's whole checkpoints to a remote address, newest first; deletes copies of those retired here.
 
     Args:
         run_dir: the run's folder.
@@ -53,12 +53,12 @@ class Uploads:
         self.thread = threading.Thread(target=self._work, name="uploads", daemon=True)
 
     def left(self) -> list[Path]:
-        """Checkpoints that are not there yet, the newest first."""
+        """The checkpoints that are not copied yet, newest first."""
         marked = [(folder, _marker(folder)) for folder in store.found(self.run_dir / CHECKPOINTS)]
         return [folder for folder, marker in marked if marker and self.there.get(folder.name) != marker]
 
     def close(self, patience_s: float = PATIENCE_S) -> list[str]:
-        """Wait until everything is copied, or nothing is for so long; names of what is not."""
+        """Wait until everything is copied, or until no progress for ``patience_s``; returns what is not copied."""
         self.moved_at, self.again_at, self.wait_s = self.clock(), 0.0, AGAIN_S[0]
         self.ends.set()
         told = False
@@ -87,7 +87,7 @@ class Uploads:
         self.moved_at = self.clock()
 
     def step(self) -> None:
-        """Copy what is left, and remove what is retired."""
+        """Copy the checkpoints that are left, and remove retired copies."""
         try:
             for folder in self.left():
                 self._copy(folder)
@@ -140,7 +140,7 @@ def _marker(folder: Path) -> bytes:
 
 @contextlib.contextmanager
 def uploading(ready: Ready, result: Result, say: Callable[[str], None]) -> Iterator[None]:
-    """While it lasts, checkpoints are copied; at its end, what is left; ``result.not_copied`` tells what could not be.
+    """Context manager: copies checkpoints as they appear; at its end ``result.not_copied`` tells what failed.
 
     Raises:
         UserError: the address cannot be reached.

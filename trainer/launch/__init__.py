@@ -1,1 +1,1 @@
-"""From the plan to processes."""
+"""Turns a plan into processes, and watches them to their end."""

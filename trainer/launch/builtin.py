@@ -1,5 +1,5 @@
-"""The launchers that launch._target_ can name: in_process, forkserver, local. torchrun's own processes are in
-``torchrun.py``."""
+"""The launchers that launch._target_ can name: in_process, forkserver, local. ``torchrun.py`` has torchrun's
+processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.planning.launcher import Launcher
 
 
 class InProcess(Launcher):
-    """launch=in_process: the only worker is this very process."""
+    """launch=in_process: the only worker runs in this process."""
 
     def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:
         if workers + others == 1:
@@ -27,7 +27,7 @@ class InProcess(Launcher):
 
 
 class Forkserver(Launcher):
-    """launch=forkserver: every process of this host is a child of a forkserver that has imported what they need."""
+    """launch=forkserver: every process of this host is a child of a forkserver that has already imported torch."""
 
     def start(self, assignment: Assignment) -> dict[str, Any]:
         from trainer.launch.start import start_processes
@@ -36,7 +36,7 @@ class Forkserver(Launcher):
 
 
 class Local(Launcher):
-    """launch=local: one worker alone is this very process; several processes come from a forkserver."""
+    """launch=local: one worker alone runs in this process; several processes come from a forkserver."""
 
     def start(self, assignment: Assignment) -> dict[str, Any]:
         alone = len(assignment.plan.processes) == 1 and not assignment.plan.least_nnodes

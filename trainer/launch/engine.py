@@ -1,4 +1,4 @@
-"""What starts one process: an engine turns what the process is told into a handle that the supervisor watches."""
+"""The engine protocol: starts one process and returns a handle that the supervisor watches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.launch.supervisor import Handle, Role
 
 @dataclass(frozen=True)
 class Start:
-    """What an engine needs in order to start one process: its role and rank, what it is handed, its log.
+    """What an engine needs to start one process: its role and rank, its assignment, its log.
 
     Attributes:
         role, index: which of the role's processes of this host it is.
@@ -46,15 +46,15 @@ class Start:
 
     @property
     def rank(self) -> int:
-        """The process's number within its role, over all hosts."""
+        """The process's rank within its role, over all hosts."""
         return self.role.first_rank + self.index
 
 
 class Engine(Protocol):
-    """Starts processes, each of which becomes a handle that the supervisor watches."""
+    """Protocol of what starts processes; each process becomes a handle that the supervisor watches."""
 
     def prepare(self, scratch: Path) -> None:
-        """Called once, before any process is started.
+        """Called once, before the first process is started.
 
         Args:
             scratch: a new folder for temporary files, for this user alone; it goes when all processes have ended.
@@ -64,7 +64,7 @@ class Engine(Protocol):
     """It can start another process for a role and rank of which one has ended."""
 
     def begin(self, start: Start, board: OwnBoard) -> Handle:
-        """Start a process, and return its handle at once.
+        """Start a process and return its handle at once.
 
         Args:
             board: the run's, where processes can leave what they return.

@@ -1,4 +1,4 @@
-"""Starts the plan's processes on this host, from a forkserver as a rule, watches them, and ends them all when one fails."""
+"""Starts the plan's processes on this host (usually from a forkserver), watches them, and ends all when one fails."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def launch(
     noted: Whereabouts | None = None,
     returns: int = 0,
 ) -> HostResults:
-    """Run the plan's processes of this host to their end; a forkserver starts them unless another engine is given.
+    """Run this host's processes of the plan to their end; a forkserver starts them unless another engine is given.
 
     Args:
         roles: what to start here.
@@ -217,8 +217,7 @@ def _place(meeting: Meeting, scratch: Path, here: list[Any]) -> Place:
 
 
 def open_store(meeting: Meeting) -> dist.TCPStore:
-    """Before the forkserver starts processes: open host 0's TCPStore (bound to its address alone), or connect to it
-    from another host.
+    """Open host 0's TCPStore, bound to its address alone, or connect to it from another host.
 
     Raises:
         RunFailed: host 0 does not answer.
@@ -291,7 +290,7 @@ def _begin(engine: Engine, here: Sequence[Any], start: Start) -> Handle:
 
 
 class Forked:
-    """The forkserver engine: each process is a child of this process's forkserver.
+    """The forkserver engine: starts each process as a child of this process's forkserver.
 
     Args:
         preload: modules that the forkserver imports once for all processes.
@@ -303,17 +302,16 @@ class Forked:
         self.preload = preload
 
     def prepare(self, scratch: Path) -> None:
-        """Start the forkserver with what the processes will need imported."""
+        """Start the forkserver, which imports what the processes will need."""
         start_forkserver(self.preload, scratch)
 
     def begin(self, start: Start, board: OwnBoard) -> Handle:
-        """Start a child of the forkserver, and return its handle at once."""
+        """Start a child of the forkserver and return its handle at once."""
         return Child(enter, (start,), start.environment, start.log, start.scratch)
 
 
 def enter(start: Start) -> Any:
-    """The main function of a process that the forkserver started: end with the launcher, join the meeting place, call
-    the role's entry."""
+    """The main function of a process from the forkserver: join the run's meeting place, then call its role's entry."""
     end_with(start.launcher)
     # A child of a forkserver would start reading processes from a forkserver of its own, and these, being no children
     # of this process, would not notice its death.
@@ -334,6 +332,6 @@ def enter(start: Start) -> Any:
 
 
 def resolve(entry: str) -> Callable[..., Any]:
-    """In a process that the forkserver started: import the entry that ``module:name`` names."""
+    """Import the entry function that ``module:name`` names."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]

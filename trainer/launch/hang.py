@@ -1,4 +1,4 @@
-"""Notices that no worker makes progress any more, says which one holds the others up, and where each of them is."""
+"""Detects that no worker makes progress any more, and names the worker that holds the others up and where it is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRAMES = 8
 
 
 class Hang:
-    """The workers' pulses, as the launcher sees them.
+    """Watches the workers' pulses for the launcher, and raises when no worker makes progress.
 
     Args:
         members: the processes that are watched.
@@ -38,7 +38,7 @@ class Hang:
         self.seen: list[Beat] = []
 
     def look(self) -> None:
-        """Called again and again.
+        """Check the pulses; call it again and again.
 
         Raises:
             Died: nothing has happened for too long.
@@ -72,7 +72,8 @@ class Hang:
 
 
 def stacks_of(members: Sequence[StartedProcess]) -> dict[str, list[str]]:
-    """Have them write their stacks into their logs; by name, where the main thread is, or nothing of one that writes none."""
+    """Have processes write their Python stacks to their logs; returns each one's main-thread frames, [] if it wrote
+    none."""
     sizes = {str(member): member.handle.log.stat().st_size for member in members}
     asked = [member for member in members if member.handle.dump()]
     until = time.monotonic() + DUMP_S

@@ -1,4 +1,4 @@
-"""One worker in this very process: no process is started, what it prints goes to the screen and to workerlog.0."""
+"""Runs the only worker in this process; what it prints goes to the screen and to workerlog.0."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """While it lasts, the variables that every process of a run has."""
+    """Context manager: sets the variables that torch expects of a lone process (RANK=0, WORLD_SIZE=1, MASTER_ADDR,
+    ...)."""
     ours = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port(LOOPBACK))}  # fmt: skip
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
@@ -75,8 +76,7 @@ def alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_log(path: Path, goes_on: bool = False) -> Iterator[Any]:
-    """While it lasts, the log of the one worker in this process; an error while it closes (a full disk) cannot replace
-    the error that ends the run."""
+    """Context manager: yields the worker's log file; an error while it closes does not hide the run's own error."""
     log = streams.log(path, goes_on)
     try:
         yield log
@@ -117,8 +117,7 @@ class _Tee:
 
 @contextlib.contextmanager
 def teed(log: Any, quiet: bool = False) -> Iterator[None]:
-    """While the worker runs in this process, what it prints goes to its log as well; ``quiet``: to the log alone,
-    except warnings on stderr."""
+    """Context manager: what this process prints goes to the log, too; ``quiet``: to the log only, except stderr."""
     with streams.restored():
         out, error = _Tee(sys.stdout, log, quiet), _Tee(sys.stderr, log)
         streams.stand_in(streams.Guard(out), streams.Guard(error))

@@ -1,4 +1,4 @@
-"""Where the hosts of a run come and go (launch.nnodes=MIN:MAX): notes in host 0's store, which is there as long as the run.
+"""The lobby where hosts of a run come and go (launch.nnodes=MIN:MAX): notes in host 0's store, for the whole run.
 
 Each life of the run has a meeting of its own, with a store of its own (:mod:`trainer.launch.rendezvous`): nothing that a process
 of the life before does late can reach the next one. The lobby tells who is there, who comes, and how a life ended for each.
@@ -36,7 +36,7 @@ HERE, LIFE, OVER, MARK = "here/{}", "life", "over", "mark"
 
 @dataclass(frozen=True)
 class Host:
-    """What a host tells of itself.
+    """What a host writes about itself into the lobby.
 
     Attributes:
         id: of this start of its command, a random text; beat: goes up with each sign of life; gone: it is no more part of the run.
@@ -59,8 +59,9 @@ class Host:
 
 @dataclass(frozen=True)
 class Life:
-    """What host 0 tells of a life of the run: its number, from 1; the hosts that take part and the ids of their commands; the port of
-    its meeting; the checkpoint that it goes on from, relative to the run's folder if it is there, or nothing."""
+    """What host 0 writes into the lobby about a life of the run. Its number, from 1; its hosts and the ids of their
+    commands; the port of its meeting; the checkpoint from which it resumes (relative to the run's folder if it is
+    there), or ''."""
 
     number: int
     hosts: tuple[int, ...]
@@ -70,7 +71,7 @@ class Life:
 
 
 class RunOver(Exception):
-    """The run has ended on host 0.
+    """Raised on a host when host 0 has ended the run.
 
     Args:
         how: ``done``, ``preempted`` or ``failed``; why: in words.
@@ -82,7 +83,7 @@ class RunOver(Exception):
 
 
 class Lobby:
-    """Host 0's side.
+    """Host 0's side of the lobby: gathers the hosts of each life, and notices those that are lost or wait.
 
     Args:
         board: in its store; most: hosts are numbered below this.
@@ -106,7 +107,7 @@ class Lobby:
         self._looked = clock()
 
     def look(self) -> None:
-        """Take what the hosts have told, and how long each has been silent."""
+        """Read what the hosts have written, and note how long each has been silent."""
         passed, self._looked = min(self.clock() - self._looked, LONGEST_LOOK_S), self.clock()
         for number in range(1, self.most):
             if not self.board.check([key := HERE.format(number)]):
@@ -117,11 +118,11 @@ class Lobby:
             self.hosts[number] = told
 
     def is_there(self, number: int) -> bool:
-        """Whether that host shows signs of life."""
+        """Whether a host shows signs of life."""
         return number in self.hosts and not self.hosts[number].gone and self.silent[number] <= LOST_S
 
     def lost(self) -> list[int]:
-        """Hosts of this life for which it has not ended, and that are no more: silent, gone, or started again."""
+        """The hosts of this life that are lost before it ended for them: silent, gone, or restarted."""
         return [
             n for n, id in zip(self.life.hosts, self.life.ids, strict=True) if n and self._is_lost(n, self.hosts[n], id)
         ]
@@ -130,7 +131,7 @@ class Lobby:
         return host.id != id or (host.ended != self.life.number and not self.is_there(number))
 
     def waiting(self) -> list[int]:
-        """Hosts that are there and take part in no life now."""
+        """The hosts that are present and not part of the current life."""
         ids = dict(zip(self.life.hosts, self.life.ids, strict=True))
         over = self.life.number
         return [n for n in self.hosts if self.is_there(n) and (self.hosts[n].id != ids.get(n) or self.hosts[n].ended == over) and not self.hosts[n].asked]  # fmt: skip
@@ -158,14 +159,14 @@ class Lobby:
             self.sleep(LOOK_S)
 
     def begin(self, hosts: Sequence[int], port: int, resume: str) -> Life:
-        """Tell the hosts of the next life."""
+        """Begin the next life with these hosts, and announce it to them."""
         ids = tuple(self.hosts[n].id if n else "" for n in hosts)
         self.life, self.resized = Life(self.life.number + 1, tuple(hosts), ids, port, resume), False
         self.board.set(LIFE, json.dumps(list(vars(self.life).values())))
         return self.life
 
     def watch(self, run: Board | None) -> None:
-        """Called now and then while a life lasts: who waits is let in after a checkpoint.
+        """Look after the hosts during a life: raise if one is lost; ask for a checkpoint if one waits to be let in.
 
         Args:
             run: the board of this life; None: its hosts have not met yet.
@@ -186,14 +187,14 @@ class Lobby:
             run.set(LEAVE, "")
 
     def death_of(self, hosts: Sequence[int]) -> Died:
-        """The error of a run that has lost hosts. It is another one in each life: a host that is lost twice is no process that
-        always dies at the same update."""
+        """The error for a life that has lost hosts. It differs in each life, so that a host lost twice does not count
+        as one process that dies at the same update."""
         names = " and ".join(f"host {n}" for n in hosts)
         return Died(f"{names} {'is' if len(hosts) == 1 else 'are'} lost", f"{names} in life {self.life.number}")
 
     def settle(self, timeout_s: float) -> list[Host]:
-        """Wait until the life has ended for all its hosts, or they are lost; returns what those that are there tell. A host that
-        has died is silent until it counts as lost: so long is waited at least."""
+        """Wait until this life has ended for all its hosts or they are lost; returns what the present ones wrote. A
+        host that has died is silent until it counts as lost: so long is waited at least."""
         began, timeout_s = self.clock(), max(timeout_s, LOST_S + LONGEST_LOOK_S)
         while True:
             self.look()
@@ -204,7 +205,7 @@ class Lobby:
             self.sleep(LOOK_S)
 
     def end(self, how: str, why: str) -> None:
-        """Tell how the run ended, and wait until all have read it."""
+        """Announce how the run ended, and wait until all hosts have read it."""
         self.board.set(OVER, json.dumps([how, why]))
         until = self.clock() + GOODBYE_S
         while self.clock() < until:
@@ -215,7 +216,7 @@ class Lobby:
 
 
 class Guest:
-    """The side of another host than host 0.
+    """The lobby's side of every host but host 0.
 
     Args:
         board: in host 0's store; number: this host's; where: host 0's address, for messages.
@@ -228,7 +229,7 @@ class Guest:
         self._beats: threading.Thread | None = None
 
     def come(self, run_dir: Path) -> None:
-        """Come into the lobby, and show signs of life from now on.
+        """Enter the lobby, and send signs of life from now on.
 
         Raises:
             UserError: the run's folder is not the one that host 0 sees.
@@ -271,7 +272,7 @@ class Guest:
             self.sleep(LOOK_S)
 
     def tell(self, **what: object) -> None:
-        """Tell host 0 something of this host.
+        """Write facts about this host into the lobby, for host 0.
 
         Raises:
             RunFailed: host 0 is gone.
@@ -289,7 +290,7 @@ class Guest:
             board.set(HERE.format(self.number), json.dumps(asdict(self.host)))
 
     def next_life(self, after: int) -> Life:
-        """Wait for a life after that one in which this host takes part.
+        """Wait for a life after number ``after`` in which this host takes part.
 
         Raises:
             RunOver: there will be none.
@@ -317,7 +318,7 @@ class Guest:
         return RunFailed(f"host 0 at {self.where} is gone, and the run with it: it keeps what hosts meet by ({error})")
 
     def leave(self) -> None:
-        """Tell that this host is no more part of the run, if host 0 still hears."""
+        """Tell host 0, if it still listens, that this host has left the run."""
         if self._beats is None:  # it has not come: what is told under its number is another host's
             return
         self._over.set()

@@ -1,4 +1,5 @@
-"""The store of the lobby in which the hosts of a run come and go: host 0's launcher has it, at launch.master_port."""
+"""The TCPStore of the lobby in which the hosts of a run come and go; host 0's launcher serves it at
+launch.master_port."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ PATIENCE_S = 3 * LOST_S
 
 @contextmanager
 def opened(launch: LaunchConfig) -> Iterator[OwnBoard]:
-    """While it lasts, this host's launcher is connected to the lobby.
+    """Context manager: connects this host's launcher to the lobby's store; yields it as a board.
 
     Its notes carry a hash that only the user's secret gives; without a secret anybody who reaches the port can write them.
 

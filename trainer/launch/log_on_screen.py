@@ -10,7 +10,7 @@ LOOK_EVERY_S = 0.1
 
 
 class Shown:
-    """Prints the whole lines of a log as they come, from now until :meth:`end`.
+    """Prints the lines of a log on the screen as they appear, from now until :meth:`end`.
 
     Args:
         who: what each line begins with.

@@ -1,4 +1,4 @@
-"""The meeting place of a run's processes: a folder on one host, host 0's store between hosts."""
+"""The meeting place of a run's processes: a folder on one host, or host 0's store between hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONNECT_S = 300
 
 @dataclass(frozen=True)
 class Place:
-    """What a process needs to reach the meeting place; its launcher hands it over in memory.
+    """What a process needs to reach the run's meeting place; its launcher passes it in memory.
 
     Attributes:
         secret: of the run, 32 bytes.
@@ -33,12 +33,12 @@ class Place:
     patience_s: float = CONNECT_S
 
     def make(self) -> None:
-        """Make the folder's parts, once, before the processes start."""
+        """Make the folders of the meeting place, once, before the processes start."""
         if self.folder:
             Path(self.folder, BOARD).mkdir(mode=0o700)
 
     def open(self) -> tuple[OwnBoard, dist.Store]:
-        """Open the board for notes, and the store in which torch's process groups meet.
+        """Open the run's board for notes, and the store in which torch's process groups meet.
 
         On one host the store is a file in the same folder: there is no port that another user could connect to.
         """

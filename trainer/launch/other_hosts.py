@@ -1,4 +1,4 @@
-"""What the launchers of a run's hosts tell each other: why the run ends, who is lost, and that a host's processes are done."""
+"""What the launchers of a run's hosts tell each other: why the run ends, who is lost, whose processes are done."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAVE_S = 60.0
 
 
 class OtherHosts:
-    """One host's launcher and what it tells and hears from the launchers of the other hosts.
+    """The link of one host's launcher to the launchers of the run's other hosts.
 
     Args:
         board: of the run. In a list, because the frames of an error would keep it open.
@@ -48,8 +48,7 @@ class OtherHosts:
         self._lost_hosts: dict[int, int] = {}
 
     def look(self) -> Mapping[int, str]:
-        """Processes of other hosts that were lost and that the run goes on without: why, by rank, each once; host 0
-        asks.
+        """Return lost processes of other hosts without which the run goes on (rank -> why), each once; host 0 only.
 
         Raises:
             RunFailed: another host has ended the run, or is lost.
@@ -82,7 +81,7 @@ class OtherHosts:
         return f"{where} is lost: {why}"
 
     def end(self, why: str) -> None:
-        """Tell the other hosts that the run ends, unless one of them told so first."""
+        """Tell the other hosts that the run ends and why, unless one of them has told it first."""
         if self.meeting.hosts == 1 or self.told:
             return
         first_line = why.strip().splitlines()[0]
@@ -91,7 +90,7 @@ class OtherHosts:
             time.sleep(TELL_S)
 
     def lose(self, who: Sequence[str], why: str) -> None:
-        """Tell the servers which processes of this host are gone, where the run goes on without them."""
+        """Tell the servers which processes of this host are gone, if the run goes on without them."""
         if self.meeting.hosts > 1:
             self._say({f"lost/{name}": why for name in who})
 

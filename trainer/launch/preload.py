@@ -1,4 +1,4 @@
-"""What all processes of a run need is imported once, by the forkserver that they come from, before it serves."""
+"""Imports once, in the forkserver, what all processes of a run need."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ DEPTH = 2
 
 
 def imported_since(before: Collection[str]) -> list[str]:
-    """Names of our modules, of other packages and of what is directly in those, that this process has imported meanwhile."""
+    """The modules that this process has imported meanwhile: our own, and other packages down to their direct
+    modules."""
     new = [n for n in list(sys.modules) if n not in before and (n.count(".") < DEPTH or n.startswith("trainer."))]
     known = {*sys.stdlib_module_names, *LEFT_OUT}
     return [name for name in new if name.partition(".")[0] not in known]
 
 
 def modules_of(config: RunConfig, entries: Iterable[str]) -> list[str]:
-    """The modules of what the config names, and of where the processes enter."""
+    """The modules that the config's ``_target_``s and the processes' entry functions are in."""
     nodes = [config.model, config.loss, config.optimizer, *config.callbacks, *config.metrics.values()]
     named = [*entries, config.data._target_, config.scheduler._target_]
     named += [str(node.get("_target_", "")) for node in nodes]
@@ -44,7 +45,7 @@ def modules_of(config: RunConfig, entries: Iterable[str]) -> list[str]:
 
 
 def start_forkserver(names: Iterable[str], folder: Path) -> None:
-    """Start the forkserver with these modules preloaded; one that runs already stays as it is.
+    """Start the forkserver with these modules preloaded; a running one stays as it is.
 
     Args:
         folder: for temporary files meanwhile: torch._dynamo makes a folder when it is imported.

@@ -36,7 +36,7 @@ STACKS = signal.SIGUSR2
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a process failed, in its own words; sent to its parent.
+    """Why a process failed, in its own words, as it sends it to its parent.
 
     Attributes:
         at: when, in nanoseconds of the clock that all processes of a host share.
@@ -59,8 +59,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """The failure of an exception just caught; an error made for users counts although another one followed from
-        it."""
+        """Make the failure of a caught exception; an error made for users counts even if another followed from it."""
         at, step = time.monotonic_ns(), error
         while not isinstance(step, (RunFailed, UserError)):
             if step.__cause__ is not None or step.__context__ is None:
@@ -105,20 +104,21 @@ class Child:
 
     @property
     def exitcode(self) -> int | None:
-        """The child's exit code as of :class:`multiprocessing.Process`: None while it runs, negative for a signal."""
+        """The child's exit code, as :class:`multiprocessing.Process` has it: None while it runs, negative for a
+        signal."""
         return self.process.exitcode
 
     @property
     def well(self) -> bool:
-        """Whether the child has ended and done its work."""
+        """Whether the child has ended successfully."""
         return self.exitcode == 0 and self.returned
 
     def signs(self) -> list[Any]:
-        """The pipe and sentinel that become ready when there is something to look at."""
+        """The child's pipe and sentinel, which become ready when there is something to read."""
         return [self.process.sentinel] if self.hung_up else [self.process.sentinel, self.pipe]
 
     def look(self) -> None:
-        """Take what the child has sent: how it ended."""
+        """Read what the child has sent about how it ended."""
         while not self.hung_up and self.pipe.poll():
             try:
                 head = self.pipe.recv_bytes()
@@ -136,18 +136,19 @@ class Child:
             self.pipe.close()
 
     def dump(self) -> bool:
-        """Have it write its Python stacks into its log."""
+        """Have the child write its Python stacks into its log."""
         self.signal(STACKS)
         return True
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the child a signal, if it is still there: also where its forkserver is not, and its exit code is made up."""
+        """Send the child a signal if it still exists, even if its forkserver does not (and its exit code is made
+        up)."""
         if self.itself is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.itself, number)
 
     def join(self, seconds: float) -> None:
-        """Wait until the child has ended, at most so long."""
+        """Wait until the child has ended, at most ``seconds``."""
         if self.itself is not None and select.select([self.itself], [], [], seconds)[0]:
             os.close(self.itself)
             self.itself = None
@@ -184,7 +185,7 @@ def _main(
 
 
 def to_log(log: str, folder: str) -> None:
-    """Send everything that this process prints from now on to its log, and its temporary files to the folder."""
+    """Redirect everything that this process prints to its log, and its temporary files to ``folder``."""
     os.environ.update(TMPDIR=folder)
     tempfile.tempdir = folder
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
@@ -197,7 +198,7 @@ def to_log(log: str, folder: str) -> None:
 
 
 def returned(enter: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Call a process's entry and return what it returns; its sys.exit counts as a failure.
+    """Call a process's entry function and return its result; sys.exit in it counts as a failure.
 
     Raises:
         RuntimeError: it would end the process instead.

@@ -1,4 +1,4 @@
-"""Several hosts become one run: each comes to host 0's store with what it is about to do, and all start or none does."""
+"""The rendezvous of several hosts: each writes into host 0's store what it is about to do; all start, or none does."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ TELL_S = 1.0
 
 @dataclass
 class Meeting:
-    """What this host's launcher knows of the run's hosts: their number and addresses, and which is this one. On one
-    host there is no store.
+    """What this host's launcher knows of the run's hosts: how many, their addresses, and which one this is.
 
     Attributes:
         host, port: of the store; number: this host's among ``hosts``, 0 for the one that serves it.
@@ -63,12 +62,12 @@ class Meeting:
 
     @property
     def where(self) -> str:
-        """The address of host 0's store, as users write it."""
+        """The address and port of host 0's store, as users write them."""
         return with_port(self.host, self.port)
 
     @property
     def store(self) -> str:
-        """How host 0's store is named in messages."""
+        """How messages call host 0's store."""
         return f"the store of {self.label(0)} at {self.where}"
 
     @property
@@ -77,30 +76,30 @@ class Meeting:
         return self.number == 0
 
     def name(self, number: int) -> str:
-        """How a host is named in messages."""
+        """How messages call a host, with its address."""
         return f"{self.label(number)} ({self.addresses[number]})" if self.addresses else self.label(number)
 
     def label(self, number: int) -> str:
-        """The same without its address."""
+        """How messages call a host, without its address."""
         return self.labels[number] if self.labels else f"host {number}"
 
     def key(self, number: int) -> str:
-        """Its part of the keys of notes, whatever others believe how many there are."""
+        """A host's part of the keys of notes; independent of how many hosts there are."""
         return self.labels[number].replace(" ", "/") if self.labels else str(number)
 
     @property
     def one(self) -> str:
-        """What the hosts of this meeting are: hosts, or the processes of a run that are started one by one."""
+        """The word for one member of this meeting: ``host``, or ``process`` if processes are started one by one."""
         return "process" if self.labels else "host"
 
     @property
     def kind(self) -> str:
-        """The same, several of them."""
+        """The word for several members of this meeting: ``hosts`` or ``processes``."""
         return "processes" if self.labels else "hosts"
 
     @property
     def again(self) -> str:
-        """Why this host cannot come to a run that has begun with it, and what can be done."""
+        """The message that this host cannot rejoin a run that it was part of, and what to do."""
         return (
             f"the run at {self.where} has begun, and {self.name(self.number)} was part of it already. A {self.one} that is started again cannot come back. "
             "Let the others go on without it, or end all commands and start them again with resume=auto, from the newest checkpoint. "
@@ -109,13 +108,12 @@ class Meeting:
 
     @property
     def twice(self) -> str:
-        """Why another can have come under this host's number."""
+        """The reason in a message why another host may have this host's number."""
         return "every process needs a launch.rank of its own" if self.labels else "every host needs a launch.node_rank of its own"  # fmt: skip
 
 
 def meet(store: Store, meeting: Meeting) -> bytes:
-    """The rendezvous of the hosts: wait until all are there; host 0 decides and the others learn it. Returns the run's
-    secret of 32 bytes.
+    """The rendezvous of the hosts: wait until all are there and agree on the run. Returns the run's secret of 32 bytes.
 
     Each host draws a number for this run alone, and the run's secret is the hash of all of them, keyed with the user's
     secret: it never travels, and nothing that was said in another run counts in this one.

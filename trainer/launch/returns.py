@@ -1,4 +1,4 @@
-"""Starts another process in the place of a worker or a parameter server that has died, while the others go on."""
+"""Restarts a worker or a parameter server that has died, while the others go on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.wording import counted
 
 
 class Returns:
-    """The processes of a run that come back.
+    """Restarts single processes of a run that have died, while the others go on.
 
     Args:
         most: so many may.
@@ -45,8 +45,8 @@ class Returns:
         """Updates that servers had done since the snapshots from which they were started again."""
 
     def again(self, member: StartedProcess, death: RunFailed) -> StartedProcess | None:
-        """Start another process, unless that one has told an error of its own, too many have died, or it died twice after the
-        same update. A server needs a checkpoint to begin with.
+        """Restart a process that has died; None if it reported an error of its own, too many have died, or it died
+        twice after the same update. A server needs a checkpoint to begin with.
 
         It is dead for certain: where its forkserver was killed, it only seems so, and goes on.
         """

@@ -1,4 +1,4 @@
-"""From which checkpoint a parameter server that has died is started again by itself, while the workers go on."""
+"""Finds the checkpoint from which a parameter server that has died restarts by itself, while the workers go on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.weights.server_parts import parts_of
 
 @dataclass(frozen=True)
 class ServerSnapshot:
-    """A dead server's part of a checkpoint.
+    """The part of a checkpoint from which a dead parameter server restarts.
 
     Attributes:
         folder: of the checkpoint. lost: updates that the server had done since then.
@@ -23,7 +23,7 @@ class ServerSnapshot:
 
 
 def snapshot_of(start: Start, checkpoints: Path, done: int) -> ServerSnapshot | str:
-    """The newest whole checkpoint, or why the server cannot go on from it by itself.
+    """Find the newest whole checkpoint for a dead server, or return why the server cannot restart by itself.
 
     Args:
         start: what the server was told that has died. checkpoints: the run's. done: updates that the server had done.

@@ -1,4 +1,4 @@
-"""From the plan to this host's processes, by the launcher that ``launch._target_`` names."""
+"""Starts this host's processes of a plan with the launcher that ``launch._target_`` names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SERVED = "served until its workers had left"
 
 
 def start_here(assignment: Assignment) -> dict[str, Any]:
-    """Run this host's part of the plan by the config's launcher; returns the outcome of its first worker."""
+    """Run this host's part of the plan with the config's launcher; returns its first worker's result."""
     launcher = launcher_of(assignment.config)
     outcome = launcher.start(assignment)
     if not isinstance(outcome, Mapping):
@@ -46,8 +46,7 @@ def start_here(assignment: Assignment) -> dict[str, Any]:
 
 
 def start_processes(assignment: Assignment, engine: Engine | None = None) -> dict[str, Any]:
-    """Start this host's processes of an :class:`Assignment`, with a forkserver or another engine, and run them to their
-    end.
+    """Start this host's processes of an :class:`Assignment` with an engine, and run them to their end.
 
     Args:
         engine: starts each; None: a forkserver does.

@@ -1,4 +1,4 @@
-"""Watches started processes to their end, and names the failure that ended the run. It does not know how they were started."""
+"""Watches started processes to their end, however they were started, and names the failure that ended the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ END_S = 3
 
 @dataclass(frozen=True)
 class Role:
-    """The processes of one role on this host: their number, ranks and entry.
+    """The processes of one role on this host: their number, ranks and entry function.
 
     Attributes:
         name: ``worker`` or ``server``.
@@ -46,12 +46,12 @@ class Role:
 
     @property
     def here(self) -> int:
-        """How many processes of this role are on this host."""
+        """The number of processes of this role on this host."""
         return len(self.devices)
 
 
 class Handle(Protocol):
-    """A started process as the supervisor sees it, of whatever engine."""
+    """Protocol of a started process as the supervisor sees it, whatever engine has started it."""
 
     log: Path
     """What the process printed."""
@@ -68,31 +68,31 @@ class Handle(Protocol):
 
     @property
     def well(self) -> bool:
-        """Whether the process has ended and done its work."""
+        """Whether the process has ended successfully."""
 
     def look(self) -> None:
-        """Take what the process has sent."""
+        """Read what the process has sent."""
 
     def signs(self) -> list[Any]:
-        """What becomes ready when there is something to look at."""
+        """Objects to wait for, which become ready when there is something to read."""
 
     def dismiss(self) -> None:
         """Let the process end: nobody needs it any more."""
 
     def dump(self) -> bool:
-        """Have it write its Python stacks into its log; returns whether it can be asked."""
+        """Have the process write its Python stacks into its log; returns whether it can be asked to."""
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the process a signal, if it is still there."""
+        """Send the process a signal, if it still exists."""
 
     def join(self, seconds: float) -> None:
-        """Wait until the process has ended, at most so long."""
+        """Wait until the process has ended, at most ``seconds``."""
 
 
 @dataclass(frozen=True)
 class StartedProcess:
-    """A started process of a role: role, rank, handle; the random number of this life, 0: it has none. ``returns``: another one
-    has died before, and the others go on."""
+    """A started process: its role, rank and handle. ``life``: the random number of this life, 0 if it has none.
+    ``returns``: it replaces one that has died while the others go on."""
 
     role: Role
     rank: int
@@ -106,7 +106,7 @@ class StartedProcess:
 
 @dataclass(frozen=True)
 class HostResults:
-    """How the processes of this host ended.
+    """How the processes of this host ended, and what they returned.
 
     Attributes:
         of: by role and rank, what an entry returned.
@@ -124,7 +124,7 @@ class HostResults:
 
 
 class Supervisor:
-    """Watches members until all have ended, or until one has failed that the others cannot do without.
+    """Watches processes until all have ended, or until one fails that the others cannot do without.
 
     Args:
         members: the started processes of this host.
@@ -154,7 +154,7 @@ class Supervisor:
         self._unneeded_since: float | None = None
 
     def watch(self) -> HostResults:
-        """Watch to the end; returns what entries returned, and why processes were done without.
+        """Watch the processes to their end; returns what they returned, and why lost ones were done without.
 
         Raises:
             RunFailed: a process failed that the others cannot do without; the message names it, its own error and its log.
@@ -177,8 +177,8 @@ class Supervisor:
 
     @property
     def ends_all(self) -> bool:
-        """Whether the failure here ends the processes of other hosts as well: they cannot do without it, or it said
-        that the run cannot go on."""
+        """Whether a failure on this host ends the processes of other hosts as well. They cannot do without the failed
+        process, or it reported that the run cannot go on."""
         over = [m for m in self.members if not m.handle.well]
         return any(not m.role.apart or (m.handle.failure is not None and m.handle.failure.ends_run) for m in over)
 
@@ -272,7 +272,7 @@ class Supervisor:
 
 
 def end(handles: Sequence[Handle], patience_s: float) -> None:
-    """End these processes at once by SIGKILL: a worker takes SIGTERM for a request, and hears nothing while it waits."""
+    """End processes at once by SIGKILL: workers would take SIGTERM for a request, and do not react while they wait."""
     for handle in handles:
         handle.signal(signal.SIGKILL)
     until = time.monotonic() + patience_s
@@ -289,7 +289,7 @@ def _lingers(member: StartedProcess) -> bool:
 
 
 def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
-    """The end of the process that failed first, with its message; the others' errors are only its echo.
+    """Return the error of the process that failed first; the errors of the others are only its echo.
 
     A process that was killed says nothing, but those that lost it do, so a signal counts before all errors. SIGTERM and
     SIGINT count last: they reach many at once, and others of them may have told why. One that told no error has ``Died``.

@@ -1,4 +1,4 @@
-"""A process that a launcher has started as a command: ``python -m trainer.launch.task_process FILE``."""
+"""The process that a launcher has started by the command ``python -m trainer.launch.task_process FILE``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.planning.assignment import Assignment
 
 
 def main(file: Path) -> int:
-    """Run the process that the file describes, and leave what came of it on the run's board; returns the exit code."""
+    """Run the process that the file describes, and leave its result on the run's board; returns the exit code."""
     try:
         start = start_of(**json.loads(private.read(file)))
     except FileNotFoundError:
@@ -42,7 +42,7 @@ def main(file: Path) -> int:
 def start_of(
     role: Mapping[str, Any], payload: Mapping[str, Any], place: Mapping[str, Any], log: str, scratch: str, **others: Any
 ) -> Start:
-    """The :class:`Start` from the plain data that :func:`trainer.launch.tasks.told` has made."""
+    """Rebuild the :class:`Start` from the plain data of :func:`trainer.launch.tasks.told`."""
     return Start(Role(**role), payload=Assignment.of(payload), place=_place(**place), log=Path(log), scratch=Path(scratch), **others)  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Launchers that start a command for each process: on this host by any program, such as ``nice``, ``numactl`` or a container's."""
+"""Base of launchers that start one command per process, through any program such as ``nice`` or ``numactl``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BEGUN = "begun"
 
 @dataclass(frozen=True)
 class Task:
-    """One process of the plan, as a :class:`TaskLauncher` gets it: its command and environment.
+    """One process of the plan as a :class:`TaskLauncher` gets it: its command and environment.
 
     Attributes:
         role, rank, device: e.g. ``worker``, 0 and ``cuda:0``.
@@ -52,17 +52,17 @@ class Task:
 
 
 class Running(Protocol):
-    """A command that was started; :class:`subprocess.Popen` is one."""
+    """Protocol of a started command, such as :class:`subprocess.Popen`."""
 
     def poll(self) -> int | None:
         """The command's exit code, negative for a signal; None while it runs."""
 
     def kill(self) -> None:
-        """End the command, whatever it does."""
+        """End the command unconditionally."""
 
 
 class TaskLauncher(Launcher):
-    """Base of launchers that start each process of this host as a command; subclass it and write :meth:`launch`."""
+    """Base class of launchers that start each process of this host as a command; subclasses write :meth:`launch`."""
 
     def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:
         if "TORCHELASTIC_RUN_ID" not in os.environ or "RANK" not in os.environ:
@@ -71,7 +71,7 @@ class TaskLauncher(Launcher):
 
     @abstractmethod
     def launch(self, task: Task) -> Running:
-        """Start the command of one process, and return at once."""
+        """Start the command of one process and return at once."""
 
     def start(self, assignment: Assignment) -> dict[str, Any]:
         from trainer.launch.start import start_processes
@@ -123,11 +123,11 @@ class TaskHandle:
 
     @property
     def well(self) -> bool:
-        """Whether the process has ended and done its work."""
+        """Whether the process has ended successfully."""
         return self.exitcode == 0 and self.returned
 
     def look(self) -> None:
-        """Take what the process has left on the board; a process that has not begun in time has failed."""
+        """Read what the process has left on the board; a process that has not begun in time has failed."""
         if not self.arrived:
             self.arrived = self.board.check([BEGUN])
             if not self.arrived and self.failure is None and self.clock() - self.began > self.timeout_s:
@@ -145,7 +145,7 @@ class TaskHandle:
         return f"has not begun within {self.timeout_s:g} s (launch.timeout_s). Its launcher must run task.command with the variables of task.environment{program}"  # fmt: skip
 
     def signs(self) -> list[Any]:
-        """No signs: the supervisor looks again soon."""
+        """Return no signs, so that the supervisor polls."""
         return []
 
     def dismiss(self) -> None:
@@ -153,11 +153,11 @@ class TaskHandle:
         self.board.set("leave", "")
 
     def dump(self) -> bool:
-        """A command cannot be asked: it may be another program, which starts the process."""
+        """Return False: a command cannot be asked for its stacks, as another program may run the process."""
         return False
 
     def signal(self, number: signal.Signals) -> None:
-        """End the command, if it is still there."""
+        """End the command, if it still exists, whatever the signal."""
         try:
             if self.exitcode is None:
                 self.running.kill()
@@ -165,7 +165,7 @@ class TaskHandle:
             print(f"{self.task.role} {self.task.rank} cannot be ended: {why(error)}", flush=True)
 
     def join(self, seconds: float) -> None:
-        """Wait until the command has ended, at most so long."""
+        """Wait until the command has ended, at most ``seconds``."""
         until = time.monotonic() + seconds
         with contextlib.suppress(RunFailed):  # of the user's poll, which has been told of
             while self.exitcode is None and time.monotonic() < until:
@@ -173,7 +173,7 @@ class TaskHandle:
 
 
 def place_of(role: str, rank: int) -> str:
-    """The part of the run's board where a started task (role, rank) finds its :class:`Task` and leaves its end."""
+    """The part of the run's board where a task's process (role, rank) finds its :class:`Task` and leaves its result."""
     return f"task/{role}/{rank}"
 
 
@@ -193,7 +193,7 @@ class Commands:
         self.launch, self.name, self.timeout_s = launch, name, timeout_s
 
     def prepare(self, scratch: Path) -> None:
-        """Nothing to prepare for commands."""
+        """Do nothing: commands need no preparation."""
 
     def begin(self, start: Start, board: OwnBoard) -> TaskHandle:
         """Have the launcher start a process's command. What the process is handed is in a file for this user alone."""
@@ -233,7 +233,7 @@ class Commands:
 
 
 def told(start: Start) -> dict[str, Any]:
-    """What a process is handed, as plain data."""
+    """What a command's process is handed (its :class:`Start`), as plain data for JSON."""
     return {
         **vars(start),
         "role": {**asdict(start.role), "devices": list(start.role.devices), "ports": list(start.role.ports)},

@@ -1,4 +1,5 @@
-"""Processes that torchrun has started: rank 0 is the parent as well, and hands the finished config to the others."""
+"""Runs in processes that torchrun has started: rank 0 is also the parent, and hands the finished config to the
+others."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Start = Callable[[Assignment], dict[str, Any]]
 
 
 def join(lead: Callable[[Start], object]) -> int:
-    """Take part as one of torchrun's ranks; returns the exit code.
+    """Take part in the run as one of torchrun's ranks; returns the exit code.
 
     Args:
         lead: called on rank 0 alone; composes the config and runs the job with the ranks as its processes.

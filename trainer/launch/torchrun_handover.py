@@ -1,4 +1,4 @@
-"""How torchrun's rank 0 hands the finished config to the other ranks, so that no stranger can hand them another one.
+"""Hands the finished config from torchrun's rank 0 to the other ranks, so that no stranger can hand them another.
 
 torchrun's store listens on every interface, without a password: nothing that comes from it is believed. On one host the
 config is a file in the folder that torchrun's agent makes for its ranks alone. Over several hosts it is a message in the
@@ -32,10 +32,10 @@ NAME = "handover.json"
 
 
 class Handover(ABC):
-    """How torchrun's rank 0 passes one message to the other ranks: a payload, or why there is none."""
+    """Base class: passes one message from torchrun's rank 0 to the other ranks, a payload or why there is none."""
 
     def give(self, payload: Mapping[str, Any]) -> None:
-        """Called by rank 0: hand the payload over.
+        """On rank 0: hand the payload over.
 
         Raises:
             RunFailed: it holds what JSON cannot carry.
@@ -47,11 +47,11 @@ class Handover(ABC):
         self.write(text)
 
     def stop(self, why: str) -> None:
-        """Called by rank 0: tell the others that there is nothing to do, and why (empty: all is well)."""
+        """On rank 0: tell the others that there is nothing to do, and why ('' if all is well)."""
         self.write(json.dumps({"stop": why}))
 
     def take(self) -> dict[str, Any] | str:
-        """Called by the other ranks: wait for the payload, or for the reason why there is none.
+        """On the other ranks: wait for the payload, or for the reason why there is none.
 
         Raises:
             RunFailed: none came, or one that is not rank 0's.
@@ -65,11 +65,11 @@ class Handover(ABC):
 
     @abstractmethod
     def write(self, text: str) -> None:
-        """Leave the message, in the way of the subclass."""
+        """Write the message to where the other ranks read it."""
 
     @abstractmethod
     def read(self) -> str:
-        """Wait for the message, in the way of the subclass."""
+        """Wait for the message and return it."""
 
 
 class InFolder(Handover):
@@ -97,8 +97,7 @@ class InFolder(Handover):
 
 
 class Sealed(Handover):
-    """A handover between hosts: the message lies in a store that strangers can write to, sealed with the run's
-    secret.
+    """A handover between hosts: the message is in a store that strangers can write to, sealed with the run's secret.
 
     Args:
         run: what the message is for; one that was sealed for another run is not believed.
@@ -140,7 +139,7 @@ class Sealed(Handover):
 
 
 def handover(store: Store, environment: Mapping[str, str] = os.environ) -> Handover:
-    """The handover for this torchrun run: by a folder on one host, else by the store.
+    """The handover for this torchrun run: through a folder on one host, else through the store.
 
     Raises:
         UserError: the ranks share neither a private folder nor a secret.
@@ -161,7 +160,7 @@ def handover(store: Store, environment: Mapping[str, str] = os.environ) -> Hando
 
 
 def agents_folder(environment: Mapping[str, str]) -> Path | None:
-    """The folder that torchrun's agent has made for its ranks in this attempt, if it is this user's alone.
+    """The folder that torchrun's agent has made for its ranks in this attempt; None if others can enter it.
 
     Each rank is told of a file for its errors, ``RUN/attempt_N/RANK/error.json``; RUN is new, with mode 0700.
     """

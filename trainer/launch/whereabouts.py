@@ -1,4 +1,4 @@
-"""Where the run's processes really are: each tells it when it begins, and host 0's launcher writes it into plan.json."""
+"""Records where the run's processes are: each reports when it begins, and host 0's launcher writes it to plan.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class Told:
-    """What a process tells when it begins: its number on its host, its host's address, its variables, its life."""
+    """What a process reports when it begins: process id, host address, environment variables, life."""
 
     pid: int
     host: str
@@ -33,7 +33,7 @@ class Told:
 
 
 def tell(board: Board, role: str, rank: int, host: str, life: int = 0) -> None:
-    """Called by a process that begins.
+    """Report on the board that this process has begun, and where it is.
 
     Args:
         host: its address.
@@ -43,18 +43,18 @@ def tell(board: Board, role: str, rank: int, host: str, life: int = 0) -> None:
 
 
 def environment() -> dict[str, str]:
-    """The variables of this process by which it knows the others."""
+    """The environment variables of this process by which it finds the others (RANK, MASTER_ADDR, ...)."""
     return {name: os.environ[name] for name in (*VARIABLES, *WHERE_SEVERAL) if name in os.environ}
 
 
 def leave_plan(plan: Plan) -> None:
-    """Write the plan into its folder again, where it is already."""
+    """Write plan.json into the run's folder again, if it is there."""
     if (path := plan.own_folder / "plan.json").is_file():
         leave(path, plan.as_dict(), private=True)
 
 
 class Whereabouts:
-    """What the processes of a run have told, in its plan.
+    """Collects what the processes of a run report, into its plan.
 
     Args:
         plan: as before the start; one of another host than host 0 stays so.
@@ -70,12 +70,12 @@ class Whereabouts:
         self._looked = clock()
 
     def again(self, role: str, rank: int, life: int) -> None:
-        """Another process has been started in the place of one that has died: what that one told is of no use now."""
+        """Expect another report: the process (role, rank) has been restarted."""
         self.lives[role, rank] = life
         self.untold |= {(p.role, p.rank): p for p in self.plan.processes if (p.role, p.rank) == (role, rank)}
 
     def look(self, board: Board, now: bool = False) -> None:
-        """Take what is new.
+        """Take in new reports, and write them to plan.json.
 
         Args:
             now: also if it was looked at a moment ago.

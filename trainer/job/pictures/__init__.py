@@ -1,1 +1,1 @@
-"""What a run draws: curves, confusion, mistakes, servers."""
+"""The pictures that a run draws at its end: curves, confusion matrix, mistakes, servers."""

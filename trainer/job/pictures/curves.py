@@ -1,4 +1,4 @@
-"""Pictures of a run: loss and accuracies (or AUC) over its updates, from metrics.jsonl."""
+"""Draws a run's curves from metrics.jsonl: loss and accuracies (or AUC) over updates, and what its servers did."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVED = (("pushes_per_s", "pushes per second"), ("mb_per_s", "MB per second"), 
 
 
 def points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Every metric's (updates, values) from metrics.jsonl."""
+    """Read every metric's (updates, values) from a run's metrics.jsonl."""
     series: dict[str, tuple[list[int], list[float]]] = {}
     try:
         written = (run_dir / "metrics.jsonl").read_text(errors="replace").splitlines()
@@ -40,7 +40,7 @@ def points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
 
 
 def draw(run_dir: Path, title: str) -> Path | None:
-    """Draw ``curves.png`` into the run's folder; returns its path, or None when there is nothing to draw."""
+    """Draw ``curves.png`` in the run's folder; returns its path, or None if there is nothing to draw."""
     series = points(run_dir)
     begun = tuple(life.first for life in read(run_dir)[1:])
     ranked = any(name.endswith("/auc") for name in series)
@@ -54,7 +54,7 @@ def draw(run_dir: Path, title: str) -> Path | None:
 
 
 def draw_servers(run_dir: Path, title: str) -> Path | None:
-    """Draw ``servers.png``: what the parameter servers did, and how stale the pushes were; None without servers."""
+    """Draw ``servers.png``: what the parameter servers did, and the staleness of pushes; None without servers."""
     told = [json.loads(path.read_text()) for path in sorted(run_dir.glob("server.*.json"))]
     if not told:
         return None
@@ -78,7 +78,7 @@ def _as_trained(series: tuple[list[int], list[float]]) -> tuple[list[int], list[
 
 
 def figure_of(size: tuple[float, float], title: str, arranged: bool = True) -> Any:
-    """An empty figure of so many inches, without a display.
+    """Make an empty matplotlib figure of this size in inches with a title, without a display.
 
     Args:
         arranged: its axes find their places themselves.
@@ -102,7 +102,7 @@ Panel = Callable[[Any], None]
 
 
 def drawn(title: str, panels: Sequence[Panel | None]) -> Any:
-    """A figure of the panels that are not None, two in a row; None without any."""
+    """Make a figure of the panels that are not None, two in a row; None if there are none."""
     there = [panel for panel in panels if panel is not None]
     if not there:
         return None
@@ -126,7 +126,7 @@ def _saved(path: Path, title: str, panels: Sequence[Panel | None]) -> Path | Non
 
 
 def save(figure: Any, path: Path) -> None:
-    """Save a figure as a picture file; what stood under its name is replaced, and no link is followed."""
+    """Save a figure as a picture file, replacing what is there and following no link."""
     private.start_empty(path)
     figure.savefig(path, dpi=DPI)
 
@@ -134,7 +134,7 @@ def save(figure: Any, path: Path) -> None:
 def lines(
     series: Mapping[str, tuple[list[int], list[float]]], x: str, y: str, begun: Sequence[int] = (), told: bool = False
 ) -> Panel | None:
-    """A panel of named curves, validation's with points; None without curves.
+    """A panel of named curves, with markers on those of validation; None without curves.
 
     Args:
         begun: updates from which the run went on, each a thin line; told: the legend says so.
@@ -164,7 +164,7 @@ def lines(
 
 
 def bars(counts: Mapping[str, Mapping[int, int]]) -> Panel | None:
-    """A panel of the pushes of each server by staleness; None where nothing was counted."""
+    """A panel of the pushes of each server by staleness; None if nothing was counted."""
     if not counts:
         return None
 
@@ -192,7 +192,7 @@ def _widen(axis: Any) -> None:
 
 
 def whole_numbers() -> Any:
-    """Mark an axis at whole numbers alone."""
+    """A matplotlib tick locator that marks whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(integer=True, min_n_ticks=1)

@@ -1,4 +1,4 @@
-"""Texts in pictures: cut to the room that there is, drawn as they stand, in a font that has their letters."""
+"""Texts in pictures: cut or wrapped to the room they have, in fonts that have all their letters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDER = (
 
 
 def families(texts: Iterable[str]) -> list[str]:
-    """The fonts that these texts need: the project's own, and wider ones of this machine."""
+    """The fonts that these texts need: the project's own, then fonts of this machine that have more letters."""
     if not missing(texts, [OWN]):
         return [OWN]
     from matplotlib.font_manager import fontManager
@@ -34,7 +34,7 @@ def families(texts: Iterable[str]) -> list[str]:
 
 
 def missing(texts: Iterable[str], fonts: Sequence[str]) -> set[str]:
-    """The letters of a text that none of the fonts has."""
+    """The letters of the texts that none of the fonts has."""
     letters = {letter for text in texts for letter in text if not letter.isspace()}
     return {letter for letter in letters if not any(ord(letter) in _letters(font) for font in fonts)}
 
@@ -47,7 +47,7 @@ def _letters(font: str) -> frozenset[int]:
 
 
 class Ruler:
-    """Measures texts letter by letter, which is at least what they take when they are drawn.
+    """Measures the width of texts letter by letter, which is never less than what they take when drawn.
 
     Args:
         size: of the letters, in points.
@@ -63,14 +63,14 @@ class Ruler:
         self.widths: dict[str, float] = {}
 
     def inches(self, text: str) -> float:
-        """The width of a text on one line."""
+        """The width in inches of a text on one line."""
         for letter in set(text).difference(self.widths):
             ten, _, _ = self.renderer.get_text_width_height_descent(10 * letter, self.font, False)
             self.widths[letter] = float(ten) / 10 / DPI
         return sum(self.widths[letter] for letter in text)
 
     def cut(self, text: str, room: float) -> str:
-        """A text cut to one line of so many inches: its beginning and its end."""
+        """Shorten a text to one line of ``room`` inches by leaving out its middle."""
         text = _some(printed(text))
         if self.inches(text) <= room:
             return text
@@ -81,7 +81,7 @@ class Ruler:
         return _without_middle(text, least)
 
     def wrap(self, text: str, room: float, lines: int) -> str:
-        """A text on at most so many lines of so many inches; what is longer loses its middle."""
+        """Wrap a text into at most ``lines`` lines of ``room`` inches; a longer text loses its middle."""
         text = _some(printed(text))
         if len(wrapped := self._lines(text, room)) <= lines:
             return "\n".join(wrapped)

@@ -1,4 +1,4 @@
-"""What a validation found, for people: the confusion matrix, accuracy by class, and a page of the worst mistakes."""
+"""Draws a validation's findings: the confusion matrix, accuracy by class, and a page of the worst mistakes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ UNDRAWN = "No font of this machine has the letters of classes that are shown by 
 
 
 def file_names(which: str) -> tuple[str, ...]:
-    """The names of the four files with pictures and numbers of the last or the best validation."""
+    """The names of the four files of pictures and numbers about the last or the best validation."""
     return FILES if which == "last" else tuple(f"{which}_{name}" for name in FILES)
 
 
 def draw(run_dir: Path, names: Sequence[str], title: str) -> list[Path]:
-    """Draw the files of each validation that was kept in the run's folder.
+    """Draw the pictures of each validation whose findings are in the run's folder; returns their paths.
 
     Args:
         names: of the classes; empty: they are called by their numbers.
@@ -91,8 +91,7 @@ def _guess(mistake: Mistake, names: Sequence[str]) -> str:
 
 
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str], str]:
-    """Class names as the validation's pictures show them, the fonts for them, and a footnote where a name is shown as
-    its number."""
+    """Class names for the pictures, the fonts that they need, and a footnote if some names are shown as numbers."""
     names = [printed(name) for name in names]
     fonts = families(names)
     lacking = missing(names, fonts)
@@ -101,7 +100,7 @@ def drawable(names: Sequence[str]) -> tuple[list[str], list[str], str]:
 
 
 def confusion_figure(matrix: np.ndarray, names: Sequence[str], title: str) -> Any:
-    """The confusion matrix: rows are labels, columns guesses, colours the share of the row."""
+    """The figure of the confusion matrix: rows are labels, columns are guesses, colours are shares of the row."""
     shown = matrix if matrix[:, -1].any() else matrix[:, :-1]
     names, fonts, footnote = drawable(names)
     size = min(16.0, 4.0 + 0.35 * len(names))
@@ -129,7 +128,7 @@ def confusion_figure(matrix: np.ndarray, names: Sequence[str], title: str) -> An
 
 
 def mistakes_figure(mistakes: Sequence[Mistake], images: np.ndarray, names: Sequence[str], title: str) -> Any:
-    """The page of mistakes: each image with its label, the guess, and the probability of the guess."""
+    """The figure of the worst mistakes: each image with its label, the guess, and the guess's probability."""
     names, fonts, footnote = drawable(names)
     rows, columns = -(-len(mistakes) // COLUMNS), min(COLUMNS, len(mistakes))
     ruler = Ruler(CAPTION, fonts)
