@@ -1,1 +1,1 @@
-"""What is measured of a model, as sums that add up exactly over workers."""
+"""Measures a model as sums that add up exactly over workers."""

@@ -1,4 +1,4 @@
-"""Validation metrics that decide something: which model is the best, when the rate falls, when the run stops early."""
+"""Validation metrics that decide something: the best model, a falling learning rate, an early stop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RAW, AVERAGED = "val/", "val_ema/"
 
 
 def falls(metric: str, lower: Mapping[str, bool] = NOBODY) -> bool:
-    """Whether less is better for this metric.
+    """Whether a metric gets better as it falls (a loss), not as it rises.
 
     Args:
         lower: of the user's own metrics whose class says so, whether less is better; of others the name tells.
@@ -41,31 +41,31 @@ def falls(metric: str, lower: Mapping[str, bool] = NOBODY) -> bool:
 
 
 def best_of(classes: int) -> int:
-    """The k of top-k accuracy that ``acc5`` means: 5, with fewer than 5 classes all but one (3 classes: ``acc2``)."""
+    """The k that ``acc5`` stands for: 5, or all classes but one if there are fewer than 5 (3 classes: ``acc2``)."""
     return 5 if classes >= 5 else max(1, classes - 1)
 
 
 def classification(classes: int) -> tuple[str, ...]:
-    """Names of the metrics of a classification, of which one marks the best model (with one or two classes, ``acc5`` is
-    ``acc1``)."""
+    """The names of a classification's metrics, one of which marks the best model (``acc5`` may be ``acc1`` to
+    ``acc4``)."""
     return tuple(dict.fromkeys(("loss", "acc1", f"acc{best_of(classes)}", "f1")))
 
 
 def measured(facts: Facts) -> list[str]:
-    """Names of the validation metrics that the task of these data has, from which ``best.metric`` is chosen."""
+    """The names of the validation metrics that these data allow; ``best.metric`` is one of them."""
     of_task = BINARY if facts.task == "binary" else classification(facts.classes)
     return [*of_task, *(f"{name}_share" for name in facts.ceiling)]
 
 
 def names(facts: Facts, averaged: bool, own: Collection[str] = ()) -> list[str]:
-    """All names that ``best.metric`` may have: ``val/...``, with ``averaged`` those of the averaged weights, and the
-    user's ``own``."""
+    """All names that ``best.metric`` can have: ``val/...``, the user's ``own``, and with ``averaged``
+    ``val_ema/...``."""
     everything = [*measured(facts), *own]
     return [prefix + name for prefix in ((RAW, AVERAGED) if averaged else (RAW,)) for name in everything]
 
 
 def meant(metric: str, known: Iterable[str]) -> str:
-    """The metric that another word for it means, among those that there are; empty where none is meant."""
+    """The known metric that a user's word for one means (such as ``accuracy``); '' if there is none."""
     prefix, _, name = metric.rpartition("/")
     words = WORDS.get(name.lower().replace("_", "").replace("-", "").replace("top", ""), ())
     found = [k for word in words for k in known if k == f"{prefix or 'val'}/{word}" or k == f"{RAW}{word}"]
@@ -73,18 +73,17 @@ def meant(metric: str, known: Iterable[str]) -> str:
 
 
 def is_plateau(target: str) -> bool:
-    """Whether the schedule with that ``_target_`` is Plateau, which goes by a validation metric as best model and early
-    stop do."""
+    """Whether a ``_target_`` is the schedule Plateau, which depends on a validation metric (as early stop does)."""
     return target == PLATEAU
 
 
 def best_metric(config: RunConfig, task: str) -> str:
-    """The metric by which a run chooses its best model."""
+    """The name of the metric by which a run chooses its best model."""
     return str(config.best.metric or RAW + WATCHED[task])
 
 
 class Best:
-    """The best value so far of one metric.
+    """Keeps the best value so far of one metric.
 
     Args:
         metric: e.g. ``val/loss``.
@@ -99,11 +98,11 @@ class Best:
 
     @property
     def falls(self) -> bool:
-        """Whether less is better for this metric."""
+        """Whether this metric gets better as it falls."""
         return falls(self.metric, self.lower)
 
     def improved(self, step: int, value: float | None) -> bool:
-        """Take a new value; returns whether it is the best so far. None (not measured) and NaN never are."""
+        """Take in a new value; returns whether it is the best so far. None (not measured) and NaN never are."""
         if value is None or math.isnan(value):
             return False
         gain = 0.0 if self.value is None else (self.value - value if self.falls else value - self.value)
@@ -113,16 +112,16 @@ class Best:
         return True
 
     def state(self) -> tuple[float | None, int]:
-        """For :meth:`load`."""
+        """The best value and its step, for :meth:`load`."""
         return self.value, self.step
 
     def load(self, state: tuple[float | None, int]) -> None:
-        """Go on from there."""
+        """Restore what :meth:`state` returned."""
         self.value, self.step = state
 
 
 class EarlyStop:
-    """Ends a run whose metric has stopped getting better.
+    """Decides when to end a run whose metric has stopped getting better.
 
     Args:
         patience: validations in a row without a better value after which it stops.
@@ -133,16 +132,16 @@ class EarlyStop:
         self.patience, self.waited = patience, 0
 
     def state(self) -> dict[str, Any]:
-        """For :meth:`load`."""
+        """The best value and the validations waited since, for :meth:`load`."""
         return {"best": self.best.state(), "waited": self.waited}
 
     def load(self, best: tuple[float | None, int], waited: int) -> None:
-        """Go on from there."""
+        """Restore what :meth:`state` returned."""
         self.best.load(best)
         self.waited = waited
 
     def why(self, step: int, metrics: Mapping[str, float]) -> str:
-        """Take a validation; the reason to stop the run, or empty."""
+        """Take in a validation; returns the reason to stop the run, or ''."""
         metric = self.best.metric
         self.waited = 0 if self.best.improved(step, metrics.get(metric)) else self.waited + 1
         if self.waited < self.patience:

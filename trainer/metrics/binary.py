@@ -1,4 +1,4 @@
-"""What is measured on a batch with labels 0 and 1: loss, AUC, accuracy, errors, as sums that add up over workers."""
+"""The metrics for labels 0 and 1: loss, AUC, accuracy, errors, as sums that add up over workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = 4
 
 
 def auc(positives: torch.Tensor, negatives: torch.Tensor) -> float | None:
-    """Area under the ROC curve from two histograms (B,) over rising scores; None where a class has no sample.
+    """The area under the ROC curve from two histograms (B,) over rising scores; None if a class has no sample.
 
     The share of pairs (a positive, a negative) in which the positive's score is greater, those in one bucket half.
     """
@@ -34,7 +34,7 @@ def _auc(sums: torch.Tensor) -> float | None:
 
 
 class Binary:
-    """The task of labels 0 and 1: inputs to one logit, the loss, and the sums from which the metrics follow.
+    """The task of labels 0 and 1: a model with one logit, its loss, and sums from which the metrics follow.
 
     Args:
         loss: called with (outputs (N,), labels (N,) of the outputs' type), returns the mean over the batch.
@@ -47,20 +47,20 @@ class Binary:
         self.ceiling = ceiling
 
     def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the model on a batch: its mean loss and its logits (N,)."""
+        """Run the model on a batch; returns the mean loss and the logits (N,)."""
         outputs = model(inputs)
         return self.loss(outputs, labels.to(outputs.dtype)), outputs
 
     def meter(self) -> BinaryMeter:
-        """A new, empty meter for training."""
+        """Return a new, empty meter for training."""
         return BinaryMeter()
 
     def exam(self, index: int, count: int) -> SummedExam:
-        """A new, empty exam for a whole validation."""
+        """Return a new, empty exam for a whole validation."""
         return SummedExam(self.meter())
 
     def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
-        """The metrics of the samples behind the sums; without ``auc`` where all labels are equal.
+        """Compute the metrics from the sums; without ``auc`` if all labels are equal.
 
         Args:
             epoch: the sums of the epoch so far; with them also ``auc_epoch``, its AUC. It is no mean of lines' AUCs.
@@ -74,24 +74,24 @@ class Binary:
         return {"loss": loss, **ranked, "acc": hits, "mae": absolute, "mse": squared, "rmse": math.sqrt(squared)}
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:
-        """The metrics of a whole validation: those of ``summary``, and ``auc_share`` where the ceiling is known."""
+        """Compute the metrics of a whole validation: ``summary``, and ``auc_share`` if the ceiling is known."""
         metrics = self.summary(sums)
         if self.ceiling is not None and "auc" in metrics:
             metrics["auc_share"] = (metrics["auc"] - 0.5) / (self.ceiling - 0.5)
         return metrics
 
     def examined(self, sums: torch.Tensor) -> None:
-        """None: nothing is found besides the metrics."""
+        """Return None: a binary task has no findings besides its metrics."""
 
 
 class BinaryMeter:
-    """The meter of a binary task: keeps the batches seen, and does the arithmetic once, when the sums are taken."""
+    """The meter of a binary task: keeps the batches seen, and computes only when the sums are taken."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = []
 
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
-        """Keep a batch: its mean loss, logits (N,), labels (N,), and how many samples count."""
+        """Keep a batch: its mean loss, logits (N,), labels (N,), and how many of its samples count."""
         if samples:
             self.seen.append((loss.detach(), outputs.detach(), labels, samples))
 
@@ -100,11 +100,11 @@ class BinaryMeter:
         return list(self.seen)
 
     def load(self, state: Sequence[Any]) -> None:
-        """Go on from a :meth:`state`."""
+        """Restore what :meth:`state` returned."""
         self.seen = [tuple(batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """Take the sums (4 + 2 * BUCKETS + 1,) float64; the meter is empty then.
+        """Return the sums (4 + 2 * BUCKETS + 1,) float64, and empty the meter.
 
         Loss, hits at 0.5, |p - y|, (p - y)^2, each summed over samples; the logits' histogram of the positives, then
         of the negatives; samples.

@@ -1,4 +1,4 @@
-"""What is measured of a classification: loss, acc1, acc5, macro F1, as sums that add up exactly over workers."""
+"""The metrics of a classification: loss, acc1, acc5, macro F1, as sums that add up exactly over workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = 3
 
 
 def ranks_of_labels(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """How many classes come before the label's, by greater output and then by lower number.
+    """For each sample, how many classes rank before its label, by output and then by class number.
 
     Args:
         outputs: (N, C) scores; labels: (N,) of 0..C-1.
@@ -33,7 +33,7 @@ def ranks_of_labels(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
 
 
 class Classification:
-    """The task of a classification: inputs to class scores, the loss, and the sums from which the metrics follow.
+    """The task of a classification: a model with class scores, its loss, and sums from which the metrics follow.
 
     Args:
         loss: called with (outputs (N, C), labels (N,)), returns the mean over the batch.
@@ -46,21 +46,21 @@ class Classification:
         self.best_of = best_of(classes)
 
     def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the model on a batch: its mean loss and its outputs."""
+        """Run the model on a batch; returns the mean loss and the outputs."""
         outputs = model(inputs)
         return self.loss(outputs, labels), outputs
 
     def meter(self) -> ClassificationMeter:
-        """A new, empty meter for training."""
+        """Return a new, empty meter for training."""
         return ClassificationMeter(self.best_of)
 
     def exam(self, index: int, count: int) -> ClassExam:
-        """A new, empty exam for a whole validation."""
+        """Return a new, empty exam for a whole validation."""
         return ClassExam(self.meter(), self.classes, index, count)
 
     def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
-        """Loss, acc1, acc5 over the samples behind the sums (of one worker, or added up over all). All are means, so that
-        there is no more to tell of the epoch."""
+        """Compute loss, acc1 and acc5 from the sums of one worker, or of all added up. All are means, so that there is
+        no more to tell of the epoch."""
         samples = sums[-1].item()
         if not samples:
             return {}
@@ -68,17 +68,17 @@ class Classification:
         return {name: total / samples for name, total in zip(names, sums[:HEAD].tolist(), strict=True)}
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:
-        """Loss, acc1, acc5 as ``summary``, and ``f1``: the mean over classes of F1."""
+        """Compute the metrics of a whole validation: ``summary`` and ``f1``, the mean of F1 over classes."""
         metrics = self.summary(sums)
         return metrics and {**metrics, "f1": tally_of(self.classes, sums[HEAD:-1]).macro_f1()}
 
     def examined(self, sums: torch.Tensor) -> Examination:
-        """The counts by class and the worst mistakes of a whole validation."""
+        """Return the counts by class and the worst mistakes of a whole validation."""
         return tally_of(self.classes, sums[HEAD:-1]).examination(self.validation(sums))
 
 
 class ClassificationMeter:
-    """The meter of a classification: keeps the batches seen, and does the arithmetic once, when the sums are taken.
+    """The meter of a classification: keeps the batches seen, and computes only when the sums are taken.
 
     Args:
         best_of: a label among so many best scores is a hit of acc5.
@@ -89,8 +89,8 @@ class ClassificationMeter:
         self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = []
 
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
-        """Keep a batch: its mean loss, outputs (N, C), labels (N,) or shares of classes (N, C), of which the greatest
-        counts as the label, and how many samples count."""
+        """Keep a batch: its mean loss, outputs (N, C), labels, and how many samples count. Labels are (N,) or shares of
+        classes (N, C), of which the greatest counts as the label."""
         if samples:
             self.seen.append(
                 (loss.detach(), outputs.detach(), labels if labels.dim() == 1 else labels.argmax(1), samples)
@@ -101,12 +101,11 @@ class ClassificationMeter:
         return list(self.seen)
 
     def load(self, state: Sequence[Any]) -> None:
-        """Go on from a :meth:`state`."""
+        """Restore what :meth:`state` returned."""
         self.seen = [tuple(batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """Take the sums (4,) float64: loss summed over samples, hits of acc1, hits of acc5, samples; the meter is
-        empty then."""
+        """Return the sums (4,) float64 and empty the meter: loss over samples, hits of acc1, hits of acc5, samples."""
         if not self.seen:
             return torch.zeros(4, dtype=torch.float64, device=device)
         losses, outputs, labels, samples = zip(*self.seen, strict=True)
@@ -118,7 +117,7 @@ class ClassificationMeter:
 
 
 class SummedExam:
-    """The exam of a task that has no more to tell of a validation than its meter's sums."""
+    """The exam of a task whose validations yield nothing but its meter's sums."""
 
     def __init__(self, meter: Sums) -> None:
         self.meter = meter
@@ -132,12 +131,12 @@ class SummedExam:
         self.sum += self.meter.sums().cpu()
 
     def sums(self) -> torch.Tensor:
-        """The sums over all batches of the validation."""
+        """Return the sums over all batches of the validation."""
         return self.sum
 
 
 class ClassExam(SummedExam):
-    """The exam of a classification: the sums, what each class was taken for, and the worst mistakes."""
+    """The exam of a classification: its sums, the confusion counts, and the worst mistakes."""
 
     def __init__(self, meter: ClassificationMeter, classes: int, index: int, count: int) -> None:
         super().__init__(meter)
@@ -146,10 +145,10 @@ class ClassExam(SummedExam):
     def add(
         self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
     ) -> None:
-        """Add a validation batch and the numbers (N,) of its samples in the validation data."""
+        """Add a validation batch, with its samples' indices (N,) in the validation data."""
         super().add(loss, outputs, labels, samples, numbers)
         self.tally.add(outputs, labels, numbers)
 
     def sums(self) -> torch.Tensor:
-        """The vector of loss, hits, hits; the tally; samples."""
+        """Return the vector of loss, hits, hits; the tally; samples."""
         return torch.cat([self.sum[:HEAD], self.tally.vector(), self.sum[HEAD:]])

@@ -1,4 +1,4 @@
-"""What the loop wants of every task: how a batch becomes a loss, and sums over samples that become metrics."""
+"""The protocols of a task that the loop trains: a batch becomes a loss, and sums over samples become metrics."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from trainer.metrics.examination import Examination
 
 
 class Sums(Protocol):
-    """A task's meter: the batches seen since the sums were last taken."""
+    """Protocol of a task's meter: collects batches, and returns their sums."""
 
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
-        """Add a batch's loss, outputs and labels to the sums."""
+        """Add a batch's loss, outputs and labels."""
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """Take the sums: a float64 vector that adds up over workers, its last element the number of samples; the
-        meter is empty then."""
+        """Return the sums and empty the meter: a float64 vector that adds up over workers and ends with the sample
+        count."""
 
     def state(self) -> list[Any]:
-        """The batches seen since the sums were last taken, for ``load``."""
+        """The batches seen since the sums were last taken, for :meth:`load`."""
 
     def load(self, state: Sequence[Any]) -> None:
-        """Go on from a ``state``; its tensors are on the device of the batches to come."""
+        """Restore what :meth:`state` returned; its tensors are on the device of the batches to come."""
 
 
 class Exam(Protocol):
-    """One worker's sums over a whole validation."""
+    """Protocol of one worker's sums over a whole validation."""
 
     def add(
         self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
     ) -> None:
-        """Add a validation batch: as a meter's, and the samples' numbers in the validation data (N,)."""
+        """Add a validation batch like a meter's, with its samples' indices (N,) in the validation data."""
 
     def sums(self) -> torch.Tensor:
-        """The sums: a float64 vector that adds up over workers, its last element the number of samples."""
+        """Return the sums: a float64 vector that adds up over workers and ends with the sample count."""
 
 
 class Objective(Protocol):
-    """What the loop learns and measures by: how a batch becomes a loss, and sums over samples become metrics."""
+    """Protocol of a task: how a batch becomes a loss, and how sums over samples become metrics."""
 
     def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the model on a batch: its mean loss and its outputs."""
+        """Run the model on a batch; returns the mean loss and the outputs."""
 
     def meter(self) -> Sums:
-        """A new, empty meter for training."""
+        """Return a new, empty meter for training."""
 
     def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
-        """The metrics of the samples behind the sums; of a line of training, too, of the ``epoch`` so far what lines
-        cannot be averaged to."""
+        """Compute the metrics from the sums, and for a training line those of the ``epoch`` that lines cannot be
+        averaged to."""
 
     def exam(self, index: int, count: int) -> Exam:
-        """A new, empty exam for a whole validation, for worker ``index`` of ``count``."""
+        """Return a new, empty exam for a whole validation, for worker ``index`` of ``count``."""
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:
-        """The metrics of a whole validation, which may have more than :meth:`summary`."""
+        """Compute the metrics of a whole validation, which can have more than :meth:`summary`."""
 
     def examined(self, sums: torch.Tensor) -> Examination | None:
-        """What a whole validation found besides its metrics; None: nothing."""
+        """Return what a whole validation found besides its metrics, or None."""

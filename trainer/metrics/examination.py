@@ -1,4 +1,4 @@
-"""What each class was taken for and which mistakes were the worst, as one vector that adds up exactly over workers."""
+"""The confusion counts and the worst mistakes of a validation, as one vector that adds up exactly over workers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ FIELDS = 5
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong guess: the sample's number in the validation data, its label, the guess (-1: the outputs are no numbers),
-    the probability that the model gave the guess, and the loss: -log of the probability that it gave the label."""
+    """A wrong guess of the model in a validation. The sample's index in the validation data, its label, the guess (-1
+    if outputs are NaN), the probability that the model gave the guess, and the loss: -log of the probability that it
+    gave the label."""
 
     number: int
     label: int
@@ -30,7 +31,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Examination:
-    """What a validation found by class: metrics, confusion matrix, worst mistakes.
+    """The findings of a validation by class: metrics, confusion matrix, worst mistakes.
 
     Attributes:
         metrics: by name.
@@ -48,8 +49,7 @@ class Examination:
 
 
 def guessed(outputs: torch.Tensor, classes: int) -> torch.Tensor:
-    """The class that a row of scores (N, D) is taken for in the examination; ``classes`` where that is no class of the
-    data.
+    """The class with the greatest score in each row; ``classes`` if the data have no such class, or a score is NaN.
 
     Args:
         outputs: (N, D) scores, D at least ``classes``. A row with one that is not a number is no guess.
@@ -59,7 +59,7 @@ def guessed(outputs: torch.Tensor, classes: int) -> torch.Tensor:
 
 
 class Tally:
-    """Guesses counted by class, and the worst mistakes so far, of one worker among several.
+    """Counts guesses by class and keeps the worst mistakes, for one worker among several.
 
     Args:
         classes: of the data.
@@ -74,7 +74,7 @@ class Tally:
         self.worst = torch.zeros((0, FIELDS), dtype=torch.float64)
 
     def add(self, outputs: torch.Tensor, labels: torch.Tensor, numbers: np.ndarray) -> None:
-        """Count a batch: outputs (N, D), labels (N,), the samples' numbers in the data (N,)."""
+        """Count a batch: outputs (N, D), labels (N,), the samples' indices in the data (N,)."""
         guesses = guessed(outputs, self.classes)
         if self.classes <= MOST_CLASSES:
             cells = torch.bincount(labels * (self.classes + 1) + guesses, minlength=len(self.counts))
@@ -92,8 +92,8 @@ class Tally:
         self.worst = _worst(torch.cat([self.worst, wrong]))
 
     def vector(self) -> torch.Tensor:
-        """The tally as a vector that adds up over workers: counts, then ``WORST`` rows of a mistake for each worker,
-        of which this one fills its own."""
+        """Return the tally as a vector that adds up over workers. It has counts, then ``WORST`` rows of a mistake for
+        each worker, of which this one fills its own."""
         places = torch.zeros((self.count, WORST, FIELDS), dtype=torch.float64)
         places[self.index, : len(self.worst)] = self.worst
         places[..., 0].clamp_(max=torch.finfo(torch.float64).max)  # a sum with infinity in it is still to be read
@@ -106,7 +106,7 @@ class Tally:
         return float((2 * hits[there] / (labels + guesses)[there]).mean()) if there.any() else 0.0
 
     def by_class(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Hits, labels and guesses of each class, (C,) each."""
+        """The hits, labels and guesses of each class, (C,) each."""
         counts = self.counts.numpy()
         if self.classes > MOST_CLASSES:
             hits, labels, guesses = counts.reshape(3, self.classes)
@@ -115,7 +115,7 @@ class Tally:
         return np.diagonal(matrix), matrix.sum(1), matrix.sum(0)[: self.classes]
 
     def examination(self, metrics: dict[str, float]) -> Examination:
-        """The examination of all counts and mistakes, with these metrics."""
+        """Make the :class:`Examination` of all counts and mistakes, with these metrics."""
         hits, labels, guesses = (part.astype(np.int64) for part in self.by_class())
         matrix = None
         if self.classes <= MOST_CLASSES:
@@ -130,7 +130,7 @@ class Tally:
 
 
 def tally_of(classes: int, total: torch.Tensor) -> Tally:
-    """The examination's :class:`Tally` over all workers, from the sum of their vectors."""
+    """Make the :class:`Tally` over all workers from the sum of their vectors."""
     tally, counted = Tally(classes), _counts(classes)
     tally.counts = total[:counted].double().cpu()
     rows = total[counted:].double().cpu().reshape(-1, FIELDS)

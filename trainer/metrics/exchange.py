@@ -1,4 +1,4 @@
-"""Every worker's bytes, through a strategy's sum: the one meeting that all strategies have."""
+"""Exchanges bytes between workers through a strategy's sum, the one collective that all strategies have."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ Total = Callable[[torch.Tensor], torch.Tensor]
 
 
 def exchanged(total: Total, index: int, count: int, mine: bytes) -> list[bytes]:
-    """Exchange bytes between the workers of a validation: returns what each of ``count`` brings, in order. Two meeting
-    points.
+    """Gather bytes from all workers of a validation: returns each worker's, in order. Calls ``total`` twice.
 
     Args:
         total: sums a float64 vector over the workers.

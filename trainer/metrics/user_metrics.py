@@ -1,4 +1,4 @@
-"""A user's metrics of a validation, with torchmetrics' interface, exact over any number of workers.
+"""A user's metrics for validations, with torchmetrics' interface, exact over any number of workers.
 
 Every worker updates its own object with its share of the samples. Then the objects' states travel through the strategy's
 sum, each worker's in a place of its own, and every worker puts them together as the metric says and computes.
@@ -21,7 +21,7 @@ METHODS = ("update", "compute", "reset")
 
 
 class OwnMetrics:
-    """The user's metrics of one worker, by name, as the config has them.
+    """The user's metrics (config group ``metrics``) on one worker, by name.
 
     Args:
         nodes: name -> node with ``_target_``.
@@ -58,7 +58,7 @@ class OwnMetrics:
             self._call(name, metric.update, *((likely, labels) if self.moved[name] else on_cpu))
 
     def gathered(self, total: Total, index: int, count: int) -> list[bytes]:
-        """The metrics' states of all workers that have seen samples, in order: a meeting point where there are
+        """Gather the metrics' states from all workers that have seen samples, in order; collective if there are
         metrics."""
         if not self.made or count == 1:
             return []
@@ -68,7 +68,7 @@ class OwnMetrics:
         return [part for part in exchanged(total, index, count, mine) if part]
 
     def values(self, parts: Sequence[bytes]) -> dict[str, float]:
-        """The value of each metric over the samples behind these states; of one worker alone, over its own."""
+        """Compute each metric over the samples behind these states; if there are none, over this worker's own."""
         if not self.made or not (self.samples or parts):
             return {}
         if parts:
@@ -111,14 +111,14 @@ class OwnMetrics:
 
 
 def probabilities(outputs: torch.Tensor) -> torch.Tensor:
-    """What a metric gets: the softmax of class scores (N, C), the sigmoid of logits (N,); at least in float32."""
+    """Turn outputs into what metrics take: softmax of class scores (N, C), sigmoid of logits (N,), in float32 or 64."""
     wide = outputs.detach()
     wide = wide if wide.dtype in (torch.float32, torch.float64) else wide.float()
     return wide.sigmoid() if wide.dim() == 1 else wide.softmax(1)
 
 
 def made(name: str, node: Mapping[str, Any]) -> Any:
-    """Make the user's metric of a config node.
+    """Instantiate a user's metric from its config node, and check its interface.
 
     Raises:
         UserError: it cannot be made, lacks a method, or does not say how the workers' parts are put together.
@@ -141,7 +141,7 @@ def made(name: str, node: Mapping[str, Any]) -> Any:
 
 
 def try_out(name: str, node: Mapping[str, Any], classes: int, binary: bool) -> bool | None:
-    """Make a user's metric, give it two samples, compute; returns its ``higher_is_better`` (None: it does not tell).
+    """Try a user's metric on two samples; returns its ``higher_is_better``, or None if it has none.
 
     Args:
         classes: outputs of the model.
@@ -167,7 +167,7 @@ def try_out(name: str, node: Mapping[str, Any], classes: int, binary: bool) -> b
 
 
 def number(value: Any) -> float:
-    """A metric's computed value as a number.
+    """Convert a metric's computed value to a float.
 
     Raises:
         ValueError: it is not a single one.
@@ -182,13 +182,13 @@ def number(value: Any) -> float:
 
 
 def modules(metric: Any) -> Iterator[Any]:
-    """The torchmetrics metrics in a user's metric: itself, and those that a wrapper holds."""
+    """Yield the torchmetrics metrics in a user's metric: itself, and those that a wrapper holds."""
     if isinstance(metric, torch.nn.Module):
         yield from (module for module in metric.modules() if hasattr(module, "_reductions"))
 
 
 def states(metric: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """The states of a user's torchmetrics metric by name: a tensor as a list of one, and lists of tensors."""
+    """Yield the states of a user's torchmetrics metric by name, each as a list of tensors."""
     parts = list(modules(metric))
     for place, part in enumerate(parts):
         for name, reduction in part._reductions.items():
@@ -204,7 +204,7 @@ def states(metric: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
 
 
 def merge(metric: Any, found: list[dict[str, list[torch.Tensor]]]) -> None:
-    """Give a user's torchmetrics metric the states of all workers, joined by the metric's own rule for each."""
+    """Set a user's torchmetrics metric to the states of all workers, joined by its own reduction for each state."""
     parts = list(modules(metric))
     for place, part in enumerate(parts):
         for name, reduction in part._reductions.items():

@@ -1,4 +1,4 @@
-"""What a validation found, as a file of numbers and images in the run's folder, from which ``job/pictures`` draws."""
+"""The file of a validation's findings in the run's folder: numbers and images, from which ``job/pictures`` draws."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ CHANNELS = (1, 3)
 
 @dataclass(frozen=True)
 class Findings:
-    """An examination and, for each mistake, the image (H, W, C) of uint8; None where samples are not images."""
+    """A validation's findings: an examination, and each mistake's image (H, W, C) uint8; None without images."""
 
     examination: Examination
     images: np.ndarray | None
 
 
 def path_of(run_dir: Path, which: str) -> Path:
-    """The path of the file about the last or the best validation."""
+    """The path of the findings file of the last or the best validation."""
     return run_dir / f"validation.{which}.npz"
 
 
 def keep(run_dir: Path, which: str, examination: Examination, inputs: Any) -> None:
-    """Write the file about a validation.
+    """Write the findings file of a validation.
 
     Args:
         inputs: of the examination's mistakes, a batch in their order; None: there are none.
@@ -54,7 +54,7 @@ def keep(run_dir: Path, which: str, examination: Examination, inputs: Any) -> No
 
 
 def read(run_dir: Path, which: str) -> Findings | None:
-    """Read the file about a validation; None when there is none."""
+    """Read the findings file of a validation; None if there is none."""
     path = path_of(run_dir, which)
     if not path.exists():
         return None
@@ -70,8 +70,8 @@ def read(run_dir: Path, which: str) -> Findings | None:
 
 
 def pictured(inputs: Any) -> np.ndarray | None:
-    """For the validation file: a batch of images (N, C, H, W) with 1 or 3 channels as (N, H, W, C) uint8, scaled; None
-    for other batches."""
+    """Convert images (N, C, H, W) with 1 or 3 channels to pictures (N, H, W, C) uint8, rescaled; None for other
+    inputs."""
     if not isinstance(inputs, torch.Tensor) or inputs.dim() != 4 or inputs.shape[1] not in CHANNELS:
         return None
     if inputs.dtype != torch.uint8:

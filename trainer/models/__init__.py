@@ -1,1 +1,1 @@
-"""The project's own models; any other is one YAML with its _target_."""
+"""The project's own models. Any other model is one YAML file with its _target_."""

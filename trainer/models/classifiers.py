@@ -1,4 +1,4 @@
-"""model=torchvision: a classifier of torchvision by name, as it is trained here: images in, scores (N, classes) out."""
+"""model=torchvision: a torchvision classifier by name, from images to scores (N, classes)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TURNED = ("googlenet", "inception_v3")
 
 
 def classifier(name: str, **arguments: Any) -> nn.Module:
-    """Make ``torchvision.models.<name>`` with these arguments.
+    """Make ``torchvision.models.<name>`` with the given arguments, as a model that returns scores (N, classes) alone.
 
     Auxiliary classifiers are left out: with them the outputs in training are three, of which the loss takes one.
     ``aux_logits`` says otherwise.
@@ -42,7 +42,7 @@ def classifier(name: str, **arguments: Any) -> nn.Module:
 
 
 def unfilled(name: str, weights: Any = None, **arguments: Any) -> nn.Module:
-    """The model that ``classifier`` makes, without reading its weights: those come from elsewhere."""
+    """Make the same model as :func:`classifier` without reading its weights, because others will be loaded."""
     if weights is not None and name in TURNED:
         arguments = {"transform_input": True, **arguments}
     return classifier(name, **arguments)

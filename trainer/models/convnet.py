@@ -1,4 +1,4 @@
-"""The reference's convnet for CIFAR-10."""
+"""A small convnet for CIFAR-10, as in the reference project."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Convnet(nn.Module):
-    """Convolutions 3x3 without padding of 32, 64 and 64 channels, max-pool 2 after the first two, linear 64, linear out.
+    """Three unpadded 3x3 convolutions (32, 64, 64 channels), max-pool 2 after the first two, linear 64, linear out.
 
     Shapes:
         input (N, 3, 32, 32), output (N, num_classes).

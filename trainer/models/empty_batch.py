@@ -1,4 +1,4 @@
-"""A worker that has no sample left in an update goes through it with one that counts for nothing; its model must not learn of it."""
+"""Lets a worker without samples run an update on one that does not count, without changing its model's statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.models.sync_batch_norm import GlooSyncBatchNorm
 
 
 def counting(model: nn.Module, samples: int) -> AbstractContextManager[None]:
-    """While a forward runs on so many samples that count; with none, batch norms leave their statistics as they are."""
+    """Context manager for a forward: without samples that count, batch norms keep their running statistics."""
     return nullcontext() if samples else _sitting_out(model)
 
 

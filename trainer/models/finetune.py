@@ -1,4 +1,4 @@
-"""model=finetune: a model of torchvision with pretrained weights and a head for the data's classes."""
+"""model=finetune: a torchvision model with pretrained weights and a new head for the data's classes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from trainer.weights import tensor_files
 
 
 def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", **arguments: Any) -> nn.Module:
-    """Make ``torchvision.models.<name>`` with these pretrained weights, except in layers that tell another number of
-    classes apart.
+    """Make ``torchvision.models.<name>`` with pretrained weights, except in layers whose number of classes differs.
 
     Args:
         weights: a name of torchvision's, ``DEFAULT`` for its best, or a file of tensors by name.
@@ -36,13 +35,12 @@ def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", *
 
 
 def architecture(name: str, weights: str, num_classes: int, freeze: str = "none", **arguments: Any) -> nn.Module:
-    """The same model as ``finetuned`` makes, with drawn weights: the real ones come from elsewhere."""
+    """Make the same model as :func:`finetuned` with random weights, because saved ones will be loaded."""
     return unfilled(name, None if _is_file(weights) else weights, num_classes=num_classes, **arguments)
 
 
 def check(name: str, weights: str, **others: Any) -> None:
-    """Refuse pretrained weights that are not in the cache and whose site does not answer; called before anything
-    starts.
+    """Before anything starts: refuse pretrained weights that are not in the cache if their site does not answer.
 
     Raises:
         UserError: they are not.
@@ -61,7 +59,7 @@ def check(name: str, weights: str, **others: Any) -> None:
 
 
 def prepare(name: str, weights: str, **others: Any) -> None:
-    """Fetch the pretrained weights, once per host, before the workers start."""
+    """Download the pretrained weights, once per host, before the workers start."""
     if not _is_file(weights):
         _tensors(name, weights)
 

@@ -1,4 +1,4 @@
-"""The reference's LeNet-style convnet for small single-channel images."""
+"""A LeNet-style convnet for small single-channel images, as in the reference project."""
 
 from __future__ import annotations
 

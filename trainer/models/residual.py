@@ -1,4 +1,4 @@
-"""Residual blocks that start as identities: the scale of each one's last norm is zero (Goyal et al., 2017)."""
+"""Starts residual blocks as identities by zeroing the scale of each block's last norm (Goyal et al., 2017)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASSED = (nn.Dropout, nn.Identity)
 
 
 class NoResidualBlocks(ValueError):
-    """No residual block of the model ends in a norm with a scale; why."""
+    """The error for a model in which no residual block ends in a norm with a scale; its text tells why."""
 
 
 class _Tracer(fx.Tracer):
@@ -29,7 +29,7 @@ class _Tracer(fx.Tracer):
 
 
 def last_norms(model: nn.Module) -> list[str]:
-    """Names of the norms whose output is added to a shortcut, one for each residual block, in the model's order.
+    """The names of the norms whose output is added to a shortcut, one per residual block, in the model's order.
 
     Found in the traced graph, not by names: at each addition, of the two branches that lead to it, the one with more
     layers is the block's (a shortcut has one convolution at most), and its last operation is the norm.

@@ -13,7 +13,7 @@ from trainer.weights.fresh_rows import RowInit, fresh_table
 
 
 class RowEmbedding(nn.Embedding):
-    """A sparse ``nn.Embedding`` without memory until :func:`materialise` draws its rows, or a server keeps them.
+    """A sparse ``nn.Embedding`` that takes no memory until :func:`materialise` draws its rows or servers keep them.
 
     Args:
         num_embeddings: rows; None: any id of 0..2^63-1, for parameter servers alone.
@@ -39,8 +39,8 @@ class RowEmbedding(nn.Embedding):
 
 
 def tables(model: nn.Module) -> Iterator[tuple[str, nn.Embedding | nn.EmbeddingBag]]:
-    """The model's embedding tables with gradients by row: trainable ``nn.Embedding`` and ``nn.EmbeddingBag`` with
-    ``sparse=True``, by name."""
+    """The model's embedding tables with sparse gradients: trainable ``nn.Embedding`` and ``nn.EmbeddingBag``, by
+    name."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
             yield name, module
@@ -48,7 +48,7 @@ def tables(model: nn.Module) -> Iterator[tuple[str, nn.Embedding | nn.EmbeddingB
 
 @contextmanager
 def without_empty_tables(model: nn.Module) -> Iterator[list[str]]:
-    """While it lasts, the model's state_dict leaves out tables that have no rows here; their names in it."""
+    """Context manager: the model's state_dict leaves out tables that have no rows here; yields their names."""
     empty = {f"{name}.weight": (table, table.weight) for name, table in tables(model) if not len(table.weight)}
     for table, _ in empty.values():
         table.register_parameter("weight", None)
@@ -60,7 +60,7 @@ def without_empty_tables(model: nn.Module) -> Iterator[list[str]]:
 
 
 def materialise(model: nn.Module, seed: int, device: torch.device | str = "cpu") -> None:
-    """Give every RowEmbedding of the model its rows, for strategies whose workers hold whole tables."""
+    """Draw the rows of every RowEmbedding of a model, for strategies whose workers hold whole tables."""
     for name, module in tables(model):
         if isinstance(module, RowEmbedding) and module.weight.is_meta:
             weight = fresh_table(seed, name, tuple(module.weight.shape), module.row_init, module.weight.dtype)
@@ -68,6 +68,6 @@ def materialise(model: nn.Module, seed: int, device: torch.device | str = "cpu")
 
 
 def dense_of(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The trainable parameters of a model that are no sparse embedding table, whose gradients are not by row."""
+    """The named trainable parameters of a model that are not sparse embedding tables."""
     rows = {id(module.weight) for _, module in tables(model)}
     return [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) not in rows]

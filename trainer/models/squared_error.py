@@ -1,4 +1,4 @@
-"""loss=squared_error: the reference's other loss for classes, in the usual meaning and in the reference's."""
+"""loss=squared_error: squared error for classes, as usually defined or as in the reference project."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class SquaredError(nn.Module):
-    """Mean over samples and classes of a squared difference.
+    """The mean over samples and classes of the squared difference between outputs and labels.
 
     Args:
         target: ``one_hot``: between the outputs as they are and 1 for the label's class, 0 for the others;

@@ -1,4 +1,4 @@
-"""A way around a kernel that leaves gradients unwritten: bf16 convolutions on CPUs with a stride and taps in the padding.
+"""A workaround for bf16 convolutions on CPUs: a kernel leaves gradients unwritten for some strides and paddings.
 
 Where a strided convolution's input is so small that one of the kernel's taps never meets it (3x3, stride 2, padding 1 on
 1x1: only the middle tap does), oneDNN's bf16 kernel (brgconv_bwd_w, torch 2.15) does not write that tap's gradient, which
@@ -19,14 +19,14 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def write_all_gradients(model: nn.Module) -> None:
-    """Have the model's strided convolutions compute in fp32 where a tap never meets the input."""
+    """Make the model's strided convolutions compute in fp32 if one of their taps never meets the input."""
     for name, module in model.named_modules():
         if isinstance(module, CONVOLUTIONS) and max(module.stride) > 1 and max(module.kernel_size) > 1:
             module.forward = functools.partial(_forward, module, name, set())  # type: ignore[method-assign]
 
 
 def has_idle_tap(size: int, kernel: int, stride: int, padding: int, dilation: int) -> bool:
-    """Whether a tap of a kernel lies in the padding at all of its positions, along one dimension of ``size`` elements."""
+    """Whether a tap of a kernel always lies in the padding, along one dimension of ``size`` elements."""
     positions = range(-padding, size + padding - dilation * (kernel - 1), stride)
     return any(not any(0 <= p + tap * dilation < size for p in positions) for tap in range(kernel))
 

@@ -1,4 +1,4 @@
-"""Batch norm over the global batch: torch's own on GPUs, an equivalent for Gloo where torch's refuses to run."""
+"""Batch norm over the global batch: torch's own on GPUs, an equivalent for Gloo where torch's does not run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.distributed.nn.functional import all_reduce
 
 
 class GlooSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """``nn.BatchNorm*d`` whose training statistics are those of all workers' samples together.
+    """``nn.BatchNorm*d`` whose training statistics are over the samples of all workers.
 
     Shapes: (N, C, ...) in and out. The gradient flows through the all-reduced sums.
 
@@ -53,7 +53,7 @@ class GlooSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 def synchronised(model: nn.Module, device: str) -> nn.Module:
-    """The model with every batch norm replaced by one over the global batch; parameters are kept."""
+    """Replace every batch norm of a model by one over the global batch; parameters are kept."""
     if device.startswith("cuda"):
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return]
     if isinstance(model, nn.modules.batchnorm._BatchNorm):

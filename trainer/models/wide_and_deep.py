@@ -1,4 +1,4 @@
-"""Wide & Deep for click-through data: dense features and ids of 26 slots to one logit."""
+"""Wide & Deep for click-through data: from dense features and ids of 26 slots to one logit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.models.rows import RowEmbedding
 
 
 class WideAndDeep(nn.Module):
-    """A linear model beside a network on embedded ids (Cheng et al., 2016, arXiv:1606.07792).
+    """A linear model beside a deep network on embedded ids (Cheng et al., 2016, arXiv:1606.07792).
 
     All slots share one table: an id says slot and token. The linear part sees the dense features, the network these and
     the ids' rows.
@@ -49,7 +49,8 @@ class WideAndDeep(nn.Module):
         self.deep = nn.Sequential(*layers, nn.Linear(width, 1))
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (N,) from ``dense`` (N, dense_features), floating, and ``sparse`` (N, sparse_slots), int64 ids."""
+        """Compute logits (N,) from floating ``dense`` (N, dense_features) and int64 ids ``sparse`` (N,
+        sparse_slots)."""
         rows = self.embedding(inputs["sparse"])
         dense = inputs["dense"]
         deep = self.deep(torch.cat([dense, rows.flatten(1)], 1))

@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights (Polyak averaging with a memory that fades)."""
+"""An exponential moving average (EMA) of a model's weights."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trainer.config.schema import EmaConfig
 
 
 class SumsOverWorkers(Protocol):
-    """What averaged weights need of a strategy: sums over workers, and who takes part."""
+    """Protocol of what averaged weights need of a strategy: sums over workers, and who takes part."""
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over workers of a float64 vector."""
+        """Return the sum over workers of a float64 vector."""
 
     def members(self) -> tuple[int, int]:
-        """This worker's number among those that take part, and their count."""
+        """This worker's index among those that take part, and their number."""
 
 
 class AveragedWeights:
-    """A moving average of the weights: after every update, ``average = decay * average + (1 - decay) * weights``.
+    """An EMA of the weights: after every update, ``average = decay * average + (1 - decay) * weights``.
 
     Floating buffers (batch-norm statistics) are averaged alike, since they have to fit the averaged weights; others
     are copied. It follows a worker's model; where workers have the same model after each update they have the same
@@ -46,18 +46,18 @@ class AveragedWeights:
         self.step = 0
 
     def live(self) -> list[torch.Tensor]:
-        """The model's own tensors: its parameters, then its buffers."""
+        """The model's own tensors (not the averaged ones): its parameters, then its buffers."""
         return [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
 
     def decay_at(self, update: int) -> float:
-        """The decay of the update of that number, from 0."""
+        """The decay used in update number ``update``, from 0."""
         if not self.warmup:
             return self.decay
         return float(min(self.decay, 1.0 - (1.0 + update / self.gamma) ** -self.power))
 
     @torch.no_grad()
     def follow(self, step: int) -> None:
-        """Take the model's weights after ``step`` updates into the average, once."""
+        """Add the model's weights after ``step`` updates to the average, once."""
         if step <= self.step:
             return
         weight = 1.0 - self.decay_at(step - 1)
@@ -71,7 +71,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def agree(self, strategy: SumsOverWorkers, mean: bool) -> None:
-        """Give all workers the same average: the first one's buffers, and the mean of the weights where they differ.
+        """Make the average equal on all workers: buffers are the first worker's, differing weights their mean.
 
         The mean of the workers' averages is the average of their mean, whatever they exchanged meanwhile.
         """
@@ -95,19 +95,19 @@ class AveragedWeights:
             tensor.copy_(part / count if place + first < self.buffers else part)
 
     def state(self) -> dict[str, Any]:
-        """The average, and after how many updates."""
+        """The average and the number of updates in it, for :meth:`load`."""
         return {"step": self.step, "average": self.average}
 
     @torch.no_grad()
     def load(self, step: int, average: Sequence[torch.Tensor]) -> None:
-        """Go on from there."""
+        """Restore what :meth:`state` returned."""
         self.step = step
         for mine, saved in zip(self.average, average, strict=True):
             mine.copy_(saved)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """While it lasts, the model has the averaged weights."""
+        """Context manager: the model has the averaged weights."""
         self._swap()
         try:
             yield
@@ -123,7 +123,7 @@ class AveragedWeights:
 
 
 def averaged_weights(model: nn.Module, ema: EmaConfig) -> AveragedWeights | None:
-    """The averaged weights that the config asks for; None where its decay is null."""
+    """Make the averaged weights that the config asks for; None if its decay is null."""
     if ema.decay is None:
         return None
     return AveragedWeights(model, ema.decay, ema.warmup, ema.gamma, ema.power)

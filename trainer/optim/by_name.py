@@ -1,4 +1,4 @@
-"""optimizer=torch: any class of torch.optim by its name."""
+"""optimizer=torch: any class of torch.optim, by its name."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ OTHERWISE: Mapping[str, tuple[str, str]] = {
 
 
 def names() -> dict[str, type[torch.optim.Optimizer]]:
-    """The names of torch.optim's optimizers in lower case."""
+    """torch.optim's optimizer classes by their names in lower case."""
     base = torch.optim.Optimizer
     found = vars(torch.optim).items()
     return {k.lower(): v for k, v in found if isinstance(v, type) and issubclass(v, base) and v is not base}
 
 
 def by_name(parameters: list[Any], name: str, **arguments: Any) -> torch.optim.Optimizer:
-    """Make ``torch.optim.<name>(parameters, **arguments)``; a weight decay of 0 is left out where the class has none.
+    """Make ``torch.optim.<name>(parameters, **arguments)``; a weight decay of 0 is left out if the class has none.
 
     Args:
         parameters: tensors, or parameter groups.

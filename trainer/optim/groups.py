@@ -1,4 +1,4 @@
-"""Which parameters are decayed, and how fast each one learns: what makes the optimizer's parameter groups."""
+"""The optimizer's parameter groups: which parameters are decayed, and each one's factor on the learning rate."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ NAMES_SHOWN = 4
 
 @dataclass(frozen=True, order=True)
 class Rate:
-    """How the elements of a parameter are updated: factor on the learning rate, and whether weights decay."""
+    """How a parameter is updated: its factor on the learning rate, and whether its weights decay."""
 
     lr: float = 1.0
     decays: bool = True
 
 
 def rates(model: nn.Module, node: Mapping[str, Any]) -> dict[str, Rate]:
-    """The rate of each parameter by its name (shared ones under their first), from ``lr_factors``, ``layer_decay``
-    and ``decay_norms_and_biases``.
+    """The :class:`Rate` of each parameter by name, from ``lr_factors``, ``layer_decay`` and ``decay_norms_and_biases``.
+    A shared parameter stands under its first name.
 
     Args:
         node: the ``optimizer`` node; a user's own may lack these keys, which then do nothing.
@@ -47,8 +47,8 @@ def rates(model: nn.Module, node: Mapping[str, Any]) -> dict[str, Rate]:
 
 
 def undecayed(model: nn.Module) -> Iterator[str]:
-    """Names of parameters that weight decay spares: of norms, biases, all with at most one dimension, and those that
-    the model itself names (``no_weight_decay()``, timm's convention)."""
+    """Names of the parameters that weight decay spares: biases, those of norms, and all with at most one dimension. So
+    are those that the model itself names (``no_weight_decay()``, timm's convention)."""
     own = getattr(model, "no_weight_decay", None)
     named = set(own()) if callable(own) else set()
     of_norms = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)}
@@ -59,7 +59,7 @@ def undecayed(model: nn.Module) -> Iterator[str]:
 
 
 def check_patterns(model: nn.Module, node: Mapping[str, Any]) -> None:
-    """Refuse patterns of ``optimizer.lr_factors`` that name nothing, or that leave nothing to train.
+    """Refuse ``optimizer.lr_factors`` with a pattern that matches no parameter, or that leave nothing to train.
 
     Raises:
         UserError: with the nearest names.
@@ -85,7 +85,7 @@ def check_patterns(model: nn.Module, node: Mapping[str, Any]) -> None:
 
 
 def freeze(model: nn.Module, node: Mapping[str, Any], tables: Iterable[Any] = ()) -> None:
-    """Turn off gradients of the parameters whose factor is 0.
+    """Turn off the gradients of parameters whose learning-rate factor is 0.
 
     Args:
         tables: the model's sparse tables, which keep theirs (a server holds them, or will); their rate is 0.
@@ -102,7 +102,7 @@ Groups = Sequence[tuple[Rate, list[Any]]]
 
 
 def grouped(named: Iterable[tuple[str, Any]], found: Mapping[str, Rate]) -> list[tuple[Rate, list[Any]]]:
-    """Parameters sorted by their rate, in the order in which the rates first occur."""
+    """Group parameters by their rate, in the order in which the rates first occur."""
     groups: dict[Rate, list[Any]] = {}
     for name, parameter in named:
         groups.setdefault(found.get(name, Rate()), []).append(parameter)
@@ -110,7 +110,7 @@ def grouped(named: Iterable[tuple[str, Any]], found: Mapping[str, Rate]) -> list
 
 
 def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = None) -> torch.optim.Optimizer:
-    """Make the config's optimizer for these parameter groups.
+    """Make the optimizer of an ``optimizer`` node for these parameter groups.
 
     Args:
         node: the ``optimizer`` node.

@@ -1,4 +1,4 @@
-"""The layers of a model in their order, for learning rates that fall towards the input (``optimizer.layer_decay``)."""
+"""The order of a model's layers, for learning rates that fall towards the input (``optimizer.layer_decay``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 @dataclass(frozen=True)
 class Unit:
-    """A layer of the model: its module's name, the name of the module that holds it, and whether it is a norm alone."""
+    """A layer of a model: its module's name, the name of the module that holds it, and whether it is only a norm."""
 
     name: str
     parent: str

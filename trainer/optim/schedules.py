@@ -1,4 +1,4 @@
-"""Learning-rate schedules as pure functions of the update's number, so that they hold wherever the optimizer runs."""
+"""Learning-rate schedules as pure functions of the update number, the same wherever the optimizer runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from trainer.metrics.best import Best
 
 
 class Constant:
-    """scheduler=constant: the same learning rate throughout, after an optional linear warm-up; the base of the other
-    schedules.
+    """scheduler=constant: a constant learning rate after an optional linear warm-up; base of the other schedules.
 
     Args:
         total_steps: updates of the whole run.
@@ -46,7 +45,7 @@ class Constant:
 
     @property
     def length(self) -> int:
-        """How many updates come after the warm-up."""
+        """The number of updates after the warm-up."""
         return max(1, self.total_steps - self.warmup)
 
     def after_warmup(self, step: int) -> float:
@@ -69,8 +68,7 @@ class Step(Constant):
 
 
 class Cosine(Constant):
-    """scheduler=cosine: half a cosine from 1 after the warm-up to ``final`` after the last update (Loshchilov &
-    Hutter, 2017)."""
+    """scheduler=cosine: half a cosine from 1 to ``final`` at the last update (Loshchilov & Hutter, 2017)."""
 
     def __init__(self, total_steps: int, steps_per_epoch: int, final: float = 0.0, **warmup: float) -> None:
         super().__init__(total_steps, steps_per_epoch, **warmup)  # type: ignore[arg-type]
@@ -82,8 +80,8 @@ class Cosine(Constant):
 
 
 class MultiStep(Constant):
-    """scheduler=multistep: multiplied by ``gamma`` at each of the epochs ``milestones``, counted from the start of
-    the run."""
+    """scheduler=multistep: multiplied by ``gamma`` at each of the epochs ``milestones``, counted from the run's
+    start."""
 
     def __init__(
         self, total_steps: int, steps_per_epoch: int, milestones: list[float], gamma: float = 0.1, **warmup: float
@@ -101,8 +99,7 @@ class MultiStep(Constant):
 
 
 class Polynomial(Constant):
-    """scheduler=polynomial: from 1 after the warm-up to ``final`` after the last update, as a power of what is left
-    of the run."""
+    """scheduler=polynomial: from 1 after the warm-up to ``final`` at the last update, as a power of what is left."""
 
     def __init__(
         self, total_steps: int, steps_per_epoch: int, power: float = 1.0, final: float = 0.0, **warmup: float
@@ -116,7 +113,7 @@ class Polynomial(Constant):
 
 
 class OneCycle(Constant):
-    """scheduler=one_cycle: up from ``initial`` to 1 in the first share ``rise`` of the updates, then down to
+    """scheduler=one_cycle: rises from ``initial`` to 1 in the first share ``rise`` of the updates. Then it falls to
     ``final`` (Smith & Topin, 2019).
 
     As torch's OneCycleLR with two phases and without its cycle of the momentum. A warm-up leads to ``initial``.
@@ -152,8 +149,7 @@ class OneCycle(Constant):
 
 
 class Plateau(Constant):
-    """scheduler=plateau: multiplied by ``gamma`` when a validation metric has stopped getting better; as torch's
-    ReduceLROnPlateau.
+    """scheduler=plateau: multiplied by ``gamma`` when a validation metric stops getting better (ReduceLROnPlateau).
 
     Every process that applies the schedule sees the same validations, or is told its ``scale``.
 
@@ -186,7 +182,7 @@ class Plateau(Constant):
         return self.scale
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in the validation after so many updates; those during the warm-up do not count."""
+        """Take in the validation after ``step`` updates; those during the warm-up do not count."""
         if step < self.warmup or self.best.metric not in metrics:
             return
         self.bad = 0 if self.best.improved(step, metrics[self.best.metric]) else self.bad + 1
@@ -196,10 +192,10 @@ class Plateau(Constant):
             self.scale, self.resting, self.bad = max(self.least, self.scale * self.gamma), self.cooldown, 0
 
     def state(self) -> dict[str, Any]:
-        """What validations have brought it to."""
+        """The current scale, and what past validations left, for :meth:`load`."""
         return {"scale": self.scale, "bad": self.bad, "resting": self.resting, "best": self.best.state()}
 
     def load(self, scale: float, bad: int, resting: int, best: tuple[float | None, int]) -> None:
-        """Go on from there."""
+        """Restore what :meth:`state` returned."""
         self.scale, self.bad, self.resting = scale, bad, resting
         self.best.load(best)

@@ -1,4 +1,4 @@
-"""How the rows of embedding tables are updated: the sparse counterpart of the optimizer that trains everything else.
+"""Optimizers for the rows of embedding tables, beside the optimizer of all other parameters.
 
 Adam, momentum and their like move every row in every step, also those without a gradient. A table of millions of rows
 is updated lazily instead: only the rows that a batch has touched. ``weight_decay`` never applies to tables.
@@ -35,7 +35,7 @@ FAMILIES: dict[type, str] = {
 
 
 class RowwiseAdagrad(torch.optim.Optimizer):
-    """Adagrad with one accumulator per row, the mean over its columns of the squared gradient (as in DLRM and FBGEMM).
+    """Adagrad with one accumulator per row: the mean over columns of the squared gradient (as in DLRM and FBGEMM).
 
     For a row with gradient g (D,): ``a += mean(g^2)``, then ``row -= lr * g / (sqrt(a) + eps)``. Takes sparse gradients
     of tables (N, D), and dense ones, where every row counts as touched.
@@ -54,7 +54,7 @@ class RowwiseAdagrad(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One update of the touched rows."""
+        """Update the rows that have gradients."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for table in group["params"]:
@@ -87,7 +87,7 @@ CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class SparseRule:
-    """How rows of tables are updated: ``name``, one of ``RULES``; its ``numbers``, keys of ``DEFAULTS``; ``lr`` before any
+    """How rows of tables are updated: ``name``, one of ``RULES``; ``numbers``, its hyperparameters; ``lr`` before any
     factor."""
 
     name: str
@@ -95,12 +95,12 @@ class SparseRule:
     numbers: Mapping[str, Any]
 
     def rate(self, factor: float) -> float:
-        """The learning rate of a table with this factor, before the schedule's."""
+        """The learning rate of a table with this factor, before the schedule's factor."""
         return self.lr * factor
 
 
 def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> SparseRule:
-    """The update rule of sparse embedding rows that fits the config's optimizer.
+    """The update rule for sparse embedding rows that matches the config's optimizer.
 
     Args:
         node: the ``optimizer`` node of the config.
@@ -126,7 +126,7 @@ def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Sparse
 def sparse_optimizer(
     rule: SparseRule, tables: Iterable[torch.Tensor], factors: Iterable[float] = ()
 ) -> torch.optim.Optimizer:
-    """Make the rule's optimizer for the weights of these tables.
+    """Make the optimizer of an update rule for the weights of these tables.
 
     Args:
         factors: of each table, on the learning rate; none: 1 for all.
@@ -149,7 +149,7 @@ def _spelled(node: Mapping[str, Any]) -> str:
 
 
 class DenseAndSparse(torch.optim.Optimizer):
-    """Two optimizers that step as one, so that a loss scaler skips both or none.
+    """Wraps two optimizers that step as one, so that a loss scaler skips both or none.
 
     Its parameter groups are those of the two themselves: a learning rate that is set here holds there. ``rule`` is that of
     the tables.
@@ -175,15 +175,15 @@ class DenseAndSparse(torch.optim.Optimizer):
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a ``state_dict`` of the two optimizers."""
+        """Restore what :meth:`state_dict` returned."""
         for name, part in self.parts.items():
             part.load_state_dict(state_dict[name])
         self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
 
 
 def values_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The values of these gradients. Sparse ones are coalesced, because no norm or limit of parts is that of their
-    sum."""
+    """The values of these parameters' gradients; sparse ones are coalesced first, so that norms and limits are
+    right."""
     values = []
     for parameter in parameters:
         if parameter.grad is None:
@@ -195,14 +195,13 @@ def values_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def clip_value(parameters: Iterable[torch.Tensor], limit: float) -> None:
-    """Clip each element into [-limit, limit], as ``torch.nn.utils.clip_grad_value_``, for dense and sparse gradients."""
+    """Clip each gradient element into [-limit, limit] like ``torch.nn.utils.clip_grad_value_``, dense or sparse."""
     for values in values_of(parameters):
         values.clamp_(-limit, limit)
 
 
 def clip_norm(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
-    """Scale gradients to an L2 norm of ``limit`` at most, as ``torch.nn.utils.clip_grad_norm_``, for dense and sparse
-    ones.
+    """Scale gradients to an L2 norm of at most ``limit`` like ``torch.nn.utils.clip_grad_norm_``, dense or sparse.
 
     Returns:
         The norm before.

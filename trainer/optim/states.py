@@ -1,4 +1,5 @@
-"""What an optimizer remembers of each parameter, by the parameters' names, and back: so that another process can go on with it."""
+"""Converts optimizer states between torch's numbering and parameter names, so that another process can go on with
+them."""
 
 from __future__ import annotations
 
@@ -20,19 +21,19 @@ PARTS = ("dense", "sparse")
 
 @dataclass(frozen=True)
 class Memory:
-    """An optimizer's ``state_dict``."""
+    """An optimizer's ``state_dict`` as an object."""
 
     state: Mapping[int, Mapping[str, Any]]
     param_groups: Sequence[Mapping[str, Any]]
 
     @property
     def ids(self) -> list[int]:
-        """Of the parameters, in the order of the groups."""
+        """The numbers of the parameters, in the order of the groups."""
         return [number for group in self.param_groups for number in group["params"]]
 
 
 def by_name(saved: Mapping[str, Any], names: Sequence[str]) -> States:
-    """From an optimizer's ``state_dict``, or those of one for dense parameters and one for tables.
+    """Convert an optimizer's ``state_dict`` (or a pair: dense and tables) to each parameter's state by name.
 
     Args:
         names: of the parameters, in the order of the optimizer's groups.
@@ -44,7 +45,7 @@ def by_name(saved: Mapping[str, Any], names: Sequence[str]) -> States:
 
 
 def put(live: Mapping[str, Any], names: Sequence[str], states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """A ``state_dict`` with these states, and the groups of a live one."""
+    """Convert states by parameter name to a ``state_dict`` with the groups of the live optimizer's."""
     left = iter(names)
     made = [
         vars(replace(part, state={n: dict(states[name]) for n, name in zip(part.ids, left, strict=False) if states.get(name)}))

@@ -1,4 +1,4 @@
-"""One update of the parameters: unscale, clip, learning rate of this step, step."""
+"""Applies one update to the parameters: unscale, clip, set the learning rate, step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.optim.sparse import clip_norm, clip_value
 
 @dataclass(frozen=True)
 class UpdaterState:
-    """What :meth:`Updater.state` gives."""
+    """What :meth:`Updater.state` returns."""
 
     steps: int
     kind: str
@@ -66,26 +66,26 @@ class Updater:
 
     @property
     def sparse_start(self) -> float:
-        """What the optimizer of the tables remembers of a row that it has not updated."""
+        """The initial optimizer state of a table's row that has not been updated."""
         return float(self.optimizer.param_groups[-1].get("initial_accumulator_value", 0.0))
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next update, of parameters whose own factor is 1."""
+        """The learning rate of the next update, for parameters with factor 1."""
         return self.base_lr * self.factor(self.steps)
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in a validation after so many updates, for a schedule that goes by it."""
+        """Take in the validation after ``step`` updates, for schedules that depend on it."""
         if self.plateau is not None:
             self.plateau.observe(step, metrics)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Run backward of a loss, scaled where fp16 needs it."""
+        """Run backward of a loss, scaled if fp16 needs it."""
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> None:
-        """Apply the gradients and drop them. A step skipped by the loss scaler still counts for the schedule."""
+        """Apply the gradients and clear them. A step skipped by the loss scaler still counts for the schedule."""
         if self.scaler is not None and (self.clip_norm is not None or self.clip_value is not None):
             self.scaler.unscale_(self.optimizer)
         if self.clip_norm is not None:
@@ -104,12 +104,12 @@ class Updater:
         self.steps += 1
 
     def skip(self) -> None:
-        """Drop the gradients without applying them. The update still counts for the schedule."""
+        """Clear the gradients without applying them. The update still counts for the schedule."""
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next updates depend on besides parameters and gradients."""
+        """Everything that the next updates depend on besides parameters and gradients, for :meth:`load`."""
         return {
             "steps": self.steps,
             "kind": type(self.optimizer).__name__,
@@ -130,8 +130,9 @@ class Updater:
         plateau: Mapping[str, Any] | None,
         names: Sequence[str] = (),
     ) -> None:
-        """Go on from what ``state`` gave. Settings of the optimizer (lr, betas, ...) that it was made with otherwise than the
-        one before stay as they are. Another optimizer, or one with other groups of parameters, begins without a memory."""
+        """Restore what :meth:`state` returned. Settings of the optimizer (lr, betas, ...) that it was made with
+        otherwise than the one before stay as they are. Another optimizer, or one with other groups of parameters,
+        begins without a memory."""
         self.steps = steps
         if kind == type(self.optimizer).__name__ and len(made_with) == len(self.made_with):
             self.optimizer.load_state_dict(optimizer)

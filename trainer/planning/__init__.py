@@ -1,1 +1,1 @@
-"""From a config to a plan or a refusal, without torch."""
+"""Turns a config into a plan or a refusal, without torch."""

@@ -1,4 +1,4 @@
-"""What a process of the run is handed: the finished config, the plan, and what else it must know."""
+"""The assignment: what each process of the run gets (the finished config, the plan, and more)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.planning.plan import Plan
 
 @dataclass(frozen=True)
 class Assignment:
-    """The same for all processes of a run.
+    """What a process of the run is started with; the same for all processes.
 
     Attributes:
         files: of mode=predict, what it looks at, relative to predict.input.
@@ -40,11 +40,11 @@ class Assignment:
 
     @property
     def goes_on(self) -> bool:
-        """The run has had a life before, whose logs are written on."""
+        """Whether the run had a life before, whose logs are appended to."""
         return self.again or bool(self.resume)
 
     def as_dict(self) -> dict[str, Any]:
-        """The assignment as plain data, for JSON."""
+        """Return this assignment as plain data for JSON."""
         return {
             "config": self.config.plain(), "plan": self.plan.as_dict(), "files": self.files, "secrets": self.secrets,
             "imported": self.imported, "resume": self.resume, "turns": self.turns,
@@ -53,7 +53,7 @@ class Assignment:
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Assignment:
-        """The assignment from ``as_dict``, which may have been JSON meanwhile."""
+        """Make an assignment of what :meth:`as_dict` returned, after JSON."""
         lists: dict[str, Any] = {name: tuple(plain[name]) for name in ("files", "secrets", "imported")}
         return Assignment(
             RunConfig.of(plain["config"]),

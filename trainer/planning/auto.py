@@ -1,4 +1,4 @@
-"""What ``auto`` picks: the fastest that is safe on this device for this model, each choice with its reason."""
+"""Chooses what ``auto`` stands for: the fastest safe setting for this device and model, each with its reason."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CORES_FED = 8
 
 @dataclass(frozen=True)
 class Buckets:
-    """What DDP exchanges the gradients in: ``sizes`` of the buckets in bytes, in their order; ``tables`` whose gradients go by
-    row, each in a bucket of its own."""
+    """The buckets in which DDP exchanges the gradients. ``sizes`` in bytes, in their order; ``tables`` whose gradients
+    go by row, each in a bucket of its own."""
 
     sizes: list[int]
     tables: int = 0
@@ -28,7 +28,7 @@ class Buckets:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of the built model: trainable and all parameters, whether it has 2-d convolutions.
+    """What is known of the built model: numbers of trainable and of all parameters, whether it has 2-d convolutions.
 
     Attributes:
         concern: what is odd about it on these data, though it can run; empty as a rule.
@@ -56,8 +56,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Chosen:
-    """How the run computes and reads: precision, memory, threads, reading; ``auto`` is decided where the plan is for
-    this machine.
+    """The settings by which the run computes and reads: precision, memory, threads, reading processes. ``auto`` is
+    decided where the plan is for this machine.
 
     Attributes:
         precision: fp64, fp32, bf16 or fp16.
@@ -77,8 +77,7 @@ def choose(
     config: RunConfig, device: str, model: ModelFacts, machine: Machine, workers_here: int, slow_data: bool,
     batch_size: int = 0,
 ) -> tuple[Chosen, dict[str, str]]:  # fmt: skip
-    """Choose precision, channels_last, keep_memory, threads, reading and pin_memory; and why, where ``auto`` was
-    replaced."""
+    """Choose precision, channels_last, keep_memory, threads, reading, pin_memory; also the reason for each ``auto``."""
     why: dict[str, str] = {}
     execution, data = config.execution, config.data
     precision = config.precision

@@ -1,4 +1,5 @@
-"""How many samples an update has, from ``data.batch_size`` or ``data.global_batch_size``, and whether the data are enough."""
+"""How many samples an update has, by ``data.batch_size`` or ``data.global_batch_size``, and whether the data
+suffice."""
 
 from __future__ import annotations
 
@@ -41,12 +42,12 @@ def searched(config: RunConfig, typed: set[str]) -> bool:
 
 
 def at_most(config: RunConfig, samples: int, workers: int) -> RunConfig:
-    """The config with no larger a batch than the training data make for each worker."""
+    """Return the config with a batch size no larger than each worker's share of the training data."""
     return config.changed(data={"batch_size": max(1, min(config.batch_size, most(config, samples, workers)))})
 
 
 def most(config: RunConfig, samples: int, workers: int) -> int:
-    """Samples of the largest batch per worker that the training data make; 0: not one for each."""
+    """The largest batch size per worker that the training data allow; 0 if there is not one sample for each."""
     workers = workers if config.sampler.shard else 1
     return samples // workers if config.sampler.drop_last else -(-samples // workers)
 
@@ -54,8 +55,7 @@ def most(config: RunConfig, samples: int, workers: int) -> int:
 def batch_sizes(
     data: schema.DataConfig, workers: int, merge: int, typed: set[str], leased: bool = False
 ) -> dict[str, int | None]:
-    """The config's ``batch_size`` (samples per worker and batch) and ``global_batch_size``; typed values go before
-    the recipe's.
+    """The ``batch_size`` per worker and ``global_batch_size`` that the config means; typed values go before a recipe's.
 
     A global batch is shared out unevenly where it must be, and the first is the most that a worker gets at a time.
 
@@ -86,14 +86,14 @@ def batch_sizes(
 
 
 def nearest(data: schema.DataConfig, portions: int) -> dict[str, int | None]:
-    """Batch sizes near to what was asked for, for the plan of a run that would be refused."""
+    """Valid batch sizes near the invalid ones asked for, to show a plan that a run would be refused for."""
     mine = None if data.batch_size == AUTO else data.batch_size
     together = data.global_batch_size or (mine or 1) * portions
     return {"batch_size": max(1, round(together / portions)), "global_batch_size": None}
 
 
 def check_unsharded(config: RunConfig, leased: bool) -> None:
-    """Refuse ``sampler.shard=false`` beside what shares an epoch's samples out."""
+    """Refuse ``sampler.shard=false`` together with settings that share an epoch's samples out to workers."""
     if config.sampler.shard or config.mode != "train":
         return
     together, order, others = config.data.global_batch_size, config.sampler.order, "sampler.shard=true"
@@ -109,7 +109,7 @@ def check_unsharded(config: RunConfig, leased: bool) -> None:
 
 
 def with_padding(config: RunConfig, typed: set[str], leased: bool) -> RunConfig:
-    """The config without padding where samples count once, and with the one way to split where nothing else is split.
+    """Return the config without padding where samples count once (global batches), and strided where work is leased.
 
     Raises:
         UserError: it was typed; or the samples come in an order that is no sampler of Paddle's.
@@ -133,7 +133,7 @@ def with_padding(config: RunConfig, typed: set[str], leased: bool) -> RunConfig:
 
 
 def check_batch_fits(config: RunConfig, samples: int, workers: int) -> None:
-    """Refuse a batch of all workers larger than the training data. Not asked of a plan."""
+    """Refuse a global batch larger than the training data, unless only a plan is asked for."""
     size, together = config.batch_size, config.data.global_batch_size
     if not config.sampler.drop_last or (together or size * workers) <= samples:
         return

@@ -1,4 +1,4 @@
-"""A config that has passed the checks, and what they found out."""
+"""The result of checking a config: the config, and what the checks found out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.strategies.contract import Declaration
 
 
 class Lacks(list[str]):
-    """The reasons why a run would be refused: a plan collects and lists them all, a run ends with the first.
+    """Collects the reasons why a run would be refused: a plan lists them all, a run ends with the first.
 
     Args:
         plan: only the plan is asked for.
@@ -37,7 +37,7 @@ class Lacks(list[str]):
 
 @dataclass
 class Checked:
-    """A config that has passed the checks and may run, with what the checks have found out.
+    """A config that has passed all checks, with what they found out.
 
     Attributes:
         config: ``strategy`` is never ``auto``, ``data.batch_size`` never null.
@@ -69,23 +69,23 @@ class Checked:
 
     @property
     def leased(self) -> bool:
-        """Whether training data is handed out in blocks while an epoch lasts, not split beforehand."""
+        """Whether workers lease the training data in blocks during an epoch, instead of splitting it beforehand."""
         return self.declaration.leased(self.config)
 
     @property
     def update_batch(self) -> int:
-        """Samples behind one update: the global batch, or the worker's own where gradients are applied alone."""
+        """The samples in one update: the global batch, or the worker's own if gradients are applied alone."""
         return self.config.batch_size * self.merge if self.declaration.traits.alone else self.global_batch_size
 
     @property
     def lr_factor(self) -> float:
-        """The factor on optimizer.lr that keeps its meaning for another batch size (Goyal et al., 2017)."""
+        """The factor on optimizer.lr that adapts it to another batch size (Goyal et al., 2017)."""
         node = self.config.optimizer
         power = {"linear": 1.0, "sqrt": 0.5}.get(str(node.get("lr_scaling", "none")))
         return 1.0 if power is None else float((self.update_batch / node["lr_base_batch"]) ** power)
 
     @property
     def global_batch_size(self) -> int:
-        """Samples per update over all workers."""
+        """The samples in one update, over all workers."""
         given = self.config.data.global_batch_size if self.config.mode == "train" else None
         return given or self.config.batch_size * self.workers * self.merge

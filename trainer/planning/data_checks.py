@@ -1,4 +1,4 @@
-"""What is asked of the data can be had from them."""
+"""Checks that the data can do what the config asks for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.wording import counted
 
 
 def with_classes(config: RunConfig, facts: Facts) -> RunConfig:
-    """The config with the data's number of classes, where the config names none."""
+    """Return the config with the data's number of classes, unless the config sets one."""
     found = {"num_classes": facts.classes}
     if config.data.num_classes is None:
         config = config.changed(data=found)
@@ -25,13 +25,13 @@ def with_classes(config: RunConfig, facts: Facts) -> RunConfig:
 
 
 def check_orders(checked: Checked) -> None:
-    """Refuse an order of samples or a mixing of batches that cannot be had with these data."""
+    """Refuse an order of samples, or mixing of batches, that is impossible with these data."""
     check_order(checked.config, checked.facts)
     check_mixing(checked.config)
 
 
 def check_data(checked: Checked) -> None:
-    """Refuse a config whose number of classes is not the data's, or that asks for what cannot be done with them."""
+    """Refuse a config with another number of classes than the data, or that asks for what is impossible with them."""
     config, facts = checked.config, checked.facts
     if config.data.num_classes != facts.classes:
         raise UserError(f"data.num_classes={config.data.num_classes}", f"{facts.source} has {counted(facts.classes, 'class')}", f"data.num_classes={facts.classes}")  # fmt: skip
@@ -47,14 +47,14 @@ def check_data(checked: Checked) -> None:
 
 
 def check_enough(checked: Checked) -> None:
-    """Check against the data: refuse more workers than there are training samples."""
+    """Refuse more workers than there are training samples."""
     config, facts, workers = checked.config, checked.facts, checked.workers
     if config.mode == "train" and facts.train_samples < workers:
         raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", fewer(checked))  # fmt: skip
 
 
 def fewer(checked: Checked) -> str:
-    """What to type where a check of the data finds fewer training samples than workers: a smaller ``launch.nproc``."""
+    """What to type if there are fewer training samples than workers: a smaller ``launch.nproc``."""
     config, samples = checked.config, max(1, checked.facts.train_samples)
     if config.sampler.drop_last and config.data.global_batch_size is None:
         samples = max(1, samples // config.batch_size)
@@ -66,7 +66,7 @@ def fewer(checked: Checked) -> str:
 
 
 def check_order(config: RunConfig, facts: Facts) -> None:
-    """Refuse a sampler that uses samples more than once without shuffling, or without knowing which there are."""
+    """Refuse a sampler that repeats samples without shuffling, or without knowing which samples there are."""
     order = config.sampler.order
     if order == "each_once":
         return
@@ -77,7 +77,7 @@ def check_order(config: RunConfig, facts: Facts) -> None:
 
 
 def check_mixing(config: RunConfig) -> None:
-    """Check against the data's labels: refuse mixup and CutMix for a loss that cannot take shares of classes."""
+    """Refuse mixup and CutMix for a loss that does not take shares of classes."""
     data, loss = config.node("data"), config.loss
     takes_none = {
         schema.BinaryCrossEntropyLoss._target_: "loss=binary_cross_entropy",
@@ -89,8 +89,7 @@ def check_mixing(config: RunConfig) -> None:
 
 
 def check_optimization(checked: Checked) -> None:
-    """Check against the data's metrics: refuse schedules and early stops without their validation metric, and clipping
-    that cannot be done."""
+    """Refuse schedules and early stops whose validation metric does not exist, and impossible clipping."""
     config = checked.config
     strategy, node = config.strategy, config.optimizer
     if strategy.clip_norm is not None and strategy.clip_value is not None:
@@ -114,7 +113,7 @@ def check_optimization(checked: Checked) -> None:
 
 
 def check_validation(config: RunConfig, typed: set[str]) -> None:
-    """Refuse ``validation=false`` beside what goes by validations, and beside typed keys that would do nothing."""
+    """Refuse ``validation=false`` with settings that need validations, or with typed keys that would have no effect."""
     if config.validation:
         return
     none = "with validation=false nothing is validated"
@@ -138,8 +137,7 @@ def check_validation(config: RunConfig, typed: set[str]) -> None:
 
 
 def check_metric_names(config: RunConfig, facts: Facts) -> None:
-    """Check against the data's own metrics: refuse user's metrics whose names clash with them, or that MLflow does not
-    take."""
+    """Refuse user's metrics whose names clash with the data's own metrics, or that MLflow does not accept."""
     for name in config.metrics:
         if not re.fullmatch(r"[A-Za-z][\w-]*", str(name)):
             raise UserError(f"metrics.{name}", "a name is a letter, then letters, digits, _ and -", f"metrics.{re.sub(r'[^A-Za-z0-9_-]', '_', f'm{name}')}={{...}}")  # fmt: skip
@@ -148,8 +146,7 @@ def check_metric_names(config: RunConfig, facts: Facts) -> None:
 
 
 def watching(config: RunConfig) -> Iterator[tuple[str, str, str]]:
-    """For the check against the data's metrics: each key that names a validation metric (``best.metric``), that metric,
-    and a default."""
+    """Yield each key that names a validation metric (such as ``best.metric``), that metric, and a default."""
     plateau = config.node("scheduler").get("metric") if best.is_plateau(config.scheduler._target_) else None
     for name, metric in (
         ("best", config.best.metric),

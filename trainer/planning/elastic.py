@@ -1,4 +1,4 @@
-"""Whether the hosts of a run can come and go (launch.nnodes=MIN:MAX)."""
+"""Checks whether the hosts of a run can come and go (launch.nnodes=MIN:MAX)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STARTERS = (str(schema.LaunchConfig._target_), str(schema.ForkserverLaunch._targ
 
 
 def check_elastic(config: RunConfig, declaration: Declaration) -> None:
-    """Refuse hosts that come and go where the run could not go on with others.
+    """Refuse launch.nnodes=MIN:MAX for a run that could not go on with another number of hosts.
 
     Raises:
         UserError: it could not.

@@ -1,4 +1,4 @@
-"""Addresses with ports as users write them, and the ports of parameter servers."""
+"""Endpoints (address and port) as users write them, and the ports of parameter servers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Endpoint:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it leads each machine to itself."""
+        """Whether this is a loopback address, which leads each machine to itself."""
         ip = _ip(self.host)
         return self.host == "localhost" if ip is None else ip.is_loopback
 
 
 def endpoints_of(key: str, told: str | None, example: str = EXAMPLE) -> tuple[Endpoint, ...]:
-    """The endpoints of a list with commas; none where there is no list.
+    """Parse a comma-separated list of endpoints; () if there is none.
 
     Raises:
         UserError: one is none that others can connect to, or stands there twice.
@@ -67,7 +67,7 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def server_ports(told: str | None, servers: int) -> list[int]:
-    """The port of each parameter server, by its number, from ``8000-8003`` or ``8000,8001``; none where there is no list.
+    """The port of each parameter server, by number, from ``8000-8003`` or ``8000,8001``; [] if none are given.
 
     Raises:
         UserError: these are no ports, one is there twice, or they are too few.

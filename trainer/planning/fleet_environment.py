@@ -1,4 +1,4 @@
-"""``launch.env=paddle``: role, rank and endpoints from the variables that Paddle Fleet's launchers and clusters set."""
+"""``launch.env=paddle``: reads role, rank and endpoints from the environment variables of Paddle Fleet's launchers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROLES = {"PSERVER": "server", "TRAINER": "worker"}
 
 
 def of_paddle(launch: LaunchConfig, environment: Mapping[str, str], mode: str) -> dict[str, Any]:
-    """The keys of ``launch`` that the environment gives.
+    """The keys of ``launch`` that Paddle Fleet's environment variables set.
 
     Args:
         launch: without role and endpoints of its own.

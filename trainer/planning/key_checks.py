@@ -1,4 +1,4 @@
-"""The config's keys and ``_target_``s: which there are, what each takes, and what must not be missing."""
+"""Checks the config's keys and ``_target_``s: unknown or missing keys, and refused values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.strategies.builtin import AUTO
 
 
 def check_keys(config: Mapping[str, Any]) -> None:
-    """Refuse unknown keys, missing keys, missing values, and values that a key does not take."""
+    """Refuse unknown keys, missing keys, missing values, and values that a key does not accept."""
     root = {k.path: k for k in keys.keys(schema.Config)}
     free = (*schema.GROUPS, "metrics")  # what is in these is checked elsewhere
     present = {**config, **{p: v for p, v in leaves(config, "") if p.partition(".")[0] not in (*free, p)}}
@@ -32,7 +32,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
 
 
 def check_group(config: Mapping[str, Any], group: str) -> None:
-    """Refuse keys of a group that its schema does not declare, unless they are for a constructor."""
+    """Refuse keys of a config group that its schema does not declare, unless they are for a constructor."""
     node = config[group]
     if not isinstance(node, Mapping):
         what = f"~{group}" if node == "???" else f"{group}={keys.spelled(node)}"
@@ -61,7 +61,7 @@ def _without_schema(group: str, path: str, target: str) -> UserError:
 
 
 def known_keys(group: str, target: str) -> tuple[dict[str, keys.Key], bool]:
-    """The keys that a check accepts in a group's option with that ``_target_``, and whether it takes no others."""
+    """The keys that a config group accepts for this ``_target_``, and whether it accepts no others."""
     if target == AUTO:
         target = str(schema.CollectiveStrategy._target_)
     declared = option_of(group, target)
@@ -70,7 +70,7 @@ def known_keys(group: str, target: str) -> tuple[dict[str, keys.Key], bool]:
 
 
 def every_key() -> list[str]:
-    """All keys that any option declares, to check a mistyped key against."""
+    """All keys that any option declares, to find the nearest to a mistyped one."""
     return [key.path for section in keys.sections() for key in section.keys]
 
 
@@ -80,7 +80,7 @@ def _taken_away(declared: keys.Key) -> UserError:
 
 
 def leaves(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """The values of a nested config to check, each with its dotted key."""
+    """Yield the values of a nested config, each with its dotted key."""
     for name, value in node.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{name}.")
@@ -94,8 +94,7 @@ def check_value(declared: keys.Key, value: Any) -> None:
 
 
 def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
-    """Check the keys: refuse a ``_target_`` that does not exist or does not take its keys, as far as its source tells
-    without importing it."""
+    """Refuse a ``_target_`` that does not exist or does not take its keys, as far as its source file tells."""
     for group in schema.GROUPS:
         target = config[group].get("_target_")
         if target is None and group in schema.CONSTRUCTED:
@@ -111,7 +110,7 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
 
 
 def check_nodes(key: str, nodes: Any, example: str) -> None:
-    """Refuse nodes of a list, or of a mapping by name, whose targets do not exist or do not take their keys.
+    """Refuse config nodes, in a list or by name, whose targets do not exist or do not take their keys.
 
     Args:
         example: of the whole key, to type instead.

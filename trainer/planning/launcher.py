@@ -1,4 +1,4 @@
-"""The launcher contract: what ``launch._target_`` names turns a plan into processes, and sees them to their end."""
+"""The launcher contract: what ``launch._target_`` names turns a plan into processes and runs them to their end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Launcher(ABC):
-    """The launcher contract: turns the plan into the processes of this host, and sees them to their end.
+    """Base class of launchers: turns the plan into this host's processes, and runs them to their end.
 
     A launcher is made when a config is checked, so that its module imports nothing heavy: what it needs at the start it
     imports in ``start``. One that starts a command for each process is a :class:`trainer.launch.tasks.TaskLauncher`.
@@ -32,7 +32,7 @@ class Launcher(ABC):
         self.options = typed(LaunchConfig, config)
 
     def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:
-        """Every reason why this launcher cannot start so many workers and other processes over all hosts."""
+        """Return every reason why this launcher cannot start this many workers and other processes over all hosts."""
         return []
 
     @abstractmethod
@@ -46,7 +46,7 @@ class Launcher(ABC):
 
 
 def launcher_of(config: RunConfig) -> Launcher:
-    """The launcher that ``launch._target_`` names.
+    """Instantiate the launcher that ``launch._target_`` names.
 
     Raises:
         UserError: it is no launcher, or does not take its keys.

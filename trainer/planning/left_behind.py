@@ -1,4 +1,4 @@
-"""What a checkpoint holds that the run going on from it cannot take over: told before anything starts."""
+"""What a resuming run cannot take over from its checkpoint, told before anything starts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FP16, FP64 = "fp16", "fp64"
 
 
 def precision(plan: Plan, about: store.About) -> str:
-    """How the arithmetic changes; empty: it does not. What ``auto`` stands for counts, and not the word."""
+    """How the precision differs from the checkpoint's, or '' if it does not; of ``auto``, what it stands for counts."""
     before, now = about.precision, plan.chosen.precision
     return f"precision was {before}, is {now}" if before != now else ""
 
 
 def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
-    """What is lost or begins anew, each a line.
+    """Yield one line for everything that a resuming run loses or begins anew.
 
     Parameters and what the optimizer remembers are float32 with fp32, bf16 and fp16 alike, and float64 with fp64.
     """
@@ -39,13 +39,14 @@ def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
 
 
 def other_replicas(plan: Plan, about: store.About) -> Iterator[str]:
-    """Why the updates are others where workers with replicas of their own are more or fewer than before."""
+    """Yield why updates differ from before, if workers with own replicas are now more or fewer."""
     if plan.traits.replicas and about.workers != plan.workers:
         yield f"the run had {counted(about.workers, 'worker')}, each with a replica of its own, and has {plan.workers}"
 
 
 def other_errors(plan: Plan, about: store.About) -> Iterator[str]:
-    """Why the updates are others where workers that keep what they leave out of their gradients are more or fewer than before."""
+    """Yield why updates differ from before, if workers with compression errors (powersgd, int8) are now more or
+    fewer."""
     told = about.config.get("strategy", {})
     for option, value in (("comm_hook", "powersgd"), ("wire", "int8")):
         if told.get(option) == value and about.workers != plan.workers:
@@ -53,7 +54,7 @@ def other_errors(plan: Plan, about: store.About) -> Iterator[str]:
 
 
 def at_servers(plan: Plan, about: store.About) -> str:
-    """Why servers cannot take over, or hand over, what the checkpoint holds; empty: they can."""
+    """Return why parameter servers cannot take over the checkpoint's values (float32 or float64), or ''."""
     kinds = [64 if which == FP64 else 32 for which in (about.precision, plan.chosen.precision)]
     return (
         "" if kinds[0] == kinds[1] else f"is of precision={about.precision}, and servers keep float{kinds[0]} as it is"

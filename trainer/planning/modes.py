@@ -1,4 +1,4 @@
-"""mode=eval and mode=predict: what they take, and what they look at."""
+"""mode=eval and mode=predict: their requirements, weights, and inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLASSES = "classes.json"
 
 
 def in_its_mode(config: RunConfig) -> RunConfig:
-    """The config as its mode needs it: where nothing is trained, plain workers take the place of the strategy's.
+    """Return the config adapted to its mode: for eval and predict, plain workers replace the strategy's.
 
     Raises:
         UserError: a key of another mode is set, or one of this mode is not.
@@ -58,7 +58,7 @@ def in_its_mode(config: RunConfig) -> RunConfig:
 
 
 def weights_file(path: Path) -> Path:
-    """For mode=eval and mode=predict: the file of weights that ``weights=`` names, or the folder of a checkpoint.
+    """The file of weights (or checkpoint folder) that ``weights=`` names, for mode=eval and mode=predict.
 
     Raises:
         UserError: there is none, its name does not say what it is, or the checkpoint is damaged.
@@ -82,7 +82,7 @@ def weights_file(path: Path) -> Path:
 
 
 def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
-    """The batch size of a worker in mode=eval and mode=predict, where nothing is trained: any will do."""
+    """The batch size of a worker in mode=eval and mode=predict; any will do, as nothing is trained."""
     given, together = (
         data.val_batch_size or (None if data.batch_size == AUTO else data.batch_size),
         data.global_batch_size,
@@ -91,7 +91,7 @@ def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
 
 
 def facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> Facts:
-    """The facts of the data; mode=predict reads none, and takes those of the run that made the weights.
+    """The facts of the data; for mode=predict without data, those of the run that made the weights.
 
     Raises:
         UserError: the data are not there, and no run tells.
@@ -121,13 +121,12 @@ def _of_the_run(config: RunConfig) -> Facts | None:
 
 
 def run_of(weights: Path) -> Path | None:
-    """For mode=eval and mode=predict: the folder of the run that left these weights."""
+    """The folder of the run that left these weights; None if it is not found."""
     return next((folder for folder in weights.parents[:2] if (folder / "plan.json").is_file()), None)
 
 
 def class_names_of(weights: Path) -> list[str] | None:
-    """For mode=predict and mode=eval: the class names of the run that left these weights; None where it does not
-    tell."""
+    """The class names of the run that left these weights; None if that is unknown."""
     folder = run_of(weights)
     if folder is None or not (folder / CLASSES).is_file():
         return None
@@ -146,7 +145,7 @@ def _no_classes(folder: Path, reason: str) -> UserError:
 
 @dataclass(frozen=True)
 class LookedAt:
-    """The images or rows that mode=predict looks at; of mode=eval, none.
+    """The image files or files of rows that mode=predict reads; none for mode=eval.
 
     Attributes:
         folder: that all files are in; empty where none are looked at.
@@ -162,7 +161,7 @@ class LookedAt:
 
 
 def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
-    """Find the images, or the files of rows, that mode=predict looks at.
+    """Find the image files, or the files of rows, that mode=predict reads.
 
     Raises:
         UserError: there are none, or no validation samples.

@@ -1,4 +1,4 @@
-"""Refusals of ``on_nonfinite=skip`` and ``rewind`` where they have no meaning."""
+"""Refuses ``on_nonfinite=skip`` and ``rewind`` where they have no meaning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STOP = "on_nonfinite=stop"
 
 
 def check_nonfinite(checked: Checked) -> None:
-    """Refuse to skip or rewind where the run cannot do it.
+    """Refuse ``on_nonfinite=skip`` or ``rewind`` for a run that cannot do it.
 
     Raises:
         UserError: it cannot.

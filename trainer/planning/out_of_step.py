@@ -1,4 +1,4 @@
-"""Whether workers without a common step, and their servers, can go on from a checkpoint of other numbers of them."""
+"""Whether asynchronous workers and their servers can resume from a checkpoint of other numbers of them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ STRATEGIES = ("pserver_async", "pserver_ssp", GEO)
 
 
 def other_workers(plan: Plan, about: store.About) -> bool:
-    """Whether more or fewer workers of one of these strategies go on."""
+    """Whether an asynchronous run resumes with another number of workers."""
     return plan.strategy in STRATEGIES and about.workers != plan.workers
 
 
 def other_processes(plan: Plan, about: store.About) -> bool:
-    """Whether more or fewer workers or servers of one of these strategies go on."""
+    """Whether an asynchronous run resumes with another number of workers or servers."""
     servers = plan.roles.get("server", 0)
     return plan.strategy in STRATEGIES and (about.workers, about.servers) != (plan.workers, servers)
 
 
 def batch(about: store.About, merge: int) -> int:
-    """Samples of a batch of one worker."""
+    """The batch size of one worker in the run that wrote the checkpoint."""
     return about.global_batch_size // (about.workers * merge)
 
 
 def check(config: RunConfig, plan: Plan, about: store.About, folder: Path) -> None:
-    """Of other workers, refuse what does not fit the blocks that the checkpoint's servers have handed out.
+    """Refuse to resume with another number of workers if that does not fit the blocks leased before.
 
     Raises:
         UserError: it does not.
@@ -60,12 +60,12 @@ def check(config: RunConfig, plan: Plan, about: store.About, folder: Path) -> No
 
 
 def counts_for_others(plan: Plan, about: store.About, key: str) -> bool:
-    """Whether another value of a key only comes of another number of workers; :func:`check` has seen to it that it does."""
+    """Whether a key's value differs only because the number of workers does (:func:`check` has made sure of it)."""
     return other_workers(plan, about) and key in EACH and about.config.get(key) is not None
 
 
 def lost(plan: Plan, about: store.About) -> Iterator[str]:
-    """What begins anew with other workers or servers, each a line."""
+    """Yield one line for everything that begins anew with another number of workers or servers."""
     if about.workers == plan.workers and 0 < about.lease_batches != plan.lease_batches:
         yield f"blocks of {plan.lease_batches} batches: those of the run stay at {about.lease_batches}"
     if not other_processes(plan, about):
@@ -78,7 +78,7 @@ def lost(plan: Plan, about: store.About) -> Iterator[str]:
 
 
 def other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
-    """Why the updates are others where workers have replicas of their own."""
+    """Yield why updates differ from before, if pserver_geo's workers or servers are now more or fewer."""
     if plan.strategy == GEO and other_processes(plan, about):
         now = plan.roles.get("server", 0)
         yield f"the run had {counted(about.workers, 'worker')} and {counted(about.servers, 'server')}, and has {plan.workers} and {now}; each worker has a replica of its own"

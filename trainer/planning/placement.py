@@ -1,4 +1,4 @@
-"""Where each process of a run is: its host, its device, and its endpoint where that is known before the start."""
+"""Where each process of a run is: its host, its device, and its endpoint if known before the start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.planning.server_hosts import server_hosts
 
 @dataclass(frozen=True)
 class Process:
-    """One process of the run: role, rank within the role, host number, number on that host, device.
+    """One process of the run: role, rank within the role, host number, index on that host, device.
 
     Attributes:
         endpoint: where it is: of a server where it listens, of a worker its host's address. Empty: only the start tells.
@@ -33,8 +33,8 @@ class Process:
 
 
 def processes_of(roles: Mapping[str, int], launch: LaunchConfig, device: str) -> list[Process]:
-    """The run's processes. Workers are spread evenly over the hosts, servers over the hosts of ``launch.server_hosts``; other
-    roles sit on host 0."""
+    """List the run's processes. Workers are spread evenly over the hosts, servers over the hosts of
+    ``launch.server_hosts``; other roles sit on host 0."""
     if everybody := peers(launch):
         return [_alone(node, peer, everybody, device) for node, peer in enumerate(everybody)]
     found = []

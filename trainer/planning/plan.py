@@ -1,4 +1,4 @@
-"""The resolved run: processes, roles, devices, endpoints, batches, steps, places. Pure data, printable."""
+"""The plan: all processes, roles, devices, endpoints, batches, steps and paths of a run. Pure data, printable."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ UNSAID = "(host 0's address, launch.master_addr)"
 
 @dataclass(frozen=True)
 class Predicted:
-    """What mode=predict looks at: ``samples`` in the folder ``input``, each an ``image`` or a ``row``; and the ``output`` that
-    was given."""
+    """What mode=predict reads: ``samples`` in the folder ``input``, each an ``image`` or a ``row``; and its
+    ``output``."""
 
     input: str
     samples: int
@@ -54,7 +54,7 @@ MOST_LATE_MOMENTUM = 0.5
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is decided before the first process starts, as pure data.
+    """The plan of a run: everything that is decided before the first process starts, as pure data.
 
     Attributes:
         traits: of the strategy; leased: training data is handed out while an epoch lasts, in blocks of ``lease_batches`` batches
@@ -136,7 +136,7 @@ class Plan:
 
     @property
     def own_folder(self) -> Path:
-        """Where this host's launcher writes: the run's folder, which hosts may share, belongs to host 0."""
+        """The folder where this host's launcher writes; the run's folder, which hosts may share, is host 0's."""
         run_dir = Path(self.run_dir)
         return run_dir / f"host.{self.node_rank}" if self.node_rank else run_dir
 
@@ -147,21 +147,21 @@ class Plan:
 
     @property
     def workers(self) -> int:
-        """How many workers there are over all hosts."""
+        """The number of workers over all hosts."""
         return self.roles["worker"]
 
     def nodes_of(self, role: str) -> list[int]:
-        """The host of each process of a role, by the process's rank."""
+        """The host number of each process of a role, by the process's rank."""
         return [process.node for process in self.processes if process.role == role]
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as plain data, as in plan.json."""
+        """Return this plan as plain data, as in plan.json."""
         plain = asdict(self)
         return {**plain, **plain.pop("traits"), **{name: plain[name] or {} for name in ("predict", "buckets")}}
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Plan:
-        """The plan from ``as_dict``, which may have been JSON meanwhile."""
+        """Make a plan of what :meth:`as_dict` returned, after JSON."""
         traits = {trait.name for trait in fields(Traits)}
         made = {
             "traits": Traits(**{name: plain[name] for name in traits}),
@@ -185,7 +185,7 @@ def _late_momentum(checked: Checked) -> str:
 
 
 def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: str) -> Plan:
-    """Decide everything that a checked config leaves open: the plan of the run.
+    """Make the plan of a run: decide everything that a checked config leaves open.
 
     Raises:
         UserError: the run would take no step.
@@ -247,7 +247,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
 
 
 def restartable(checked: Checked) -> bool:
-    """Of the plan: whether all processes can be started again together, because all are on this host."""
+    """Whether all processes of the run can be restarted together, because all are on this host."""
     config = checked.config
     one = config.launch.nnodes == 1 or config.launch.least_nnodes is not None
     ours = one and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun sees to its ranks itself
@@ -315,7 +315,7 @@ def _looks(checked: Checked) -> tuple[int, int, int]:
 
 
 def count_batches(config: RunConfig, samples: int, batch_size: int, workers: int, leased: bool) -> int:
-    """The plan's number of batches per worker and epoch; on average, rounded up, where work is leased."""
+    """The number of batches per worker and epoch; if work is leased, the average rounded up."""
     from trainer.data.sampler import DistributedBatchSampler, training_sampler
 
     if leased:
@@ -325,7 +325,7 @@ def count_batches(config: RunConfig, samples: int, batch_size: int, workers: int
 
 
 def meeting_address(launch: schema.LaunchConfig) -> str:
-    """The plan's address where the processes meet; a placeholder where nobody has named the first host."""
+    """The address where the run's processes meet; a placeholder if the first host has no name yet."""
     address = str(launch.master_addr)
     return (
         UNSAID if launch.nnodes > 1 and launch.role is None and address == schema.LaunchConfig.master_addr else address

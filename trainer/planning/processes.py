@@ -1,4 +1,4 @@
-"""How many processes, where, and by which strategy."""
+"""Decides how many processes a run has, on which hosts and devices, and by which strategy."""
 
 from __future__ import annotations
 
@@ -22,27 +22,25 @@ PORT = 29500
 
 
 def is_elsewhere(config: RunConfig, device: str, nproc: int) -> bool:
-    """Whether the planned processes are for other machines than this one: for several hosts, or for GPUs that are not
-    here."""
+    """Whether a plan is for other machines than this one: for several hosts, or for GPUs that are not here."""
     return bool(config.plan) and (config.launch.nnodes > 1 or (device == "cuda" and nproc > len(hardware.gpus())))
 
 
 def choose_device(config: RunConfig) -> str:
-    """The device of the planned processes, ``cpu`` or ``cuda``."""
+    """Choose the device of the run's processes: ``cpu`` or ``cuda``."""
     if config.device != "auto":
         return str(config.device)
     return "cuda" if hardware.gpus() else "cpu"
 
 
 def default_workers(config: RunConfig) -> int | None:
-    """How many worker processes the strategy starts by default; None: one per GPU, else one."""
+    """The number of workers that the strategy starts by default; None: one per GPU, or one."""
     target = config.strategy._target_
     return None if target == AUTO else getattr(locate(str(target), "strategy._target_"), "default_workers", None)
 
 
 def on_hosts(config: RunConfig) -> RunConfig:
-    """The config with the hosts of its processes filled in: how many, which is the first, which is this one, and a port
-    known to all.
+    """Return the config with its hosts filled in: their number, the first one's address, this one's number, a port.
 
     Raises:
         UserError: they contradict each other.
@@ -60,7 +58,7 @@ def on_hosts(config: RunConfig) -> RunConfig:
 
 
 def with_range(config: RunConfig) -> RunConfig:
-    """The config with ``launch.nnodes=MIN:MAX`` as two numbers: the run is planned for MAX hosts, and goes on with MIN."""
+    """Return the config with ``launch.nnodes=MIN:MAX`` as two numbers: planned for MAX hosts, it goes on with MIN."""
     if not isinstance(config.launch.nnodes, str):
         return config
     least, most = map(int, config.launch.nnodes.split(":"))
@@ -68,7 +66,7 @@ def with_range(config: RunConfig) -> RunConfig:
 
 
 def workers_here(launch: schema.LaunchConfig, device: str, default: int | None = None) -> int:
-    """Workers on each host; of processes that are started one by one, those of this machine, one at least."""
+    """The number of workers on each host; if processes are started one by one, those on this machine (at least 1)."""
     if launch.role is not None:
         return max(1, len(neighbours(launch)))
     if launch.nproc is not None:
@@ -79,12 +77,12 @@ def workers_here(launch: schema.LaunchConfig, device: str, default: int | None =
 
 
 def workers_everywhere(launch: schema.LaunchConfig, here: int) -> int:
-    """Workers on all hosts."""
+    """The number of workers on all hosts."""
     return launch.workers or here if launch.role is not None else here * int(launch.nnodes)
 
 
 def listens_at(launch: schema.LaunchConfig) -> str:
-    """Where the servers of this host listen: its own of launch.ips, else the address by which host 0 reaches it."""
+    """The address where this host's servers listen: its own in launch.ips, else the one by which host 0 reaches it."""
     if everybody := peers(launch):
         return addresses.own(everybody[launch.node_rank].endpoint.host)
     if launch.nnodes == 1:
@@ -127,13 +125,12 @@ def _check_workers(launch: schema.LaunchConfig) -> None:
 
 
 def hosts_of(launch: schema.LaunchConfig) -> list[str]:
-    """The hosts of the planned processes: the addresses in ``launch.ips``, IPv6 ones with or without brackets; none
-    where it is not given."""
+    """The addresses in ``launch.ips``, without brackets around IPv6; [] if it is not set."""
     return [ip for word in str(launch.ips or "").split(",") if (ip := word.strip(" []"))]
 
 
 def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None = None) -> None:
-    """Refuse more workers on this host than it has GPUs. Not asked of a plan."""
+    """Refuse more workers on this host than it has GPUs, unless only a plan is asked for."""
     if device != "cuda" or config.plan or config.launch.role == "server":
         return
     gpus = len(hardware.gpus()) if gpus is None else gpus
@@ -145,8 +142,8 @@ def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None =
 
 
 def with_strategy(config: RunConfig, workers: int) -> tuple[RunConfig, str]:
-    """The config with the strategy that ``strategy=auto`` means for so many worker processes, and the reason; empty
-    where one was named."""
+    """Return the config with ``strategy=auto`` replaced by what it means for this many workers; and the reason. '' if a
+    strategy was named."""
     if config.strategy._target_ != AUTO:
         return config, ""
     chosen = schema.StrategyConfig if workers == 1 else schema.CollectiveStrategy
@@ -156,7 +153,7 @@ def with_strategy(config: RunConfig, workers: int) -> tuple[RunConfig, str]:
 
 
 def check_port(config: RunConfig) -> None:
-    """Before processes are planned: refuse a meeting port that is in use on the host that serves it."""
+    """Refuse a meeting port that is in use on the host that serves it."""
     launch = config.launch
     if launch.role is not None:
         return
@@ -172,7 +169,7 @@ def check_port(config: RunConfig) -> None:
 
 
 def check_servers(config: RunConfig, strategy: str, roles: Mapping[str, int]) -> None:
-    """Refuse servers without hosts, ports or endpoints that they can have."""
+    """Refuse parameter servers whose hosts, ports or endpoints are invalid."""
     check_strategy(config.launch, strategy, roles)
     if servers := roles.get("server"):
         server_hosts(config.launch, servers)
@@ -180,7 +177,7 @@ def check_servers(config: RunConfig, strategy: str, roles: Mapping[str, int]) ->
 
 
 def check_server_ports(config: RunConfig, servers: int) -> None:
-    """Refuse ports of servers that are none, or in use where a server of this host is to listen."""
+    """Refuse server ports that are invalid, or in use where one of this host's servers must listen."""
     launch = config.launch
     ports = server_ports(launch.server_ports, servers)
     if not ports or config.plan:

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and whether it can with this config."""
+"""Finds the checkpoint from which a run resumes, and checks whether it can with this config."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OTHER_NUMBERS = (other_replicas, other_errors, out_of_step.other_numbers)
 
 @dataclass(frozen=True)
 class Resume:
-    """Where a run goes on from.
+    """The checkpoint from which a run resumes, and how the run differs from it.
 
     Attributes:
         folder: of the checkpoint.
@@ -64,24 +64,24 @@ class Resume:
 
     @property
     def step(self) -> int:
-        """Updates that are done."""
+        """The number of updates done at the checkpoint."""
         return self.about.step
 
     @property
     def source(self) -> Path:
-        """The folder of the run that wrote it."""
+        """The folder of the run that wrote the checkpoint."""
         return self.folder.parent.parent
 
 
 def keeps(config: RunConfig, plan: Plan) -> bool:
-    """Whether the run leaves checkpoints from which it can resume."""
+    """Whether the run writes checkpoints from which it can resume."""
     told = config.checkpoint
     asked = bool(told.every_steps or told.every_minutes or told.every_epochs)
     return asked and config.mode == "train"
 
 
 def find(config: RunConfig, run_dir: Path, say: Callable[[str], None], folder_of: Callable[[str], Path]) -> Path | None:
-    """The checkpoint that ``resume.path`` means; None: the run begins.
+    """Find the checkpoint that ``resume.path`` names; None if the run starts anew.
 
     Args:
         folder_of: the run's folder of an MLflow run id.
@@ -144,7 +144,7 @@ def _check_nothing_lost(run_dir: Path) -> None:
 
 
 def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
-    """The checkpoint for this run.
+    """Check that a run can resume from a checkpoint with this config; returns the :class:`Resume`.
 
     Raises:
         UserError: the run cannot go on from it as it is configured.
@@ -177,7 +177,7 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
 
 
 def as_begun(plan: Plan, resume: Resume | None) -> Plan:
-    """The plan with what a run keeps from its beginning, whatever its size is later: the blocks that are handed out."""
+    """Return the plan with the size of leased blocks from the run's beginning, which never changes in a run."""
     blocks = resume.about.lease_batches if resume is not None else 0
     return replace(plan, lease_batches=blocks) if blocks else plan
 
@@ -239,7 +239,8 @@ def _kept_at_one_place(plan: Plan, about: store.About) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
-    """Each key whose value differs, and how; of another strategy its own keys are passed over, and clipping is not."""
+    """Yield each config key whose value differs, and how; of another strategy its own keys are left out, but not
+    clipping."""
     old, new = dict(leaves(before, "")), dict(leaves(now, ""))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key) and not (other_strategy and key.startswith("strategy.") and key not in CLIPS):

@@ -1,4 +1,4 @@
-"""A run whose processes are started one by one: each command is one server or one worker, and knows the endpoints of all.
+"""Runs whose processes are started one by one: each command is one server or worker and knows all endpoints.
 
 Such a process is a host with one process on it. The hosts are numbered by the workers' ranks, and the servers follow: host 0
 is worker 0, at whose endpoint all meet.
@@ -28,7 +28,7 @@ OF_HOSTS = ("ips", "nnodes", "node_rank", "nproc", "master_addr", "master_port",
 
 @dataclass(frozen=True)
 class Peer:
-    """A process of the run: its role, rank and endpoint."""
+    """One process of a run whose processes are started one by one: its role, rank and endpoint."""
 
     role: str
     rank: int
@@ -39,7 +39,7 @@ class Peer:
 
 
 def peers(launch: LaunchConfig) -> list[Peer]:
-    """All processes of a run whose processes are started one by one, in the order of the hosts' numbers; else none."""
+    """All processes of a run whose processes are started one by one, in the order of host numbers; else []."""
     if launch.role is None:
         return []
     listed = {"worker": endpoints_of(WORKERS, launch.worker_endpoints), "server": endpoints_of(SERVERS, launch.server_endpoints)}  # fmt: skip
@@ -47,7 +47,7 @@ def peers(launch: LaunchConfig) -> list[Peer]:
 
 
 def on_roles(config: RunConfig, environment: Mapping[str, str] = os.environ) -> RunConfig:
-    """The config with the hosts that its endpoints make, where its processes are started one by one; else as it is.
+    """Return the config with hosts filled in from its endpoints, if processes are started one by one; else unchanged.
 
     Raises:
         UserError: role, rank and endpoints do not fit together, or not to this machine.
@@ -137,7 +137,7 @@ def _check_others(launch: LaunchConfig, everybody: list[Peer]) -> None:
 
 
 def check_here(me: Peer, processes: int) -> None:
-    """Refuse an endpoint that this process cannot listen at: a server does, and worker 0 where there are others."""
+    """Refuse an endpoint at which this process cannot listen: a server must, and worker 0 if there are others."""
     key, (host, port) = (SERVERS if me.role == "server" else WORKERS), (me.endpoint.host, me.endpoint.port)
     what = f"{key}={me.endpoint}"
     if not addresses.port_is_free(host, 0):
@@ -148,25 +148,25 @@ def check_here(me: Peer, processes: int) -> None:
 
 
 def check_strategy(launch: LaunchConfig, strategy: str, roles: Mapping[str, int]) -> None:
-    """Refuse a run without endpoints for servers that its strategy has."""
+    """Refuse a run without server endpoints if its strategy has servers and processes are started one by one."""
     if launch.role is not None and "server" in roles and launch.server_endpoints is None:
         raise UserError(f"{ROLE}={launch.role}", f"strategy={strategy} has servers, and {SERVERS} is not given", f"{SERVERS}=10.0.0.1:8000,10.0.0.2:8000")  # fmt: skip
 
 
 def on_one_machine(launch: LaunchConfig) -> bool:
-    """Whether all of the run's commands, started one by one, are on one machine."""
+    """Whether all processes of a run, started one by one, are on one machine."""
     everybody = [peer.endpoint for peer in peers(launch)]
     return all(e.is_loopback for e in everybody) or len({e.host for e in everybody}) == 1
 
 
 def neighbours(launch: LaunchConfig) -> list[Peer]:
-    """The workers at the address of this process, itself among them if it is one."""
+    """The workers at the address of this process, including itself if it is a worker."""
     everybody = peers(launch)
     here = everybody[launch.node_rank].endpoint.host
     return [peer for peer in everybody if peer.role == "worker" and peer.endpoint.host == here]
 
 
 def plain_launch(launch: LaunchConfig) -> dict[str, Any]:
-    """What of the endpoints must be the same in all commands."""
+    """The endpoint settings that must be the same in all commands of the run."""
     listed = ((WORKERS, launch.worker_endpoints), (SERVERS, launch.server_endpoints))
     return {key: ",".join(map(str, endpoints_of(key, told))) or None for key, told in listed}

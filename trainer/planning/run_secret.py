@@ -1,4 +1,4 @@
-"""The secret by which the hosts of a run know each other: the user's, from a file or a variable."""
+"""The secret by which the hosts of a run recognise each other: the user's, from a file or an environment variable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def run_secret(launch: schema.LaunchConfig, environment: Mapping[str, str] = os.environ) -> str:
-    """The secret that the user gave the run; empty without one. This process hides it in all output from now on.
+    """Read the secret that the user gave the run; '' without one. From now on this process hides it in all output.
 
     Raises:
         UserError: it can be guessed, or its file is none or others can read it.
@@ -41,8 +41,9 @@ def run_secret(launch: schema.LaunchConfig, environment: Mapping[str, str] = os.
 
 
 def secret_of_hosts(launch: schema.LaunchConfig) -> str:
-    """The secret by which the hosts of a run know each other: the user's; of processes that are started one by one on one
-    machine, else one that the user's cache keeps, for this user alone. Empty: none, or there is one host.
+    """The secret by which the hosts of a run recognise each other; '' if there is none, or only one host. It is the
+    user's; of processes that are started one by one on one machine, else one that the user's cache keeps, for this user
+    alone.
 
     Raises:
         UserError: it can be guessed, or others can read it.
@@ -90,8 +91,7 @@ def _of_file(name: str, what: str) -> str:
 
 
 def check_secret(config: RunConfig, roles: Mapping[str, int]) -> None:
-    """Refuse servers that listen between hosts without a secret, so that nobody else can be their worker, or such a
-    server.
+    """Refuse servers that listen between hosts without a secret, so that strangers cannot pose as workers or servers.
 
     Raises:
         UserError: there is none, or it is no good one.
@@ -111,7 +111,7 @@ def check_secret(config: RunConfig, roles: Mapping[str, int]) -> None:
 
 
 def is_insecure(config: RunConfig, roles: Mapping[str, int]) -> bool:
-    """Whether servers take any program that reaches the launcher's store for a process of the run."""
+    """Whether servers would accept any program that reaches the launcher's store as a process of the run."""
     launch = config.launch
     given = launch.secret_file or os.environ.get(VARIABLE) or (launch.role is not None and on_one_machine(launch))
     return launch.nnodes > 1 and launch.insecure and not given and set(roles) != {"worker"}

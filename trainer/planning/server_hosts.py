@@ -1,4 +1,4 @@
-"""On which hosts the parameter servers run: ``launch.server_hosts`` as a list of hosts' numbers."""
+"""Decides on which hosts the parameter servers run: ``launch.server_hosts`` as a list of host numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY = "launch.server_hosts"
 
 
 def server_hosts(launch: LaunchConfig, servers: int) -> list[int]:
-    """The host number of each parameter server, by the server's number; servers of one host have consecutive numbers.
+    """The host number of each parameter server, by server number; servers of one host have consecutive numbers.
 
     The servers are spread evenly over the chosen hosts; where the division leaves a rest, the first hosts have one more.
 

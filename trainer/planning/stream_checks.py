@@ -1,4 +1,4 @@
-"""Streams of a user's own: how long an epoch is, who reads what, and what cannot be had of samples without numbers."""
+"""Checks a user's streams: how long an epoch is, who reads what, and what is impossible without sample numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARES = {
 def with_length(
     config: RunConfig, facts: Facts, together: int, workers: int, typed: set[str], searches: bool = False
 ) -> tuple[RunConfig, Facts]:
-    """The config and the facts of a training on a stream, in its own order and of a known length; others as they are.
+    """Return the config and facts of a run on a stream with an epoch of known length; for other data, unchanged.
 
     Args:
         together: samples of an update over all workers; searches: that is a guess.
@@ -70,7 +70,7 @@ def _refused(config: RunConfig, facts: Facts, together: int, workers: int, typed
 
 
 def how(config: RunConfig, facts: Facts) -> str:
-    """For the plan, how a stream is read; empty for other data."""
+    """Describe for the plan how a stream is read; '' for other data."""
     if not facts.iterable or config.mode != "train":
         return ""
     order = "in its own order" if config.data.shuffle_buffer is None else f"drawn from a buffer of {counted(config.data.shuffle_buffer, 'sample')}"  # fmt: skip

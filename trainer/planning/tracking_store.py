@@ -1,4 +1,4 @@
-"""Where MLflow's points go: addresses that can never work are refused, what may come back is only said; imports no mlflow."""
+"""Checks MLflow's tracking address without mlflow: refuses one that can never work, warns of one that may come back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KEPT = "sqlite:///mlflow.db"
 
 
 def tracking_uri(tracking: TrackingConfig) -> str:
-    """The address of the MLflow tracking store that points go to; empty without tracking."""
+    """The address of the MLflow tracking store that metrics go to; '' without tracking."""
     if tracking.kind == "none":
         return ""
     return str(tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}")
@@ -55,7 +55,7 @@ def named(tracking: TrackingConfig) -> str:
 
 
 def check_store(tracking: TrackingConfig, experiment: str) -> None:
-    """Refuse a tracking address for what can be known without calling it.
+    """Refuse a tracking address that is certain not to work, without calling it.
 
     Raises:
         UserError: it can never work.
@@ -187,7 +187,7 @@ def _deleted(experiment: str) -> UserError:
 
 
 def try_store(tracking: TrackingConfig, experiment: str) -> str:
-    """Call the tracking store once.
+    """Call the tracking store once; returns why it does not answer, or ''.
 
     Returns:
         Why it does not answer now, though it may come back; empty where it answers, or is a file.

@@ -1,4 +1,4 @@
-"""The plan's word for how workers and parameter servers reach each other."""
+"""How workers and parameter servers reach each other, as the plan shows it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainer.host import segments
 
 
 def transport_of(config: RunConfig, roles: Mapping[str, int]) -> str:
-    """How values travel between workers and servers, as the plan shows it; empty where there are no servers."""
+    """How values travel between workers and servers, as the plan shows it; '' without servers."""
     told = config.node("strategy").get("transport")
     if "server" not in roles or told is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a user's strategy, data source or launcher answers is what was asked for; else one sentence names the class."""
+"""Checks what a user's strategy, data source or launcher returns; if it is wrong, one sentence names the class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.strategies.contract import Declaration, Traits
 
 
 def asked(what: str, method: str, call: Callable[[], Any]) -> Any:
-    """What a method of the user's returns.
+    """Call a method of the user's class and return its result; an exception in it becomes a UserError.
 
     Args:
         what: the key and the class that it names, e.g. ``data._target_=my_package.data.Squares``.
@@ -31,7 +31,7 @@ def asked(what: str, method: str, call: Callable[[], Any]) -> Any:
 
 
 def refusals(what: str, method: str, call: Callable[[], Any]) -> Sequence[UserError]:
-    """The reasons that a method such as ``refuse`` returns.
+    """Call a user's method such as ``refuse`` and return its list of UserErrors.
 
     Raises:
         UserError: the method breaks, or returns something else.
@@ -45,7 +45,7 @@ def refusals(what: str, method: str, call: Callable[[], Any]) -> Sequence[UserEr
 
 
 def check_declaration(declaration: Declaration, what: str) -> None:
-    """The strategy's traits and the places of its processes are what they should be, as far as source files tell.
+    """Check a user's strategy declaration: its traits, and the classes and functions that it names.
 
     Raises:
         UserError: they are not.
@@ -64,8 +64,7 @@ def check_declaration(declaration: Declaration, what: str) -> None:
 
 
 def check_place(place: Any, what: str, name: str, form: str, purpose: str) -> None:
-    """Check what a user's declaration answers: a text such as ``my_package.averaging:Averager`` names something that is
-    there.
+    """Check that a text such as ``my_package.averaging:Averager`` in a user's declaration names something that exists.
 
     Raises:
         UserError: it does not.
@@ -86,7 +85,7 @@ def check_place(place: Any, what: str, name: str, form: str, purpose: str) -> No
 
 
 def checked_facts(facts: Any, what: str, method: str) -> Facts:
-    """What a data source's ``facts`` or ``prepare`` returned.
+    """Check and return what a data source's ``facts`` or ``prepare`` returned.
 
     Raises:
         UserError: they are no facts, or hold something else than they should.
@@ -104,7 +103,7 @@ def checked_facts(facts: Any, what: str, method: str) -> Facts:
 
 
 def kind(value: Any) -> str:
-    """What something is, in a sentence."""
+    """Describe a value in a sentence: ``None``, ``the class X``, ``something of type X``."""
     if value is None:
         return "None"
     if isinstance(value, type):

@@ -1,4 +1,4 @@
-"""What can be refused before anything starts, each with the reason and the nearest thing that works."""
+"""Checks a whole config before anything starts; each refusal has a reason and the nearest thing that works."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from trainer.strategies.contract import Declaration
 
 
 def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
-    """Check everything of a config that can be known without importing torch.
+    """Check everything about a config that can be known without importing torch.
 
     Args:
         composed: the config as plain data, resolved, without ``hydra``; it stays as it is.
@@ -124,7 +124,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
 def with_facts(
     config: RunConfig, source: DataSource, workers: int, merge: int, typed: set[str], lacks: Lacks, searches: bool
 ) -> tuple[RunConfig, Facts]:
-    """The facts of the data, and the config with what follows from them.
+    """Ask the data source for its facts; returns the config with what follows from them, and the facts.
 
     Args:
         searches: the batch size is a guess.
@@ -138,7 +138,7 @@ def with_facts(
 
 
 def declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:
-    """Validate the config's strategy: call its ``_target_``, which returns a :class:`Declaration`."""
+    """Instantiate and check the config's strategy; returns its :class:`Declaration`."""
     check_group(config.plain(), "strategy")
     declaration: Declaration = call_target(config.node("strategy"), "strategy", kind=Declaration)
     what = f"strategy._target_={config.strategy._target_}"
@@ -150,7 +150,7 @@ def declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:
 
 
 def check_launcher(config: RunConfig, workers: int, declaration: Declaration, lacks: Lacks) -> None:
-    """Validate the config's launcher: refuse one that cannot start so many processes."""
+    """Refuse a launcher that cannot start this many processes."""
     roles = declaration.roles(workers, config.launch)
     others = sum(size for role, size in roles.items() if role != "worker")
     launcher, what = launcher_of(config), f"launch._target_={config.launch._target_}"
@@ -162,8 +162,7 @@ def check_launcher(config: RunConfig, workers: int, declaration: Declaration, la
 def with_batches(
     config: RunConfig, declaration: Declaration, workers: int, merge: int, typed: set[str], lacks: Lacks
 ) -> RunConfig:
-    """Validate the config's batch sizes and fill them in; of a plan whose sizes would be refused, with sizes near to
-    them."""
+    """Return the config with valid batch sizes; a plan that would be refused gets the nearest ones."""
     if config.mode != "train":
         return config.changed(data={"batch_size": evaluation_batch_size(config.data, workers)})
     sizes = nearest(config.data, workers * merge)
@@ -178,7 +177,7 @@ def with_batches(
 
 
 def looking(checked: Checked) -> Checked:
-    """After a config is validated: add the images or rows that mode=eval and mode=predict look at."""
+    """Return the checked config with the images or rows that mode=predict reads (mode=eval: none)."""
     config = checked.config
     looked, output = looked_at(config, checked.source, checked.facts), config.predict.output
     predict = {"input": looked.folder or config.predict.input, "output": output and os.path.abspath(output)}
@@ -192,8 +191,7 @@ def looking(checked: Checked) -> Checked:
 
 
 def check_tracking(config: RunConfig) -> None:
-    """Validate the config's ``tracking``: refuse a store that cannot work, or that cannot take the names of run,
-    experiment and tags."""
+    """Refuse a tracking store that cannot work, and names of runs, experiments and tags that it does not accept."""
     tracking = config.tracking
     check_store(tracking, experiment_of(config))
     for key, most in (("experiment", 256), ("run_name", 250)):
@@ -208,8 +206,7 @@ def check_tracking(config: RunConfig) -> None:
 
 
 def check_registered(tracking: TrackingConfig) -> None:
-    """Validate the config's ``tracking.registered_model``: refuse a name that MLflow does not take, or one where no
-    model is logged."""
+    """Refuse a ``tracking.registered_model`` whose name MLflow does not accept, or if no model is logged."""
     name = tracking.registered_model
     if name is None:
         return
@@ -224,13 +221,13 @@ def check_registered(tracking: TrackingConfig) -> None:
 
 
 def experiment_of(config: RunConfig) -> str:
-    """The name of the run's MLflow experiment in a validated config."""
+    """The name of the run's MLflow experiment: ``tracking.experiment``, else the config's name."""
     return str(config.tracking.experiment or config.name)
 
 
 def check_compiler(config: RunConfig, device: str) -> None:
-    """Validate the config's ``compile=true``: refuse it without the C++ compiler that inductor calls for the CPU, or
-    with a cache that another user can write to."""
+    """Refuse ``compile=true`` on the CPU without a C++ compiler for inductor, or with a cache that others can write
+    to."""
     writes_kernels = config.compile and config.execution.compile_backend == "inductor"
     if writes_kernels and device == "cpu" and hardware.cpp_compiler() is None:
         raise UserError("compile=true", "there is no C++ compiler on this machine (g++ or clang++)", "compile=false")

@@ -1,1 +1,1 @@
-"""The files of a run: metrics.jsonl, status.json, tables, and how an earlier run's are cleared."""
+"""The files of a run (metrics.jsonl, status.json, tables), and how those of an earlier run are cleared."""

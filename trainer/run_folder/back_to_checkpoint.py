@@ -1,4 +1,4 @@
-"""A run's files as they were at a checkpoint, so that what is done again is written once."""
+"""Sets a run's files back to a checkpoint, so that what is trained again is recorded once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ CARRIED = (
 
 
 def go_back(run_dir: Path, points: int, say: Callable[[str], None]) -> None:
-    """What is done again from a checkpoint is written once: cut metrics.jsonl there, and forget how the life before
-    ended.
+    """Cut metrics.jsonl to what it was at the checkpoint, and forget how the life before ended.
 
     Args:
         points: bytes that stay.
@@ -42,8 +41,7 @@ def go_back(run_dir: Path, points: int, say: Callable[[str], None]) -> None:
 
 
 def bring(source: Path, run_dir: Path, points: int, best: bool, say: Callable[[str], None]) -> None:
-    """A resumed run in another folder gets what it does not do again: the curves and the best model until the
-    checkpoint.
+    """Copy the curves and the best model up to the checkpoint from the folder of the run that is resumed.
 
     Args:
         points: bytes of its metrics.jsonl.

@@ -1,4 +1,4 @@
-"""CSV files whose cells may hold other people's text."""
+"""Writes CSV files whose cells may hold other people's text."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class CsvTable:
         self._rows = csv.writer(file)
 
     def row(self, values: Iterable[Any], name: str | None = None) -> None:
-        """Write one line; ``name`` of a file goes before the rest, and only known secrets are hidden in it, so that
-        rows differ."""
+        """Write one line, ``name`` first. In it only known secrets are hidden, so that rows differ."""
         shown = [redact.text(value) if isinstance(value, str) else value for value in values]
         if name is not None:
             shown.insert(0, redact.without(name))
@@ -28,7 +27,7 @@ class CsvTable:
 
 
 def write(path: Path, rows: Iterable[Iterable[Any]], private: bool = False) -> None:
-    """Write a whole CSV file, replaced when it is done.
+    """Write a whole CSV file, which replaces the old one when it is complete.
 
     Args:
         private: for its owner's eyes alone (0600).

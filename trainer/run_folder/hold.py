@@ -1,4 +1,5 @@
-"""Who works in a run's folder holds it, so that no other run begins there, and the run's next life waits for the end of this one."""
+"""A lock on a run's folder: whoever works there holds it, so that no other run, nor the run's next life, begins
+there."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ LOOK_S = 0.1
 
 
 class Hold:
-    """One process's hold of a folder. Launcher, workers, servers, and who sends the points, share it; a run begins with it alone.
+    """One process's lock on a run's folder. Launcher, workers, servers, and who sends the points, share it; a run
+    begins with it alone.
 
     Where the file system has no locks, everybody gets what he asks for.
     """
@@ -24,11 +26,11 @@ class Hold:
             self.descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
 
     def share(self) -> bool:
-        """Hold it together with others; returns whether nobody has it alone."""
+        """Take the lock together with others; returns False if somebody holds it alone."""
         return self._lock(fcntl.LOCK_SH)
 
     def take(self) -> bool:
-        """Hold it alone; returns whether nobody else holds it."""
+        """Take the lock alone; returns False if somebody else holds it."""
         return self._lock(fcntl.LOCK_EX)
 
     def _lock(self, kind: int) -> bool:
@@ -43,7 +45,7 @@ class Hold:
         return True
 
     def take_within(self, patience_s: float, waiting: Callable[[], None]) -> bool:
-        """As ``take``, tried for some time.
+        """Take the lock alone, trying for ``patience_s``; returns whether it was taken.
 
         Args:
             waiting: called once, before it is waited.
@@ -59,7 +61,7 @@ class Hold:
         return False
 
     def leave(self) -> None:
-        """Let others hold it."""
+        """Release the lock."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -1,4 +1,4 @@
-"""JSON files of a run, without secrets."""
+"""Writes JSON files of a run, without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, by name: cleared before another run is written there, which may not read it."""
+"""Knows the files that a run leaves in its folder: they are cleared before another run, which must not read them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ WRITTEN_TO = ("predict.output", "resume.path")
 
 
 def clear(run_dir: Path, hosts: int | None = None) -> bool:
-    """Remove what an earlier run left in the folder; returns whether there was any. Other files stay, and no link is
-    followed.
+    """Remove what an earlier run left in the folder, following no link; returns whether there was any.
 
     Args:
         hosts: of the run that begins, whose launchers see to their own folders ``host.N``; None: this is one of those.
@@ -58,7 +57,7 @@ def clear(run_dir: Path, hosts: int | None = None) -> bool:
 
 
 def check_reads(config: Mapping[str, Any], run_dir: Path, place: str) -> None:
-    """Refuse a run that reads a file which it would clear first.
+    """Refuse a run that reads a file which it would remove first.
 
     Args:
         place: the key that names the folder, ``hydra.run.dir``, or ``hydra.sweep.dir`` of all jobs' folders.
@@ -79,8 +78,7 @@ def check_reads(config: Mapping[str, Any], run_dir: Path, place: str) -> None:
 
 
 def texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Each text in a nested config, with its key: it is checked whether one names a file left by an earlier run, which
-    is cleared."""
+    """Yield each text in a nested config with its key."""
     if isinstance(node, str):
         yield key, node
     elif isinstance(node, Mapping):

@@ -1,4 +1,4 @@
-"""The lives of a run: it begins, and each time that it goes on from a checkpoint another life begins; ``lives.json``."""
+"""``lives.json``: the lives of a run. It begins the first, and each resume from a checkpoint begins another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOLD, LOST = ("done", "failed", "killed", PREEMPTED), "lost"
 
 @dataclass(frozen=True)
 class Life:
-    """One of a run's lives.
+    """One life of a run: from a start or a resume to its end.
 
     Attributes:
         number: from 1.
@@ -40,7 +40,7 @@ class Life:
 
 
 def read(run_dir: Path) -> tuple[Life, ...]:
-    """The lives so far; none where the folder tells of none that can be read."""
+    """Read the lives of a run so far; () if there is no file that can be read."""
     try:
         return tuple(Life(**life) for life in json.loads((run_dir / FILE).read_text()))
     except (OSError, ValueError, TypeError):
@@ -48,12 +48,12 @@ def read(run_dir: Path) -> tuple[Life, ...]:
 
 
 def number(run_dir: Path) -> int:
-    """Of the present life; 1 where the folder tells of none, as of an evaluation."""
+    """The number of the run's current life; 1 if its folder does not tell (an evaluation)."""
     return max(1, len(read(run_dir)))
 
 
 def begin(run_dir: Path, before: Iterable[Life], first: int, workers: int, command: str) -> Life:
-    """Another life begins.
+    """Record that another life of the run begins.
 
     Args:
         before: the lives before, see :func:`past`; of a run that begins, none.
@@ -66,13 +66,13 @@ def begin(run_dir: Path, before: Iterable[Life], first: int, workers: int, comma
 
 
 def planned(run_dir: Path, workers: int) -> None:
-    """The present life has so many workers: hosts have come together, or not all of them."""
+    """Record with how many workers the current life really begins."""
     if found := read(run_dir):
         _leave(run_dir, (*found[:-1], replace(found[-1], workers=workers)))
 
 
 def end(run_dir: Path, how: str, last: int, why: str = "") -> None:
-    """The present life ends; nothing where none has begun."""
+    """Record how the current life ended, if one has begun."""
     found = read(run_dir)
     if not found or found[-1].how:
         return
@@ -81,13 +81,13 @@ def end(run_dir: Path, how: str, last: int, why: str = "") -> None:
 
 
 def past(run_dir: Path) -> tuple[Life, ...]:
-    """The lives of a run that another one goes on with. One that was killed could not tell its end: ``status.json`` does."""
+    """The past lives of a run that another run resumes; a killed one's end is taken from ``status.json``."""
     *before, life = read(run_dir) or (Life(1, ""),)
     return (*before, life if life.how else _ended(run_dir, life))
 
 
 def until(lives: Iterable[Life], step: int) -> tuple[Life, ...]:
-    """The lives, numbered anew, that began before that update: the others are none of a run that goes on from there."""
+    """The lives that began before update ``step``, numbered anew, for a run that resumes from there."""
     return tuple(replace(life, number=n) for n, life in enumerate((one for one in lives if one.first <= step), 1))
 
 
@@ -117,7 +117,7 @@ def _last_point(run_dir: Path) -> int:
 
 
 def now() -> str:
-    """The time as it is told of lives."""
+    """The current time, as lives.json writes it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

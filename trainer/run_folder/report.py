@@ -1,4 +1,4 @@
-"""What a worker tells the world: lines on its output; from rank 0 also metrics.jsonl and status.json."""
+"""A worker's reports: lines on its output; from rank 0 also metrics.jsonl and status.json."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ ALL_DONE = "all updates done"
 
 
 class Waits(Protocol):
-    """Anything that counts the seconds spent waiting for data."""
+    """Protocol of anything that counts the seconds spent waiting for data."""
 
     waited: float
 
 
 class Window(NamedTuple):
-    """Where a line of training ended and the next one begins: the time without validations, updates, seconds waited
-    for data, samples."""
+    """The start of a line's measurements: the time without validations, updates, seconds waited for data, samples."""
 
     time: float
     step: int
@@ -42,12 +41,12 @@ class Window(NamedTuple):
     samples: int
 
     def later(self, seconds: float) -> Window:
-        """As if it had been so much later."""
+        """This window moved ``seconds`` later, to leave out time that does not count."""
         return self._replace(time=self.time + seconds)
 
 
 class Report:
-    """Lines, points and status of one worker.
+    """Writes the lines, points (metrics.jsonl) and status of one worker.
 
     Args:
         run_dir: the run's folder; None: lines only (every rank but 0).
@@ -91,7 +90,7 @@ class Report:
         self._points = (run_dir / "metrics.jsonl").open("a", buffering=1) if run_dir else None
 
     def doing(self, what: str) -> None:
-        """Before the first update: what it is waited for."""
+        """Before the first update, report what the run is waiting for."""
         if self.run_dir and not self.step:
             told = {
                 "state": "starting",
@@ -104,7 +103,7 @@ class Report:
             leave(self.run_dir / "status.json", told)
 
     def progress(self, epoch: int, step: int) -> None:
-        """After every update: where the run is."""
+        """After every update, report where the run is."""
         self.pulse.update(step)
         self.epoch, self.step = epoch, step
         now = time.perf_counter()
@@ -127,7 +126,7 @@ class Report:
         gauges: Mapping[str, float] | None = None,
         rest: bool = False,
     ) -> None:
-        """A line and a point of training: metrics since the last line, rate, share of the time waiting for data.
+        """Report training since the last line, as a line and a point: metrics, rate, share of time waiting for data.
 
         After a validation that ends the run, the rest before it is a point alone: its line would come out of order.
 
@@ -160,12 +159,12 @@ class Report:
         self._point(epoch, step, point)
 
     def of_worker(self, epoch: int, batch: int, metrics: Mapping[str, float]) -> None:
-        """A line of this worker's own values alone."""
+        """Print a line with this worker's own metrics alone."""
         values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items()) or "no sample"
         print(f"{self.who}[Epoch {epoch}, batch {batch}] {values}", flush=True)
 
     def validation(self, epoch: int, step: int, values: Mapping[str, float]) -> bool:
-        """A line and a point of a validation; returns whether rank 0 should keep this model as the best so far.
+        """Report a validation as a line and a point; returns whether rank 0 should keep this model as the best so far.
 
         Args:
             values: ``val/...``, and ``val_ema/...`` of the averaged weights where there are such.
@@ -186,28 +185,28 @@ class Report:
         return improved and self.run_dir is not None
 
     def counted(self, metrics: Mapping[str, float]) -> None:
-        """A point of something else than training or validation."""
+        """Write a point of metrics that belong to neither training nor validation."""
         self.metrics |= metrics
         self._point(self.epoch, self.step, metrics)
 
     def gauges(self, values: Mapping[str, float]) -> None:
-        """A point of the strategy's own values alone."""
+        """Write a point of the strategy's own values alone."""
         if values:
             self._point(self.epoch, self.step, values)
 
     def system(self, node: int, time_ms: int, metrics: Mapping[str, float]) -> None:
-        """A point of how busy a host was then; from any thread."""
+        """Write a point of a host's load at a given time; can be called from any thread."""
         self._point(self.epoch, self.step, {f"system/{node}/{k}": v for k, v in metrics.items()}, time_ms)
 
     def take_over(self, run_dir: Path) -> None:
-        """Report in the place of the worker that did so before and is gone."""
+        """Take over reporting from the worker that did it before and is gone."""
         if self.run_dir is None:
             self.run_dir, self.life = run_dir, number(run_dir)
             self._points = (run_dir / "metrics.jsonl").open("a", buffering=1)
             print("reports from here on", flush=True)
 
     def hand_over(self) -> None:
-        """Report no longer: a worker before this one has come back."""
+        """Stop reporting, because a worker with a lower rank has come back."""
         self.run_dir = None
         with self._writing:
             if self._points is not None:
@@ -215,13 +214,13 @@ class Report:
                 self._points = None
 
     def stopped(self, why: str) -> None:
-        """The run ends before its last epoch."""
+        """Report that the run ends before its last epoch, and why."""
         self.ended = why
         print(f"*** {why} ***", flush=True)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Time inside does not count as training time."""
+        """Context manager: the time inside does not count as training time."""
         start = time.perf_counter()
         yield
         spent = time.perf_counter() - start
@@ -237,7 +236,7 @@ class Report:
                 self._points.write(json.dumps(point) + "\n")
 
     def write_status(self, state: str, now: float) -> None:
-        """Replace status.json."""
+        """Write status.json."""
         assert self.run_dir is not None
         self._next_status = now + STATUS_EVERY_S
         elapsed = now - self.started
@@ -262,17 +261,17 @@ class Report:
 
     @property
     def points(self) -> int | None:
-        """Bytes of metrics.jsonl; None: another worker writes it."""
+        """The size of metrics.jsonl in bytes; None if another worker writes it."""
         with self._writing:
             return self._points.tell() if self._points is not None else None
 
     def state(self) -> dict[str, Any]:
-        """What was reported so far, for ``load``."""
+        """What was reported so far, for :meth:`load`."""
         kept = {name: getattr(self, name) for name in KEPT}
         return {"kept": kept, "watched": self.watched.state(), "seconds": time.perf_counter() - self.started}
 
     def load(self, kept: Mapping[str, Any], watched: tuple[float | None, int], seconds: float) -> None:
-        """Go on from there."""
+        """Restore what :meth:`state` returned."""
         for name in KEPT:
             setattr(self, name, kept[name])
         self.watched.load(watched)
@@ -282,7 +281,7 @@ class Report:
         self._window = self._window_before = Window(now, self.step, self.data_waited, self.samples)
 
     def outcome(self) -> dict[str, Any]:
-        """What the run came to: final and best metrics, updates, samples, seconds."""
+        """The outcome of the run: final and best metrics, updates, samples, seconds."""
         seconds = time.perf_counter() - self.started
         return {
             "metrics": self.metrics,
