@@ -1,1 +1,1 @@
-"""One training process: build, the loop, evaluation, prediction, what it measures of itself."""
+"""One training process: builds model and data, runs the loop, evaluates, predicts, and measures itself."""

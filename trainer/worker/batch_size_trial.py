@@ -1,5 +1,5 @@
-"""One worker of a trial for data.batch_size=auto: some updates and a validation batch of the real run, and whether memory was
-enough."""
+"""One worker of a trial for data.batch_size=auto: some updates and a validation batch, to see whether memory
+suffices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PROBABLY = ("the peak was", "CUDNN_STATUS_NOT_SUPPORTED", "could not create a pr
 
 @dataclass(frozen=True)
 class TrialLimits:
-    """What a trial's workers are told.
+    """The memory limits that a trial's workers get.
 
     Attributes:
         limit: bytes that all processes of the run may use on this host, or on a GPU; None: what is free.
@@ -52,19 +52,19 @@ class TrialLimits:
     here: int
 
     def leave(self, folder: Path) -> None:
-        """Write it for the workers."""
+        """Write the limits into the trial's folder, for the workers."""
         (folder / TOLD).write_text(json.dumps(asdict(self)))
 
 
 class Needed(NamedTuple):
-    """Bytes that a worker needed at its peak, and that it may need; without a GPU, what came on top of an empty process."""
+    """The bytes that a worker needed at its peak, and that it may need; on a CPU, beyond those of an empty process."""
 
     peak: int
     most: int
 
 
 def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
-    """Do some updates and a validation batch as the run would.
+    """Run some updates and a validation batch as the run would; returns how much memory they needed.
 
     Returns:
         ``needed``: what this worker needed, see :class:`Needed`.
@@ -91,7 +91,7 @@ def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
 
 
 def briefly(error: BaseException) -> str:
-    """Why a batch size that was tried does not fit: the first words of the error about memory."""
+    """Why a tried batch size does not fit: the first words of the memory error."""
     cause = error.__cause__ if is_memory(error.__cause__) else error
     return first_line(cause or error).partition(". GPU")[0]
 
@@ -100,7 +100,7 @@ Measure = Callable[[], Needed]
 
 
 def limited_gpu(told: TrialLimits, device: str) -> Measure:
-    """Nothing more than the limit can be had of the GPU."""
+    """Limit this process's GPU memory; returns a function that measures what was needed."""
     there = torch.cuda.mem_get_info(device)[1]
     most = min(told.limit or there, there)
     if told.limit is not None:
@@ -109,7 +109,7 @@ def limited_gpu(told: TrialLimits, device: str) -> Measure:
 
 
 def limited_host(told: TrialLimits) -> Measure:
-    """Not much more than this worker's share of the limit can be had of the host; what was had is what counts.
+    """Limit this worker's host memory to about its share; returns a function that measures what was needed.
 
     This process is what the kernel ends first, should the host's memory be gone nevertheless.
     """

@@ -1,4 +1,4 @@
-"""Everything that the loop needs, built from the finished config."""
+"""Builds everything that the training loop needs from the finished config."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ UNLIMITED = 1 << 62
 
 
 def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report: Report) -> Training:
-    """Build everything that the loop needs, from the finished config."""
+    """Build the :class:`Training` of a worker from the finished config: model, strategy, feed, task and the rest."""
     check_abilities(config, plan, strategy)
     device = torch.device(seat.device)
     model = build_model(config, plan, device)
@@ -83,8 +83,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
 
 
 def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
-    """When a worker is built: refuse a strategy without the methods that this run needs (leased blocks, scatter,
-    validations).
+    """Refuse (RunFailed) a strategy without the methods that this run needs: leased blocks, scatter, validations.
 
     Raises:
         RunFailed: its declaration has promised what its worker cannot do.
@@ -101,7 +100,7 @@ def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
 
 
 def following(run: Training, config: RunConfig, plan: Plan) -> Training:
-    """Build the rest of a training worker: the best model kept, the averaged weights, an early stop."""
+    """Add to a training worker what follows validations: the best model, averaged weights, early stop."""
     folder, model = Path(plan.run_dir), run.model
 
     def keep_best() -> None:
@@ -119,8 +118,7 @@ def following(run: Training, config: RunConfig, plan: Plan) -> Training:
 
 
 def make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
-    """Build the worker's :class:`Rhythm` from the config: how long the run is, and how often the loop logs and
-    validates."""
+    """Make the worker's :class:`Rhythm` from the config: how long the run is, how often it logs and validates."""
     told, steps = config.execution, UNLIMITED if plan.leased else plan.total_steps
     return Rhythm(
         plan.epochs,
@@ -136,7 +134,7 @@ def make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
 def make_feed(
     config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, splits: Splits, order: Order | None
 ) -> Feed:
-    """Build the feed of this worker's batches."""
+    """Make the feed of this worker's batches."""
     facts, chosen = plan.facts, plan.chosen
     readers, prefetch = int(chosen.num_workers), int(chosen.prefetch)
     reading = Reading(config.seed, readers, prefetch, chosen.pin_memory, make_mixing(config, facts))
@@ -159,7 +157,7 @@ def make_feed(
 
 
 def streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Splits:
-    """The data sets; of a source of streams, with positions.
+    """Turn the streams among a worker's data sets into data sets with positions; others are returned as they are.
 
     Raises:
         RunFailed: the training data are no stream, or one that cannot be read as ``data.shard`` says.
@@ -179,14 +177,14 @@ def streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Split
 
 
 def early_stop(told: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | None:
-    """Build the early stop that the config asks for; None where it watches nothing."""
+    """Make the early stop that the config asks for; None if it watches no metric."""
     return EarlyStop(told.metric, told.patience, told.min_delta, lower) if told.metric else None
 
 
 def leased_work(
     config: RunConfig, plan: Plan, splits: Splits, reading: Reading, strategy: Strategy, order: Order | None
 ) -> MapWork | StreamWork | None:
-    """Build the worker's training data in blocks that the strategy leases; None where it is split beforehand."""
+    """Make the worker's training data in blocks that the strategy leases; None if it is split beforehand."""
     if not plan.leased or not isinstance(strategy, LeasesWork):
         return None
     sampler, size = config.sampler, plan.batch_size
@@ -204,7 +202,7 @@ def leased_work(
 
 
 def make_order(config: RunConfig, facts: Facts, splits: Splits) -> Order | None:
-    """Build the epoch's order of samples that the config's sampler asks for; None where each sample comes once.
+    """Make the epoch's order of samples that the config's sampler asks for; None if each sample comes once.
 
     Raises:
         RunFailed: classes are to be balanced, and the data do not tell theirs.
@@ -221,14 +219,14 @@ def make_order(config: RunConfig, facts: Facts, splits: Splits) -> Order | None:
 
 
 def make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
-    """Build the mixup and CutMix of training batches that the config asks for."""
+    """Make the mixup and CutMix of training batches that the config asks for; None if it asks for none."""
     data = config.node("data")
     mixing = Mixing(data.get("mixup", 0.0), data.get("cutmix", 0.0), data.get("mix_probability", 1.0), facts.classes)
     return mixing if mixing.active else None
 
 
 def make_task(facts: Facts, loss: nn.Module) -> Objective:
-    """Build the worker's task from the facts of the data: how labels are learnt and measured."""
+    """Make the worker's task (binary or classification) from the facts of the data and the loss."""
     if facts.task == "binary":
         return Binary(loss, facts.ceiling.get("auc"))
     return Classification(loss, facts.classes)

@@ -1,4 +1,4 @@
-"""A user's callbacks: what they are told of a run, when, and how one asks the run to stop."""
+"""A user's callbacks: the events that they get, and how one asks the run to stop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOOKS = ("on_train_start", "on_update_end", "on_validation_end", "on_train_end",
 
 @dataclass(frozen=True)
 class Event:
-    """What every callback is told of a run.
+    """Base class of the events that callbacks get, with what is true of the run then.
 
     Attributes:
         rank, world_size: this worker's number, and how many began.
@@ -42,7 +42,7 @@ class Event:
     requests: list[str] = field(repr=False)
 
     def stop(self, reason: str) -> None:
-        """Ask the run to end early; all workers end together, at the next line of the log or validation."""
+        """Ask the run to end early; all workers end together, at the next log line or validation."""
         self.requests.append(str(reason))
 
 
@@ -97,7 +97,7 @@ class Failed(Event):
 
 
 class Callbacks:
-    """All callbacks of one worker, called in order.
+    """Calls all callbacks of one worker, in order.
 
     Args:
         made: the callbacks, with what each is called in messages.
@@ -125,17 +125,17 @@ class Callbacks:
         return any(self.hooks.values())
 
     def state(self) -> dict[str, Any]:
-        """What those callbacks remember that have ``state_dict`` and ``load_state_dict``, by their names."""
+        """The states of callbacks that have ``state_dict`` and ``load_state_dict``, by name."""
         return {name: one.state_dict() for name, one in self.remembering.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what :meth:`state` returned."""
         for name, one in self.remembering.items():
             if name in state:
                 one.load_state_dict(state[name])
 
     def train_start(self, lr: float) -> None:
-        """Call the callbacks before the first update, whose rate will be ``lr``."""
+        """Call the callbacks before the first update, whose learning rate will be ``lr``."""
         self.lr = lr
         self._tell("on_train_start", TrainStart, 0, 0)
 
@@ -153,22 +153,22 @@ class Callbacks:
         self._tell("on_train_end", TrainEnd, epoch, step, metrics=dict(metrics), ended=ended)
 
     def exception(self, epoch: int, step: int, error: BaseException) -> None:
-        """Call the callbacks when the training breaks; an error in one now is printed and hides nothing."""
+        """Call the callbacks when the training fails; an error in one is printed and does not hide the failure."""
         try:
             self._tell("on_exception", Failed, epoch, step, error=error)
         except RunFailed as another:
             print(another, flush=True)
 
     def asked(self) -> torch.Tensor:
-        """A vector (size,) float64 with 1 in this worker's place where a callback has asked to stop; adds up over
+        """A vector (size,) float64 with 1 at this worker's index if a callback has asked to stop; adds up over
         workers."""
         flags = torch.zeros(self.size, dtype=torch.float64)
         flags[self.rank] = float(bool(self.requests))
         return flags
 
     def why(self, asked: torch.Tensor, step: int, total: Total) -> str:
-        """The reason why the run ends, from the sum of ``asked`` over the workers; empty: nobody has asked. The same
-        on all workers but for ``step``."""
+        """The reason why callbacks end the run, from the sum of ``asked`` over the workers, or ''. The same on all
+        workers but for ``step``."""
         if not asked.any():
             return ""
         mine = self.requests[0] if self.requests else ""
@@ -191,7 +191,7 @@ class Callbacks:
 def made(
     nodes: Sequence[Mapping[str, Any]], rank: int, size: int, run_dir: Path, total_steps: int, model: nn.Module
 ) -> Callbacks | None:
-    """Make the callbacks of these config nodes; None where there are none."""
+    """Instantiate the callbacks of these config nodes; None if there are none."""
     called = [
         (f"callbacks[{n}] ({node['_target_']})", call_target(node, f"callbacks[{n}]")) for n, node in enumerate(nodes)
     ]

@@ -1,4 +1,5 @@
-"""When a worker saves its part of a checkpoint, and how: all workers after the same update, written in the background."""
+"""Decides when a worker saves its part of a checkpoint, and saves it: after the same update on all, in the
+background."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ TELL_EVERY_S = 60.0
 
 
 class Checkpoints:
-    """A worker's checkpoints.
+    """Saves a worker's part of each checkpoint when it is due.
 
     After an update that its own count tells (``every_steps``), a worker saves without asking. What only a clock or a
     signal tells, the first worker decides. It writes the number of an update on the board in which all workers will wait
@@ -89,7 +90,7 @@ class Checkpoints:
     # --- when ------------------------------------------------------------------------------------------------------
 
     def after_update(self, run: Training) -> None:
-        """Save if it is time."""
+        """Save after an update if a checkpoint is due."""
         self.updates_done = True
         if not run.lockstep:
             self.look(run)
@@ -101,7 +102,7 @@ class Checkpoints:
             self._answer()
 
     def after_epoch(self, run: Training) -> None:
-        """Save if it is time, unless that was done after the epoch's last update."""
+        """Save after an epoch if a checkpoint is due, unless the epoch's last update has saved already."""
         if not run.lockstep:
             if self._ends(run.epoch):
                 if isinstance(run.strategy, LooksUp):
@@ -111,8 +112,8 @@ class Checkpoints:
             self._take(run, run.epoch + 1)
 
     def look(self, run: Training, decides: bool = True) -> None:
-        """Of workers without a common step, between two updates: the first says when all are to save, others look whether
-        it has.
+        """For asynchronous workers between two updates: the first one calls for a checkpoint, others look whether it
+        has.
 
         Args:
             decides: the first may say so now.
@@ -260,13 +261,12 @@ class Checkpoints:
         return rank.isdecimal() and is_lost(self.seat.store, int(rank))
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait until everything is written."""
         self.writer.wait()
 
 
 def position(run: Training, epoch: int) -> dict[str, Any]:
-    """The position of the run that a worker writes into a checkpoint: step, epoch, samples, and the metric that marks
-    the best model."""
+    """The run's position for checkpoint.json: step, epoch, samples, and the metric that marks the best model."""
     watched, (validated, metrics) = run.report.watched, run.validated
     return {
         "step": run.step,
@@ -308,18 +308,17 @@ def _meetings(run: Training) -> int:
 
 
 def is_first(run: Training) -> bool:
-    """Whether this worker is the first of those that take part now, which decides when checkpoints are written."""
+    """Whether this worker is the first of those that take part now; the first decides when checkpoints are written."""
     return run.strategy.members()[0] == 0
 
 
 def leads(run: Training) -> bool:
-    """The first of the workers that are left, also where the one before was lost since the last meeting."""
+    """Whether this worker is the first of those left, even if the one before was lost since the last meeting."""
     return run.strategy.leads() if isinstance(run.strategy, TakesBack) else is_first(run)
 
 
 def rehearse(run: Training) -> None:
-    """Before a worker loads a checkpoint: make the first forward and backward of the run once, and forget what they
-    did."""
+    """Run the first forward and backward once and discard them, before a worker loads a checkpoint."""
     for _, batches in run.feed.updates(0):
         batch = next(batches)
         with run.strategy.accumulate(True), counting(run.model, batch.samples):
@@ -331,7 +330,7 @@ def rehearse(run: Training) -> None:
 
 
 def resume(run: Training, folder: Path, seat: Seat) -> None:
-    """Make a worker what it was at a checkpoint."""
+    """Restore a worker's state from a checkpoint."""
     if isinstance(run.strategy, Rehearses) and run.strategy.rehearses():
         rehearse(run)
     first = WorkerState(**read(folder / store.parts(folder)[0]))

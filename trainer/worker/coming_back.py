@@ -1,4 +1,4 @@
-"""A worker that comes back begins where the others have just saved."""
+"""Lets a restarted worker begin at the checkpoint that the others have just saved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.worker.returned import NOBODY, TooLate, let_in, wait_for
 
 
 def come_back(run: Training, seat: Seat) -> None:
-    """Wait to be let in, and be what the first worker was at its checkpoint, with the servers' parameters as they are now.
+    """Wait to be let in; then restore the first worker's checkpoint, with the servers' current parameters.
 
     Raises:
         RunFailed: the run was over before, or the checkpoint is not written.

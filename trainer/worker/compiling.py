@@ -1,4 +1,4 @@
-"""Where torch.compile keeps what it has compiled: a cache for this user alone, not the common temporary folder."""
+"""Keeps torch.compile's cache in folders of this user, not in the common temporary folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.host import cache, private
 
 @contextmanager
 def own_code() -> Iterator[None]:
-    """While it lasts, compiled code is kept in and loaded from folders that no other user can write.
+    """Context manager: compiled code is saved to and loaded from folders that no other user can write.
 
     torch's own choice is ``torchinductor_USER`` in the common temporary folder, which anybody can make first. It is set
     when torch._dynamo is imported; precompiled headers go there whatever the variable says.

@@ -1,4 +1,4 @@
-"""mode=eval: one worker's part of evaluating weights from a file, as at the end of a training."""
+"""mode=eval: one worker's part of evaluating a file of weights, as at the end of a training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from trainer.worker.train import at_work, keep_findings
 
 
 def evaluate_weights(seat: Seat, assignment: Assignment) -> dict[str, Any]:
-    """Evaluate a file of weights as one worker; see ``trainer.worker.train.train``. ``samples`` counts all workers'
-    evaluated samples."""
+    """Evaluate a file of weights as one worker, and return the outcome; ``samples`` in it counts all workers'."""
     with at_work(seat, assignment) as run:
         fit.load(Path(assignment.plan.weights), run.model)
         evaluate(run, 0)

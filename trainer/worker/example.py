@@ -1,4 +1,4 @@
-"""What a trained model needs beside its weights, to be used elsewhere: how it is built, what it is fed, one sample."""
+"""Writes what a trained model needs to be used elsewhere: model.json (how to build and feed it) and one sample."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def keep(
 
 
 def sample(run_dir: Path) -> Any:
-    """The example input that a worker has kept for the logged model: arrays, one or several by name; or a row of
+    """Read the example input that a worker has kept for the logged model: an array, a dict of arrays, or a row of
     text."""
     if (rows := json.loads((run_dir / SPEC).read_text())["rows"]) is not None:
         return [locate(rows["_target_"]).example]

@@ -1,4 +1,4 @@
-"""The buckets in which DDP will exchange a model's gradients, found without a process group."""
+"""Finds the buckets in which DDP will exchange a model's gradients, without a process group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIB = 2**20
 def buckets_of(
     model: nn.Module, forward: Callable[[], Any], told: CollectiveStrategy, dtype: torch.dtype | None = None
 ) -> Buckets | None:
-    """The buckets of a model for ``DistributedDataParallel(model, bucket_cap_mb=...)``.
+    """Find the gradient buckets of a model in ``DistributedDataParallel(model, bucket_cap_mb=...)``.
 
     After the first backward DDP makes new buckets in the order in which the gradients came, so that one backward is
     tried here; on torch's meta device that costs no memory. With ``find_unused_parameters`` alone the first buckets

@@ -1,4 +1,4 @@
-"""How busy each host is: its processor, memory and GPUs, as points that carry the host's number."""
+"""Measures how busy each host is (CPU, memory, GPUs), as points with the host's number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @contextmanager
 def watched(node: int, nodes: int, store: Any, report: Report, every_s: float) -> Iterator[None]:
-    """While it lasts, a thread measures this host; host 0's worker writes all hosts' points.
+    """Context manager: a thread measures this host's load; host 0's worker writes the points of all hosts.
 
     Args:
         node, nodes: the host's number, and how many there are.
@@ -39,7 +39,7 @@ def watched(node: int, nodes: int, store: Any, report: Report, every_s: float) -
 
 
 class Monitor(threading.Thread):
-    """Measures this host. Hosts other than host 0 leave their measurements in the launcher's store, which host 0
+    """Measures this host's load. Hosts other than host 0 leave their measurements in the launcher's store, which host 0
     reads."""
 
     def __init__(self, node: int, nodes: int, store: Any, report: Report, every_s: float) -> None:
@@ -55,7 +55,7 @@ class Monitor(threading.Thread):
         self.seen: dict[int, bytes] = {}
 
     def run(self) -> None:
-        """Measure until the end, and once more then if that is worth it."""
+        """Measure again and again until the end, and once more then if it is worth it."""
         psutil.cpu_percent()  # the first call of each thread has nothing to compare with, and answers 0
         pause, began = min(FIRST_S, self.every_s), time.monotonic()
         while not self.done.wait(pause):
@@ -70,7 +70,7 @@ class Monitor(threading.Thread):
         self.join()
 
     def look(self) -> None:
-        """Make one measurement, and take other hosts' new ones; errors are ignored, as none is worth a run.
+        """Make one measurement and take in other hosts' new ones; errors are ignored, as no measurement is worth a run.
 
         The launcher, and with it the store, may be gone already.
         """
@@ -97,7 +97,7 @@ class Monitor(threading.Thread):
 
 
 def measured() -> dict[str, float]:
-    """Load of this host since the last call: percent of all cores, memory, and of each GPU that nvidia-smi shows."""
+    """This host's load since the last call: percent of all cores, memory, and of each GPU that nvidia-smi shows."""
     memory = psutil.virtual_memory()
     found = {
         "cpu_percent": psutil.cpu_percent(),

@@ -1,4 +1,4 @@
-"""The lines of training: what the batches since the last line came to, and the epoch so far."""
+"""The training lines of the log: the metrics of the batches since the last line, and of the epoch so far."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Line:
-    """What the next line of training will average: the batches since the last one, whatever their epochs.
+    """Collects the batches since the last log line, of whatever epochs, which the next line will average.
 
     Attributes:
         batches: since the run's start; printed: how many of them lines have told of; due: at how many the next line comes.
@@ -41,7 +41,7 @@ class Line:
     last: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int] | None = None
 
     def begin_epoch(self) -> None:
-        """Before an epoch's first batch: what is summed over the epoch starts anew."""
+        """Start the sums over an epoch anew, before its first batch."""
         self.number, self.epoch = -1, None
         if self.batches > self.printed:
             sums = self.meter.sums()
@@ -49,14 +49,13 @@ class Line:
 
 
 def log_rest(run: Training, epoch: int) -> None:
-    """At the end of the run, a line of the batches that are left. They are too few, so the line before is averaged with
-    them."""
+    """Log the batches left at the end of the run. They are too few, so the line before is averaged with them."""
     if run.line.batches > run.line.printed:
         log_training(run, epoch, rest=True)
 
 
 def log_training(run: Training, epoch: int, rest: bool = False) -> None:
-    """One line and one point: the task's metrics over the samples since the last line, of all workers.
+    """Log one training line and point: the task's metrics over all workers' samples since the last line.
 
     Args:
         rest: together with those of the last line.

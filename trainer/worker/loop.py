@@ -1,4 +1,4 @@
-"""The training loop: epochs, updates, evaluation, reports. It knows the strategy contract and no strategy."""
+"""The training loop: epochs, updates, evaluation, reports. It knows the strategy contract and no strategy by name."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from trainer.worker.profiler import Unprofiled
 
 
 class KeepsCheckpoints(Protocol):
-    """Keeps what a run can go on from."""
+    """Protocol of what saves checkpoints during the loop."""
 
     def after_update(self, run: Training) -> None:
-        """Called after each update and what follows it."""
+        """Called after each update, its log line and its validation."""
 
     def after_epoch(self, run: Training) -> None:
         """Called after each epoch and its validation."""
@@ -38,8 +38,8 @@ class KeepsCheckpoints(Protocol):
 
 @dataclass
 class Rhythm:
-    """How long, and how often is looked: ``epochs``, ``total_steps`` in updates, ``log_every`` batches,
-    ``val_every`` epochs, ``val_every_steps`` updates; ``validates``: False for a run without validations;
+    """How long a run is, and how often it logs and validates. ``epochs``, ``total_steps`` in updates, ``log_every``
+    batches, ``val_every`` epochs, ``val_every_steps`` updates; ``validates``: False for a run without validations;
     ``alone``: a line tells of one batch of each ``log_every`` of an epoch, not of their mean."""
 
     epochs: int
@@ -116,7 +116,7 @@ class Training:
 
 
 def fit(run: Training) -> dict[str, float]:
-    """Train to the end; returns the last validation's metrics."""
+    """Train to the end of the run; returns the last validation's metrics."""
     if not run.callbacks:
         return _fit(run)
     try:
@@ -159,7 +159,8 @@ def _fit(run: Training) -> dict[str, float]:
 
 
 def look(run: Training, epoch: int) -> None:
-    """Validate; in a run without validations, workers without a common step meet for what callbacks ask."""
+    """Validate. In a run without validations, asynchronous workers meet instead, to hear whether callbacks ask to
+    stop."""
     if run.rhythm.validates:
         evaluate(run, epoch)
     elif run.callbacks and not run.lockstep:
@@ -168,14 +169,14 @@ def look(run: Training, epoch: int) -> None:
 
 
 def hear(run: Training, callbacks: Callbacks) -> None:
-    """All workers meet and know whether a callback of any asks to end the run."""
+    """Collective call after which all workers know whether a callback of any asks to end the run."""
     asked = run.strategy.all_reduce_sum(callbacks.asked())
     run.stop = run.stop or callbacks.why(asked, run.step, run.strategy.all_reduce_sum)
 
 
 def train_epoch(run: Training, epoch: int) -> None:
-    """The epoch's updates: each from one batch, or from several merged ones. A run that goes on in the middle of an epoch begins
-    with the next one of its updates."""
+    """Run the updates of one epoch, each from one batch or from several merged ones. A run that resumes in the middle
+    of an epoch begins with the next one of its updates."""
     if epoch != run.epoch:  # not at the end of the last one: who waits there for others may save where it is
         run.epoch, run.update = epoch, 0
     run.forward.train()
@@ -233,7 +234,7 @@ def train_epoch(run: Training, epoch: int) -> None:
 
 @torch.no_grad()
 def evaluate(run: Training, epoch: int) -> dict[str, float]:
-    """The loop's validation step: the task's metrics of the settled model, every sample counted exactly once.
+    """Validate the synchronised model: compute the task's metrics, every sample counted exactly once.
 
     Beside them, those of the averaged weights are measured; the best model is kept, and whoever goes by validations
     (the schedule, the early stop) is told.
@@ -268,8 +269,8 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
 
 
 def averaged(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[str, float]]:
-    """The loop's validation of the averaged weights: the task's sums and the user's metrics; the model has its own
-    weights again afterwards."""
+    """Validate the averaged weights; returns the task's sums and the user's metrics. The model has its own weights
+    again afterwards."""
     ema.follow(run.step)
     ema.agree(run.strategy, run.mean)
     with ema.in_place():
@@ -278,7 +279,7 @@ def averaged(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[st
 
 
 def decide(run: Training, values: Mapping[str, float]) -> None:
-    """Tell the schedule and the early stop of a validation. All workers go by the first one's numbers."""
+    """Pass a validation's metrics to the schedule and the early stop; all workers use the first one's numbers."""
     if not run.plateau and run.early_stop is None:
         return
     first = run.strategy.members()[0] == 0

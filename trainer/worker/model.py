@@ -1,4 +1,4 @@
-"""The model, its optimizer and its arithmetic, as the plan has them."""
+"""Builds the model, its optimizer and the context of its arithmetic, as the plan says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build_model(config: RunConfig, plan: Plan, device: torch.device) -> nn.Module:
-    """Build the model on the device, drawn from the seed, in the planned precision and memory format."""
+    """Build the model on the device, initialised from the seed, in the planned precision and memory format."""
     seed_all(config.seed)
     model: nn.Module = call_target(config.model, "model")
     if config.model.get("zero_init_residual"):
@@ -48,7 +48,7 @@ def build_model(config: RunConfig, plan: Plan, device: torch.device) -> nn.Modul
 
 
 class Updaters:
-    """Makes the optimizers of a run."""
+    """Makes the optimizers of a run, for its strategy."""
 
     def __init__(self, config: RunConfig, plan: Plan) -> None:
         self.config, self.plan = config, plan
@@ -57,13 +57,12 @@ class Updaters:
         return make_updater(self.config, self.plan, module)
 
     def rates(self, module: nn.Module) -> dict[str, Rate]:
-        """The rate at which each parameter learns."""
+        """The :class:`Rate` of each parameter, by name."""
         return rates(module, self.config.optimizer)
 
 
 def make_updater(config: RunConfig, plan: Plan, module: nn.Module) -> Updater:
-    """Make the worker's updater for its model: the optimizer with its counterpart for sparse tables, schedule, clipping
-    and loss scale."""
+    """Make the updater of a worker's model: optimizers (dense and sparse), schedule, clipping and loss scale."""
     found = rates(module, config.optimizer)
     sparse = {id(table.weight): (table.weight, found[f"{name}.weight"].lr) for name, table in tables(module)}
     trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
@@ -91,14 +90,14 @@ def make_updater(config: RunConfig, plan: Plan, module: nn.Module) -> Updater:
 
 
 def arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """The context of a forward pass in the plan's precision."""
+    """Return the context manager for a forward pass in the plan's precision (autocast, or nothing)."""
     if precision not in DTYPES:
         return nullcontext
     return lambda: torch.autocast(device.type, DTYPES[precision])
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Write the worker's model, parameters and buffers, as a safetensors file, replaced atomically. It tells the tables
+    """Write the model's parameters and buffers as a safetensors file, which replaces the old one. It tells the tables
     that are left out."""
     from safetensors.torch import save_model
 

@@ -1,4 +1,4 @@
-"""``on_nonfinite``: what is done about a loss or a gradient that is NaN or infinite."""
+"""``on_nonfinite``: stops, rewinds or skips when a loss or gradient is NaN or infinite."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADVICE = "A lower optimizer.lr, a warm-up (scheduler.warmup_epochs) or strategy.
 
 @dataclass(frozen=True)
 class Seen:
-    """A batch whose loss was computed.
+    """A batch whose loss was computed, and its place in the run.
 
     Attributes:
         epoch, update: in which it is, and of the epoch's updates which one, from 0; step: the run's update, from 1.
@@ -44,7 +44,7 @@ class Seen:
 
 @dataclass
 class Stop:
-    """``on_nonfinite=stop``: the run ends at the first batch whose loss is not finite, with a report.
+    """``on_nonfinite=stop``: ends the run at the first batch whose loss is NaN or infinite, with a report.
 
     On a CPU each loss is looked at when it is there. On a GPU that would wait for it, so that the losses are looked at when a
     line of the log has to wait anyway.
@@ -61,14 +61,14 @@ class Stop:
     seen: list[Seen] = field(default_factory=list)
 
     def would_wait(self, loss: torch.Tensor) -> bool:
-        """To look at a loss now would wait until the device has computed it."""
+        """Whether reading a loss now would wait for the device."""
         return loss.device.type != "cpu"
 
     def begin(self, run: Training) -> None:
-        """Before an update's first forward."""
+        """Called before an update's first forward."""
 
     def look(self, run: Training, batch: Batch, loss: torch.Tensor) -> None:
-        """After each forward.
+        """Check a batch's loss after its forward.
 
         Raises:
             NotFinite: its loss is not finite.
@@ -79,11 +79,11 @@ class Stop:
             raise self.found(run, [_seen(run, loss, batch)])
 
     def step(self, run: Training, samples: int) -> None:
-        """Take the update's step, if it may be taken."""
+        """Take the update's step; subclasses refuse or skip a step that is not finite."""
         run.strategy.step(samples)
 
     def line(self, run: Training, loss: float) -> None:
-        """A line has told of that loss, the mean over all workers where these are in step.
+        """Check the loss of a log line: the mean over all workers if these are in lockstep.
 
         Raises:
             NotFinite: it is not finite.
@@ -101,7 +101,7 @@ class Stop:
         raise error
 
     def found(self, run: Training, seen: Sequence[Seen], what: str = "loss", loss: float = math.nan) -> NotFinite:
-        """Leave the report of these batches, of which the first is to blame; returns the error to raise."""
+        """Write the report about these batches, the first of which is to blame; returns the error to raise."""
         if not seen:
             return self.error(run, f"The loss is {loss}")
         first = seen[0]
@@ -115,7 +115,7 @@ class Stop:
         return self.error(run, said, first)
 
     def error(self, run: Training, said: str, at: Seen | None = None) -> NotFinite:
-        """The error, with where the report is.
+        """Make the error for a loss or gradient that is not finite; it names the report.
 
         Args:
             at: the batch to blame; None: it is not known, and the update that was done last is named.
@@ -129,13 +129,13 @@ class Stop:
         )
 
     def skipped(self, run: Training) -> dict[str, float]:
-        """At each line, on all workers: how many updates were left out, as a metric; nothing where none was."""
+        """The number of updates skipped so far, as a metric for each log line; {} if none was."""
         return {}
 
 
 @dataclass
 class LooksBeforeStep(Stop):
-    """Looks at losses and gradients of each update before its step, which waits for them."""
+    """Checks losses and gradients of each update before its step, which waits for them."""
 
     def begin(self, run: Training) -> None:
         self.seen = []
@@ -147,7 +147,7 @@ class LooksBeforeStep(Stop):
         pass
 
     def blame(self, run: Training) -> tuple[str, int]:
-        """What of the update is not finite, ``loss``, ``gradients`` or nothing, and which worker is to tell of it."""
+        """Return what in the update is not finite (``loss``, ``gradients`` or ''), and which worker must report it."""
         losses = ~torch.isfinite(torch.stack([s.loss for s in self.seen])).all()
         flags = torch.zeros(self.size + 1, dtype=torch.float64, device=losses.device)
         flags[self.rank], flags[-1] = losses, _gradients_are_bad(run)
@@ -159,14 +159,14 @@ class LooksBeforeStep(Stop):
         return "gradients" if gradients else "", 0 if self.together else self.rank
 
     def source(self, run: Training) -> int:
-        """The first worker whose own batches give such gradients when they are computed again; else the first worker."""
+        """The first worker whose own batches give such gradients when they are computed again; else worker 0."""
         flags = torch.zeros(self.size, dtype=torch.float64)
         flags[self.rank] = any(gives_bad_gradients(run, seen.batch) for seen in self.seen if seen.batch is not None)
         flags = run.strategy.all_reduce_sum(flags)
         return int(flags.argmax())
 
     def end(self, run: Training, what: str, worker: int) -> NotFinite:
-        """The error for an update that is not finite; its report is there."""
+        """Write the report about an update that is not finite; returns the error to raise."""
         bad = _first_bad(self.seen) if what == "loss" else None
         seen = self.seen if bad is None else self.seen[bad : bad + 1]
         first = seen[0]
@@ -184,7 +184,8 @@ class LooksBeforeStep(Stop):
 
 @dataclass
 class Rewind(LooksBeforeStep):
-    """``on_nonfinite=rewind``: the run goes back to its newest checkpoint before such a step is taken; the launcher does it."""
+    """``on_nonfinite=rewind``: raises before a step that is not finite, so that the launcher resumes from a
+    checkpoint."""
 
     name = "rewind"
 
@@ -197,7 +198,7 @@ class Rewind(LooksBeforeStep):
 
 @dataclass
 class Skip(LooksBeforeStep):
-    """``on_nonfinite=skip``: such a step is left out, by all workers where these take the same one.
+    """``on_nonfinite=skip``: leaves out a step that is not finite, on all workers if these take the same step.
 
     Attributes:
         buffers: the model's before the update; a forward changes batch-norm's statistics.
@@ -236,7 +237,7 @@ class Skip(LooksBeforeStep):
 
     @torch.no_grad()
     def leave_out(self, run: Training, samples: int) -> None:
-        """Leave all as it was before the update, except its place in the schedule."""
+        """Restore everything as it was before the update, except its place in the schedule."""
         run.strategy.skip(samples)
         for buffer, before in zip(run.model.buffers(), self.buffers, strict=True):
             buffer.copy_(before)
@@ -257,7 +258,7 @@ KINDS = {kind.name: kind for kind in (Stop, Skip, Rewind)}
 
 
 def check_parameters(run: Training) -> None:
-    """Before a checkpoint: nobody can go on from parameters that are not finite, and older checkpoints would go.
+    """Refuse to make a checkpoint of parameters that are NaN or infinite: no run could resume from it.
 
     Raises:
         NotFinite: they are not finite.

@@ -1,4 +1,4 @@
-"""``nonfinite.json``: in which batch, sample, layer and gradient of a run the first value was that is not finite."""
+"""``nonfinite.json``: reports the batch, samples, layer and gradient in which the first NaN or infinite value was."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """Where it was found.
+    """Where a loss or gradient that is not finite was found: worker, update, batches.
 
     Attributes:
         worker: who found it.
@@ -43,7 +43,7 @@ class Finding:
 
 
 def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
-    """Write the report on a loss that is not finite into the run's folder. Whatever breaks in it is told there, and
+    """Write the report about a loss that is not finite into the run's folder. Whatever breaks in it is told there, and
     keeps no run from its own end.
 
     Args:
@@ -68,18 +68,17 @@ def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
 
 
 def not_finite(model: nn.Module) -> list[str]:
-    """For the report on a loss that is not finite: the names of the parameters that have such a value."""
+    """The names of the model's parameters that hold NaN or infinite values."""
     return [name for name, p in model.named_parameters() if not torch.isfinite(p.detach()).all()]
 
 
 def unknown(error: Exception) -> dict[str, str]:
-    """What the report on a loss that is not finite says in place of a part that could not be found out."""
+    """The entry of a non-finite loss's report for a part that could not be found out: the error."""
     return {"not_known": f"{type(error).__name__}: {first_line(error)}"}
 
 
 def before(run: Training, finding: Finding) -> dict[str, list[int] | None]:
-    """For the report on a loss that is not finite: the samples of the update before, where it has spoiled the
-    parameters."""
+    """The samples of the update before, if that one has spoiled the parameters; {} if not."""
     if not finding.update_of_epoch or not not_finite(run.model):
         return {}
     merge, update = run.feed.merge, finding.update_of_epoch - 1
@@ -87,7 +86,7 @@ def before(run: Training, finding: Finding) -> dict[str, list[int] | None]:
 
 
 def again(run: Training, batch: Batch) -> dict[str, Any]:
-    """For the report on a loss that is not finite: one forward and backward of the batch again, by this worker alone.
+    """Run forward and backward of the bad batch again, on this worker alone; returns what was found, for the report.
 
     Raises:
         LookupError: the model is not whole in this worker.
@@ -111,8 +110,7 @@ def again(run: Training, batch: Batch) -> dict[str, Any]:
 
 
 def gives_bad_gradients(run: Training, batch: Batch) -> bool:
-    """For the report: whether the batch's own gradient is not finite when it is computed again; False: it is, or that
-    cannot be done."""
+    """Whether a batch's own gradient is not finite when computed again; False if it is, or cannot be computed."""
     try:
         with alone(run.model), eager(run), run.arithmetic():
             loss, _ = run.task.forward(run.model, batch.inputs, batch.labels)
@@ -122,8 +120,8 @@ def gives_bad_gradients(run: Training, batch: Batch) -> bool:
 
 
 def gradient_norms(model: nn.Module, loss: torch.Tensor) -> dict[str, float]:
-    """For the report on a loss that is not finite: the L2 norm of its gradient by layer. No parameter gets its
-    gradient: the exchange between workers would begin."""
+    """The L2 norm of the loss's gradient by layer; no ``.grad`` is set, which would begin the exchange between
+    workers."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     found = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
     squares: dict[str, float] = {}
@@ -137,8 +135,8 @@ def gradient_norms(model: nn.Module, loss: torch.Tensor) -> dict[str, float]:
 
 @contextlib.contextmanager
 def watched(model: nn.Module, layers: list[tuple[str, str]]) -> Iterator[None]:
-    """For the report: while it lasts, each module whose output is not finite is added to the list, with its class, the
-    first one first."""
+    """Context manager: modules whose output is NaN or infinite are appended to ``layers``, with their class, in
+    order."""
 
     def hook(name: str) -> Any:
         def look(module: nn.Module, _: Any, outputs: Any) -> None:
@@ -157,8 +155,7 @@ def watched(model: nn.Module, layers: list[tuple[str, str]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
-    """For the report on a loss that is not finite: while it lasts, no batch norm of the model waits for other
-    workers."""
+    """Context manager: no batch norm of the model waits for other workers."""
     from trainer.models.sync_batch_norm import GlooSyncBatchNorm
 
     waiting = [m for m in model.modules() if isinstance(m, (nn.SyncBatchNorm, GlooSyncBatchNorm)) and m.training]
@@ -172,14 +169,13 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 
 def eager(run: Training) -> Any:
-    """For the report on a loss that is not finite: while it lasts, a compiled model runs eagerly, so that its layers
-    can be watched."""
+    """Context manager: a compiled model runs eagerly, so that its layers can be watched."""
     stance: Any = torch.compiler.set_stance
     return stance("force_eager") if run.compiling else contextlib.nullcontext()
 
 
 def finite(values: Any) -> bool:
-    """For the report on a loss that is not finite: whether all numbers in nested tensors are finite."""
+    """Whether all numbers in nested tensors are finite."""
     if isinstance(values, torch.Tensor):
         return not values.is_floating_point() or bool(torch.isfinite(values.detach()).all())
     if isinstance(values, dict):
@@ -188,7 +184,7 @@ def finite(values: Any) -> bool:
 
 
 def plain(node: Any) -> Any:
-    """The report on a loss that is not finite for JSON, which knows no NaN and no infinity: they become texts."""
+    """Replace NaN and infinity in nested data by texts, because JSON has none."""
     if isinstance(node, dict):
         return {name: plain(value) for name, value in node.items()}
     if isinstance(node, list):

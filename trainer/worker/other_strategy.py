@@ -1,5 +1,4 @@
-"""A worker's part of a checkpoint for another strategy: between workers that have the optimizer (single, collective) and
-servers that have it (pserver_sync)."""
+"""Converts a worker's checkpoint between strategies with the optimizer in workers and in servers (pserver_sync)."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from trainer.worker.state import WorkerState
 
 
 def from_servers(run: Training, folder: Path, part: WorkerState) -> WorkerState:
-    """For a worker that has parameters and optimizer of its own, from the servers' parts."""
+    """Make a worker's state from the servers' files, for a strategy whose workers hold parameters and optimizer."""
     assert part.model is not None
     updater, parts = run.strategy.updater, server_parts.parts_of(folder)
     model = server_parts.parameters(folder, part.model)
@@ -33,7 +32,7 @@ def from_servers(run: Training, folder: Path, part: WorkerState) -> WorkerState:
 
 
 def for_servers(run: Training, part: WorkerState) -> WorkerState:
-    """For a worker of parameter servers, which take over from the same file what they keep."""
+    """Make a pserver worker's state from a checkpoint without servers; the servers read the same file themselves."""
     assert part.model is not None
     live = {name: p.detach() for name, p in run.model.named_parameters()}
     model = {name: live[name] if live[name].numel() == 0 else value for name, value in part.model.items()}

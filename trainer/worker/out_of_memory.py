@@ -1,4 +1,4 @@
-"""A device whose memory is not enough: a sentence with the batch, the peak, and the same update in less memory."""
+"""Turns an out-of-memory error into a sentence: the batch, the peak, and how to do the same update in less memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAID = (
 
 @contextlib.contextmanager
 def memory_named(run: Training, plan: Plan, seat: Seat) -> Iterator[None]:
-    """Inside, an allocation that fails is a sentence.
+    """Context manager: an allocation that fails becomes a RunFailed of one sentence.
 
     Raises:
         RunFailed: one did.
@@ -36,7 +36,7 @@ def memory_named(run: Training, plan: Plan, seat: Seat) -> Iterator[None]:
 
 
 def is_memory(error: BaseException | None) -> bool:
-    """Whether an error says that memory is not enough."""
+    """Whether an error says that memory has run out."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(said in str(error) for said in SAID)

@@ -1,4 +1,4 @@
-"""mode=predict: one worker's part of looking at the images of a folder and the table of what they show; rows go to
+"""mode=predict for images: one worker's share of a folder, and the table of predictions. For rows see
 predict_rows.py."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_NAMED = 20
 
 
 class Pictures(Dataset[torch.Tensor | None]):
-    """A data set of picture files as inputs; None where one cannot be read.
+    """A data set of picture files as model inputs; a picture that cannot be read is None.
 
     Args:
         folder, files: paths relative to the folder.
@@ -61,14 +61,13 @@ class Pictures(Dataset[torch.Tensor | None]):
 
 
 def together(inputs: list[torch.Tensor | None]) -> tuple[torch.Tensor | None, list[bool]]:
-    """A batch of the pictures that could be read, and which these are."""
+    """Stack the pictures that could be read into a batch; also returns which ones these are."""
     there = [tensor for tensor in inputs if tensor is not None]
     return torch.stack(there) if there else None, [tensor is not None for tensor in inputs]
 
 
 def predict(seat: Seat, assignment: Assignment) -> dict[str, Any]:
-    """Predict for this worker's share of the files; the first worker writes the table. Returns the outcome, as
-    training does."""
+    """Predict this worker's share of the files; the first worker writes the table. Returns the outcome."""
     config, plan = assignment.config, assignment.plan
     with settings(config, plan, seat), membership(seat, assignment) as strategy:
         report = Report(Path(plan.run_dir) if seat.rank == 0 else None, plan.total_steps)
@@ -180,8 +179,7 @@ def _blocks(
 
 
 def guesses(outputs: torch.Tensor) -> torch.Tensor:
-    """The guesses for a batch: (N, 1 + 2 * TOP) float64, 1 for a file that could be read, the classes of the greatest
-    probabilities, and these.
+    """The guesses for a batch (N, 1 + 2 * TOP) float64: 1 (readable), the TOP likeliest classes, their probabilities.
 
     Args:
         outputs: (N, C) scores; of fewer than ``TOP`` classes the rest are class -1.
@@ -196,7 +194,7 @@ def guesses(outputs: torch.Tensor) -> torch.Tensor:
 
 
 def write(output: Path, blocks: Iterator[torch.Tensor], pictures: Pictures, names: Sequence[str]) -> list[str]:
-    """Write the table of predictions, replaced as a whole when it is done; returns the files that could not be read."""
+    """Write the table of predictions, which replaces the old one; returns the files that could not be read."""
     unreadable, number = [], 0
     with replacing(output) as part, part.open("w", encoding="utf-8", newline="") as file:
         table = csv_files.CsvTable(file)
@@ -221,7 +219,7 @@ def _columns(row: list[float], names: Sequence[str]) -> Iterator[str]:
 
 
 def why_unreadable(pictures: Pictures, number: int) -> str:
-    """Why an image to predict cannot be read, in one line, in the decoder's own words."""
+    """Why an image cannot be read, in one line, in the decoder's own words."""
     try:
         pictures.preprocessing.read(pictures.folder / pictures.files[number])
     except Exception as error:

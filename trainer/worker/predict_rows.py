@@ -1,4 +1,4 @@
-"""mode=predict for rows of text: one worker's part of the files, and the table of what the model says of each row."""
+"""mode=predict for rows of text: one worker's share of the files, and the table of predictions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Result = tuple["Chunk", np.ndarray]
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole lines of a file to predict: the number of the first, from 1, and whether they have labels."""
+    """Some whole lines of a file to predict: the number of the first (from 1), and whether they have labels."""
 
     file: int
     line: int
@@ -44,7 +44,7 @@ class Chunk:
 
 
 def chunks(files: Sequence[Path], reader: RowReader) -> Iterator[Chunk]:
-    """All lines of the files to predict, in their order, as chunks.
+    """Yield all lines of the files to predict, in order, as chunks.
 
     Raises:
         UserError: a file is broken.
@@ -66,8 +66,7 @@ def chunks(files: Sequence[Path], reader: RowReader) -> Iterator[Chunk]:
 
 
 def without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
-    """Whole lines of rows to predict without the blank ones at their end, which are no rows at the end of a file; and
-    those blank ones.
+    """Split blank lines from the end of whole lines: at the end of a file they are no rows.
 
     More of them than anybody types stay lines, so that what is kept of a file stays small.
     """
@@ -77,7 +76,7 @@ def without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
 
 @dataclass
 class RowPrediction:
-    """What a worker needs for mode=predict of rows: model, reader, placement, batch size.
+    """Predicts rows of text on one worker: model, reader, placement, batch size.
 
     Attributes:
         batch_size: rows of a forward pass.
@@ -94,8 +93,7 @@ class RowPrediction:
     report: Report
 
     def results(self, files: Sequence[Path]) -> Iterator[Result]:
-        """The results of each chunk in order: (N, 2) of its lines, 1 for a row that could be read, and its
-        probability.
+        """Yield the results (N, 2) of each chunk in order: for each line 1 if it could be read, and its probability.
 
         Every worker reads all lines, which is quick, and parses and looks at every ``size``-th chunk.
         """
@@ -113,7 +111,7 @@ class RowPrediction:
 
     @torch.inference_mode()
     def look(self, chunk: Chunk) -> torch.Tensor:
-        """The results (N, 2) float64 of a chunk's lines."""
+        """Compute the results (N, 2) float64 of a chunk's lines."""
         rows = self.reader.read(chunk.text, chunk.labelled)
         values = torch.zeros((chunk.lines, 2), dtype=torch.float64)
         good = torch.from_numpy(np.flatnonzero(rows.good))
@@ -131,8 +129,8 @@ class RowPrediction:
 def write(
     output: Path, results: Iterable[Result], names: Sequence[str], reader: RowReader
 ) -> tuple[int, int, list[str]]:
-    """Write the table of predictions for rows, replaced as a whole when it is done; returns rows, wrong rows, and the
-    first few wrong ones by name."""
+    """Write the table of predictions for rows; returns how many rows, how many unreadable, and the first few of
+    these."""
     rows, wrong = 0, 0
     named: list[str] = []
     with replacing(output) as part, part.open("w", encoding="utf-8", newline="") as file:

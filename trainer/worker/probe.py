@@ -1,4 +1,4 @@
-"""What can only be checked with torch: model, loss, optimizer and schedule can be built and fit the data."""
+"""Checks before a run what needs torch: whether model, loss, optimizer and schedule can be built and fit the data."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ from trainer.worker.user_strategy import check_worker
 
 
 def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaration | None = None) -> ModelFacts:
-    """Check what only torch can tell: build everything once, the model without memory (on torch's meta device) where
-    it allows that.
+    """Check what only torch can tell, by building everything once; the model on torch's meta device if it allows that.
 
     Args:
         facts: of the data; with them, whether the model takes its samples and tells its classes apart.
@@ -79,7 +78,7 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
 
 
 def gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Buckets | None:
-    """Probe before a run in which buckets its workers will exchange their gradients; the model cannot be used afterwards.
+    """Find the buckets in which the workers will exchange gradients; the model cannot be used afterwards.
 
     None where they do not, or where the order of the gradients is the compiler's.
     """
@@ -94,7 +93,7 @@ def gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Bucke
 
 
 def check_strategy(config: RunConfig, declaration: Declaration, model: nn.Module, optimizer: Any) -> None:
-    """Probe before a run that the strategy has a worker, and can train this model with this optimizer.
+    """Refuse a strategy without a worker class, or one that cannot train this model with this optimizer.
 
     Raises:
         UserError: it has none, or cannot.
@@ -113,8 +112,7 @@ def _positions(shape: Shape) -> int:
 
 
 def check_callbacks(nodes: Any) -> None:
-    """Probe before a run that each callback takes its keys and has methods that are called, without making one: that
-    may do something.
+    """Refuse callbacks that do not take their keys or have no hook methods, without instantiating them.
 
     Raises:
         UserError: one cannot, or has none of them, or one that never would be called.
@@ -139,8 +137,7 @@ def check_callbacks(nodes: Any) -> None:
 
 
 def try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str, bool]:
-    """Probe before a run that the user's metrics take the model's outputs; returns, for those that tell, whether less
-    is better.
+    """Try the user's metrics on the model's outputs; returns for those that tell it whether less is better.
 
     Raises:
         UserError: one cannot be used.
@@ -154,8 +151,7 @@ def try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str, 
 
 
 def before_start(what: str, node: Mapping[str, Any]) -> None:
-    """Before a run starts: call the ``check`` (nothing is written) or ``prepare`` (once per host) of the model's class,
-    where it has one.
+    """Call the class method ``check`` (writes nothing) or ``prepare`` (once per host) of the model, if it has one.
 
     Raises:
         UserError: what it needs is not there.
@@ -166,7 +162,7 @@ def before_start(what: str, node: Mapping[str, Any]) -> None:
 
 
 def build_optimizer(node: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer for stand-ins of the model's parameters, in the groups of the run.
+    """Build the optimizer for stand-ins of the model's parameters, in the run's groups, and try it.
 
     Raises:
         UserError: it cannot be built for these, or a pattern of ``lr_factors`` names nothing.
@@ -206,7 +202,7 @@ def _try_out(node: Mapping[str, Any], groups: Groups, optimizer: torch.optim.Opt
 
 
 def check_sizes(config: RunConfig, model: nn.Module) -> None:
-    """All parameters have their sizes.
+    """Refuse a model with lazy layers, whose parameters have no sizes yet.
 
     Raises:
         UserError: a lazy layer has not seen a batch yet.
@@ -217,8 +213,7 @@ def check_sizes(config: RunConfig, model: nn.Module) -> None:
 
 
 def check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
-    """Probe the model before a run: refuse ``model.zero_init_residual=true`` for one without anything to set to
-    zero."""
+    """Refuse ``model.zero_init_residual=true`` for a model that has no norms to set to zero."""
     if not config.model.get("zero_init_residual"):
         return
     for key in ("weights", "pretrained"):
@@ -232,8 +227,7 @@ def check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
 
 
 def build(config: RunConfig) -> nn.Module:
-    """Build the model for the probe before a run: on the meta device, or for models that need values while they are
-    made, on the CPU."""
+    """Build the model on torch's meta device, or on the CPU if it needs values while it is built."""
     try:
         with torch.device("meta"):
             return call_target(config.model, "model", kind=nn.Module)  # type: ignore[no-any-return]
@@ -242,8 +236,7 @@ def build(config: RunConfig) -> nn.Module:
 
 
 def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: Facts) -> str:
-    """Run two empty samples forward, as in training and as in validation, and check the outputs with the task and the
-    loss.
+    """Run two empty samples through the model, and check its outputs with the task and the loss.
 
     What goes wrong on the meta device says nothing; on the CPU it is the model's word, but for a layer of somebody's own
     that may need a GPU.

@@ -1,4 +1,4 @@
-"""Where a step's time goes: marks that the loop sets, torch's profiler around a few updates, and a table of the parts."""
+"""Measures where a step's time goes: marks in the loop, torch's profiler over a few updates, a table of the parts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Unprofiled:
-    """The loop's marks when nothing is profiled: they do nothing."""
+    """Stands in for the profiler when nothing is profiled: its marks do nothing."""
 
     def __call__(self, part: str) -> AbstractContextManager[None]:
         """Around what belongs to a part of the step."""
         return _NOTHING
 
     def each(self, part: str, items: Iterable[T]) -> Iterable[T]:
-        """The same items; getting each counts as that part of the step."""
+        """Yield the same items; the time to get each counts as that part of the step."""
         return items
 
     def step(self) -> None:
@@ -43,7 +43,7 @@ class Unprofiled:
 
 
 class Profiled(Unprofiled):
-    """torch's profiler over a few updates of the loop: ``trace.N.json.gz``, ``profile.N.json`` and a printed table.
+    """Runs torch's profiler over a few updates: ``trace.N.json.gz``, ``profile.N.json`` and a printed table.
 
     On a GPU the marked parts are waited for while the profiler runs, so that a part's time is its kernels'.
 
@@ -124,7 +124,7 @@ def table(told: dict[str, Any]) -> list[str]:
 
 
 def parts(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Where the time of the steps in a Chrome trace went.
+    """Sum up where the time of the steps in a Chrome trace went.
 
     Communication is what of it nothing covers: time in which something is sent or awaited and no operator (on a GPU:
     no other kernel) runs. It is taken from the part in which it happens. ``ours`` is what no part claims. Validation
@@ -173,7 +173,7 @@ def _spans(events: Iterable[dict[str, Any]]) -> list[Interval]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Time intervals sorted and joined where they overlap; the same time."""
+    """Sort time intervals and join those that overlap, covering the same time."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -184,7 +184,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def minus(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """The time in the first intervals and in none of the second; both as ``union`` gives them."""
+    """The time in the first intervals but not in the second; both as :func:`union` returns them."""
     kept, after = [], 0
     for start, end in some:
         while after < len(others) and others[after][1] <= start:

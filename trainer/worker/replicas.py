@@ -1,4 +1,4 @@
-"""A worker's part of a checkpoint for another number of workers than wrote it, where each has a replica of its own."""
+"""Converts a worker's part of a checkpoint to another number of workers, if each worker has its own replica."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWN, AVERAGED = "own", ("model", "ema", "strategy")
 
 
 def averaged(strategy: HasReplicas, folder: Path, first: WorkerState) -> WorkerState:
-    """The first worker's part with the mean of all replicas' parameters, moving averages and optimizers' memories.
+    """Return the first worker's part with the mean of all replicas' parameters, moving averages and optimizer states.
 
     One part after the other is read: two of them are in memory at a time.
     """

@@ -1,4 +1,4 @@
-"""A worker that died has been started again while the others go on: it asks to be let in, and one of them does."""
+"""How a worker that died and was restarted asks to be let in while the others go on, and how one of them does it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LOOK_S, TELL_S = 0.05, 1.0
 
 
 class TooLate(RunFailed):
-    """The run can do without the worker that comes back, and without its life."""
+    """The error of a restarted worker that the run can do without; it does not end the run."""
 
     ends_run = False
 
 
 class Returned:
-    """Those that ask to be let in, as another worker sees them.
+    """The restarted workers that ask to be let in, as the other workers see them.
 
     Args:
         board: where workers leave notes about checkpoints.
@@ -36,11 +36,11 @@ class Returned:
         """Ranks and lives that have been answered."""
 
     def waits(self) -> bool:
-        """Whether one may wait."""
+        """Whether a restarted worker may be waiting."""
         return bool(self.board.check([COMES])) and self._asking() not in self.known
 
     def let_in(self, strategy: TakesBack, asked: int) -> None:
-        """Let the one that waits in, if one does: it takes part from the stop on that this worker has asked for now."""
+        """Let in the worker that waits, if there is one: it takes part from the stop that this worker has asked for."""
         if not self.waits():
             return
         rank, life = self._asking()
@@ -57,8 +57,8 @@ class Returned:
 def let_in(
     seat: Seat, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic
 ) -> tuple[int, int, int]:
-    """Called by the worker that comes back: wait until another one lets it in; returns the numbers of the last note that asks for
-    a checkpoint, of the last meeting and of the last stop.
+    """In a restarted worker: wait until another one lets it in. Returns the numbers of the last note that asks for a
+    checkpoint, of the last meeting and of the last stop.
 
     Raises:
         TooLate: the run has ended before, or who let it in, or all others, are lost.
@@ -89,7 +89,7 @@ def _is_forgotten(seat: Seat, board: Board, key: str) -> bool:
 def wait_for(
     written: Callable[[], bool], seat: Seat, name: str, writer: int, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Wait until a checkpoint is whole that the others write.
+    """Wait until a checkpoint that the other workers write is complete.
 
     Args:
         written: whether it is. name: its folder's. writer: rank of the worker that completes it.

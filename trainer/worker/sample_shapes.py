@@ -1,4 +1,4 @@
-"""Whether a model takes the data's samples; where it does not: which layer, what came to the layer, which key to set."""
+"""Whether a model accepts the data's samples; if not: which layer fails, with what input, and which key to set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FETCHES = ("weights", "pretrained", "checkpoint_path")
 
 @dataclass(frozen=True)
 class NotTaken:
-    """A model did not take two samples of zeros.
+    """How a model failed on two samples of zeros: the error, and the layer that raised it.
 
     Attributes:
         error: what it raised.
@@ -46,13 +46,13 @@ class NotTaken:
 
     @property
     def anywhere(self) -> bool:
-        """The same would happen on a GPU: the layer is one of torch's own, which run on every device."""
+        """Whether it would also fail on a GPU: the layer is one of torch's own, which run on every device."""
         mine = type(self.module).__module__.startswith("torch.nn.")
         return mine and not any(p.is_meta for p in self.module.parameters())
 
 
 class Followed:
-    """The layers of a model that are at work while it is called, the innermost last."""
+    """Keeps track of the layers of a model that are running while it is called, the innermost last."""
 
     def __init__(self) -> None:
         self.at_work: list[tuple[nn.Module, str]] = []
@@ -60,7 +60,7 @@ class Followed:
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
-        """While it lasts, each layer tells when it is called and when it returns."""
+        """Context manager: hooks record when each layer of the model is called and returns."""
         hooks = [m.register_forward_pre_hook(self._begins) for m in model.modules()]
         hooks += [m.register_forward_hook(self._returns) for m in model.modules()]
         try:
@@ -85,12 +85,12 @@ def shown(tensor: torch.Tensor) -> str:
 
 @torch.no_grad()
 def forward(model: nn.Module, facts: Facts, shape: Shape, train: bool) -> Any:
-    """As :func:`outputs_of`, without gradients."""
+    """Like :func:`outputs_of`, without gradients."""
     return outputs_of(model, facts, shape, train)
 
 
 def outputs_of(model: nn.Module, facts: Facts, shape: Shape, train: bool) -> Any:
-    """The model's outputs for two samples of zeros, or why it does not take them (:class:`NotTaken`).
+    """Return the model's outputs for two samples of zeros, or how it failed (:class:`NotTaken`).
 
     Inputs without a name that are no images may be numbers or ids: the model is called with both.
     """
@@ -122,8 +122,9 @@ def _not_taken(model: nn.Module, inputs: Any, error: Exception) -> NotTaken:
 
 
 def fitting(config: RunConfig, facts: Facts, shape: Shape, train: bool) -> str:
-    """The one or two keys of the model that must have a number of the data's shape for the model to take the samples,
-    such as ``model.in_channels=1``; empty where no change, or more than one, does it. Found by trying, on the meta device."""
+    """Find the one or two model keys that must be set for the model to accept the samples, such as
+    ``model.in_channels=1``. They must have a number of the data's shape; empty where no change, or more than one, does
+    it. Found by trying, on the meta device."""
     node = config.model
     if any(node.get(name) for name in FETCHES):
         return ""
@@ -145,8 +146,7 @@ def fitting(config: RunConfig, facts: Facts, shape: Shape, train: bool) -> str:
 
 
 def numeric(node: Mapping[str, Any]) -> dict[str, int]:
-    """The model's keys that are whole numbers, and what they are: those of the config, and those that its ``_target_`` has
-    a default for. Its number of outputs is not one of them."""
+    """The model's keys with integer values, in the config or by default, without its number of outputs."""
     with suppress(TypeError, ValueError):
         parameters = inspect.signature(locate(str(node["_target_"]))).parameters
         node = {**{name: p.default for name, p in parameters.items()}, **node}

@@ -1,4 +1,4 @@
-"""Settings of the whole process while a run lasts."""
+"""Process-wide settings of torch and the C library during a run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from trainer.worker.compiling import own_code
 
 @contextlib.contextmanager
 def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
-    """While it lasts, the process-wide settings of a run; then they are put back, because one process may run
-    several."""
+    """Context manager: applies the process-wide settings of a run (threads, determinism), and restores them at the
+    end."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     benchmark = torch.backends.cudnn.benchmark
     if plan.chosen.keep_memory:
@@ -41,8 +41,7 @@ def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Setting of a worker process: glibc keeps freed blocks; giving them back to the kernel each step costs 8-12% of a
-    CPU step."""
+    """Make glibc keep freed memory: to give it back to the kernel each step costs 8-12% of a CPU step."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         m_trim_threshold, m_mmap_max = -1, -4

@@ -1,4 +1,4 @@
-"""Whether the workers of several hosts see one folder."""
+"""Finds out whether the workers of several hosts see the same folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.strategies.contract import Seat
 
 
 def is_shared(folder: Path, seat: Seat, patience_s: float) -> bool:
-    """Whether a file that the first worker leaves there is there for all: a meeting point, where there are several hosts.
+    """Whether all workers see a file that the first one leaves in a folder; collective if there are several hosts.
 
     Args:
         patience_s: longest wait for the others.

@@ -1,4 +1,4 @@
-"""Everything of a worker that the rest of its run depends on, as nested plain data, and back."""
+"""Collects all of a worker's state that the rest of its run depends on, as nested plain data, and restores it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINE = ("batches", "printed", "due", "lr", "number", "before", "epoch", "earlier
 
 @dataclass
 class WorkerState:
-    """A worker's part of a checkpoint.
+    """A worker's part of a checkpoint: its whole state.
 
     Attributes:
         epoch: in which the run goes on; progress: how far it is.
@@ -51,7 +51,7 @@ class WorkerState:
 
 
 def part_of(run: Training, share: Share, epoch: int, whole: bool) -> WorkerState:
-    """A worker's part. Its tensors are those of the training: copy them at once.
+    """Collect a worker's part of a checkpoint. Its tensors are those of the training: copy them at once.
 
     Args:
         share: the strategy's.
@@ -78,7 +78,7 @@ def part_of(run: Training, share: Share, epoch: int, whole: bool) -> WorkerState
 
 
 def go_on(run: Training, folder: Path, part: WorkerState, first: WorkerState) -> None:
-    """Make a worker what it was.
+    """Restore a worker from its part of a checkpoint.
 
     Args:
         folder: of the checkpoint.
@@ -108,7 +108,7 @@ def go_on(run: Training, folder: Path, part: WorkerState, first: WorkerState) ->
 
 
 def line_of(parts: Sequence[Mapping[str, Any]], first: Mapping[str, Any], lockstep: bool) -> dict[str, Any]:
-    """The line of a worker that goes on for several, for one, or, where there are more workers now, for none.
+    """Combine the log lines in progress of the former workers whose place a worker takes: several, one, or none.
 
     Args:
         first: that of the first worker; lockstep: the sums of lines are of all workers, else of each alone.
@@ -127,12 +127,12 @@ def line_of(parts: Sequence[Mapping[str, Any]], first: Mapping[str, Any], lockst
 
 
 def device_of(run: Training) -> torch.device:
-    """The device of a worker's state: where its model is."""
+    """The device of a worker's state: that of its model."""
     return next((p.device for p in run.model.parameters()), torch.device("cpu"))
 
 
 def randomness(device: torch.device) -> dict[str, Any]:
-    """The states of this process's generators."""
+    """The states of this process's random generators."""
     return {
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
@@ -142,7 +142,7 @@ def randomness(device: torch.device) -> dict[str, Any]:
 
 
 def put_randomness(device: torch.device, cpu: torch.Tensor, cuda: torch.Tensor | None, numpy: Any, python: Any) -> None:
-    """Go on drawing from there."""
+    """Set this process's random generators to the states that :func:`randomness` returned."""
     torch.set_rng_state(cpu)
     if device.type == "cuda" and cuda is not None:
         torch.cuda.set_rng_state(cuda, device)

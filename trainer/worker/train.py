@@ -1,4 +1,4 @@
-"""One worker of the run: builds model, data and strategy from the finished config and hands them to the loop."""
+"""One worker of the run: builds model, data and strategy from the finished config and runs the loop."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PARTS_S = 600.0
 
 
 def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
-    """Train as one worker.
+    """Train as one worker; returns the outcome.
 
     Args:
         seat: this process among the others.
@@ -82,7 +82,7 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[None]:
-    """While it lasts, a training process writes checkpoints where the config asks for them."""
+    """Context manager: the training process writes checkpoints when they are due, if the config asks for them."""
     told, plan = assignment.config.checkpoint, assignment.plan
     if not keeps(assignment.config, plan):
         yield
@@ -122,7 +122,7 @@ def checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[N
 
 
 def keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
-    """The trained model, what the validations found, and what it takes to use it elsewhere."""
+    """Write the trained model, the findings of the validations, and what is needed to use the model elsewhere."""
     with whole(run.strategy):
         save(run.model, run_dir / "model.safetensors")
         if run.ema is not None:
@@ -143,7 +143,7 @@ def keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
 
 @contextlib.contextmanager
 def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
-    """A training process at work: everything built, and put away afterwards."""
+    """Context manager: builds everything that a training process needs, and closes it at the end."""
     config, plan = assignment.config, assignment.plan
     run_dir, seat = Path(plan.run_dir), seated(seat, config, plan)
     with deaths_named(), settings(config, plan, seat), membership(seat, assignment) as strategy:
@@ -176,7 +176,7 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
 
 
 def host_watched(seat: Seat, report: Report, every_s: float | None) -> AbstractContextManager[None]:
-    """While it lasts, a training process, the first of its host, measures the host's load."""
+    """Context manager: the first training process of a host measures the host's load."""
     if every_s is None or seat.local_rank:
         return nullcontext()
     node, nodes = seat.rank // seat.local_size, -(-seat.size // seat.local_size)
@@ -185,7 +185,7 @@ def host_watched(seat: Seat, report: Report, every_s: float | None) -> AbstractC
 
 @contextlib.contextmanager
 def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
-    """While it lasts, this training process is a member of its strategy, and leaves it in the end."""
+    """Context manager: yields the strategy of this training process, and closes it at the end."""
     strategy: Strategy = locate(assignment.plan.strategy_worker)(assignment.config.node("strategy"), seat)
     try:
         yield strategy
@@ -197,8 +197,7 @@ def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
 
 
 def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
-    """The training process's seat (rank, size) with what follows from the run's size: even batches, servers and their
-    hosts."""
+    """Return the process's seat completed from the plan: even batches, the number of servers and their hosts."""
     sampler = training_sampler(config, plan.facts.train_samples, plan.batch_size, seat.rank, seat.size)
     even = sampler.even(plan.merge, config.limit_train_batches)
     server_hosts = tuple(plan.nodes_of("server")) if plan.nnodes > 1 and not plan.by_role else ()
@@ -206,15 +205,15 @@ def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
 
 
 def profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Profiled:
-    """The profiler of a training process's own updates."""
+    """Make the profiler for a training process's own updates."""
     execution, cuda = config.execution, seat.device.startswith("cuda")
     after, updates = execution.profile_after, execution.profile_steps
     return Profiled(seat.rank, run_dir, after, updates, plan.total_steps, cuda)
 
 
 def keep_findings(run: Training, run_dir: Path) -> None:
-    """After training: keep the findings of the last validation, and of the best where that is another; the images of
-    their mistakes are read again."""
+    """Write the findings of the last validation, and of the best one if that is another, with images of their
+    mistakes."""
     best, last = run.examined.get("best"), run.examined.get("last")
     for which, sums in (("last", last), ("best", None if best is last else best)):
         found = None if sums is None else run.task.examined(sums)

@@ -1,4 +1,4 @@
-"""A user's strategy has, where its declaration says so, a worker that the loop can use."""
+"""Checks the classes and functions that a user's own strategy names for its processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.strategies.contract import Declaration, Strategy
 
 
 def check_worker(declaration: Declaration, what: str) -> None:
-    """``worker`` names a :class:`Strategy` with all methods, and ``entries`` name functions.
+    """Check that a declaration's ``worker`` names a :class:`Strategy` with all methods, and ``entries`` functions.
 
     Args:
         what: the key and the class that it names.
@@ -35,8 +35,7 @@ def check_worker(declaration: Declaration, what: str) -> None:
 
 
 def imported(place: str, what: str, name: str) -> Any:
-    """Import what a user's own strategy names for its worker or another process, such as
-    ``my_package.averaging:Averager``.
+    """Import what a user's strategy names for a process, such as ``my_package.averaging:Averager``.
 
     Raises:
         UserError: nothing does, or its module cannot be imported.
@@ -48,7 +47,7 @@ def imported(place: str, what: str, name: str) -> Any:
 
 
 def check_set_up(strategy: Strategy, forward: object) -> None:
-    """``setup`` did what it should.
+    """Check after ``setup`` that a strategy has returned a module and made an optimizer.
 
     Raises:
         RunFailed: it returned no model, or made no optimizer.
