@@ -1,4 +1,4 @@
-"""Text of others as it may be shown: control characters spelled out, and cells that a spreadsheet takes for text."""
+"""Makes other people's text safe to show: spells out control characters, and keeps spreadsheets from computing it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RAW_BYTE = range(0xDC80, 0xDD00)
 
 
 def visible(text: str) -> str:
-    r"""A text with every character that moves a cursor or turns the reading direction spelled out, as ``\x1b``.
+    r"""Spell out every character that moves a cursor or turns the reading direction, as ``\x1b``.
 
     Tabs and newlines stay; a newline of Windows becomes one.
     """
@@ -28,17 +28,17 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""A text like :func:`visible`, with tabs and newlines spelled out too: ``\n``."""
+    r"""Like :func:`visible`, and spell out tabs and newlines too: ``\n``."""
     return UNSEEN.sub(lambda found: spelled(found[0]), text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def printed(text: str) -> str:
-    """A text on one line for a picture or a short name: line breaks and invisible characters become spaces."""
+    """Put a text on one line for a picture or a short name: line breaks and invisible characters become spaces."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def shortened(text: str, longest: int = LONGEST_NAME) -> str:
-    """A name or a path made short enough to be visible in a sentence: of a very long one its beginning and its end."""
+    """Shorten a long name or path for a sentence by leaving out its middle."""
     if len(text) <= longest:
         return text
     left = (longest - 3) // 2
@@ -46,7 +46,7 @@ def shortened(text: str, longest: int = LONGEST_NAME) -> str:
 
 
 def spelled(character: str) -> str:
-    r"""A character spelled out: ``\x1b``, ``\u202e``; a byte of a name that is no UTF-8 as that byte, ``\xff``."""
+    r"""Spell out a character: ``\x1b``, ``\u202e``; a byte that is no UTF-8 as that byte, ``\xff``."""
     number = ord(character)
     if number in RAW_BYTE:
         number -= 0xDC00
@@ -54,8 +54,7 @@ def spelled(character: str) -> str:
 
 
 def cell(value: Any) -> Any:
-    r"""A text made visible in a CSV cell: one that a spreadsheet would compute gets an apostrophe before it; a number
-    stays one.
+    r"""Make a text safe for a CSV cell: one that a spreadsheet would compute gets an apostrophe; numbers stay.
 
     A text stays on its line: newlines and control characters are spelled out.
     """

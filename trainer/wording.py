@@ -1,4 +1,4 @@
-"""How numbers of things, and lists of many things, are written: 1 worker, 2 workers; a, b and 3 more."""
+"""Words numbers of things and long lists: 1 worker, 2 workers; a, b and 3 more."""
 
 from __future__ import annotations
 

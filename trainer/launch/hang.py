@@ -72,8 +72,7 @@ class Hang:
 
 
 def stacks_of(members: Sequence[StartedProcess]) -> dict[str, list[str]]:
-    """Have processes write their Python stacks to their logs; returns each one's main-thread frames, [] if it wrote
-    none."""
+    """Have processes write their Python stacks to their logs; returns each main thread's frames, [] if not written."""
     sizes = {str(member): member.handle.log.stat().st_size for member in members}
     asked = [member for member in members if member.handle.dump()]
     until = time.monotonic() + DUMP_S

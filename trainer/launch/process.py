@@ -136,7 +136,7 @@ class Child:
             self.pipe.close()
 
     def dump(self) -> bool:
-        """Have the child write its Python stacks into its log."""
+        """Have the child write its Python stacks into its log; returns whether it can be asked to."""
         self.signal(STACKS)
         return True
 

@@ -19,8 +19,8 @@ class Sums(Protocol):
         """Add a batch's loss, outputs and labels."""
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """Return the sums and empty the meter: a float64 vector that adds up over workers and ends with the sample
-        count."""
+        """Return the sums and empty the meter: a float64 vector that adds up over workers, with the sample count
+        last."""
 
     def state(self) -> list[Any]:
         """The batches seen since the sums were last taken, for :meth:`load`."""
@@ -38,7 +38,7 @@ class Exam(Protocol):
         """Add a validation batch like a meter's, with its samples' indices (N,) in the validation data."""
 
     def sums(self) -> torch.Tensor:
-        """Return the sums: a float64 vector that adds up over workers and ends with the sample count."""
+        """Return the sums: a float64 vector that adds up over workers, with the sample count last."""
 
 
 class Objective(Protocol):
@@ -51,8 +51,7 @@ class Objective(Protocol):
         """Return a new, empty meter for training."""
 
     def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
-        """Compute the metrics from the sums, and for a training line those of the ``epoch`` that lines cannot be
-        averaged to."""
+        """Compute the metrics from the sums; for training also those of the ``epoch`` that lines have no average of."""
 
     def exam(self, index: int, count: int) -> Exam:
         """Return a new, empty exam for a whole validation, for worker ``index`` of ``count``."""

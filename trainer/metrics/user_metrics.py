@@ -58,8 +58,7 @@ class OwnMetrics:
             self._call(name, metric.update, *((likely, labels) if self.moved[name] else on_cpu))
 
     def gathered(self, total: Total, index: int, count: int) -> list[bytes]:
-        """Gather the metrics' states from all workers that have seen samples, in order; collective if there are
-        metrics."""
+        """Collective call (if there are metrics): gather their states from all workers with samples, in order."""
         if not self.made or count == 1:
             return []
         from safetensors.torch import save

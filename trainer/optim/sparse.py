@@ -87,7 +87,7 @@ CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class SparseRule:
-    """How rows of tables are updated: ``name``, one of ``RULES``; ``numbers``, its hyperparameters; ``lr`` before any
+    """How rows of tables are updated: a rule's ``name``, one of ``RULES``; its ``numbers``; ``lr`` before any
     factor."""
 
     name: str

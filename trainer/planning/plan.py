@@ -247,7 +247,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
 
 
 def restartable(checked: Checked) -> bool:
-    """Whether all processes of the run can be restarted together, because all are on this host."""
+    """Whether a run's processes can all be restarted together: they are on this host, or hosts can come and go."""
     config = checked.config
     one = config.launch.nnodes == 1 or config.launch.least_nnodes is not None
     ours = one and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun sees to its ranks itself

@@ -239,7 +239,7 @@ def _kept_at_one_place(plan: Plan, about: store.About) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
-    """Yield each config key whose value differs, and how; of another strategy its own keys are left out, but not
+    """Yield each config key whose value differs, and how; another strategy's own keys are left out, but not
     clipping."""
     old, new = dict(leaves(before, "")), dict(leaves(now, ""))
     for key in sorted(old.keys() | new.keys()):

@@ -1,2 +1,2 @@
-"""How the workers' gradients become shared parameters: one contract (contract.py), what each strategy declares
-(builtin.py), one file per strategy."""
+"""Strategies, which turn the workers' gradients into shared parameters. One contract (contract.py), declarations
+(builtin.py), and one file per strategy."""

@@ -1,5 +1,5 @@
-"""What each built-in strategy declares before any process starts: options, traits, refusals. The workers are in files
-of their own."""
+"""What each built-in strategy declares before any process starts: options, traits, refusals. Workers have other
+files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEVERAL = ("launch.nproc", "launch.workers", "launch.nnodes", "launch.ips")
 
 
 class SingleDeclaration(Declaration):
-    """What strategy=single declares: one process, the truth that the exact strategies are compared with."""
+    """What strategy=single declares: one process, the reference that exact strategies are compared with."""
 
     worker = "trainer.strategies.single:Single"
 
@@ -42,8 +42,7 @@ class SingleDeclaration(Declaration):
 
 
 class CollectiveDeclaration(Declaration):
-    """What strategy=collective declares: synchronous data parallelism, gradients averaged over all workers at every
-    update (torch's DDP)."""
+    """What strategy=collective declares: torch's DDP, gradients averaged over all workers in every update."""
 
     Options = schema.CollectiveStrategy
     options: schema.CollectiveStrategy
@@ -56,7 +55,7 @@ class CollectiveDeclaration(Declaration):
 
     @property
     def comm_hook(self) -> str:
-        """The option that names what travels instead of whole gradients, or ``none``."""
+        """The option that names what is sent instead of whole gradients (fp16, bf16, powersgd), or ``none``."""
         return str(self.options.comm_hook)
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
@@ -98,8 +97,7 @@ class CollectiveDeclaration(Declaration):
 
 
 class EvaluatorsDeclaration(Declaration):
-    """What mode=eval and mode=predict declare in place of the recipe's strategy: workers that hold the model whole
-    and add up sums."""
+    """What mode=eval and mode=predict declare instead of the recipe's strategy: workers with whole models."""
 
     Options = schema.GroupStrategy
     options: schema.GroupStrategy
@@ -114,8 +112,7 @@ class EvaluatorsDeclaration(Declaration):
 
 
 class LocalSgdDeclaration(Declaration):
-    """What strategy=local_sgd declares: workers train apart and average their parameters every ``k_steps`` updates
-    (Stich, 2019)."""
+    """What strategy=local_sgd declares: workers average their parameters every ``k_steps`` updates (Stich, 2019)."""
 
     Options = schema.LocalSgdStrategy
     options: schema.LocalSgdStrategy
@@ -146,7 +143,7 @@ MOST_SERVERS = 1024
 
 
 class PserverDeclaration(Declaration):
-    """What all pserver strategies declare in common: servers hold the parameters, workers pull, compute and push."""
+    """What all pserver strategies declare: servers hold the parameters; workers pull, compute and push."""
 
     Options = schema.PserverStrategy
     options: schema.PserverStrategy
@@ -205,8 +202,8 @@ class PserverDeclaration(Declaration):
 
 
 class PserverSyncDeclaration(PserverDeclaration):
-    """What strategy=pserver_sync declares: servers combine all workers' gradients, apply them once, then everybody
-    pulls."""
+    """What strategy=pserver_sync declares: servers combine all workers' gradients and apply them once, then all
+    pull."""
 
     Options = schema.PserverSyncStrategy
     options: schema.PserverSyncStrategy
@@ -215,14 +212,14 @@ class PserverSyncDeclaration(PserverDeclaration):
 
     @property
     def traits(self) -> Traits:
-        """Exact with values that travel as they are, and tables whose rows are there from the first touch to the end."""
+        """Exact if values are sent unrounded, and table rows exist from their first use to the end."""
         told = self.options
         exact = told.wire == "full" and told.evict_after is None and told.entry == Entry()
         return Traits(exact=exact, survives=told.on_lost_worker == "continue", tables_at_servers=True)
 
 
 class OutOfStepDeclaration(PserverDeclaration):
-    """What pserver_async, _ssp and _geo declare in common: traits and refusals of workers at their own pace."""
+    """What pserver_async, _ssp and _geo declare in common: traits and refusals of workers without a common step."""
 
     @property
     def traits(self) -> Traits:
@@ -239,7 +236,7 @@ class OutOfStepDeclaration(PserverDeclaration):
 
 
 class StaleDeclaration(OutOfStepDeclaration):
-    """What pserver_async and _ssp declare in common: servers apply each push when it comes."""
+    """What pserver_async and _ssp declare in common: servers apply each push when it arrives."""
 
     Options = schema.StaleStrategy
     options: schema.StaleStrategy
@@ -250,7 +247,7 @@ class StaleDeclaration(OutOfStepDeclaration):
 
 
 class PserverAsyncDeclaration(StaleDeclaration):
-    """What strategy=pserver_async declares: servers apply each push when it comes; nobody waits for anybody."""
+    """What strategy=pserver_async declares: servers apply each push when it arrives; no worker waits for another."""
 
     Options = schema.PserverAsyncStrategy
     options: schema.PserverAsyncStrategy
@@ -270,8 +267,7 @@ class PserverAsyncDeclaration(StaleDeclaration):
 
 
 class PserverSspDeclaration(StaleDeclaration):
-    """What strategy=pserver_ssp declares: asynchronous, at most ``staleness`` steps between the fastest and the
-    slowest worker."""
+    """What strategy=pserver_ssp declares: asynchronous, but workers are at most ``staleness`` steps apart."""
 
     Options = schema.PserverSspStrategy
     options: schema.PserverSspStrategy

@@ -1,4 +1,4 @@
-"""strategy=collective: DistributedDataParallel, every worker applies the global batch's mean gradient."""
+"""strategy=collective: DistributedDataParallel; every worker applies the mean gradient of the global batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from trainer.strategies.process_group import ProcessGroup
 
 
 class Collective(Strategy):
-    """torch's DDP, without its per-forward broadcast of buffers: ``synchronize`` agrees on them where they are read."""
+    """A worker of strategy=collective: torch's DDP. Buffers are not broadcast in each forward: ``synchronize`` agrees
+    on them where they are read."""
 
     Options = CollectiveStrategy
     options: CollectiveStrategy
@@ -52,7 +53,8 @@ class Collective(Strategy):
         return self.group.scatter(parts)
 
     def weight(self, samples: int) -> float:
-        """DDP averages the workers' means; where these have unequal sizes, mine counts samples * workers / all."""
+        """Return 1.0, or samples * workers / all samples if workers' batches differ: DDP averages the workers'
+        means."""
         if self.seat.even:
             return 1.0
         everybody = self.all_reduce_sum(torch.tensor([float(samples)], dtype=torch.float64)).item()
@@ -89,8 +91,9 @@ class Collective(Strategy):
         self.updater.observe(step, metrics)
 
     def rehearses(self) -> bool:
-        """DDP makes other buckets after the first backward, in the order of the gradients. A ring of three or more workers adds
-        up each part of a bucket from another worker on, and PowerSGD's factors are of buckets."""
+        """Whether a resumed run must first repeat a backward, because DDP makes other buckets after its first. A ring
+        of three or more workers adds up each part of a bucket from another worker on, and PowerSGD's factors are of
+        buckets."""
         return self.seat.size > 2 or self.memory is not None
 
     def save(self, folder: Path) -> Share:

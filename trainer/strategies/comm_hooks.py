@@ -1,4 +1,4 @@
-"""What travels between DDP's workers instead of whole gradients: halves (fp16, bf16), or PowerSGD's low-rank factors."""
+"""What DDP's workers send instead of whole gradients: fp16 or bf16 halves, or PowerSGD's low-rank factors."""
 
 # No `from __future__ import annotations` here: DDP compares a hook's annotations with the types themselves.
 
@@ -19,7 +19,7 @@ Exchanged = torch.futures.Future[torch.Tensor]
 
 
 def halved_to_bf16(state: object, bucket: dist.GradBucket) -> Exchanged:
-    """torch's bf16 hook under a name of our own: by its own name DDP refuses it where torch was built without CUDA."""
+    """torch's bf16 hook under a name of our own, because DDP refuses it by name if torch was built without CUDA."""
     return bf16_compress_hook(state, bucket)  # type: ignore[arg-type]
 
 
@@ -46,25 +46,25 @@ class PowerSgd:
 
     @property
     def compression(self) -> float:
-        """Elements of the gradients divided by elements sent, over all compressed updates so far; 0: none yet."""
+        """Gradient elements divided by elements sent, over all compressed updates so far; 0 if there are none."""
         return float(self.torch.compression_stats()[0])
 
     def state(self) -> dict[str, Any]:
-        """Errors, factors and counts so far."""
+        """PowerSGD's errors, factors and counts so far, for :meth:`load`."""
         kept = {
             name: getattr(self.torch, name) for name in self.torch.__slots__ if name not in ("process_group", "rng")
         }
         return {"layout": self.layout, "apart": self.apart, "memory": kept, "rng": self.torch.rng.get_state()}
 
     def load(self, layout: Layout, apart: dict[int, torch.Tensor], memory: Mapping[str, Any], rng: Any) -> None:
-        """Go on from there."""
+        """Restore what :meth:`state` returned."""
         self.layout, self.apart = dict(layout), dict(apart)
         for name, value in memory.items():
             setattr(self.torch, name, value)
         self.torch.rng.set_state(rng)
 
     def lay_out(self, index: int, layout: list[tuple[int, int]]) -> None:
-        """Make PowerSGD's memory of a bucket fit its parameters now: their (number, elements)."""
+        """Fit PowerSGD's memory of a bucket to the (number, elements) of its current parameters."""
         if self.layout.get(index) == layout:
             return
         memory = self.torch
@@ -83,7 +83,7 @@ class PowerSgd:
 
 
 def low_rank(state: PowerSgd, bucket: dist.GradBucket) -> Exchanged:
-    """torch's PowerSGD hook, on memory that :meth:`PowerSgd.lay_out` has fitted to the bucket.
+    """torch's PowerSGD hook, with memory that :meth:`PowerSgd.lay_out` has fitted to the bucket.
 
     It sums three times, each time from the answer to the sum before. Gloo answers on threads of its own, so that two
     buckets' sums (or one's and DDP's own) would meet in another order on another worker, and break the run: there a
@@ -97,7 +97,7 @@ def low_rank(state: PowerSgd, bucket: dist.GradBucket) -> Exchanged:
 
 
 def register(ddp: DistributedDataParallel, options: CollectiveStrategy) -> PowerSgd | None:
-    """Register the hook of ``strategy.comm_hook`` with DDP; returns what it must remember, if anything."""
+    """Register the hook of ``strategy.comm_hook`` with DDP; returns its :class:`PowerSgd` state, or None."""
     if options.comm_hook in HALVES:
         ddp.register_comm_hook(None, HALVES[options.comm_hook])
     if options.comm_hook != "powersgd":

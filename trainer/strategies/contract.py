@@ -1,4 +1,4 @@
-"""The strategy contract: what the loop, the launcher and the checks may ask of any strategy, and nothing else."""
+"""The strategy contract: all that the loop, the launcher and the checks may ask of any strategy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAITS = "trainer/communication"
 
 @dataclass(frozen=True)
 class Traits:
-    """What the loop, the launcher and the checks need to know of a strategy.
+    """The properties of a strategy that the loop, the launcher and the checks need to know.
 
     Attributes:
         exact: mathematically one process on the global batch (batch-norm statistics aside); a test proves it.
@@ -58,7 +58,7 @@ class Traits:
 
 
 class Declaration(ABC):
-    """What is known of a strategy before any process starts. Pure data: importing it imports nothing heavy.
+    """Base class of what a strategy declares before any process starts. Pure data: importing it imports nothing heavy.
 
     Args:
         config: the ``strategy`` node of the config, resolved.
@@ -85,19 +85,19 @@ class Declaration(ABC):
 
     @property
     def traits(self) -> Traits:
-        """May depend on the options; a class attribute will do where it does not."""
+        """The strategy's :class:`Traits`; a class attribute will do if they do not depend on the options."""
         return Traits()
 
     def leased(self, config: RunConfig) -> bool:
-        """Training data is handed out in blocks while an epoch lasts, not split beforehand."""
+        """Whether workers lease training data in blocks during an epoch, instead of splitting it beforehand."""
         return self.traits.leases and config.data.work in (("auto", "leased") if config.sampler.shard else ("leased",))
 
     def roles(self, workers: int, launch: LaunchConfig) -> dict[str, int]:
-        """Which roles, and how many processes of each, for so many workers."""
+        """The number of processes of each role, for this many workers."""
         return {"worker": workers}
 
     def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
-        """Every reason why this cannot work with the built model and an optimizer made from the config."""
+        """Return every reason why this strategy cannot work with the built model and the config's optimizer."""
         unbounded = [n for n, m in model.named_modules() if getattr(m, "unbounded", False)]
         if unbounded and not self.traits.tables_at_servers:
             why = f"strategy={self.name} holds whole tables in its workers, and {unbounded[0]} takes any id"
@@ -105,11 +105,11 @@ class Declaration(ABC):
         return []
 
     def refuse_inputs(self, names: Collection[str], source: str) -> list[UserError]:
-        """Every reason why this cannot work with samples of these inputs (none: a single one), from that source."""
+        """Return every reason why this cannot work with these inputs (none: a single one) from that source."""
         return []
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
-        """Every reason why this cannot work with that config and so many workers, with the nearest that works."""
+        """Return every reason why this cannot work with a config and this many workers, with the nearest that works."""
         refused = []
         if config.data.work == "leased" and not self.traits.leases:
             why = f"strategy={self.name} needs the same batches in every update, so its work is split beforehand"
@@ -125,14 +125,14 @@ class Declaration(ABC):
 
     @property
     def name(self) -> str:
-        """The name that users type, by convention the class's in snake_case, without "Declaration"."""
+        """The name by which users choose the strategy: by default the class's in snake_case, without "Declaration"."""
         letters = type(self).__name__.removesuffix(Declaration.__name__)
         return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(letters))
 
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a process of the run sits.
+    """The place of a process in the run: its role, rank, device, and how it reaches the others.
 
     Attributes:
         role, rank, size: its role, its number within the role over all hosts, and how many the role has.
@@ -170,18 +170,18 @@ class Seat:
     returns: bool = False
 
     def server_name(self, number: int) -> str:
-        """What a parameter server is called in messages, with its host where there are several."""
+        """How messages call a parameter server, with its host if there are several."""
         return f"server {number}" + (f" (host {self.server_hosts[number]})" if self.server_hosts else "")
 
     def names(self, ranks: Iterable[int]) -> list[str]:
-        """What those of this role are called in messages, with their hosts where there are several."""
+        """How messages call processes of this role, with their hosts if there are several."""
         spread = self.by_host and self.size > self.local_size
         return [f"{self.role} {r}" + (f" (host {r // self.local_size})" if spread else "") for r in ranks]
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A block of an epoch's work: its number, the batch in it to start with.
+    """A leased block of an epoch's work: its number, and the batch in it to start with.
 
     ``empty`` is called by who reads it and finds no batch: nothing will be pushed that could end the lease.
     """
@@ -193,7 +193,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Share:
-    """A worker's share in a checkpoint: nested dicts and lists of plain values, tensors and arrays.
+    """A worker's share of a checkpoint, from its strategy: nested dicts and lists of plain values, tensors and arrays.
 
     Attributes:
         common: the same on all workers where the strategy is ``same_everywhere``, and then kept once.
@@ -209,17 +209,17 @@ class Share:
 
 
 class MakeUpdater(Protocol):
-    """What a strategy gets to make optimizers with."""
+    """Protocol of what a strategy makes its optimizers with."""
 
     def __call__(self, module: torch.nn.Module) -> Updater:
         """The optimizer of a module's parameters, with its schedule, clipping and loss scale."""
 
     def rates(self, module: torch.nn.Module) -> Mapping[str, Rate]:
-        """How each parameter of the module learns, by its name, for a strategy whose optimizer runs elsewhere."""
+        """The rate of each parameter of the module by name, for a strategy whose optimizer runs elsewhere."""
 
 
 class Strategy(ABC):
-    """One worker's side of a strategy, in the order in which the loop calls it.
+    """Base class of a strategy's worker side; methods are in the order in which the loop calls them.
 
     Args:
         config: the ``strategy`` node, resolved.
@@ -243,42 +243,42 @@ class Strategy(ABC):
 
     @abstractmethod
     def setup(self, model: torch.nn.Module, make_updater: MakeUpdater) -> torch.nn.Module:
-        """Give all workers an equal start and the optimizer an owner; returns the module to call in training."""
+        """Give all workers equal parameters and make the optimizer; returns the module to call in training."""
 
     def weight(self, samples: int) -> float:
-        """Factor on this worker's mean loss of an update, so that the combined gradient is the global batch's mean; called before
-        its first forward, with its samples here. 1.0: weights are applied elsewhere, or all are equal."""
+        """The factor on this worker's mean loss of an update that makes the combined gradient the global batch's mean.
+        Called before its first forward, with its samples here. 1.0: weights are applied elsewhere, or all are equal."""
         return 1.0
 
     def prepare(self, batch: Any) -> None:
-        """Before the forward of each batch: fetch what it needs (a server's parameters, a table's rows)."""
+        """Called before the forward of each batch: fetch what it needs (a server's parameters, a table's rows)."""
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of each batch; no exchange until the update's last one."""
+        """Context manager around forward and backward of a batch; only an update's last one exchanges gradients."""
         return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backward of one batch's (weighted) loss, scaled where fp16 needs it."""
+        """Run backward of one batch's (weighted) loss, scaled if fp16 needs it."""
         self.updater.backward(loss)
 
     @abstractmethod
     def step(self, samples: int) -> None:
-        """Turn the accumulated gradients into new parameters. ``samples``: this worker's, in the whole update."""
+        """Turn the accumulated gradients into new parameters; ``samples``: this worker's in the whole update."""
 
     def skip(self, samples: int) -> None:
-        """In the place of ``step``, where ``Traits.skips``: drop the gradients; the schedule alone goes on."""
+        """Drop an update's gradients in place of ``step``, if ``Traits.skips``; the schedule alone goes on."""
         self.updater.skip()
 
     @abstractmethod
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over workers of a float64 vector: a meeting point."""
+        """Return the sum over workers of a float64 vector; a collective call."""
 
     def members(self) -> tuple[int, int]:
-        """This worker's number among those that take part now, and how many these are, the same for all of them."""
+        """This worker's index among the workers that take part now, and their number, the same for all of them."""
         return self.seat.rank, self.seat.size
 
     def agree(self, action: Callable[[int, int], Agreed]) -> Agreed:
-        """What ``action(index, count)`` returns, called with ``members``: again where one of them was lost meanwhile."""
+        """Return the result of ``action(index, count)``, called with ``members``, again if one is lost meanwhile."""
         return action(*self.members())
 
     @abstractmethod
@@ -287,22 +287,22 @@ class Strategy(ABC):
 
     @property
     def lr(self) -> float:
-        """Learning rate of the next update."""
+        """The learning rate of the next update."""
         return self.updater.lr
 
     def next_meeting(self, step: int) -> int:
-        """Of lockstep strategies: the first update that no worker ends before all others have begun the one after ``step``."""
+        """For lockstep strategies: the first update that nobody ends before all have begun the one after ``step``."""
         return step + 1
 
     halts: ClassVar[bool] = False
     """``halt`` and ``save`` wait for the other workers: none may leave a checkpoint out by itself."""
 
     def halt(self, step: int) -> int:
-        """On all workers before ``save``: nobody goes on before all are here. Returns the greatest step of any."""
+        """Stop all workers before ``save``: none goes on before all are here. Returns the greatest step of any."""
         return step
 
     def save(self, folder: Path) -> Share:
-        """On all workers at once, between two updates: what it takes to go on besides the model.
+        """Return what is needed to resume besides the model. Called on all workers at once, between two updates.
 
         Args:
             folder: of the checkpoint to come, where other processes of the strategy write (``trainer.checkpoint.durable_folder``).
@@ -316,14 +316,15 @@ class Strategy(ABC):
         return Share({"updater": self.updater.state()})
 
     def load(self, folder: Path, share: Share) -> None:
-        """On all workers at once, after ``setup`` and once the model has its values: go on from what ``save`` returned."""
+        """Restore what :meth:`save` returned. Called on all workers at once, after ``setup``, with the model's values
+        set."""
         self.updater.load(**share.common["updater"])
 
     def persist(self, folder: Path) -> None:
-        """At the end of training, on all workers: leave in the folder what servers hold."""
+        """Write what servers hold into the folder. Called at the end of training, on all workers."""
 
     def close(self) -> None:
-        """End this worker's membership; every process ends and every port is free afterwards."""
+        """End this worker's membership; afterwards every process ends and every port is free."""
 
 
 # What only some strategies can do. The loop asks for it by type.
@@ -331,18 +332,18 @@ class Strategy(ABC):
 
 @runtime_checkable
 class LooksAhead(Protocol):
-    """Wants to know the next batch, of which the feed then reads one ahead."""
+    """Protocol of a strategy that wants to know the next batch, so that the feed reads one ahead."""
 
     def expect(self, batch: Any) -> None:
-        """Told of the batch after the one that ``prepare`` is called with next: what it needs can be fetched meanwhile."""
+        """Told of the batch after the one that ``prepare`` is called with next, to fetch what it needs meanwhile."""
 
 
 @runtime_checkable
 class LeasesWork(Protocol):
-    """Hands out the work while an epoch lasts."""
+    """Protocol of a strategy that leases work to its workers during an epoch."""
 
     def leases(self, epoch: int, blocks: int) -> Iterator[Lease | None]:
-        """The blocks of the epoch's work that this worker gets.
+        """Yield the leased blocks of the epoch's work that this worker gets.
 
         None: there is nothing just now; what was handed out is to be finished before the next is asked for.
         """
@@ -350,47 +351,47 @@ class LeasesWork(Protocol):
 
 @runtime_checkable
 class Scatters(Protocol):
-    """Has a group of workers in which the first can send the others their batches."""
+    """Protocol of a strategy in which the first worker can send the others their batches."""
 
     def scatter(self, parts: list[Any] | None) -> Any:
-        """The first worker gives one part per worker, the others None; each gets its own: a meeting point."""
+        """Collective call: the first worker passes a part per worker, the others None; each gets its own part."""
 
 
 @runtime_checkable
 class GoesByValidations(Protocol):
-    """Has a schedule that may go by validations (scheduler=plateau)."""
+    """Protocol of a strategy whose schedule may depend on validations (scheduler=plateau)."""
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Told of each validation, the same on all workers."""
+        """Take in a validation, the same on all workers."""
 
 
 @runtime_checkable
 class Rehearses(Protocol):
-    """Lays out its exchange by the first backward, so that sums of later ones are rounded otherwise than that one's."""
+    """Protocol of a strategy whose first backward lays out its exchange, so that later sums are rounded differently."""
 
     def rehearses(self) -> bool:
-        """Whether a backward has to be made, and forgotten, before the run goes on from a checkpoint."""
+        """Whether a backward must be made and discarded before the run resumes from a checkpoint."""
 
 
 @runtime_checkable
 class HasGauges(Protocol):
-    """Has values of its own for the log; only the first worker is asked."""
+    """Protocol of a strategy with values of its own for the log; only the first worker is asked."""
 
     def gauges(self) -> dict[str, float]:
-        """At each line; must not wait."""
+        """The strategy's values at each line of the log; must not wait."""
 
     def last_gauges(self) -> dict[str, float]:
-        """Those that are measured anew at the end of the training, which may wait."""
+        """The values that are measured anew at the end of the training; may wait."""
 
 
 @runtime_checkable
 class FullModel(Protocol):
-    """Trains a model whose parameters are not all in the workers."""
+    """Protocol of a strategy whose workers do not hold all parameters of the model."""
 
     def whole(self) -> AbstractContextManager[Any]:
-        """While it lasts, the model holds all its parameters itself and can be saved."""
+        """Context manager: the model holds all its parameters and can be saved."""
 
 
 def whole(strategy: Strategy) -> AbstractContextManager[Any]:
-    """While it lasts, the strategy's model holds all its parameters itself."""
+    """Context manager: the strategy's model holds all its parameters and can be saved."""
     return strategy.whole() if isinstance(strategy, FullModel) else nullcontext()

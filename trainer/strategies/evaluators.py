@@ -1,4 +1,4 @@
-"""The worker's side of mode=eval and mode=predict, which train nothing."""
+"""The workers of mode=eval and mode=predict, which train nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.strategies.process_group import ProcessGroup
 
 
 class Evaluators(Strategy):
-    """The worker's side of mode=eval and predict: a process group that adds up sums; all have read the same weights."""
+    """A worker of mode=eval or mode=predict: a process group that adds up sums; all have loaded the same weights."""
 
     Options = GroupStrategy
     options: GroupStrategy

@@ -1,4 +1,4 @@
-"""Which workers are alive. A worker whose collective timed out asks; a thread of each worker answers."""
+"""Finds out which workers are alive: one whose collective has timed out asks, and a thread in each worker answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ STORE_S = 3.0
 
 
 class RollCall:
-    """One worker's part in finding out who is missing: its main thread tells where it is, a thread here answers even
-    when that is stuck.
+    """One worker's part in finding missing workers: a thread answers for it even when its main thread is stuck.
 
     A worker that merely came later than the one whose patience ended is there, and must not be named as missing; the
     collectives' own errors cannot tell.
@@ -44,8 +43,7 @@ class RollCall:
             pass  # the launcher is gone, and this process follows it
 
     def missing(self) -> list[int]:
-        """Called by a worker whose collective timed out; returns the workers that are at no meeting or do not answer
-        within two seconds.
+        """Find the workers that are at no meeting, or do not answer in two seconds, after a collective has timed out.
 
         Raises:
             TimeoutError: the store itself does not answer: the way to its host is cut, or that host is gone.
@@ -78,8 +76,7 @@ class RollCall:
         return [r for r, key in answers.items() if not store.check([key]) or store.get(key) == b"elsewhere"]
 
     def end(self) -> None:
-        """Leave: this worker answers no more. Workers that ask then wait, so that the error that made this one leave
-        comes first."""
+        """Stop answering. Workers that ask then wait, so that the error that made this one leave comes first."""
         self._left = True
         self.store.set(f"call/{self.rank}", "leaving")
         self._thread.join(ANSWER_S)

@@ -1,4 +1,4 @@
-"""strategy=local_sgd: each worker takes its own steps; every k_steps updates the parameters are averaged."""
+"""strategy=local_sgd: each worker takes its own steps, and every k_steps updates the parameters are averaged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SINCE = "since"
 
 
 class LocalSgd(Strategy):
-    """Local SGD (Stich, 2019, arXiv:1805.09767); the average is weighted by the samples behind each replica."""
+    """A worker of strategy=local_sgd (Stich, 2019, arXiv:1805.09767). The average is weighted by the samples behind
+    each replica."""
 
     Options = LocalSgdStrategy
     options: LocalSgdStrategy

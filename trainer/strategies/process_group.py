@@ -1,4 +1,4 @@
-"""A process group as strategies use it: joining, equal start, sums, buffers, and naming who is missing."""
+"""A torch process group as strategies use it: join, equal start, sums, buffers, naming missing workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.strategies.liveness import RollCall
 
 
 class ProcessGroup:
-    """This worker's place in a process group: NCCL on GPUs, Gloo elsewhere.
+    """This worker's membership of a process group: NCCL on GPUs, Gloo elsewhere.
 
     Args:
         seat: where this worker sits; options: of the strategy that has the group.
@@ -56,7 +56,7 @@ class ProcessGroup:
 
     @property
     def limit(self) -> datetime.timedelta:
-        """How long a meeting waits for those who are missing."""
+        """How long a collective call waits for missing workers."""
         return datetime.timedelta(seconds=self.options.timeout_s)
 
     def equal_start(self, model: nn.Module) -> None:
@@ -80,7 +80,7 @@ class ProcessGroup:
             )
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over workers of a float64 vector."""
+        """Return the sum over workers of a float64 vector."""
         if self.seat.size == 1:
             return values
         with self.naming_the_missing("a sum over the workers"):
@@ -89,7 +89,7 @@ class ProcessGroup:
         return sums
 
     def scatter(self, parts: list[Any] | None) -> Any:
-        """Send one part to each worker: the first worker gives all parts, the others None; each returns its own."""
+        """Send one part to each worker: the first worker passes all parts, the others None; each returns its own."""
         mine: list[Any] = [None]
         with self.naming_the_missing("the scattering of batches"):
             if self.batches is None:  # a group of its own, on the CPU: batches travel while gradients do
@@ -98,7 +98,7 @@ class ProcessGroup:
         return mine[0]
 
     def agree_on_buffers(self, model: nn.Module) -> None:
-        """Give all workers the first one's buffers, or their average, as the options say."""
+        """Give all workers the first worker's buffers, or their average, as the options say."""
         with self.naming_the_missing("the agreement on buffers"), torch.no_grad():
             for buffer in model.buffers():
                 if self.options.buffers == "rank0" or not buffer.is_floating_point():
@@ -116,7 +116,7 @@ class ProcessGroup:
 
     @contextmanager
     def naming_the_missing(self, meeting: str) -> Iterator[None]:
-        """While it lasts, a failed meeting of the group raises an error that names the workers who did not come.
+        """Context manager: a failed collective call raises an error that names the workers who did not come.
 
         Raises:
             RunFailed: naming the missing workers, from the error of the collective.

@@ -1,4 +1,4 @@
-"""Workers that each train a replica: what another number of workers begins with is the mean of the replicas."""
+"""Strategies whose workers train replicas: another number of workers resumes from the mean of the replicas."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 @runtime_checkable
 class HasReplicas(Protocol):
-    """Has a replica of the model in each worker. Its declaration has ``Traits.replicas``."""
+    """Protocol of a strategy with a replica of the model in each worker (``Traits.replicas``)."""
 
     def weights(self, own: Sequence[Mapping[str, Any]]) -> list[float]:
-        """The weight of each replica in the mean, from the workers' own shares of a checkpoint (``Share.own``); their sum is 1."""
+        """The weight of each replica in the mean (their sum is 1), from the workers' own shares of a checkpoint."""
 
     def averaged(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The own share of a worker that begins with the mean, from that of the first replica."""
+        """The own share of a worker that starts from the mean, made of the first replica's."""
 
 
 def add(total: Any, node: Any, weight: float) -> Any:
-    """Add a replica's nested state, times its weight, to the sum of those before (None: it is the first).
+    """Add a replica's nested state, times its weight, to the sum so far (None: it is the first).
 
     Floating tensors with a dimension are added up as float64. All else (counts, settings, tensors without a dimension) is as in
     the first replica that has it.
@@ -38,7 +38,7 @@ def add(total: Any, node: Any, weight: float) -> Any:
 
 
 def like(total: Any, node: Any) -> Any:
-    """The sum with the kinds of numbers that a replica's state has."""
+    """Convert a sum's numbers to the types of a replica's state."""
     if isinstance(total, torch.Tensor):
         return total.to(node.dtype) if isinstance(node, torch.Tensor) else total
     if isinstance(total, Mapping):

@@ -1,4 +1,4 @@
-"""strategy=single: one process owns everything."""
+"""strategy=single: one process trains on the whole batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.strategies.contract import MakeUpdater, Strategy
 
 
 class Single(Strategy):
-    """One process on the whole batch."""
+    """The only worker of strategy=single, which trains on the whole batch."""
 
     def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         self.updater = make_updater(model)

@@ -1,4 +1,4 @@
-"""What strategies can do whose workers have no common step: stop together, and take a worker back that was lost."""
+"""What asynchronous strategies can do: stop all workers together, and take a lost worker back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def new_life() -> int:
 
 
 def is_lost(board: Board, rank: int) -> bool:
-    """Whether a worker was lost, and none has been let in that came back for it."""
+    """Whether a worker was lost, and no restarted one has been let in for it."""
     key = f"fenced/worker/{rank}"
     return bool(board.check([key]) and board.get(key))
 
 
 @runtime_checkable
 class LooksUp(Protocol):
-    """Has workers without a common step, which are stopped together now and then."""
+    """Protocol of a strategy whose workers have no common step and must be stopped together now and then."""
 
     look: Callable[[bool], None] | None
     """Called now and then while this worker waits between two updates; it may call ``halt`` and ``save``. It is told
@@ -33,28 +33,28 @@ class LooksUp(Protocol):
 
     @property
     def meetings(self) -> int:
-        """At how many meetings of the training this worker was, that at which it waits now among them."""
+        """How many collective calls of the training this worker has made, the one that it waits in included."""
 
     def meet(self) -> None:
-        """Wait for all others, and look up meanwhile."""
+        """Wait for all other workers, calling ``look`` meanwhile."""
 
 
 @runtime_checkable
 class TakesBack(Protocol):
-    """Goes on when a worker dies, and takes one that was started again back when all stand still for a checkpoint."""
+    """Protocol of a strategy that survives a worker's death and takes the restarted one back at a checkpoint."""
 
     def pause(self, seconds: float) -> None:
-        """Sleep, and look after what this worker needs while it takes no part."""
+        """Sleep, looking after what this worker needs while it takes no part."""
 
     def leads(self) -> bool:
-        """Whether this worker is the first of those that are left, as far as is known."""
+        """Whether this worker is the first of those not known to be lost."""
 
     def admit(self, rank: int, life: int) -> tuple[int, int] | None:
-        """Let a worker in that has come back, for the stop that follows; returns what it must know, or None: it is lost again."""
+        """Let a restarted worker in at the coming stop; returns what it must know, or None if it is lost again."""
 
     def come_back(self, told: tuple[int, int]) -> tuple[int, int] | None:
-        """In that worker: take part in that stop; returns the number of the others' checkpoint, and the rank that writes it,
-        or None: all others are lost."""
+        """In a restarted worker: take part in that stop. Returns the number of the others' checkpoint and the rank that
+        writes it, or None if all others are lost."""
 
     def take_part(self) -> None:
-        """In that worker, when it is what the first worker was at the checkpoint: begin to train."""
+        """In a restarted worker that has loaded the checkpoint: begin to train."""

@@ -1,1 +1,1 @@
-"""What the terminal shows: clean streams, one console, the progress bar."""
+"""The terminal: clean streams, one console, the progress bar."""

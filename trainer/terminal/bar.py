@@ -1,4 +1,4 @@
-"""The progress bar: as wide as the terminal, with what is waited for, the best so far, and workers that go their own ways."""
+"""The progress bar: what the run waits for, the best so far, and asynchronous workers' progress."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PEERS = "status.*.json"
 
 
 class Bar(Progress):
-    """A progress bar over the whole line, and under it lines of text that are cut at the terminal's edge."""
+    """A progress bar over the whole line, with lines of text under it that are cut at the terminal's edge."""
 
     below: tuple[str, ...] = ()
 
@@ -38,7 +38,7 @@ class Bar(Progress):
 
 @contextmanager
 def bar(run_dir: Path, total_steps: int, verbosity: str = "normal") -> Iterator[None]:
-    """Show a run's progress bar that follows status.json on a terminal; nothing elsewhere."""
+    """Context manager: shows a run's progress bar, which follows status.json, on a terminal; nothing elsewhere."""
     if not sys.stdout.isatty() or verbosity == "quiet":
         yield
         return
@@ -91,7 +91,7 @@ def measured(status: dict[str, Any]) -> str:
 
 
 def peers(run_dir: Path) -> str:
-    """The bar's text of how far each worker is, where they go their own ways: ``worker 0: 120 worker 1: 117``."""
+    """The bar's text of how far each worker is, if they have no common step: ``worker 0: 120 worker 1: 117``."""
     told = [(int(path.suffixes[-2][1:]), read_json(path)) for path in run_dir.glob(PEERS)]
     return "  ".join(f"worker {rank}: {status['step']}" for rank, status in sorted(told, key=lambda t: t[0]) if status)
 
@@ -103,7 +103,8 @@ def _column(form: str) -> TextColumn:
 
 @contextmanager
 def preparing(verbosity: str = "normal") -> Iterator[Any]:
-    """Show the progress of a preparation (download, drawing): a bar on a terminal, a few lines elsewhere."""
+    """Context manager: shows the progress of a preparation (download, drawing), as a bar on a terminal, else as
+    lines."""
     if verbosity == "quiet":
         yield lambda what, done, total: None
         return

@@ -1,4 +1,4 @@
-"""The terminal, through rich: the one console of this package."""
+"""The console of this package, through rich."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIPED_WIDTH = 120
 
 
 class Screen(Console):
-    """The console of this package, through rich. No text is ever markup: styles are given beside it.
+    """The console of this package, through rich. Texts are never read as markup: styles are given beside them.
 
     A line is broken between words alone, so that a path or a number can be copied whole; what goes to a file or a pipe
     is neither broken nor filled with blanks.
@@ -32,11 +32,11 @@ class Screen(Console):
         super().__init__(file=file, width=wide, markup=False, emoji=False, highlight=False, **more)
 
     def render_str(self, text: str, **more: Any) -> Text:  # type: ignore[override]
-        """Render a text that rich is given, in cells of tables as well, without markup."""
+        """Render a text, in table cells as well, without reading it as markup."""
         return super().render_str(clean(text), **more)
 
     def render(self, renderable: Any, options: Any = None) -> Any:
-        """Render anything; texts that were styled elsewhere are cleaned too."""
+        """Render anything; texts that were styled elsewhere are cleaned, too."""
         if isinstance(renderable, Text) and (shown := clean(renderable.plain)) != renderable.plain:
             renderable = Text(
                 shown, renderable.style, justify=renderable.justify, overflow=renderable.overflow,
@@ -45,7 +45,7 @@ class Screen(Console):
         return super().render(renderable, options)
 
     def print(self, *objects: Any, **more: Any) -> None:
-        """Print as any rich console; a text alone is broken between its words."""
+        """Print like any rich console; a single text is broken between its words."""
         if all(isinstance(shown, (str, Text)) for shown in objects):
             more = {"soft_wrap": True} | more
             if self.seen and len(objects) == 1:
@@ -64,7 +64,7 @@ class Screen(Console):
         return parts
 
     def facts(self, title: str, rows: Iterable[tuple[str, str]]) -> None:
-        """Print a title, and lines of what and how much; what does not fit goes on under the second column."""
+        """Print a title and rows of a name and a value; a long value goes on under the second column."""
         self.print(Text(f"\n{title}", style="bold"))
         self.print("-" * len(title))
         rows = [(what, clean(str(value))) for what, value in rows]
@@ -73,14 +73,14 @@ class Screen(Console):
             self.fact(what, value, indent)
 
     def fact(self, what: str, value: str, indent: int = 10, style: str = "bold") -> None:
-        """Print one line of what and how much."""
+        """Print one row of a name and a value."""
         first, *rest = self.broken(value, indent)
         self.print(Text.assemble((f"{what:<{indent}}" if first else what, style), first), soft_wrap=True)
         for line in rest:
             self.print(line, soft_wrap=True)
 
     def command(self, what: str, words: Sequence[str], indent: int) -> None:
-        """Print a command to copy; on a terminal broken between its words, as a shell takes it."""
+        """Print a command to copy; on a terminal it is broken between words, as a shell accepts it."""
         lines = [""]
         for word in words:
             fits = not self.seen or indent + cell_len(f"{lines[-1]} {word} \\") <= self.width
@@ -94,7 +94,7 @@ class Screen(Console):
             self.print(f"{what if not number else '':<{place}}{line}{more}", soft_wrap=True)
 
     def broken(self, text: str, indent: int) -> list[str]:
-        """A text in lines broken between words, from the second on with an indent; one line when piped.
+        """Break a text between words into lines, from the second on with an indent; one line when piped.
 
         A word that has no room beside the indent stands further to the left. The first line stands beside something.
         """
@@ -114,8 +114,7 @@ class Screen(Console):
     def rows(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], wide: int, spare: Sequence[int] = ()
     ) -> list[str]:  # fmt: skip
-        """Print a table; a column that is too wide for the terminal stands in a line under the others. Returns
-        columns that had no room.
+        """Print a table; a column too wide for the terminal is printed under each row. Returns columns without room.
 
         Args:
             wide: the number of the column that may be long; it is aligned to the left, all others to the right.

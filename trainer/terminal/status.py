@@ -1,4 +1,4 @@
-"""What a run has told of itself in JSON, for screens."""
+"""Reads the JSON files in which a run reports its status, for screens."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
-    """status.json of a run; empty while there is none that can be read."""
+    """Read a run's status.json; {} if it does not exist or cannot be read."""
     return read_json(run_dir / "status.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of a run; empty while there is none that can be read."""
+    """Read a JSON file of a run; {} if it does not exist or cannot be read."""
     try:
         return json.loads(path.read_text())  # type: ignore[no-any-return]
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a process prints: every text on its way to the screen or a log is cleaned of secrets and control characters."""
+"""Cleans all text that a process prints to the screen or a log of secrets and control characters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.visible import visible
 
 
 def clean(text: str) -> str:
-    """A text as it may be seen: no secret that this process knows of, no control character."""
+    """Return a text without secrets that this process knows and without control characters."""
     return visible(redact.text(text))
 
 
@@ -39,7 +39,7 @@ class Guard:
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        """Write text: whole lines go on at once, the rest when it is complete or flushed."""
+        """Write text: whole lines are passed on at once, the rest when it is complete or flushed."""
         with self._lock:
             lines, newline, rest = text.rpartition("\n")
             if newline:
@@ -50,7 +50,7 @@ class Guard:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """As of any text stream."""
+        """Write lines, as any text stream does."""
         for line in lines:
             self.write(line)
 
@@ -65,7 +65,7 @@ class Guard:
         self.stream.flush()
 
     def finish(self) -> None:
-        """Pass on everything that is there: nothing more comes."""
+        """Pass on everything that is left, because nothing more comes."""
         with self._lock:
             pending, self._pending = "".join(self._pending), []
             if pending:
@@ -123,7 +123,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """While it lasts, the standard streams are guarded; secrets learnt inside are forgotten at the end."""
+    """Context manager: the standard streams are guarded; secrets learnt inside are forgotten at the end."""
     with HERE.for_now(), restored():
         guard()
         yield
@@ -131,7 +131,7 @@ def guarded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """While it lasts, other standard streams may be used; at the end the former ones are back, the others flushed."""
+    """Context manager: restores the standard streams at the end, after flushing those that replaced them."""
     names = ("stdout", "stderr", "__stdout__", "__stderr__")
     before = {name: getattr(sys, name) for name in names}
     try:
@@ -145,7 +145,7 @@ def restored() -> Iterator[None]:
 
 
 def finish(stream: Any) -> None:
-    """Pass on everything that was written to the guarded streams."""
+    """Pass on everything that was written to a guarded stream."""
     if stream is not None:
         (stream.finish if isinstance(stream, Guard) else stream.flush)()
 
@@ -156,7 +156,7 @@ def guard() -> None:
 
 
 def stand_in(out: Any, error: Any) -> None:
-    """Print to these streams from now on; ``sys.__stdout__`` and ``sys.__stderr__`` elsewhere are guarded there."""
+    """Print to these streams from now on, also by ``sys.__stdout__`` and ``sys.__stderr__`` if they are the same."""
     for name, stream in (("stdout", out), ("stderr", error)):
         own = getattr(sys, f"__{name}__")
         if own is not None and unguarded(own) is unguarded(getattr(sys, name)):
@@ -168,7 +168,7 @@ def stand_in(out: Any, error: Any) -> None:
 
 
 def confide(payload: Any) -> None:
-    """Guard a started process's streams, and tell it the secrets that its launcher knows."""
+    """In a started process: guard its streams, and learn the secrets that its launcher knows."""
     HERE.learn(getattr(payload, "secrets", ()))
     guard()
     for stream in (sys.stdout, sys.stderr):
@@ -176,14 +176,13 @@ def confide(payload: Any) -> None:
 
 
 def log(path: Path, goes_on: bool = False) -> IO[str]:
-    """Open the log file to which a process's stdout and stderr go: a new one, or with ``goes_on`` that of the run's
-    life before."""
+    """Open the log file for a process's stdout and stderr: a new one, or with ``goes_on`` that of the life before."""
     private.start(path, goes_on)
     return path.open("a", encoding="utf-8", errors="backslashreplace")
 
 
 def unguarded(stream: Any) -> Any:
-    """The stream behind a guard, for code that cleans texts before it adds styles and cursor movements."""
+    """The stream behind a guard, for code that cleans texts itself before it adds styles and cursor movements."""
     while isinstance(stream, Guard) or hasattr(stream, "rich_proxied_file"):
         stream = stream.stream if isinstance(stream, Guard) else stream.rich_proxied_file
     return stream

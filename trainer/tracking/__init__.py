@@ -1,1 +1,1 @@
-"""Metrics go to the run's own files first; a separate process (recorder.py) carries them to MLflow."""
+"""Sends a run's metrics from its own files to MLflow, in a separate process (recorder.py)."""

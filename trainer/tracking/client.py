@@ -1,4 +1,4 @@
-"""The parent's side of tracking: starts the recorder process, opens and closes runs, waits for what is not sent yet."""
+"""The parent's side of tracking: starts the recorder process, opens and closes MLflow runs, waits for unsent points."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ MOST_STARTS = 6
 
 
 class Tracker:
-    """The parent's handle on the recorder process of one command: a single run, or a sweep's parent run with its
-    children.
+    """The parent's handle on the recorder process of one command: for a run, or for a sweep and its runs.
 
     The recorder reads the run folders' files, so the training never waits for MLflow; it outlives a parent that is
     killed and then marks what was open as KILLED. Messages are JSON lines on its standard input and output. When the
@@ -59,7 +58,7 @@ class Tracker:
         return process
 
     def tell_away(self, why: str) -> None:
-        """Tell the user that the store did not answer when it was tried before the start; training goes on."""
+        """Tell the user that the store did not answer before the start, and that training goes on."""
         self.away = why
         self.say(f"MLflow: the tracking server does not answer ({why}); training goes on, points are kept and sent when it does")  # fmt: skip
 
@@ -107,7 +106,7 @@ class Tracker:
             self.process.stdin.flush()
 
     def open(self, run_dir: Path, run: Mapping[str, Any]) -> None:
-        """Open an MLflow run for a folder; returns at once.
+        """Open an MLflow run for a run folder; returns at once.
 
         Args:
             run_dir: the run's folder; ``metrics.jsonl`` in it is followed.
@@ -117,7 +116,7 @@ class Tracker:
         self._send({"open": str(run_dir), **run, "away": self.away})
 
     def go_back(self, run_dir: Path, points: int, cut: str) -> None:
-        """The run goes back: metrics.jsonl has so many bytes again, and what was cut off comes again; returns at once."""
+        """Tell the recorder that metrics.jsonl was cut to ``points`` bytes and will grow again; returns at once."""
         self._send({"back": str(run_dir), "points": points, "cut": cut})
 
     def trained(self, run_dir: Path) -> None:
@@ -125,7 +124,7 @@ class Tracker:
         self._send({"trained": str(run_dir)})
 
     def close(self, run_dir: Path, status: str, tags: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
-        """Have the recorder send what is left, the artifacts and the end of a run; wait at most so long.
+        """Have the recorder send the rest of a run, its artifacts and its end; waits at most ``timeout_s``.
 
         Args:
             status: FINISHED, FAILED or KILLED.
@@ -168,7 +167,7 @@ def _subject(message: Mapping[str, Any]) -> str:
 
 
 def for_another(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """What another recorder is told: with each run, before it sends a point, how far that has gone back meanwhile."""
+    """The messages to repeat to a new recorder: each run's, with how far the run has gone back meanwhile."""
     for message in messages:
         if run_dir := message.get("open"):
             backs = [one for one in messages if one.get("back") == run_dir]
@@ -187,13 +186,13 @@ def _ending(code: int) -> str:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables of a process in which this client asks MLflow: ours, with this package on its path."""
+    """The environment variables for a process that asks MLflow: ours, with this package on its PYTHONPATH."""
     path = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}
 
 
 def remembered(run_dir: Path, error: str) -> dict[str, Any]:
-    """What the recorder had got to, from ``tracking.json``, in place of the answer that it did not give."""
+    """What the recorder had sent, from ``tracking.json``, if it gives no answer itself."""
     told = read(run_dir)
     if told is None:
         return {"run_id": None, "unsent": 0, "error": error}

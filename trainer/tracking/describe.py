@@ -1,4 +1,4 @@
-"""What an MLflow run is told of a training: name, parameters, tags."""
+"""Describes a training to MLflow: the run's name, parameters, tags and text."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def describe(
     lives: Sequence[Life] = (),
     resume: Resume | None = None,
 ) -> dict[str, Any]:
-    """The message that opens a run at the recorder; see ``Tracker.open``. Only ``uri`` and ``secrets`` in it are
-    confidential.
+    """Make the message that opens an MLflow run at the recorder; see ``Tracker.open``. Only ``uri`` and ``secrets`` in
+    it are confidential.
 
     Args:
         digest: of the data, from its source.
@@ -111,7 +111,7 @@ def _own_tags(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def dataset(plan: Plan, digest: str) -> dict[str, str]:
-    """The data set as MLflow keeps it: which, with a digest, and its size."""
+    """The data set as MLflow records it: its name, a digest, and its size."""
     facts = plan.facts
     size = {k: getattr(facts, k) for k in ("train_samples", "val_samples", "classes", "shape", "task")}
     source = {"source": facts.source, "kind": facts.kind, "stand_in": facts.stand_in}
@@ -127,7 +127,7 @@ def dataset(plan: Plan, digest: str) -> dict[str, str]:
 def note(
     plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None = None, lives: Sequence[Life] = ()
 ) -> str:
-    """The run's description in Markdown: what ran, on what, with what result, and how to repeat it.
+    """The MLflow run's description in Markdown: what ran, on what, with what result, and how to repeat it.
 
     Args:
         ended: the run's result as a dict; None: it has just begun.
@@ -186,7 +186,7 @@ def _size(plan: Plan) -> str:
 
 
 def public(overrides: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
-    """The overrides to describe in MLflow: those that hold no secret, without flags."""
+    """The overrides to show in MLflow: those without secrets, without flags."""
     known = set(secrets)
     return [o for o in overrides if not o.startswith("-") and text(o, known) == o]
 
@@ -197,8 +197,7 @@ def _first(plan: Plan) -> str:
 
 
 def models(config: RunConfig, plan: Plan) -> dict[str, str]:
-    """What a run's description in MLflow says of logged models: which (``best`` and ``last``), and their names; none
-    where nothing is trained."""
+    """Which models a run logs in MLflow (``best`` and ``last``), with their names; {} if nothing is trained."""
     tracking = config.tracking
     if plan.mode != "train" or not tracking.log_model:
         return {}
@@ -209,7 +208,7 @@ def models(config: RunConfig, plan: Plan) -> dict[str, str]:
 
 
 def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
-    """The tags by which a run can be searched."""
+    """The tags by which an MLflow run can be searched."""
     found = {
         "trainer.recipe": plan.name,
         "trainer.mode": plan.mode,
@@ -239,7 +238,7 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
 
 
 def user() -> str:
-    """The name of who started the run; a number where the machine has no name, as in a container."""
+    """The name of the user who started the run; a number if the machine has no name for it, as in a container."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # KeyError: before Python 3.13
@@ -247,7 +246,7 @@ def user() -> str:
 
 
 def git() -> dict[str, str]:
-    """The commit of the working directory and whether it has changes; empty outside a checkout."""
+    """The commit of the working directory and whether it has changes; {} outside a checkout."""
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5
@@ -263,7 +262,7 @@ def git() -> dict[str, str]:
 
 
 def flat(node: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Every resolved parameter with its dotted path."""
+    """Flatten a config into (dotted path, value) pairs, for MLflow's parameters."""
     pairs: list[tuple[str, Any]] = []
     for key, value in node.items():
         if isinstance(value, Mapping) and all(re.fullmatch(PARAMETER, str(name)) for name in value):

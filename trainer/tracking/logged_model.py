@@ -1,4 +1,4 @@
-"""The trained model as an MLflow model: packed from the run's folder by the tracking process, and sent."""
+"""Packs the trained model of a run's folder as an MLflow model and sends it, in the tracking process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIRECTORY = "trainer-model-"
 
 @dataclass(frozen=True)
 class Choice:
-    """A model that a run has left and that is logged: ``best`` or ``last``.
+    """A model that a run has left and that will be logged: ``best`` or ``last``.
 
     Attributes:
         name: in MLflow; weights: the file.
@@ -42,7 +42,7 @@ class Choice:
 
 
 def chosen(run_dir: Path, which: str, name: str) -> Choice | None:
-    """Choose the best or the last model of a run's folder to log in MLflow; None where it has left none."""
+    """Find the best or the last model of a run's folder to log in MLflow; None if the run has left none."""
     try:
         result = json.loads((run_dir / "result.json").read_text())
     except (OSError, ValueError):
@@ -67,7 +67,7 @@ def _validated(run_dir: Path, step: int) -> Iterator[dict[str, Any]]:
 
 
 def pack_model(run_dir: Path, choice: Choice) -> tuple[Path, list[str]]:
-    """Pack a model in a new folder outside the run's, in MLflow's layout, with the user's own modules that it needs.
+    """Pack a model in MLflow's layout in a new folder outside the run's, with the user's modules that it needs.
 
     It is called once to see that it works; with modules of the user's own, once more as it will be loaded elsewhere.
 
@@ -175,7 +175,7 @@ def _requirements(target: str, modules: dict[str, Path]) -> Iterator[str]:
 
 
 def send(client: Any, run_id: str, choice: Choice, folder: Path) -> str:
-    """Send the packed model to the run, as often as need be: what is there already is not made again; returns its id.
+    """Send a packed model to an MLflow run; can be repeated, as it only adds what is missing. Returns the model's id.
 
     Raises:
         Exception: what MLflow raises for a server that is away.

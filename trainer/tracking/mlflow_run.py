@@ -1,4 +1,4 @@
-"""Carries one run's files into one MLflow run: nothing lost, nothing sent twice."""
+"""Sends one run folder's files to one MLflow run, with nothing lost and nothing sent twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOGS = ("workerlog.*", "serverlog.*")
 
 @dataclass
 class Follower:
-    """Follows one run folder's metrics.jsonl into one MLflow run; every step may be retried.
+    """Follows a run folder's metrics.jsonl into one MLflow run; every step can be retried.
 
     ``tracking.json`` in the folder remembers the MLflow run, how many bytes of metrics.jsonl have been acknowledged,
     and how many after these are in doubt: they were sent, and no answer came, because the server or this process went
@@ -62,7 +62,8 @@ class Follower:
     hold: Hold | None = field(default=None, repr=False)
 
     def try_once(self) -> None:
-        """Open the MLflow run if need be, and send what is new; on an error, try again after a pause that doubles."""
+        """Open the MLflow run if need be, and send what is new; after an error, try again after a pause that
+        doubles."""
         now = time.monotonic()
         if now < self.retry_at:
             return
@@ -156,7 +157,7 @@ class Follower:
         return str(found[0].info.run_id) if found else None
 
     def go_back(self, points: int, cut: str) -> None:
-        """metrics.jsonl has so many bytes again; what was cut off it will be written again.
+        """Note that metrics.jsonl was cut to ``points`` bytes, and that ``cut`` will be written again.
 
         Args:
             cut: what was cut off.
@@ -237,7 +238,7 @@ class Follower:
         )  # fmt: skip
 
     def finish(self, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
-        """Send the rest of the points, the artifacts and the end of the run, within the time."""
+        """Send the rest of the points, the artifacts and the end of the run, within ``timeout_s``."""
         until = time.monotonic() + timeout_s
         done = False
         while not done:
@@ -271,7 +272,7 @@ class Follower:
         return True
 
     def pack_models(self) -> dict[str, Any]:
-        """Pack the run's trained models that are not packed yet; one that cannot be packed does not fail the run."""
+        """Pack the run's trained models that are not packed yet; a failure does not fail the run."""
         from trainer.tracking import logged_model
         from trainer.weights import tensor_files
 

@@ -1,4 +1,4 @@
-"""What runs and models are called in MLflow: by what differs from the recipe, or in a sweep by what is swept."""
+"""Names runs and models in MLflow: by what differs from the recipe, or in a sweep by what is swept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORBIDDEN = re.compile(r"[/:.%\"'\s]+")
 
 
 def run_name(recipe: str, overrides: Sequence[str], swept: Collection[str] = (), first: str = "") -> str:
-    """The MLflow run's name, at most 30 letters: ``lr=0.1 b64 local_sgd``; the recipe's name where nothing differs.
+    """The MLflow run's name, at most 30 letters: ``lr=0.1 b64 local_sgd``; the recipe's name if nothing differs.
 
     Args:
         overrides: as typed, without secrets.
@@ -36,24 +36,23 @@ def run_name(recipe: str, overrides: Sequence[str], swept: Collection[str] = (),
 
 
 def sweep_name(overrides: Sequence[str], swept: Collection[str]) -> str:
-    """The MLflow parent run's name: ``sweep lr=0.1,0.05 b16,32``, in 30 letters."""
+    """The name of a sweep's MLflow parent run, at most 30 letters: ``sweep lr=0.1,0.05 b16,32``."""
     return run_name("", overrides, swept, "sweep")
 
 
 def model_name(recipe: str, which: str) -> str:
-    """The logged model's name: its recipe; for the model at the end beside the best one ``RECIPE-last``."""
+    """The logged model's name: the recipe's; ``RECIPE-last`` for the last model beside the best one."""
     name = FORBIDDEN.sub("_", recipe).strip("_") or "model"
     return name if which == "best" else f"{name}-{which}"
 
 
 def key_of(override: str) -> str:
-    """For naming an MLflow run after its overrides: the config key of one, ``optimizer.lr`` of
-    ``+optimizer.lr=0.1``."""
+    """The config key of an override: ``optimizer.lr`` of ``+optimizer.lr=0.1``."""
     return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def briefly(overrides: Sequence[str]) -> list[str]:
-    """Each override in as few letters as tell it from the others."""
+    """Shorten each override as far as it still differs from the others."""
     told = [o for o in overrides if not any(key_of(o) == k or key_of(o).startswith(f"{k}.") for k in UNTOLD)]
     last = {key_of(o): o for o in told}
     return [_short(o, _unlike(key, list(last))) for key, o in last.items()]
@@ -86,8 +85,7 @@ def _number(value: str) -> bool:
 
 
 def fitted(parts: Sequence[str]) -> str:
-    """The parts of a name in one line of 30 letters; long ones are cut, and how many had no room is told: ``lr=0.1
-    b64 +5``."""
+    """Join the parts of a name within 30 letters; long ones are cut, those without room counted: ``lr=0.1 b64 +5``."""
     parts = [printed(part) for part in parts]
     if len(" ".join(parts)) <= MOST:
         return " ".join(parts)

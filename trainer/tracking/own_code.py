@@ -1,4 +1,4 @@
-"""The user's own modules that a model is made of: those that it really imports, and nothing else of their folder."""
+"""Finds the user's own modules that a logged model needs: those that it imports, and nothing else of their folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 def own_modules(target: str, new: Iterable[str] = ()) -> dict[str, Path]:
-    """By name, the source files of the imported modules that a target needs, without installed packages.
+    """The source files, by module name, of the imported modules that a target needs, without installed packages.
 
     Args:
         target: ``package.module.name``; its module has been imported.
@@ -64,13 +64,13 @@ def _imported_by(name: str, file: Path) -> Iterator[str]:
 
 
 def third_parties(modules: Iterable[Path]) -> set[str]:
-    """The names of the packages that these files import, wherever they are from."""
+    """The names of the packages that these files import, from wherever they are."""
     found = (name.partition(".")[0] for file in modules for name in _imported_by("", file))
     return {name for name in found if name and name not in sys.stdlib_module_names}
 
 
 def stage(folder: Path, modules: dict[str, Path]) -> list[str]:
-    """Copy this package's sources and the user's modules into a folder; returns what MLflow is to take from there.
+    """Copy this package's sources and the user's modules into a folder; returns the paths for MLflow's ``code_paths``.
 
     Files ``*.py`` alone: no links, nothing hidden, no data.
     """
@@ -84,7 +84,7 @@ def stage(folder: Path, modules: dict[str, Path]) -> list[str]:
 
 
 def place(name: str, file: Path) -> Path:
-    """Where a module's file lies below the folder that is searched for modules."""
+    """The relative path of a module's file in a folder on the module search path."""
     parts = Path(*name.split("."))
     return parts / "__init__.py" if file.name == "__init__.py" else parts.with_suffix(".py")
 

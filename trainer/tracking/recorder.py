@@ -1,4 +1,4 @@
-"""A process of its own that carries runs' files to MLflow: in batches, off the training's path, resent when lost."""
+"""The recorder: a separate process that sends runs' files to MLflow, in batches, and again if they are lost."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _goes_back(follower: Follower, back: str, points: int, cut: str) -> None:
 
 
 def following(message: dict[str, Any], children_of: str | None, secrets: list[str]) -> Follower:
-    """The recorder's :class:`Follower` of a run that begins, or that goes on where its life before was."""
+    """Make the recorder's :class:`Follower` of a run that begins or resumes."""
     run_dir = Path(message["open"])
     told = reopened_run.taken_up(run_dir, message) if message.get("resumed") else None
     if told is None:
@@ -107,8 +107,7 @@ def following(message: dict[str, Any], children_of: str | None, secrets: list[st
 
 
 def going_on(run_dir: Path, told: Remembered, children_of: str | None = None, secrets: Sequence[str] = ()) -> Follower:
-    """The recorder's :class:`Follower` that goes on in the MLflow run of an earlier recorder, from the point it had
-    sent."""
+    """Make the :class:`Follower` that continues an earlier recorder's MLflow run from the last point sent."""
     return Follower(
         run_dir, told.run, told.run_id, told.sent_bytes, told.doubtful_bytes, asked=told.asked, again=told.again,
         children_of=children_of, secrets=list(secrets),
@@ -135,7 +134,7 @@ def _watch(pid: int) -> list[int]:
 
 
 def resend(run_dir: Path) -> int:
-    """Send what a finished run could not send: ``python -m trainer.tracking.recorder resend RUN_DIR``."""
+    """``python -m trainer.tracking.recorder resend RUN_DIR``: send what a finished run could not; returns exit code."""
     told = tracking_file.read(run_dir)
     if told is None or not told.run.get("uri"):
         raise UserError(f"resend {run_dir}", "is no folder of a run that was tracked: it has no tracking.json that can be read", USAGE)  # fmt: skip
@@ -161,8 +160,7 @@ USAGE = "python -m trainer.tracking.recorder resend RUN_FOLDER"
 
 
 def main(argv: list[str]) -> int:
-    """The recorder's command line: ``resend RUN_FOLDER`` from a user; or a process id, from the launcher that is
-    followed."""
+    """The recorder's command line: ``resend RUN_FOLDER`` from a user, or a process id from the launcher to follow."""
     if len(argv) == 1 and argv[0].isdigit():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

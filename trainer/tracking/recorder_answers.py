@@ -1,4 +1,4 @@
-"""What the recorder's process tells the parent, and how an unreachable server is called."""
+"""What the recorder process answers to its parent, and how it calls an unreachable server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_ANSWER = re.compile(r"\[Errno -?\d+\] ([^'\")\]]+)|((?:read |connect(?:ion)? 
 
 
 def tell(message: dict[str, Any]) -> None:
-    """The recorder's process sends an answer to the parent process, which may be gone."""
+    """Send an answer from the recorder process to its parent, which may be gone."""
     with contextlib.suppress(OSError):
         said = {k: redact.text(v) for k, v in message.items() if k in ("warning", "error")}
         print(json.dumps({**message, **said}), file=sys.__stdout__, flush=True)

@@ -1,4 +1,4 @@
-"""tracking.registered_model: a run's logged models become versions of a model in MLflow's registry, with the aliases best and last."""
+"""tracking.registered_model: registers a run's logged models in MLflow's registry, with the aliases best and last."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEGAN, WHICH = "trainer.began", "trainer.which"
 
 
 def register(client: Any, name: str, run_id: str, began: int, models: Mapping[str, str]) -> str:
-    """Make versions of the run's logged models, as often as need be: what is there already is not made again.
+    """Register the run's logged models as versions; can be repeated, as it only adds what is missing.
 
     An alias moves to this run's version, but for one that a newer run has.
 
@@ -65,7 +65,7 @@ def _newer(client: Any, name: str, alias: str, began: int) -> str | None:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether MLflow's model registry will answer so again: there is none, or it does not take the name or the user."""
+    """Whether MLflow's registry will always answer so: there is none, or it refuses the name or the user."""
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException) and str(error.error_code) not in LATER

@@ -1,4 +1,4 @@
-"""The MLflow run of a training that goes on from a checkpoint: opened again as long as it is there, or another one."""
+"""Reopens the MLflow run of a training that resumes from a checkpoint, or opens another if it is gone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OF_AN_END = ("trainer.error", "trainer.ended", "trainer.state", "trainer.lost_wo
 
 
 def find(client: Any, run_id: str) -> Any:
-    """Find the MLflow run to reopen; None: it was deleted, or the store is another one.
+    """Find the MLflow run to reopen; None if it was deleted or belongs to another store.
 
     Raises:
         Exception: what MLflow raises for a server that is away.
@@ -35,7 +35,7 @@ def find(client: Any, run_id: str) -> Any:
 
 
 def go_on(client: Any, run: Any, tags: Mapping[str, str], params: Mapping[str, str]) -> dict[str, str]:
-    """The run is running again, with the tags of its new life; returns the parameters that it does not have yet."""
+    """Set an MLflow run to running again, with the tags of its new life; returns the parameters that it lacks."""
     run_id, there, had = run.info.run_id, dict(run.data.params), dict(run.data.tags)
     client.update_run(run_id, status="RUNNING")
     other = {k: v for k, v in params.items() if there.get(k, v) != v and not k.startswith("resume.")}
@@ -51,14 +51,13 @@ def go_on(client: Any, run: Any, tags: Mapping[str, str], params: Mapping[str, s
 
 
 def anew(run: Mapping[str, Any], before: str) -> dict[str, Any]:
-    """The message that opens a new MLflow run where the one before cannot be reopened; a tag names that one."""
+    """Make the message that opens a new MLflow run if the old one cannot be reopened; a tag names the old one."""
     tags = {**run["tags"], RESUMED_FROM: before}
     return {**run, "tags": tags, "opened": uuid.uuid4().hex, "resumed": False}
 
 
 def taken_up(run_dir: Path, run: Mapping[str, Any]) -> Remembered | None:
-    """Where the MLflow run to reopen had come to, with the message that opens it again; None: the run's life before was
-    not tracked."""
+    """How far the MLflow run to reopen had come, with the message that reopens it; None if it was not tracked."""
     told = tracking_file.read(run_dir)
     if told is None:
         return None

@@ -1,4 +1,4 @@
-"""The folder of an MLflow run, by its tag ``trainer.run_dir``; the server is asked by another process, as the launcher imports no MLflow."""
+"""Finds a run's folder by its MLflow run id, from the tag ``trainer.run_dir``; a separate process imports mlflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSTEAD = "resume=FOLDER of the run"
 
 
 def folder_of(tracking: TrackingConfig, run_id: str) -> Path:
-    """Look up an MLflow run by its id (``resume=RUN_ID``): returns the run's folder.
+    """Look up the folder of an MLflow run by its id (``resume=RUN_ID``).
 
     Raises:
         UserError: there is no such run, or its folder is not on this machine.
@@ -56,7 +56,7 @@ def _asked(uri: str, run_id: str) -> dict[str, str]:
 
 
 def look(uri: str, run_id: str) -> dict[str, str]:
-    """Look up an MLflow run at the tracking server: its folder, an error, or nothing where there is no such run."""
+    """Ask the tracking server for an MLflow run: returns its folder, an error, or {} if there is no such run."""
     from mlflow import MlflowClient
 
     try:

@@ -1,4 +1,4 @@
-"""Lines of metrics.jsonl as MLflow's points, and which of them a server has."""
+"""Converts lines of metrics.jsonl to MLflow metrics, and finds out which of them the server has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Point = tuple[str, int, int, str]
 
 
 def metrics_of(lines: Sequence[bytes]) -> list[Any]:
-    """The points of lines of metrics.jsonl."""
+    """Convert lines of metrics.jsonl to MLflow Metric objects."""
     from mlflow.entities import Metric
 
     points = [json.loads(line) for line in lines]
@@ -21,7 +21,7 @@ def metrics_of(lines: Sequence[bytes]) -> list[Any]:
 
 
 def points_of(metrics: Iterable[Any]) -> Counter[Point]:
-    """How often each point is there."""
+    """Count how often each point occurs among MLflow metrics."""
     return Counter(map(_point, metrics))
 
 
@@ -32,7 +32,7 @@ def _point(metric: Any) -> Point:
 
 
 def without(metrics: Sequence[Any], there: Counter[Point]) -> list[Any]:
-    """Those of the points that are not there."""
+    """The MLflow metrics that are not among the points ``there``, which it uses up."""
     missing = []
     for metric in metrics:
         point = _point(metric)
@@ -44,7 +44,7 @@ def without(metrics: Sequence[Any], there: Counter[Point]) -> list[Any]:
 
 
 class Sent:
-    """Tells of points that are written again, at another time, whether the server has as many of that name and update.
+    """Decides for points that are written again, at another time, whether a server has as many of that name and update.
 
     Args:
         before: the points that metrics.jsonl holds before these.
@@ -57,7 +57,7 @@ class Sent:
         self.there: dict[str, Counter[int]] = {}
 
     def is_missing(self, metric: Any) -> bool:
-        """Whether to send the next point; it then counts as sent."""
+        """Whether the next point must be sent; it then counts as sent."""
         name, step = metric.key, int(metric.step)
         if name not in self.there:
             self.there[name] = Counter(int(m.step) for m in self.history(name))

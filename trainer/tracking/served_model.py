@@ -1,4 +1,4 @@
-"""The model as MLflow serves it: built from its config, given its weights, fed what the data source gives.
+"""The model as MLflow serves it: built from its config, filled with its weights, fed as the data source says.
 
 MLflow keeps a copy of this file and runs it where the model is loaded ("model from code"); it needs neither the run's
 folder nor a pickle of the module, and the trainer's own source travels with it.
@@ -21,11 +21,11 @@ from trainer.weights import fit
 
 
 class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
-    """The MLflow model: inputs (N, ...) as in training, before normalisation, to scores (N, C); rows of text (N,) to
-    probabilities (N,)."""
+    """The MLflow model: inputs (N, ...), before normalisation, to scores (N, C); or rows of text (N,) to probabilities
+    (N,)."""
 
     def load_context(self, context: Any) -> None:
-        """Build the model's module from ``model.json`` and fill it from ``model.safetensors``."""
+        """Build the model from ``model.json`` and load ``model.safetensors`` into it."""
         spec = json.loads(Path(context.artifacts["spec"]).read_text())
         dtype = torch.float64 if spec["fp64"] else torch.float32
         cpu = torch.device("cpu")
@@ -42,8 +42,8 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
         self.reader: Any = None if spec.get("rows") is None else call_target(spec["rows"], "data")
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
-        """The model's scores as an array, for an array of inputs or a dict of such by name; without type hints, which
-        MLflow takes for a schema.
+        """Return the model's scores as an array, for an array of inputs or a dict of such by name. Without type hints,
+        which MLflow takes for a schema.
 
         Where the data are rows of text: probabilities, for a list of rows or a DataFrame with them in its one column.
         """
@@ -58,7 +58,7 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
             return self.module(placed).numpy()
 
     def probabilities(self, rows: list[bytes]) -> Any:
-        """The probability (N,) of label 1, for rows all of which have their label, or none.
+        """The probabilities (N,) of label 1 for rows of text, all of which have their label, or none.
 
         Raises:
             ValueError: rows are wrong; the first one's number, from 0, and why.

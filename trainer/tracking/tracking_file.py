@@ -1,4 +1,4 @@
-"""``tracking.json`` of a run's folder: which MLflow run it is, and how far its points are sent."""
+"""``tracking.json`` in a run's folder: which MLflow run it is, and how many of its points are sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_END = 1 << 62
 
 @dataclass(frozen=True)
 class Remembered:
-    """What the next process must know.
+    """The content of ``tracking.json``: what the next recorder process must know.
 
     Attributes:
         uri: without who logs in; experiment: its name; run_id: None before the server has given one.
@@ -37,7 +37,7 @@ class Remembered:
     run: dict[str, Any] = field(default_factory=dict)
 
     def after_cut(self, lines: bytes, points: int) -> Remembered:
-        """The same where metrics.jsonl is to be cut.
+        """A copy of this record for a metrics.jsonl that will be cut to ``points`` bytes.
 
         Args:
             lines: metrics.jsonl before; points: bytes of it that stay.
@@ -67,7 +67,7 @@ def _updates(lines: bytes) -> tuple[int, int]:
 
 
 def read(run_dir: Path) -> Remembered | None:
-    """What a run's folder tells; None: it was never tracked, or the file cannot be read."""
+    """Read ``tracking.json`` of a run's folder; None if it was never tracked, or the file cannot be read."""
     try:
         told = json.loads((run_dir / FILE).read_text())
         known = {one.name: told[one.name] for one in fields(Remembered) if one.name in told}
@@ -79,13 +79,12 @@ def read(run_dir: Path) -> Remembered | None:
 
 
 def write(run_dir: Path, told: Remembered) -> None:
-    """Replace it; what is secret in it is left out."""
+    """Write ``tracking.json`` of a run's folder, without secrets."""
     leave(run_dir / FILE, asdict(told), private=True)
 
 
 def cut(run_dir: Path, points: int) -> None:
-    """Before metrics.jsonl is cut: note in the tracking file which of its points the server may have. To do it twice
-    changes nothing."""
+    """Before metrics.jsonl is cut: note in tracking.json which of its points the server may have. Can be repeated."""
     told = read(run_dir)
     path = run_dir / POINTS
     if told is None:
@@ -96,7 +95,7 @@ def cut(run_dir: Path, points: int) -> None:
 
 
 def doubt(run_dir: Path, points: int) -> None:
-    """Of a file that came from another machine: what was sent after it was written is not known.
+    """Note in a tracking.json from another machine that it is unknown what was sent after it was written.
 
     Args:
         points: bytes of metrics.jsonl with which the run goes on.

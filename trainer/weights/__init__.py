@@ -1,1 +1,1 @@
-"""Saved weights: what files hold, and whether they fit a model."""
+"""Reads saved weights, and checks whether they fit a model."""

@@ -1,4 +1,4 @@
-"""The weights in a checkpoint, as the validation after that update saw them."""
+"""Reads the weights in a checkpoint, as the validation after that update saw them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class WorkerWeights:
-    """What a worker's part tells of weights.
+    """The weights in a worker's part of a checkpoint.
 
     Attributes:
         model: parameters by name; ema: their average, buffers last. None: as in the first worker's part.
@@ -32,7 +32,7 @@ class WorkerWeights:
 
 
 def read(folder: Path, averaged: bool = False) -> Tensors:
-    """Read a checkpoint's weights: parameters and buffers by name, those too that a state_dict leaves out.
+    """Read a checkpoint's weights: parameters and buffers by name, including those that a state_dict leaves out.
 
     Where each worker has parameters of its own (``local_sgd``), these are their mean, weighted by the samples behind each; those
     that parameter servers keep are theirs.

@@ -1,4 +1,4 @@
-"""Saved weights for the very model that they were of: do they fit it, and into it."""
+"""Checks whether saved weights fit a model of the same architecture, and loads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.weights.tensor_files import some
 
 
 def check(path: Path, model: nn.Module, called: str) -> None:
-    """Refuse a file of weights that lacks a parameter or buffer of the model, has another shape, or holds others.
+    """Refuse a file of weights that lacks a parameter or buffer of the model, has another shape, or has extra ones.
 
     Args:
         model: may be on the meta device.
@@ -48,7 +48,7 @@ def check(path: Path, model: nn.Module, called: str) -> None:
 
 
 def load(path: Path, model: nn.Module) -> None:
-    """Copy a file's weights into the model, in the model's own types and on its device.
+    """Copy a file's weights into the model, in the model's dtypes and on its device.
 
     Raises:
         UserError: they do not fit.

@@ -1,5 +1,5 @@
-"""Rows of embedding tables before their first update, which follow from (seed, table, row id): the same on any number of
-servers, or on none."""
+"""Draws the initial rows of embedding tables from (seed, table, row id): the same for any number of servers, or
+none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK = 1 << 18
 
 @dataclass(frozen=True)
 class RowInit:
-    """How a fresh row of a table is drawn: ``uniform`` in [-scale, scale), ``normal`` with that deviation, or
+    """How a new row of a table is drawn: ``uniform`` in [-scale, scale), ``normal`` with that deviation, or
     ``zeros``."""
 
     kind: str = "uniform"
@@ -28,7 +28,7 @@ class RowInit:
 
 
 def table_key(seed: int, table: str) -> np.uint64:
-    """The key of 64 bits that a table's random rows follow from, the same in every process and on every machine."""
+    """The 64-bit key from which a table's random rows follow, the same in every process and on every machine."""
     return np.uint64(hash_of(f"{seed}/{table}"))
 
 
@@ -40,7 +40,7 @@ def uniforms(key: np.uint64, ids: np.ndarray, columns: int) -> np.ndarray:
 
 
 def draw_rows(key: np.uint64, ids: np.ndarray, dim: int, init: RowInit) -> np.ndarray:
-    """The fresh rows (N, dim) float64 of these ids (N,), whatever their order and company."""
+    """Draw the initial rows (N, dim) float64 of these ids (N,); each depends on its id alone."""
     if init.kind == "zeros":
         return np.zeros((len(ids), dim))
     if init.kind == "uniform":
@@ -51,7 +51,7 @@ def draw_rows(key: np.uint64, ids: np.ndarray, dim: int, init: RowInit) -> np.nd
 
 
 def fresh_table(seed: int, name: str, shape: tuple[int, ...], init: RowInit, dtype: torch.dtype) -> torch.Tensor:
-    """A whole table (rows, columns) of fresh rows."""
+    """Draw a whole table (rows, columns) of initial rows."""
     weight, key = torch.empty(shape, dtype=dtype), table_key(seed, name)
     for start in range(0, len(weight), CHUNK):
         ids = np.arange(start, min(start + CHUNK, len(weight)))

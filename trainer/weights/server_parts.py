@@ -1,4 +1,4 @@
-"""What parameter servers have saved: the file of each, and the model's parameters put together from them."""
+"""Reads what parameter servers have saved: one file each, from which the model's parameters are put together."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ DENSE, TABLE = "dense", "table"
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What a server tells of a table: columns, type, sparse rule, rows (None: any id) and how many are there, and how fresh rows are
-    drawn."""
+    """What a server's file tells of a table: its columns, dtype, sparse rule, rows and initialisation. ``num_rows``:
+    None for any id; ``rows``: how many are there."""
 
     dim: int
     dtype: str
@@ -35,13 +35,13 @@ class TableFacts:
 
     @property
     def kind(self) -> torch.dtype:
-        """The type of its values."""
+        """The torch dtype of the table's values."""
         return getattr(torch, self.dtype)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class ServerFile:
-    """One server's file; tensors are mapped into memory and read when asked for."""
+    """The file of one server; tensors are mapped into memory and read when accessed."""
 
     server: int
     path: Path
@@ -52,35 +52,35 @@ class ServerFile:
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """What the server told besides its tensors."""
+        """The server's metadata, besides its tensors."""
         return dict(json.loads(self._file.metadata()["meta"]))
 
     @property
     def version(self) -> int:
-        """Updates that were applied."""
+        """The number of updates that the server had applied."""
         return int(self.meta["version"]) - int(self.meta.get("skipped", 0))
 
     @property
     def life(self) -> int:
-        """The random number of the server's life that wrote it."""
+        """The random number of the server's life that wrote the file."""
         return int(self.meta.get("life", 0))
 
     @property
     def layout(self) -> Mapping[str, Any]:
-        """What the server was told of the model, as JSON data; empty in persistables."""
+        """The layout of the model that the server was given, as JSON data; empty in persistables."""
         return dict(self.meta.get("layout", {}))
 
     @cached_property
     def tables(self) -> dict[str, TableFacts]:
-        """By name."""
+        """The facts of the server's tables, by name."""
         return {name: TableFacts(**told) for name, told in self.meta["tables"].items()}
 
     def keys(self) -> list[str]:
-        """Names of the tensors in this part."""
+        """The names of the tensors in this file."""
         return list(self._file.keys())
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor of this part by its name."""
+        """Read a tensor of this file by its name."""
         tensor: torch.Tensor = self._file.get_tensor(name)
         return tensor
 
@@ -97,18 +97,18 @@ Piece = tuple[int, torch.Tensor]
 
 
 def part_name(server: int | str) -> str:
-    """The file name of the part of the weights that a parameter server keeps."""
+    """The name of the file that a parameter server saves."""
     return f"server-{server}.safetensors"
 
 
 def parts_of(folder: Path) -> list[ServerFile]:
-    """The servers' parts in a folder that was checked by who handed it over."""
+    """The servers' files in a folder that the caller has checked."""
     servers = len(list(folder.glob(part_name("*"))))
     return [ServerFile(server, folder / part_name(server)) for server in range(servers)]
 
 
 def pieces(parts: Sequence[Tensors]) -> dict[str, dict[str, list[Piece]]]:
-    """Of each kind of vector (the parameters, momentum) and of each parameter, the pieces that servers have saved."""
+    """The pieces that servers have saved of each parameter, by kind of vector (the parameters, momentum) and name."""
     found: dict[str, dict[str, list[Piece]]] = {}
     for tensors in parts:
         for name in tensors:
@@ -119,7 +119,8 @@ def pieces(parts: Sequence[Tensors]) -> dict[str, dict[str, list[Piece]]]:
 
 
 def parameters(folder: Path, model: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The whole parameters by name. A row of a table that nobody has touched has its first values.
+    """Put the model's whole parameters together from servers' files. A table row that nobody has touched has its
+    initial values.
 
     Args:
         folder: of the checkpoint.
@@ -143,7 +144,7 @@ def parameters(folder: Path, model: Mapping[str, torch.Tensor]) -> dict[str, tor
 
 
 def whole(like: torch.Tensor, cut: Sequence[Piece]) -> torch.Tensor:
-    """A parameter, or what is remembered of it, from its pieces.
+    """Put a parameter, or its optimizer state, together from its pieces.
 
     Raises:
         ValueError: some are missing.

@@ -1,4 +1,4 @@
-"""Files of tensors by name: safetensors, what torch.save made of a state_dict, alone or nested; or a checkpoint of a run."""
+"""Reads files of named tensors: safetensors, torch.save's state_dicts (also nested), or a run's checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def read(path: Path, what: str) -> dict[str, torch.Tensor]:
-    """The tensors of a weights file, on the CPU. Nothing in the file is executed.
+    """Read the tensors of a weights file, on the CPU. Nothing in the file is executed.
 
     Args:
         what: the key and value that named the file.
@@ -90,7 +90,7 @@ def _converts(kind: torch.dtype) -> bool:
 
 
 def refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what: str) -> None:
-    """Refuse complex tensors in a file of weights: they do not become real ones.
+    """Refuse complex tensors in a file of weights for real parameters.
 
     Raises:
         UserError: those of these names should.
@@ -101,7 +101,7 @@ def refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what: 
 
 
 def into(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) -> None:
-    """Copy tensors from a file into the model, in its own types and on its device; the model's other tensors stay.
+    """Copy tensors from a file into the model, in its dtypes and on its device; its other tensors stay.
 
     Raises:
         UserError: it cannot take them.
@@ -116,14 +116,14 @@ def into(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) -> None:
 
 
 class Outline(NamedTuple):
-    """Shape of a tensor in a weights file, and whether it is complex; known without reading its values."""
+    """The shape of a tensor in a weights file, and whether it is complex; known without reading its values."""
 
     shape: tuple[int, ...]
     is_complex: bool
 
 
 def outlines(path: Path, what: str) -> dict[str, Outline]:
-    """The outline of every tensor in a weights file by name; of safetensors without reading the values.
+    """The outline of every tensor in a weights file, by name; for safetensors without reading the values.
 
     Raises:
         UserError: it cannot be read as what its name says.
@@ -159,13 +159,12 @@ def left_out(path: Path) -> list[str]:
 
 
 def unwrapped(by_name: Mapping[str, T], own: Container[str]) -> dict[str, T]:
-    """The tensors of a file by the model's own names, without the prefix ``module.`` that a wrapper such as DDP has put
-    before them."""
+    """Rename a file's tensors to the model's own names, without the prefix ``module.`` of a wrapper such as DDP."""
     return {name if name in own else name.removeprefix(WRAPPED): one for name, one in by_name.items()}
 
 
 def some(names: Iterable[object], between: str = ", ") -> str:
-    """The first few of the many tensors' names in a file of weights, for an error, and how many more there are."""
+    """The first few of many tensor names, and how many more there are, for an error."""
     listed = [shortened(str(name)) for name in names]
     more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
     return between.join(listed[:MOST_NAMED]) + more

@@ -1,4 +1,4 @@
-"""What a file of torch.save asks torch.load for, followed before anything is made: a few bytes could ask for any memory.
+"""Checks a torch.save file before torch.load makes any object, because a few bytes could ask for any amount of memory.
 
 ``torch.load(weights_only=True)`` calls what it knows with any arguments: ``bytearray(5 * 2**30)`` is a file of 32 bytes.
 """
@@ -31,7 +31,7 @@ AGAIN = "torch.save(torch.load(FILE, weights_only=True), FILE), of a file that y
 
 @dataclass(slots=True)
 class StackItem:
-    """What torch.load would have on its stack: how much it costs to copy, and its name or items."""
+    """An item on torch.load's stack in :func:`follow`: its cost to copy, and its name or items."""
 
     size: int = 1
     name: str = ""
@@ -39,7 +39,7 @@ class StackItem:
 
 
 def check(path: Path, what: str) -> None:
-    """Refuse a file that is not torch.save's own of today, or that asks torch.load for more than it has.
+    """Refuse a file that is not in torch.save's current format, or that makes torch.load allocate more than it holds.
 
     Args:
         what: the key and value that named the file.
@@ -74,7 +74,7 @@ def _refuse_packed(path: Path, what: str) -> None:
 
 
 def follow(content: bytes) -> None:
-    """Go through a pickle's operations as torch.load does, without making any object.
+    """Simulate a pickle's operations as torch.load runs them, without making any object.
 
     Raises:
         ValueError: it calls another function than those, or copies more in total than it has bytes.

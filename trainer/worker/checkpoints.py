@@ -112,8 +112,7 @@ class Checkpoints:
             self._take(run, run.epoch + 1)
 
     def look(self, run: Training, decides: bool = True) -> None:
-        """For asynchronous workers between two updates: the first one calls for a checkpoint, others look whether it
-        has.
+        """For asynchronous workers between updates: the first one calls for a checkpoint, others look for its call.
 
         Args:
             decides: the first may say so now.

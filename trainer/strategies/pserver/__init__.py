@@ -1,1 +1,1 @@
-"""strategy=pserver_*: parameters in server processes, reached over ZeroMQ."""
+"""strategy=pserver_*: parameter servers, which workers reach over ZeroMQ."""

@@ -1,1 +1,1 @@
-"""Rows of embedding tables, for servers and for replicas in workers: where they lie, how they change."""
+"""Stores and updates the rows of embedding tables, in servers and in workers' replicas."""

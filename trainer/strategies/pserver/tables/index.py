@@ -1,4 +1,4 @@
-"""Row ids to storage slots: an array where ids are few, else an open-addressing hash table; each step takes whole arrays."""
+"""Maps row ids to storage slots, whole arrays at a time, by a direct array or an open-addressing hash table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIRECT = 1 << 24
 
 
 class Index(ABC):
-    """Maps ids (int64, from 0) of rows to storage slots 0, 1, 2, ..."""
+    """Base class of the maps from row ids (int64, from 0) to storage slots 0, 1, 2, ..."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -31,19 +31,19 @@ class Index(ABC):
 
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
+        """The bytes that the index's arrays take."""
 
     @abstractmethod
     def ids(self) -> np.ndarray:
-        """(len,) the ids present, in the order of :meth:`slots`."""
+        """The ids present (len,), in the order of :meth:`slots`."""
 
     @abstractmethod
     def slots(self) -> np.ndarray:
-        """(len,) the slots of :meth:`ids`."""
+        """The slots (len,) of :meth:`ids`."""
 
     @abstractmethod
     def find(self, ids: np.ndarray) -> np.ndarray:
-        """Slots (N,) of these ids (N,), -1 where absent.
+        """The slots (N,) of these ids (N,), -1 for absent ones.
 
         Raises:
             ValueError: an id below 0.
@@ -58,7 +58,7 @@ class Index(ABC):
         """Forget ids; the slots of those that were present."""
 
     def add(self, ids: np.ndarray) -> np.ndarray:
-        """Slots (N,) of these unique ids (N,); those that were absent are added.
+        """Return the slots (N,) of these unique ids (N,), adding those that are absent.
 
         New ids take the slots given back by :meth:`remove` first, then consecutive ones from ``high``.
 
@@ -74,7 +74,7 @@ class Index(ABC):
         return slots
 
     def remove(self, ids: np.ndarray) -> np.ndarray:
-        """Remove these unique ids (N,), present or not. Returns the slots set free, (M,)."""
+        """Remove these unique ids (N,), present or not; returns the slots set free (M,)."""
         slots = self._drop(_checked(ids))
         self._count -= len(slots)
         self._free = np.concatenate([self._free, slots])
@@ -91,12 +91,12 @@ class Index(ABC):
 
 
 def index_of(rows: int | None) -> Index:
-    """The index for a table of so many rows; None: of any ids."""
+    """Make the index for a table of ``rows`` rows; None: for any ids."""
     return HashIndex() if rows is None or rows > DIRECT else DirectIndex(rows)
 
 
 class DirectIndex(Index):
-    """The index of ids below ``rows``, each with a place of its own."""
+    """The index for ids below ``rows``: an array with a place for each id."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class DirectIndex(Index):
 
 
 class HashIndex(Index):
-    """The index of any ids (int64, 0..2^63-1): linear probing, at most half full (Knuth, vol. 3, 6.4).
+    """The index for any ids (int64, 0..2^63-1): hashing with linear probing, at most half full (Knuth, vol. 3, 6.4).
 
     The probes of one call advance together: a round looks at the next places of every id that is still searching, so the
     number of Python steps follows the longest probe, not the number of ids.

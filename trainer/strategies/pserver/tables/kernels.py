@@ -1,4 +1,4 @@
-"""Sparse optimizers: how gathered rows of a table, and what the optimizer keeps beside them, change with a gradient.
+"""Sparse optimizers: update gathered rows of a table, and their optimizer state, by a gradient.
 
 Each gives the numbers of its namesake in ``torch.optim`` for a sparse gradient without repeated rows.
 """
@@ -17,21 +17,21 @@ from trainer.strategies.pserver.tables.whole_rows import gather, put
 
 
 class Kernel(Protocol):
-    """One sparse optimizer of rows."""
+    """Protocol of the sparse optimizers of table rows."""
 
     @property
     def name(self) -> str:
-        """The name under which :func:`kernel` finds this optimizer."""
+        """The name by which :func:`kernel` finds this optimizer."""
 
     @property
     def initial(self) -> float:
-        """The first value of a fresh row's state columns."""
+        """The initial value of a new row's state columns."""
 
     def state_columns(self, dim: int) -> int:
-        """S: columns of state beside a row of ``dim`` columns."""
+        """The number S of state columns that the optimizer keeps beside a row of ``dim`` columns."""
 
     def apply(self, values: torch.Tensor, state: torch.Tensor, gradients: torch.Tensor, lr: float, step: int) -> None:
-        """Update values (U, D) and state (U, S), copies of their rows, in place by gradients (U, D).
+        """Update values (U, D) and state (U, S), which are copies of their rows, in place by gradients (U, D).
 
         Args:
             lr: learning rate of this update.
@@ -103,7 +103,7 @@ class RowwiseAdagrad:
 
 @dataclass(frozen=True)
 class Adam:
-    """``torch.optim.SparseAdam``, lazy Adam: moments of rows without a gradient stay, the bias correction goes on.
+    """``torch.optim.SparseAdam`` (lazy Adam): moments of rows without a gradient stay; the bias correction goes on.
 
     The correction is by the table's step, not by how often the row itself was updated (Kingma & Ba, 2015).
     """
@@ -126,8 +126,7 @@ class Adam:
 
 
 def kernel(name: str, **hyperparameters: Any) -> Kernel:
-    """The kernel that updates the touched rows of a server's sparse table as the optimizer of that name does, with its
-    hyperparameters.
+    """Make the sparse optimizer of that name, with its hyperparameters, for the rows of a server's table.
 
     Args:
         name: sgd, adagrad, rowwise_adagrad or adam.
@@ -153,8 +152,8 @@ def kernel(name: str, **hyperparameters: Any) -> Kernel:
 
 
 def summed(parts: Sequence[tuple[np.ndarray, torch.Tensor]]) -> tuple[np.ndarray, torch.Tensor]:
-    """Gradients of the same rows added up: unique ids (U,) ascending, and (U, D). The ids of each part ascend, and
-    are unique."""
+    """Add up gradients of the same rows: returns unique ids (U,) ascending, and (U, D). The ids of each part ascend,
+    and are unique."""
     ids = np.concatenate([ids for ids, _ in parts])
     order = ids.argsort(kind="stable")  # merges the parts, where np.unique would sort them
     once, positions = distinct(ids[order], order)
@@ -168,8 +167,7 @@ def summed(parts: Sequence[tuple[np.ndarray, torch.Tensor]]) -> tuple[np.ndarray
 
 
 def distinct(ordered: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct row ids (U,) of sorted ids (N,), and (N,) where each id is in these, in the order before the sort; a
-    kernel's step."""
+    """The distinct ids (U,) of sorted row ids (N,), and each id's index in these (N,), in the order before sorting."""
     first = np.ones(len(ordered), dtype=np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     positions = np.empty(len(ordered), dtype=np.int64)

@@ -1,1 +1,1 @@
-"""A worker's side: requests to servers, and what each mode pulls and pushes."""
+"""The worker's side of the parameter server: requests to servers, and what each mode pulls and pushes."""

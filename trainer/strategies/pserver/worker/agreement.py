@@ -1,4 +1,4 @@
-"""Buffers (such as batch-norm statistics) that all workers of a parameter server agree on."""
+"""Makes buffers (such as batch-norm statistics) equal on all workers of a parameter server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 def agree_on(
     buffers: Sequence[torch.Tensor], all_reduce_sum: Callable[[torch.Tensor], torch.Tensor], first: bool, average: bool
 ) -> None:
-    """Agree on the buffers of all workers: the first one's, or their average; a meeting in any case, so that all begin
-    together.
+    """Give all workers the first one's buffers, or their average; a collective call in either case.
 
     Args:
         first: this is the first worker.

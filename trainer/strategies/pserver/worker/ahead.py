@@ -1,4 +1,4 @@
-"""Rows of the next batch, fetched while this one is computed."""
+"""Fetches the rows of the next batch while the current one is computed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Ids = dict[int, tuple[torch.Tensor, np.ndarray, torch.Tensor]]
 
 
 def wanted(coming: Ids) -> dict[int, np.ndarray]:
-    """By table, the ids that a batch needs."""
+    """The ids that a batch needs, by table number."""
     return {n: once for n, (_, once, _) in coming.items()}
 
 
 class Ahead:
-    """What a worker knows of its next batch, so that the rows it needs are fetched while this batch is computed.
+    """What a worker knows of its next batch, so that its rows are fetched while the current batch is computed.
 
     Args:
         tables: the model's.
@@ -42,18 +42,17 @@ class Ahead:
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, np.ndarray, torch.Tensor, torch.Tensor]] = {}
 
     def computing(self, inputs: Any) -> None:
-        """Note that a batch of these inputs is computed now; if it was the expected one, nothing is known of the
-        next."""
+        """Note that a batch with these inputs is computed now; if it was the expected one, the next is unknown."""
         if inputs is self._expected:
             self._expected = None
         self._inputs = inputs
 
     def expect(self, inputs: Any) -> None:
-        """Note the inputs of the batch after the present one."""
+        """Note the inputs of the next batch."""
         self._expected = inputs
 
     def coming(self) -> Ids | None:
-        """Ids of the next batch, found when first requested, and only once; None: nothing is known of it."""
+        """Return the ids of the next batch, once; None if it is unknown."""
         inputs, self._expected = self._expected, None
         return None if inputs is None else self._ids_of(inputs)
 
@@ -67,7 +66,7 @@ class Ahead:
         return found
 
     def learn_path(self, table: RemoteTable, ids: torch.Tensor) -> None:
-        """Find out which part of a batch holds a table's ids, so that the next batch's rows can be fetched ahead."""
+        """Find out which input of a batch holds a table's ids, so that the next batch's rows can be fetched ahead."""
         if table.number in self._paths:
             return
         named = self._inputs.items() if isinstance(self._inputs, dict) else [("", self._inputs)]
@@ -77,7 +76,7 @@ class Ahead:
         self._paths[table.number] = path
 
     def recall(self) -> bool:
-        """Take what was received for the batch that is computed now before the run was saved; returns whether anything was.
+        """Use the rows that a checkpoint holds for the batch computed now; returns whether it holds any.
 
         Raises:
             RunFailed: it is another batch.
@@ -92,7 +91,7 @@ class Ahead:
         return True
 
     def state(self) -> dict[str, Any]:
-        """What is known of the next batch, once it was received, for ``load``."""
+        """What has been received for the next batch, for :meth:`load`."""
         received = None
         if self.fetched is not None:
             ids, fetched = self.fetched
@@ -100,15 +99,16 @@ class Ahead:
         return {"paths": self._paths, "received": received if received is not None else self.received}
 
     def load(self, paths: Mapping[int, str | None], received: Any) -> None:
-        """Go on from there."""
+        """Restore what :meth:`state` returned."""
         self._paths = dict(paths)
         self.received = None if received is None else (dict(received[0]), dict(received[1]))
 
     def keep(self, ids: Ids, rows: Mapping[int, torch.Tensor]) -> None:
-        """Keep the rows that were fetched ahead, for the coming forward."""
+        """Keep the rows that were fetched ahead, for the next forward."""
         self._rows = {(n, id(own)): (own, once, places, rows[n]) for n, (own, once, places) in ids.items()}
 
     def take(self, table: RemoteTable, ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor, torch.Tensor] | None:
-        """Rows of a forward's ids, if they were fetched ahead: unique ids (U,), positions, rows (U, D); each once."""
+        """Return the rows fetched ahead for a forward's ids, once: unique ids (U,), positions, rows (U, D); else
+        None."""
         ready = self._rows.pop((table.number, id(ids)), None)
         return ready[1:] if ready is not None and ready[0] is ids else None

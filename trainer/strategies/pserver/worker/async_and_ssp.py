@@ -1,5 +1,4 @@
-"""The worker's side of strategy=pserver_async and pserver_ssp: a worker pushes its gradients when it likes; with ssp
-nobody runs too far ahead."""
+"""The workers of strategy=pserver_async and pserver_ssp, which push gradients without a common step."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from trainer.strategies.pserver.worker.push import Rows, WholePush
 
 
 class Stale(CommonStart):
-    """The worker's side that pserver_async and pserver_ssp share: pushes the gradient of its own batch and goes on.
+    """Base class of the pserver_async and pserver_ssp workers: pushes the gradient of its own batch and goes on.
 
     Gradients are merged (added up) while ``send_queue_size`` pushes are under way, up to ``most_merged``.
     """
@@ -50,7 +49,7 @@ class Stale(CommonStart):
 
     @property
     def early(self) -> bool:
-        """Whether the next batch's parameters are requested before the present batch is computed."""
+        """Whether the next batch's parameters are requested before the current batch is computed."""
         return False
 
     @property
@@ -60,7 +59,7 @@ class Stale(CommonStart):
 
     @property
     def patience(self) -> int:
-        """How many updates a merge waits for more gradients although it could be pushed."""
+        """How many updates a merge waits for more gradients even if it could be pushed."""
         return 0
 
     @property
@@ -68,11 +67,11 @@ class Stale(CommonStart):
         return self.options.thread_pool_size
 
     def due(self, coming: int = 0) -> bool:
-        """Whether dense parameters are to be pulled, after so many more updates."""
+        """Whether dense parameters must be pulled after ``coming`` more updates."""
         return True
 
     def fetch_ahead(self, ends: bool = True) -> None:
-        """Request the rows and parameters that the next batch needs, where the next batch is known.
+        """Request the rows and parameters that the next batch needs, if that batch is known.
 
         Args:
             ends: the update ends before that batch; all batches of one see the same dense parameters.
@@ -108,7 +107,7 @@ class Stale(CommonStart):
 
     @property
     def limit(self) -> int:
-        """How many requests of pushes may be under way."""
+        """How many pushes may be unanswered at a time."""
         return self.options.send_queue_size * self.seat.servers
 
     def _merge(self, dense: list[torch.Tensor], rows: Rows, samples: float) -> None:
@@ -121,7 +120,7 @@ class Stale(CommonStart):
             self.merged_rows.setdefault(number, []).append(part)
 
     def send(self) -> None:
-        """Push the merged gradients; waits while too many pushes are under way."""
+        """Push the merged gradients; waits while too many pushes are unanswered."""
         if not self.merged:
             return
 
@@ -183,7 +182,7 @@ class Stale(CommonStart):
 
 
 class PserverAsync(Stale):
-    """The worker's side of strategy=pserver_async: pushes its gradients and goes on; nobody waits for anybody.
+    """A worker of strategy=pserver_async: pushes its gradients and goes on, without waiting for other workers.
 
     With ``independent_recv_thread`` what the next batch needs is asked for before this one is computed: nothing is waited
     for, and the parameters lack this worker's last push. Without, it is asked for after the push, and contains it.
@@ -210,8 +209,7 @@ class PserverAsync(Stale):
 
 
 class PserverSsp(Stale):
-    """The worker's side of strategy=pserver_ssp: asynchronous, with at most ``staleness`` steps between the fastest
-    and the slowest worker.
+    """A worker of strategy=pserver_ssp: asynchronous, but at most ``staleness`` steps ahead of the slowest.
 
     Every step begins with a pull that the servers answer only when the slowest worker is near enough; ``done`` counts
     this worker's steps since the last meeting.
@@ -260,8 +258,8 @@ class PserverSsp(Stale):
         self._say(RESTS, 0)
 
     def wake(self, anew: bool) -> None:
-        """Go on with as many steps as the slowest of the others; where servers disagree on who that is, with the
-        greatest number, so that nobody waits for steps this worker has left out."""
+        """Take steps again, counting from those of the slowest other worker. Where servers disagree on who that is, the
+        greatest number counts, so that nobody waits for steps this worker has left out."""
         clock, before = 0 if anew else self.done, self.client.greetings
         self.rests, self.wakes = False, clock
         clocks = {answer.clock for answer in self._say(WAKES, clock)}

@@ -1,4 +1,4 @@
-"""A worker's side of the protocol: requests to all servers, sent again until they are answered, waited for with a deadline.
+"""A worker's requests to all servers: repeated until they are answered, and waited for with a deadline.
 
 No socket, no thread and no clock is here: they are the connections'. So the same client runs in the simulator of
 tests/simulation.
@@ -50,21 +50,21 @@ VERSIONED = (Verb.PULL, Verb.PUSH)
 
 
 class Fenced(RunFailed):
-    """This worker was declared lost, or was started again elsewhere; the others go on without it."""
+    """Raised when this worker was declared lost, or was restarted elsewhere; the others go on without it."""
 
     ends_run = False
 
 
 class Over(RunFailed):
-    """A server cannot go on: another worker is lost."""
+    """Raised when a server cannot go on because another worker is lost."""
 
     follows = True
 
 
 @dataclass(slots=True)
 class Request:
-    """A request of this worker to one server, and its answer when it is there. ``greets``: it comes before all others at a server
-    that was started again."""
+    """A request of this worker to one server, and its answer once it is there. ``greets``: it comes before all others
+    at a server that was started again."""
 
     server: int
     message: Message
@@ -78,7 +78,7 @@ class Request:
 
 
 class Client:
-    """The worker's side of the protocol: its requests to all servers of a run.
+    """Sends a worker's requests to all servers of a run, and waits for the answers.
 
     Args:
         rank: the worker.
@@ -122,7 +122,7 @@ class Client:
             raise
 
     def hello(self) -> None:
-        """Begin a life: learn which pushes of this worker are applied; go on counting after the last that any server
+        """Begin a life: learn which pushes of this worker are applied, and count on after the last that any server
         has."""
         answers = self._hello(0)
         self.watermarks = [a.sequence for a in answers]
@@ -169,7 +169,8 @@ class Client:
             self._send(before)
 
     def acknowledged_after(self, begins: int, under_way: Set[int]) -> np.ndarray:
-        """(N,) pushes after that number of which the server's life before has acknowledged all but those under way."""
+        """The numbers (N,) of pushes after ``begins`` that a server's life before has acknowledged: all not under
+        way."""
         return np.array([n for n in range(begins + 1, self.sequence + 1) if n not in under_way], dtype=np.int64)
 
     def _greeted(self, server: int, answer: Message) -> None:
@@ -215,8 +216,8 @@ class Client:
     def ask(
         self, server: int, message: Message, then: Callable[[Message], None] | None = None, greets: bool = False
     ) -> Request:
-        """Send a request to one server; its buffers must not change until it is answered. It waits here while a server that was
-        started again has not taken what comes first.
+        """Send a request to one server; its buffers must not change until it is answered. It waits here while a server
+        that was started again has not taken what comes first.
 
         Args:
             then: called with the answer, by the next call that waits for anything.
@@ -250,14 +251,15 @@ class Client:
             raise RunFailed(f"{what} has {part} in one frame, and servers take {limit:,}. What helps: {instead}")
 
     def push(self, messages: Sequence[Message], then: Callable[[Message], None] | None = None) -> list[Request]:
-        """Send the next push: its part for each server, all with the same sequence number."""
+        """Send the next push: one message to each server, all with the same sequence number."""
         self.sequence += 1
         for message in messages:
             message.sequence = self.sequence
         return [self.ask(server, message, then) for server, message in enumerate(messages)]
 
     def meet(self, message: Message, then: Callable[[Message], None], meanwhile: Callable[[], None] | None) -> Message:
-        """Ask server 0 for a sum over the workers, and wait for it: longer where the first one comes when the servers have saved.
+        """Ask server 0 for a sum over the workers, and wait for it. It waits longer where the first one comes when the
+        servers have saved.
 
         Raises:
             RunFailed: as ``wait``.
@@ -267,14 +269,14 @@ class Client:
         return answer
 
     def take(self) -> None:
-        """Take the answers that have come, without waiting."""
+        """Take in the answers that have arrived, without waiting."""
         for message in self.connections.receive():
             self._answered(message)
         for server, life in self.connections.started_again().items():
             self._greet(server, life)
 
     def pause(self, seconds: float) -> None:
-        """Sleep, and take what has come meanwhile."""
+        """Sleep for some seconds, taking in answers meanwhile."""
         self.connections.sleep(seconds)
         self.take()
         self._send_again()
@@ -295,7 +297,7 @@ class Client:
     def wait(
         self, requests: Iterable[Request], patience_s: float | None = None, meanwhile: Callable[[], None] | None = None
     ) -> list[Message]:
-        """Wait for the answers of all these requests.
+        """Wait for the answers of all these requests and return them.
 
         Args:
             meanwhile: called now and then; what it takes is no part of the patience.
@@ -317,7 +319,7 @@ class Client:
     def until(
         self, done: Callable[[], bool], patience_s: float | None = None, meanwhile: Callable[[], None] | None = None
     ) -> None:
-        """Take answers until the condition holds.
+        """Take in answers until ``done()`` holds.
 
         Raises:
             RunFailed: as ``wait``.
@@ -370,7 +372,7 @@ class Client:
                 self.connections.send(request.server, request.frames)
 
     def bye(self) -> None:
-        """Say goodbye to all servers; one that is gone already is not waited for long."""
+        """Say goodbye to all servers, without waiting long for one that is gone already."""
         self.under_way.clear()
         there = [s for s in self.servers if self.incarnations[s] and s not in self.greeting]
         try:

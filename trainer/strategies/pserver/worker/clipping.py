@@ -1,4 +1,4 @@
-"""Clipping of a worker's own gradient: dense parameters, and rows of tables."""
+"""Clips a worker's own gradient: of dense parameters, and of table rows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from trainer.strategies.pserver.worker.push import Rows
 
 
 def clip_values(parameters: Iterable[nn.Parameter], rows: Rows, limit: float | None) -> None:
-    """Bring each element of a worker's gradient into [-limit, limit]."""
+    """Clip each element of a worker's gradient into [-limit, limit]."""
     if limit is not None:
         for values in _gradients(parameters, rows):
             values.clamp_(-limit, limit)
 
 
 def clip_factor(parameters: Iterable[nn.Parameter], rows: Rows, norm: float | None) -> float:
-    """The factor that brings the norm of a worker's whole gradient to at most ``norm``."""
+    """The factor that scales a worker's whole gradient to a norm of at most ``norm``."""
     if norm is None:
         return 1.0
     square = sum(float(g.double().square().sum()) for g in _gradients(parameters, rows))

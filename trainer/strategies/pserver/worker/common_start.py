@@ -1,4 +1,4 @@
-"""The first step of workers that have no common step later: together, or each when it is ready."""
+"""The first step of asynchronous workers: all together, or each when it is ready (``launch_barrier``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.strategies.pserver.worker.worker import PserverWorker
 
 
 class CommonStart(PserverWorker):
-    """The worker's side that pserver_async, pserver_ssp and pserver_geo share: ``launch_barrier``.
+    """Base class of the pserver_async, pserver_ssp and pserver_geo workers, with ``launch_barrier``.
 
     Attributes:
         begun: this worker has met the others, or need not.
@@ -25,7 +25,7 @@ class CommonStart(PserverWorker):
         self.begun = False
 
     def begin(self) -> None:
-        """Begin the first step together with all workers, if ``launch_barrier`` asks for it."""
+        """Before the first step, wait for all workers if ``launch_barrier`` is set."""
         if not self.begun and self.options.launch_barrier:
             self.meet()
         self.begun = True

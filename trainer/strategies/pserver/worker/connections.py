@@ -1,4 +1,4 @@
-"""A worker's connections to all servers, and its clock: what the client needs of the world outside."""
+"""A worker's connections to all servers, and its clock: all that the client needs of the outside world."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from trainer.strategies.pserver.protocol.sockets import LINGER_MS, WorkerSocket
 
 
 class Connections(Protocol):
-    """The worker's connections to all servers, and its clock. A message may be lost, come twice, late, or after later
-    ones."""
+    """Protocol of a worker's connections to all servers, and its clock. A message may be lost, come twice, late, or
+    after later ones."""
 
     count: int
     """Servers."""
@@ -29,29 +29,29 @@ class Connections(Protocol):
     """Longest time between two looks at which servers were started again."""
 
     def now(self) -> float:
-        """The worker's clock, in seconds."""
+        """The time on the worker's clock, in seconds."""
 
     def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """A vector (count,) for values that will be sent, uninitialised, where sending takes least."""
+        """Return an uninitialised vector (count,) for values to send, in memory from which sending is cheapest."""
 
     def send(self, server: int, frames: Sequence[Any]) -> None:
-        """Hand a packed message over for one server; its buffers must not change before it is answered."""
+        """Send a packed message to one server; its buffers must not change before it is answered."""
 
     def receive(self) -> list[Message]:
-        """The answers that have come from all servers."""
+        """Return the answers that have arrived from all servers."""
 
     def started_again(self) -> dict[int, int]:
-        """The servers that were started again since the last look, and the numbers of their lives. From now on messages go to
-        these lives, and nothing more comes from the lives before."""
+        """The servers that were restarted since the last call, and the numbers of their lives. From now on messages go
+        to these lives, and nothing more comes from the lives before."""
 
     def is_saving(self, server: int) -> bool:
-        """Whether a server says that it writes its part of a checkpoint, and answers nobody meanwhile."""
+        """Whether a server reports that it writes its part of a checkpoint and answers nobody meanwhile."""
 
     def wait(self, seconds: float) -> None:
-        """Wait until an answer has come, or for so long."""
+        """Wait until an answer has arrived, at most ``seconds``."""
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for so long, whatever comes."""
+        """Sleep for ``seconds``, whatever arrives."""
 
     def close(self) -> None:
         """Close the connections to all servers."""
@@ -62,7 +62,7 @@ LOOK_S = 1.0
 
 
 class Restarted:
-    """The note of a server that was started again, which is done on one host alone."""
+    """Reads the note that a server was restarted (only possible on one host)."""
 
     def __init__(self, seat: Seat, server: int) -> None:
         self.seat, self.server = seat, server
@@ -75,7 +75,7 @@ class Restarted:
         return self.seat.store.get(note).decode() if self.seat.store.check([note]) else ""
 
     def news(self) -> str:
-        """Where the server listens, if it was started again since the last look."""
+        """The address of the server if it was restarted since the last call, else ''."""
         told = self._read()
         if told == self.known:
             return ""
@@ -84,7 +84,7 @@ class Restarted:
 
 
 class Sockets:
-    """Connections by ZeroMQ. A thread of their own tells the servers that the worker lives.
+    """The connections to all servers by ZeroMQ, with a thread that sends signs of life.
 
     Args:
         seat: the worker. endpoints: of the servers.
@@ -158,7 +158,7 @@ class Sockets:
         time.sleep(seconds)
 
     def traffic(self) -> tuple[int, int]:
-        """Bytes received and sent so far."""
+        """The bytes received and sent so far."""
         came, went = self.closed
         return came + sum(s.bytes_in for s in self.sockets), went + sum(s.bytes_out for s in self.sockets)
 

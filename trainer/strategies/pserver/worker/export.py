@@ -1,4 +1,4 @@
-"""A worker's part in what a run leaves: tables merged into the model, and the servers' persistables."""
+"""A worker's part in exports and checkpoints: merges tables into the model, and has servers write their parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trainer.wording import counted
 def merged_tables(
     tables: Sequence[RemoteTable], rows: Callable[[RemoteTable, np.ndarray], torch.Tensor], limit: int
 ) -> Iterator[None]:
-    """While it lasts, the model to export holds the rows of its server tables of at most ``limit`` values; larger
+    """Context manager: the model to export holds the rows of its server tables of at most ``limit`` values. Larger
     tables are left out with a warning.
 
     Args:
@@ -52,8 +52,7 @@ def merged_tables(
 
 
 def save_persistables(client: Client, folder: Path) -> None:
-    """Have every server write its part of the persistables, fetch those from hosts that do not share the run's
-    folder, and complete them.
+    """Have every server write its part of the persistables, fetch parts from other hosts, and complete them.
 
     Args:
         folder: in a folder of the run's folder.
@@ -65,7 +64,7 @@ def save_persistables(client: Client, folder: Path) -> None:
 
 
 def save_checkpoint(client: Client, folder: Path) -> None:
-    """Export a checkpoint from the servers: each writes its part, and this worker writes their index.
+    """Have every server write its part of a checkpoint, and write their index.
 
     Args:
         folder: in a folder of the run's folder.
@@ -81,7 +80,7 @@ def save_checkpoint(client: Client, folder: Path) -> None:
 
 
 def save_parts(client: Client, folder: Path, checkpoint: bool) -> list[int]:
-    """Every server writes its part. Returns the servers of which it had to be fetched.
+    """Have every server write its part; returns the servers whose parts had to be fetched from other hosts.
 
     Raises:
         RunFailed: a server does not say that it has written its part, or its part is not here in time.
@@ -98,7 +97,7 @@ def save_parts(client: Client, folder: Path, checkpoint: bool) -> list[int]:
 
 
 def done_with(client: Client, servers: Sequence[int]) -> None:
-    """After an export: tell the servers whose parts were fetched that these are where they belong."""
+    """Tell the servers whose parts were fetched that these have arrived."""
     for server in servers:
         client.wait([client.ask(server, Message(Verb.FETCH, clock=snapshot_parts.DONE_WITH))])
 

@@ -1,4 +1,4 @@
-"""What the servers tell of themselves, for a worker's log lines."""
+"""Values that the servers report about themselves, for a worker's log lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNTS = ("pushes", "pulls", "bytes_in", "bytes_out")
 
 
 class Gauges:
-    """Rates and sizes of all servers, which a worker asks for now and then."""
+    """Collects rates and sizes from all servers now and then."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -23,8 +23,8 @@ class Gauges:
         self.before: dict[int, dict[str, float]] = {}
 
     def now(self) -> dict[str, float]:
-        """What the servers have told since the last call: pushes, pulls and megabytes per second, waiting requests,
-        rows, median staleness; and this worker's unanswered pushes."""
+        """The servers' values since the last call: pushes, pulls and megabytes per second, waiting requests, rows,
+        median staleness; and this worker's unanswered pushes."""
         self.client.take()
         found: dict[str, float] = {}
         if self.requests and all(r.answer is not None for r in self.requests):
@@ -36,7 +36,7 @@ class Gauges:
         return found | {f"server{s}/queue": float(queued.count(s)) for s in self.client.servers}
 
     def last(self) -> dict[str, float]:
-        """What the servers have told at the end, waited for."""
+        """The servers' values at the end; waits for them."""
         self.client.wait(self.requests)
         asks = self._ask()
         self.client.wait(asks)

@@ -1,5 +1,4 @@
-"""The worker's side of strategy=pserver_geo: local training; every k_steps the difference goes to the servers and
-what others did comes back."""
+"""The worker of strategy=pserver_geo: trains locally, and every k_steps exchanges differences with the servers."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ from trainer.strategies.pserver.worker.replica import Replica
 
 @dataclass
 class Exchange:
-    """Differences of a worker that are under way: of dense parameters per server (whole and as pushed), and of rows
-    per table."""
+    """A worker's differences that are being exchanged: dense ones per server (whole and as pushed), and rows per
+    table."""
 
     requests: list[Request]
     moved: list[torch.Tensor]
@@ -42,14 +41,14 @@ class Exchange:
 
 @dataclass
 class Regained:
-    """What a server that was started again has: the ids of rows by table, and the answer; ``after``: the exchange to which it had
-    answered before."""
+    """The values of a server that was restarted: ids of rows by table, and its answers. ``after``: the exchange to
+    which it had answered before."""
 
     after: Exchange | None
     answers: list[tuple[dict[int, np.ndarray], Message]] = field(default_factory=list)
 
     def came(self, ids: dict[int, np.ndarray], answer: Message) -> None:
-        """An answer has come."""
+        """Add an answer of the server, with the ids of its rows."""
         self.answers.append((ids, answer))
 
 
@@ -59,7 +58,7 @@ def _pull_again(ids: Mapping[int, np.ndarray], flags: int) -> Message:
 
 
 class PserverGeo(CommonStart):
-    """The worker's side of strategy=pserver_geo: its own replica and its own optimizer.
+    """A worker of strategy=pserver_geo, with its own replica of the parameters and its own optimizer.
 
     A difference is (local - base) / workers, where base is the servers' value that this worker knows of; the local value
     then moves by what the servers gained beyond it. An exchange is under way while steps go on; the next one begins
@@ -88,7 +87,7 @@ class PserverGeo(CommonStart):
         return "full"
 
     def make_updater(self, make_updater: MakeUpdater) -> None:
-        """Make the whole optimizer in this worker; its part for tables tells which kernel the replicas take."""
+        """Make the whole optimizer in this worker; its rule for tables decides which kernel the replicas get."""
         self.updater = make_updater(self.model)
         self.norm, self.updater.clip_norm = self.updater.clip_norm, None
         self.limit, self.updater.clip_value = self.updater.clip_value, None
@@ -110,7 +109,8 @@ class PserverGeo(CommonStart):
     # --- a server that was started again -----------------------------------------------------------------------------
 
     def asked_first(self, server: int) -> list[Any]:
-        """Its values of all that this worker has a base of, or is about to have: they are older than the base."""
+        """Requests to a restarted server for its values of all that this worker has a base of, or will have. They are
+        older than the base."""
         if not self.base:
             return []
         answered = self.exchange is not None and self.exchange.requests[server].answer is not None
@@ -129,8 +129,7 @@ class PserverGeo(CommonStart):
         ]
 
     def rebase(self, exchange: Exchange | None = None) -> None:
-        """Between two steps: what this worker has gained since its base counts from the older values of servers that were started
-        again.
+        """Between two steps: measure what this worker has gained from the older values of restarted servers.
 
         Args:
             exchange: about to be folded; what servers have answered to it before that is folded first.
@@ -165,8 +164,7 @@ class PserverGeo(CommonStart):
             self.ahead.fetched = coming, self.pulls.fetch(self.missing, dense=False, clock=0)
 
     def take_in(self) -> None:
-        """Insert the rows that were requested into the replica. Do this before folding in others' changes: those may
-        be newer."""
+        """Insert the requested rows into the replica; before folding in others' changes, which may be newer."""
         if self.ahead.fetched is None:
             return
         rows = self.pulls.receive(self.ahead.fetched[1])
@@ -228,7 +226,7 @@ class PserverGeo(CommonStart):
                 self.finish_exchange()
 
     def begin_exchange(self) -> None:
-        """Push the differences since the last exchange."""
+        """Push the differences since the last exchange to the servers."""
         if self.regained:
             self.take_in()
         self.rebase()
@@ -244,7 +242,7 @@ class PserverGeo(CommonStart):
         self.exchange = Exchange(requests, moved, shares, rows, covered)
 
     def fold(self, settle: bool = False) -> None:
-        """Finish an exchange: move by what the servers gained beyond this worker's own share."""
+        """Finish an exchange: move the replica by what the servers gained beyond this worker's own share."""
         self.take_in()
         self.rebase(self.exchange)
         exchange, self.exchange = self.exchange, None
@@ -278,7 +276,7 @@ class PserverGeo(CommonStart):
         self.base[server] = now.clone()
 
     def finish_exchange(self, settle: bool = False) -> None:
-        """Wait for the exchange that is under way, if there is one."""
+        """Wait for the current exchange, if there is one, and fold it in."""
         if self.exchange is not None:
             self.client.wait(self.exchange.requests)
             self.fold(settle)
@@ -289,7 +287,7 @@ class PserverGeo(CommonStart):
         self.finish_exchange()
 
     def synchronize(self) -> None:
-        """Exchange, meet the other workers, and take the servers' values."""
+        """Exchange, wait for the other workers, and take the servers' values."""
         self.finish_exchange()
         self.begin_exchange()
         self.finish_exchange(settle=True)
@@ -310,7 +308,7 @@ class PserverGeo(CommonStart):
     def go_on(  # type: ignore[override]
         self, base: Sequence[torch.Tensor], cursors: Sequence[int], since: int, replicas: Mapping[int, Any], again: bool
     ) -> None:
-        """Go on from there.
+        """Restore what :meth:`state` returned.
 
         Args:
             again: a server had been started again, perhaps in the middle of that stop. Its part may be older than the base that

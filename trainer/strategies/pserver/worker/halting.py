@@ -1,4 +1,4 @@
-"""All workers stand still: the servers save for a checkpoint, and a worker that has come back is let in."""
+"""Stops all workers while the servers save a checkpoint, and lets restarted workers in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEW = -1
 
 
 class Halting:
-    """The part of a worker that all modes share by which workers stop together, save and go on.
+    """The part of a pserver worker by which all workers stop together, save and go on.
 
     Attributes:
         present: ranks of the workers that take part. new: those of them that come back at this very stop.
@@ -29,7 +29,7 @@ class Halting:
     new: frozenset[int] = frozenset()
 
     def halt(self, step: int) -> int:
-        """Stand still with all others; returns the greatest step of any."""
+        """Stop together with all other workers; returns the greatest step of any."""
         self.drain()
         self.stand()
         self.client.until(self._is_quiet)
@@ -71,20 +71,20 @@ class Halting:
     # --- a worker that comes back ----------------------------------------------------------------------------------
 
     def leads(self) -> bool:
-        """Whether this worker is the first of those that are left, as far as is known."""
+        """Whether this worker is the first of those not known to be lost."""
         return all(is_lost(self.seat.store, rank) for rank in self.present if rank < self.seat.rank)
 
     def admit(self, rank: int, life: int) -> tuple[int, int] | None:
-        """Let a worker in that has come back, for the stop that follows; returns the numbers of the last meeting and of the last
-        stop, or None: it is lost again."""
+        """Let a restarted worker in at the coming stop; returns the last meeting's and stop's number. None: it is lost
+        again."""
         asks = [self.client.ask(s, Message(Verb.ADMIT, sequence=life, clock=rank)) for s in self.client.servers]
         if not all(answer.clock for answer in self.client.wait(asks)):
             return None
         return self.client.meetings, self.client.stops
 
     def come_back(self, told: tuple[int, int]) -> tuple[int, int] | None:
-        """Take part in the stop at which the others save; returns the number of their checkpoint, and who completes it, or None:
-        all others are lost.
+        """In a restarted worker: take part in the stop at which the others save. Returns the number of their checkpoint
+        and the rank that completes it, or None if all others are lost.
 
         Args:
             told: what ``admit`` has returned.
@@ -98,11 +98,11 @@ class Halting:
                 return (number, self._old()[0]) if self._old() else None
 
     def pause(self, seconds: float) -> None:
-        """Sleep, and look after the connections to the servers meanwhile."""
+        """Sleep for some seconds, looking after the connections to the servers."""
         self.client.pause(seconds)
 
     def take_part(self) -> None:
-        """Begin to train: with the parameters as they are now, at the steps of the slowest of the others."""
+        """In a restarted worker: begin to train, with the current parameters, at the steps of the slowest other one."""
         self.take_all()
         self.wake(anew=False)
 
@@ -112,15 +112,15 @@ class Halting:
         raise NotImplementedError
 
     def drain(self) -> None:
-        """What is under way to servers has come there."""
+        """Wait until everything that was sent has reached the servers."""
         raise NotImplementedError
 
     def stand(self) -> None:
-        """No steps are taken until ``set_out``; who waits for the slowest does not wait for this worker."""
+        """Take no steps until ``set_out``; workers that wait for the slowest do not wait for this one."""
         raise NotImplementedError
 
     def take_in(self) -> None:
-        """What was fetched ahead is received."""
+        """Receive what was fetched ahead."""
         raise NotImplementedError
 
     def take_all(self) -> None:
@@ -128,5 +128,5 @@ class Halting:
         raise NotImplementedError
 
     def wake(self, anew: bool) -> None:
-        """Take steps again."""
+        """Take steps again after a stop."""
         raise NotImplementedError

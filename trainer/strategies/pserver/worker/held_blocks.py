@@ -1,4 +1,4 @@
-"""The worker's side of leased blocks: which batches its next push covers, and which blocks it has finished."""
+"""A worker's leased blocks: which batches its next push covers, and which blocks it has finished."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOBODY = -1
 
 
 class Covered:
-    """The batches of leased blocks that a push covers."""
+    """The batches of leased blocks that one push covers."""
 
     def __init__(self, work: list[list[int]]) -> None:
         self.blocks = {block for _, block, _, _ in work}
@@ -27,7 +27,7 @@ class Covered:
 
 
 class HeldBlocks:
-    """The leased blocks of this worker.
+    """Keeps account of this worker's leased blocks.
 
     A block is done when its last batch is pushed and all pushes that cover any batch of it are acknowledged by all
     servers.
@@ -63,20 +63,20 @@ class HeldBlocks:
         self.must_push = index + 1 in self._cuts.get((epoch, block), ())
 
     def covered(self) -> Covered:
-        """The batches that the push made now covers."""
+        """Return the batches that a push made now covers, and begin anew."""
         covered, self._computed = Covered(self._computed), []
         self._under_way.update(covered.blocks)
         return covered
 
     def acknowledged(self, covered: Covered) -> None:
-        """Note that all servers have a push."""
+        """Note that all servers have acknowledged a push."""
         self._under_way.subtract(covered.blocks)
         for block in covered.blocks:
             if block in self._at_their_end and not self._under_way[block] and not self._pending(block):
                 self.finished(block)
 
     def finished(self, block: int) -> None:
-        """Note that nothing more will be pushed of a block."""
+        """Note that nothing more of a block will be pushed."""
         self._at_their_end.discard(block)
         self._done.append(block)
         self._held.discard(block)
@@ -86,7 +86,7 @@ class HeldBlocks:
         return any(computed[1] == block for computed in self._computed)
 
     def ask(self, epoch: int, blocks: int) -> dict[str, Any] | None:
-        """Report finished blocks to server 0, and ask for another; None: there is none just now."""
+        """Report finished blocks to server 0 and ask for another one; None if there is none just now."""
         self.client.take()
         done, self._done = self._done, []
         request = {"epoch": epoch, "blocks": blocks, "done": done}
@@ -102,12 +102,12 @@ class HeldBlocks:
         self._held |= {int(answer.mapping().get("block", -1))} - {-1}
 
     def told(self) -> dict[str, Any]:
-        """Of the present epoch, for a server that was started again: what this worker has and has not finished."""
+        """What a restarted server must know about this worker's blocks of the current epoch: held and finished."""
         epoch, blocks = self._epoch
         return {"epoch": epoch, "blocks": blocks, "held": sorted(self._held)}
 
     def lease(self, epoch: int, told: Mapping[str, Any]) -> Lease:
-        """The lease of a block that was handed out, from the first batch on that a server lacks."""
+        """Make the lease of a block that was handed out, starting at the first batch that a server lacks."""
         block = int(told["block"])
         start = 0
         if told["fence"]:
@@ -119,7 +119,7 @@ class HeldBlocks:
         return Lease(block, start, lambda: None if self._pending(block) else self.finished(block))
 
     def is_torn(self, epoch: int, lease: Lease) -> bool:
-        """Whether only some servers have some of its batches: no push may hold them together with others."""
+        """Whether only some servers have some batches of a lease: no push may combine them with others."""
         return any(bound > lease.start for bound in self._cuts.get((epoch, lease.block), ()))
 
     def _computed_of(self, epoch: int, block: int, start: int) -> int:
@@ -127,11 +127,11 @@ class HeldBlocks:
         return max([start, *(stop for e, b, first, stop in self._computed if (e, b, first) == (epoch, block, start))])
 
     def state(self) -> dict[str, Any]:
-        """What is computed and not pushed, for ``load``."""
+        """The batches computed and not yet pushed, for :meth:`load`."""
         return {"computed": self._computed, "at_their_end": sorted(self._at_their_end)}
 
     def load(self, computed: Iterable[Iterable[int]], at_their_end: Iterable[int]) -> None:
-        """Go on from there."""
+        """Restore what :meth:`state` returned."""
         self._computed = [list(work) for work in computed]
         self._at_their_end = set(at_their_end)
 

@@ -1,4 +1,4 @@
-"""START, sent by the first worker: which parameters the servers keep, and their initial values."""
+"""The START request of the first worker: which parameters the servers keep, and their initial values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ ROWS_AT_ONCE = 1 << 16
 
 
 def send_start(client: Client, dense: DenseMap, tables: Sequence[RemoteTable], dtype: torch.dtype) -> None:
-    """Send the servers their layouts and dense values; then the rows of torch's own tables, which no server can draw."""
+    """Send the servers their layouts and dense values, then the rows of torch's own tables, which servers cannot
+    draw."""
     bulky = [t for t in tables if t.start is not None]
     told = layouts(dense, tables, dtype, len(client.servers))
     client.wait([client.ask(s, _layout(told[s], dense.values(s), last=not bulky)) for s in client.servers])

@@ -1,4 +1,4 @@
-"""The worker's side of PULL: dense values go into the model, rows to a forward."""
+"""The worker's side of PULL: writes dense values into the model and passes rows to a forward."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Fetched:
 
 
 class WorkerPulls:
-    """A worker's pulls from all servers.
+    """Makes a worker's pulls from all servers.
 
     Args:
         tables: the model's, by number from 1.
@@ -51,7 +51,7 @@ class WorkerPulls:
         self.versions = [0] * self.servers
 
     def fetch(self, wanted: Mapping[int, np.ndarray], dense: bool, clock: int, flags: int = CREATES) -> Fetched:
-        """Request rows by table number and the dense parameters; nothing is waited for.
+        """Request rows by table number and the dense parameters, without waiting.
 
         Args:
             clock: the update that the parameters must contain.
@@ -70,7 +70,7 @@ class WorkerPulls:
         return Fetched(requests, asked, dense)
 
     def receive(self, fetched: Fetched) -> dict[int, torch.Tensor]:
-        """Wait for a pull: writes the dense parameters into the model, returns rows (U, D) by table."""
+        """Wait for a pull: write the dense parameters into the model and return rows (U, D) by table."""
         self.client.wait(fetched.requests)
         rows: dict[int, torch.Tensor] = {}
         for request in fetched.requests:

@@ -1,4 +1,4 @@
-"""The worker's side of PUSH: what every server gets of a worker's gradients or differences."""
+"""The worker's side of PUSH: splits its gradients or differences into one message per server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
 
 @dataclass
 class WholePush:
-    """A push of this worker, before it is cut into a part for each server.
+    """A push of this worker before it is split into a part for each server.
 
     Attributes:
         dense: by server, (n,) of its part. rows: by table.
@@ -39,7 +39,7 @@ class WholePush:
 
 
 class PushEncoder:
-    """Makes the messages of a worker's pushes, one for each server.
+    """Encodes a worker's pushes as messages, one for each server.
 
     Args:
         tables: the model's, by number from 1.
@@ -52,7 +52,7 @@ class PushEncoder:
         self.feedback = [Feedback(wire) for _ in range(servers)]
 
     def messages(self, push: WholePush) -> list[Message]:
-        """The messages of a push, one for each server."""
+        """Return the messages of a push, one for each server."""
         places = {n: self.tables[n - 1].split(ids) for n, (ids, _) in push.rows.items()}
         return [
             Message(Verb.PUSH, clock=push.clock, records=self._records(push, server, places))
@@ -60,11 +60,11 @@ class PushEncoder:
         ]
 
     def state(self) -> list[dict[int, torch.Tensor]]:
-        """By server, what rounding has left out."""
+        """By server, the rounding errors that the next pushes must make up for."""
         return [feedback.errors for feedback in self.feedback]
 
     def load(self, state: Sequence[Mapping[int, torch.Tensor]]) -> None:
-        """Go on from there."""
+        """Restore what :meth:`state` returned."""
         for feedback, errors in zip(self.feedback, state, strict=True):
             feedback.errors = dict(errors)
 

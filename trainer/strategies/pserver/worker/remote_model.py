@@ -1,4 +1,4 @@
-"""A model whose parameters live elsewhere: its dense parameters as one vector per server, its sparse tables as rows on demand.
+"""A model whose parameters are at servers: dense ones as one vector per server, sparse tables as rows on demand.
 
 The model's code does not change. Each sparse table's module keeps its place; only its ``forward`` looks rows up here.
 """
@@ -30,7 +30,7 @@ from trainer.weights.fresh_rows import RowInit
 
 
 class DenseMap:
-    """Where each server's part of the dense vector lies among the model's parameters.
+    """Maps each server's part of the dense vector to places in the model's parameters.
 
     Args:
         parameters: (name, parameter), in the model's order.
@@ -53,19 +53,19 @@ class DenseMap:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters."""
+        """The dtype of the dense parameters."""
         return next(iter(self.parameters.values())).dtype if self.parameters else torch.float32
 
     def size(self, server: int) -> int:
-        """How many elements a server keeps."""
+        """The number of elements that a server keeps."""
         return sum(p.stop - p.start for p in self.pieces[server])
 
     def values(self, server: int) -> torch.Tensor:
-        """A copy of a server's part (n,) of the parameters, on the CPU."""
+        """Return a copy of a server's part (n,) of the parameters, on the CPU."""
         return self._gathered(server, lambda p: p.detach())
 
     def gradients(self, server: int, factor: float = 1.0, room: torch.Tensor | None = None) -> torch.Tensor:
-        """A copy of a server's part (n,) of the gradients times a factor, in that room; zeros where there are none."""
+        """Copy a server's part (n,) of the gradients times a factor into ``room``; zeros where there are none."""
         return self._gathered(server, lambda p: p.grad, factor, room)
 
     def _gathered(
@@ -88,7 +88,7 @@ class DenseMap:
         return vector
 
     def write(self, server: int, vector: torch.Tensor, add: bool = False) -> None:
-        """Put a server's part (n,) into the model's parameters, or add it to them."""
+        """Write a server's part (n,) into the model's parameters, or add it to them."""
         offset = 0
         for piece in self.pieces[server]:
             parameter = self.parameters[piece.name].detach()  # its memory, without a graph
@@ -108,7 +108,8 @@ class DenseMap:
 
 @dataclass
 class Looked:
-    """A look-up by a forward: its ids, unique and ascending (U,), and their rows (U, D) as a leaf of its graph."""
+    """A forward's look-up in a table: its ids, unique and ascending (U,), and their rows (U, D) as a leaf of the
+    graph."""
 
     ids: np.ndarray
     rows: torch.Tensor
@@ -119,7 +120,7 @@ LookUp = Callable[["RemoteTable", torch.Tensor], tuple[np.ndarray, torch.Tensor,
 
 
 class RemoteTable:
-    """One sparse table of the model, whose rows a worker pulls from the servers on demand.
+    """A sparse table of the model, whose rows a worker pulls from the servers on demand.
 
     Args:
         number: on the wire. name, module: in the model.
@@ -143,17 +144,17 @@ class RemoteTable:
         module.forward = torch.compiler.disable(self.forward)  # a compiled model stops here, and goes on with the rows
 
     def detach(self) -> None:
-        """Leave the table's module a weight without rows: the servers keep those."""
+        """Replace the table's weight in its module by one without rows: the servers keep those."""
         self.module.weight = nn.Parameter(torch.empty((0, self.dim), dtype=self.dtype))
 
     @property
     def spec(self) -> TableSpec:
-        """The :class:`TableSpec` by which servers know this table."""
+        """The :class:`TableSpec` that describes this table to servers."""
         init = self.init or RowInit("zeros")
         return TableSpec(self.number, self.name, self.dim, self.rows, init.kind, init.scale, self.lr)
 
     def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Called in place of the module's forward: computes it on the rows that these ids need."""
+        """Compute the module's forward on rows pulled for these ids; called in place of the module's own."""
         ids, positions, rows = self.look_up(self, input)
         if torch.is_grad_enabled() and self.module.training:
             rows.requires_grad_()
@@ -172,15 +173,15 @@ class RemoteTable:
         )  # fmt: skip
 
     def split(self, ids: np.ndarray) -> list[np.ndarray]:
-        """For each server, the places of its own ids among these (U,)."""
+        """For each server, the positions of its own ids among these (U,)."""
         if self.servers == 1:
             return [np.arange(len(ids))]
         homes = self.home[buckets_of(self.key, ids)]
         return [(homes == server).nonzero()[0] for server in range(self.servers)]
 
     def gradient(self) -> tuple[np.ndarray, torch.Tensor]:
-        """Take the table's gradient: unique ids (U,) and gradients (U, D) summed over all look-ups since the last
-        time."""
+        """Take the table's gradient since the last call: unique ids (U,) and gradients (U, D) summed over all
+        look-ups."""
         used = [(u.ids, u.rows.grad) for u in self.used if u.rows.grad is not None]
         self.used = []
         if not used:
@@ -191,8 +192,7 @@ class RemoteTable:
 
 
 def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
-    """The distinct ids (U,), ascending, to pull rows of a remote table for, and where each id of a batch is among
-    them."""
+    """The distinct ids (U,), ascending, of a batch, and each of its ids' position among them."""
     flat = ids.detach().cpu().numpy().reshape(-1).astype(np.int64, copy=False)
     bits = len(flat).bit_length()
     if not len(flat) or flat.min() < 0 or int(flat.max()) >> (63 - bits):
@@ -205,8 +205,7 @@ def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
 
 
 def layouts(dense: DenseMap, remote: Sequence[RemoteTable], dtype: torch.dtype, servers: int) -> list[Layout]:
-    """The :class:`Layout` of each server's part of the remote model: dense pieces, tables, and the groups' learning
-    rates."""
+    """Make the :class:`Layout` of each server's part of the model: dense pieces, tables, learning rates of groups."""
     specs = [t.spec for t in remote]
     name = str(dtype).removeprefix("torch.")
     return [

@@ -1,4 +1,4 @@
-"""Geo: a worker's own copy of the rows it has touched, with their optimizer state and the servers' value they started from."""
+"""pserver_geo: a worker's own copy of the table rows it has used, with optimizer state and the servers' base values."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ REMEMBERED = 4
 
 
 class Replica:
-    """The worker's own copy of rows of one table, for pserver_geo: D values, S columns of optimizer state, D of the
-    base, in one storage.
+    """A worker's own copy of one table's rows, for pserver_geo. Per row D values, S columns of optimizer state, D of
+    the base, in one storage.
 
     Args:
         dim: D. dtype: of everything. kernel: the local sparse optimizer. num_rows: of the table, where it has an end.
@@ -36,7 +36,8 @@ class Replica:
         self.found: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=REMEMBERED)
 
     def state(self) -> dict[str, Any]:
-        """Ids (N,) in the order of their slots, their rows (N, 2D + S), which of them are dirty (N,), and the steps."""
+        """The replica for :meth:`load`: ids (N,) in slot order, rows (N, 2D + S), which are dirty (N,), and the
+        steps."""
         high = self.index.high
         dirty = np.zeros(high, dtype=np.bool_)
         for part in self.dirty:
@@ -44,14 +45,14 @@ class Replica:
         return {"ids": self.ids[:high], "rows": self.rows[:high], "dirty": dirty, "steps": self.steps}
 
     def load(self, ids: np.ndarray, rows: torch.Tensor, dirty: np.ndarray, steps: int) -> None:
-        """Go on from a :meth:`state`; nothing was here before."""
+        """Restore what :meth:`state` returned, into an empty replica."""
         self.insert(ids, rows[:, : self.dim])
         slots = self.slots(ids)
         put(self.rows, slots, rows)
         self.dirty, self.steps = [slots[dirty]], steps
 
     def slots(self, ids: np.ndarray) -> np.ndarray:
-        """Slots (U,) of unique ids that are all in the replica."""
+        """The slots (U,) of unique ids that are all in the replica."""
         for known, slots in self.found:
             if known is ids:
                 return slots
@@ -68,7 +69,7 @@ class Replica:
         return absent
 
     def insert(self, ids: np.ndarray, values: torch.Tensor) -> None:
-        """Insert rows that are new to the replica: the servers' values (U, D)."""
+        """Insert rows that are new to the replica, with the servers' values (U, D)."""
         slots = self.index.add(ids)
         if self.index.high > len(self.rows):
             capacity = max(self.index.high, 2 * len(self.rows))
@@ -83,11 +84,11 @@ class Replica:
         self.ids[slots] = ids
 
     def look_up(self, ids: np.ndarray) -> torch.Tensor:
-        """Values (U, D) of ids that are in the replica."""
+        """Return the values (U, D) of ids that are in the replica."""
         return gather(self.rows, self.slots(ids))[:, : self.dim].contiguous()
 
     def update(self, ids: np.ndarray, gradients: torch.Tensor, lr: float) -> None:
-        """Update these unique rows by one local step; also without rows, the optimizer counts the step."""
+        """Update these unique rows by one local step; a step without rows counts, too."""
         self.steps += 1
         if not len(ids):
             return
@@ -98,7 +99,7 @@ class Replica:
         self.dirty.append(slots)
 
     def differences(self, share: float) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-        """Rows changed since the last exchange: ids ascending (N,), (values - base) * share (N, D), values - base (N,
+        """The rows changed since the last exchange: ids (N,) ascending, (values - base) * share, values - base (N,
         D)."""
         changed = np.zeros(self.index.high, dtype=np.bool_)  # np.unique of all steps' slots takes ten times as long
         for part in self.dirty:
@@ -114,8 +115,7 @@ class Replica:
     def fold(
         self, pushed: tuple[np.ndarray, torch.Tensor, torch.Tensor], ids: np.ndarray, values: torch.Tensor, settle: bool
     ) -> None:
-        """Take over what the servers have now: pushed rows that nobody else changed, and rows (N,) with values (N, D)
-        that others did.
+        """Take over the servers' values: of pushed rows that nobody else changed, and of rows changed by others.
 
         A row's value moves by what the servers gained beyond its own difference. ``settle``: it takes the servers' value.
         """

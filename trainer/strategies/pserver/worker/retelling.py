@@ -1,4 +1,4 @@
-"""What a worker tells a server that was started again, which knows no more than its last snapshot does."""
+"""What a worker tells a restarted server, which knows no more than its last snapshot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
 
 
 class Retelling:
-    """The part of a worker that all modes share by which it remembers, and tells, what servers could forget: the last sums, its
+    """The part of a pserver worker that remembers what a restarted server must be told. That is the last sums, its
     blocks, its steps, and which version of the parameters it has had."""
 
     client: Client
@@ -22,11 +22,11 @@ class Retelling:
     updater: Updater
 
     def retell(self) -> None:
-        """Once this worker knows its parameters: from now on servers that are started again are told."""
+        """From now on tell restarted servers what they have forgotten. Called once this worker has its parameters."""
         self.client.tells, self.client.asks_first = self.told, self.asked_first
 
     def told(self, server: int) -> list[Record]:
-        """The records of a HELLO to that server."""
+        """The records of a HELLO to a server, with what it may have forgotten."""
         sums, records = [], []
         for stops in (0, 1):
             number, answer = self._last_sum(stops)
@@ -52,17 +52,17 @@ class Retelling:
         return number, answer if known == number else None
 
     def keep_sum(self, message: Message) -> partial[None]:
-        """What to do with the answer to a MEET."""
+        """Return the callback that remembers the answer to a MEET."""
         return partial(self._keep, message.flags & STOPS, message.clock)
 
     def _keep(self, stops: int, number: int, answer: Message) -> None:
         self.client.sums[stops] = number, answer
 
     def steps_at(self, server: int) -> dict[str, int | None]:
-        """Where servers count steps: ``clock``, as that server must count them before it gets again what is under way (None: this
-        worker rests), and ``done``, with all pushes."""
+        """This worker's steps for a server that counts them: ``clock``, as that server must count them before it gets
+        again what is under way (None: this worker rests), and ``done``, with all pushes."""
         return {}
 
     def asked_first(self, server: int) -> list[Any]:
-        """Requests, each with what to do with its answer, that come before all others at that server."""
+        """Requests to a restarted server that come before all others, each with a callback for its answer."""
         return []

@@ -1,5 +1,4 @@
-"""The worker's side that all parameter-server modes share. Each subject is an object or a function of its own; this
-is their order."""
+"""The base of all parameter-server workers, in the order of their work; each subject has an object of its own."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ LEASE_LOOK_S = 0.02
 
 @dataclass(frozen=True)
 class Own:
-    """A worker's own share in a checkpoint; nothing of it where workers had the optimizer themselves.
+    """A worker's own share in a checkpoint; empty if it was written by a strategy whose workers have the optimizer.
 
     Attributes:
         rank, workers, servers: whose it is, of how many, and how many servers there are.
@@ -58,7 +57,7 @@ class Own:
 
 
 class PserverWorker(Retelling, Halting, Strategy):
-    """The worker's side of a parameter server, of which each mode overrides a part.
+    """Base class of the workers of parameter servers, of which each mode overrides a part.
 
     Subclasses say when parameters are pulled and what is pushed.
     """
@@ -121,7 +120,7 @@ class PserverWorker(Retelling, Halting, Strategy):
 
     @property
     def io_threads(self) -> int:
-        """How many threads ZeroMQ has in this worker."""
+        """The number of ZeroMQ threads in this worker."""
         return 1
 
     @property
@@ -130,11 +129,11 @@ class PserverWorker(Retelling, Halting, Strategy):
         return str(self.options.wire)
 
     def make_updater(self, make_updater: MakeUpdater) -> None:
-        """Make the updater for the schedule alone: the servers own the optimizer."""
+        """Make an updater for the schedule alone: the servers own the optimizer."""
         self.updater = make_updater(nn.ParameterList([nn.Parameter(torch.zeros(1, dtype=self.dtype))]))
 
     def take_schedule(self, what: str = "") -> None:
-        """What the servers have loaded says how far the schedule is; the first worker tells it after ``what``."""
+        """Set the schedule to the step that the servers have loaded; the first worker prints it after ``what``."""
         [answer] = self.client.wait([self.client.ask(0, Message(Verb.STATS))])
         told = answer.text()
         self.steps_before = self.updater.steps = int(told["step"])
@@ -162,7 +161,7 @@ class PserverWorker(Retelling, Halting, Strategy):
         self.work.note(getattr(batch, "work", None))
 
     def take_fetched(self) -> bool:
-        """Wait for the rows that were fetched ahead, if any were; returns whether."""
+        """Wait for the rows that were fetched ahead; returns whether there were any."""
         if self.ahead.fetched is None:
             return self.ahead.recall()
         (ids, fetched), self.ahead.fetched = self.ahead.fetched, None
@@ -170,7 +169,7 @@ class PserverWorker(Retelling, Halting, Strategy):
         return True
 
     def look_up(self, table: RemoteTable, ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-        """The rows of a table for a forward: fetched ahead where the batch was known, else pulled now."""
+        """Return the rows of a table for a forward: fetched ahead if the batch was known, else pulled now."""
         training = torch.is_grad_enabled() and table.module.training
         if training and (ready := self.ahead.take(table, ids)) is not None:
             once, positions, rows = ready
@@ -194,17 +193,17 @@ class PserverWorker(Retelling, Halting, Strategy):
         loss.backward()  # type: ignore[no-untyped-call]
 
     def gradients(self, factor: float) -> list[torch.Tensor]:
-        """By server, (n,) of its part of the dense gradient times a factor."""
+        """For each server, its part (n,) of the dense gradient times a factor."""
         dense, room = self.dense, self.client.connections.room
         return [dense.gradients(s, factor, room(dense.size(s), dense.dtype)) for s in self.client.servers]
 
     def drop_gradients(self) -> None:
-        """Drop the gradients of the dense parameters, as ``zero_grad`` does."""
+        """Drop the gradients of the dense parameters, like ``zero_grad``."""
         for parameter in self.dense.parameters.values():
             parameter.grad = None
 
     def age(self) -> int:
-        """The age that this worker's rows are stamped with: steps, or the data's own time."""
+        """The age that this worker's rows are stamped with: its steps, or the data's own time."""
         return self.event_time if self.options.evict_by == "event_time" else self.steps + 1
 
     def push_pending(self) -> None:
@@ -220,7 +219,7 @@ class PserverWorker(Retelling, Halting, Strategy):
         return self.updater.lr
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell all servers the rate that validations have given a plateau schedule, before this worker's next push."""
+        """Tell all servers the rate that validations give a plateau schedule, before this worker's next push."""
         self.updater.observe(step, metrics)
         if self.updater.plateau is not None:
             self._tell_all(Verb.RATE, {"scale": self.updater.plateau.scale})
@@ -251,10 +250,10 @@ class PserverWorker(Retelling, Halting, Strategy):
             yield lease
 
     def rest(self) -> None:
-        """Take no more steps until :meth:`wake`; who waits for the slowest worker does not wait for this one."""
+        """Take no more steps until :meth:`wake`; workers that wait for the slowest do not wait for this one."""
 
     def wake(self, anew: bool) -> None:
-        """Take steps again; ``anew``: after a meeting, all workers begin together."""
+        """Take steps again; ``anew``: all workers begin together, after a collective call."""
 
     # --- meetings --------------------------------------------------------------------------------------------------
 
@@ -317,17 +316,17 @@ class PserverWorker(Retelling, Halting, Strategy):
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """What is under way to servers has come there."""
+        """Wait until everything that was sent has reached the servers."""
         self.finish_pushes()
 
     def stand(self) -> None:
-        """No steps are taken until ``set_out``; who waits for the slowest does not wait for this worker."""
+        """Take no steps until ``set_out``; workers that wait for the slowest do not wait for this one."""
 
     def set_out(self) -> None:
-        """After ``stand``, all together."""
+        """Take steps again after ``stand``, together with all workers."""
 
     def take_in(self) -> None:
-        """What was fetched ahead is received."""
+        """Receive what was fetched ahead."""
         if self.ahead.fetched is not None:
             self.pulls.receive(self.ahead.fetched[1])
 
@@ -354,14 +353,15 @@ class PserverWorker(Retelling, Halting, Strategy):
             self.begin_anew(own.workers)
 
     def state(self) -> dict[str, Any]:
-        """What a worker of this mode has of its own, for ``go_on``."""
+        """What a worker of this mode has of its own, for :meth:`go_on`."""
         return {}
 
     def go_on(self) -> None:
-        """Go on from there."""
+        """Restore what :meth:`state` returned."""
 
     def begin_anew(self, workers: int) -> None:
-        """The state was another worker's, one of so many, or of other servers: of it this worker has its place in the data alone."""
+        """Begin from another worker's state, or one of other numbers of processes; only its place in the data
+        counts."""
 
     # --- the log, and the end --------------------------------------------------------------------------------------
 
@@ -372,7 +372,7 @@ class PserverWorker(Retelling, Halting, Strategy):
         return self.gauge.last()
 
     def whole(self) -> AbstractContextManager[None]:
-        """While it lasts, the model holds the rows of its tables of at most ``export_limit`` values; larger ones are
+        """Context manager: the model holds the rows of its tables of at most ``export_limit`` values. Larger ones are
         left out, with a warning."""
 
         def rows(table: RemoteTable, ids: np.ndarray) -> torch.Tensor:
