@@ -115,7 +115,7 @@ def dispatch(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Parse the argv of ``python -m trainer`` with argparse: Hydra's flags, and the overrides.
+    """Parse the command line of ``python -m trainer`` with argparse: Hydra's flags, and the overrides.
 
     Raises:
         UserError: an unknown flag, one of fleetrun's, or one that does not go together with another.

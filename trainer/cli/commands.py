@@ -45,7 +45,7 @@ def run_one(
     flags: Sequence[str] = (),
     given: Sequence[str] = (),
 ) -> Result:
-    """Compose, check, and run one job in Hydra's run folder.
+    """Compose the config of one job, check it, and run it in Hydra's run folder.
 
     Args:
         start: starts the run's processes; those of this host if left out.

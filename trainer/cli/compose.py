@@ -1,4 +1,4 @@
-"""Turns a command line into a finished config, with Hydra."""
+"""Composes the finished config from a command line, with Hydra."""
 
 from __future__ import annotations
 

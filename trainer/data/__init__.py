@@ -1,1 +1,1 @@
-"""Datasets, and how batches of them reach the training loop."""
+"""Data sets, and how their batches reach the training loop."""

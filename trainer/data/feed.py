@@ -46,7 +46,7 @@ class Batch:
 
 
 class Feed:
-    """One worker's training batches, grouped into updates, and its evaluation batches, all on the device.
+    """Feeds one worker's training batches, grouped into updates, and its evaluation batches to the device.
 
     Args:
         splits: the data sets.

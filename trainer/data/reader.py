@@ -97,7 +97,7 @@ class Reader:
             read += 1
 
     def begin_at(self, first: int) -> None:
-        """Set the batch from which the next epoch is read."""
+        """Set the first batch that is read of the next epoch."""
         self.addresses.first = first
 
     def grow(self, num_workers: int, prefetch: int) -> None:
@@ -128,7 +128,7 @@ class Reader:
         return batches
 
     def close(self) -> None:
-        """End this reader's processes."""
+        """End the reading processes of this reader."""
         for loader in (self.loader, self.retired):
             end_processes(loader)
         self.loader = self.retired = self.shared = None
@@ -148,7 +148,7 @@ class ScatteredReader:
         self.reader, self.batches, self.workers, self.scatter = reader, batches, workers, scatter
 
     def begin_at(self, first: int) -> None:
-        """Set the batch of each worker from which the next epoch is read."""
+        """Set the first batch of each worker that is read of the next epoch."""
         self.batches.first = first
         if self.reader is not None:
             self.reader.begin_at(first * self.workers)
@@ -159,7 +159,7 @@ class ScatteredReader:
             yield self.scatter([next(read) for _ in range(self.workers)] if read is not None else None)
 
     def close(self) -> None:
-        """End the first worker's reading processes."""
+        """End the reading processes of the first worker, which reads for all."""
         if self.reader is not None:
             self.reader.close()
 
@@ -178,5 +178,5 @@ class BlockReader:
         return iter(self.reader)
 
     def close(self) -> None:
-        """End this reader's processes."""
+        """End the reading processes of this reader of leased blocks."""
         self.reader.close()

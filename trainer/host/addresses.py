@@ -12,7 +12,7 @@ FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def with_port(host: str, port: int | str) -> str:
-    """Write an address with a port: ``10.0.0.1:29500``; IPv6 in brackets: ``[fd00::1]:29500``."""
+    """Join an address and a port: ``10.0.0.1:29500``; IPv6 in brackets: ``[fd00::1]:29500``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -136,7 +136,7 @@ class Search:
         self.last = Try(False, "no sample for each worker")
 
     def sized(self, size: int) -> Ready:
-        """The job with this batch size, its data prepared."""
+        """Return the job with this batch size, and with its data prepared."""
         assert self.ready.sized is not None
         fresh = self.ready.sized(size)
         fresh = replace(fresh, swept=self.ready.swept, later=self.ready.later)

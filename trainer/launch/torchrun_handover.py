@@ -139,7 +139,7 @@ class Sealed(Handover):
 
 
 def handover(store: Store, environment: Mapping[str, str] = os.environ) -> Handover:
-    """The handover for this torchrun run: through a folder on one host, else through the store.
+    """The handover for this torchrun run: sealed in the store if there is a secret, else through a folder on one host.
 
     Raises:
         UserError: the ranks share neither a private folder nor a secret.

@@ -1,4 +1,4 @@
-"""Embedding tables whose rows follow from (seed, table, row id), or lie at parameter servers."""
+"""Embedding tables whose rows are drawn from (seed, table, row id), or are kept at parameter servers."""
 
 from __future__ import annotations
 

@@ -164,14 +164,14 @@ class DenseAndSparse(torch.optim.Optimizer):
             part.param_groups = [g for g in self.param_groups if id(g["params"][0]) in own]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Make one step of both optimizers."""
+        """Run one step of the dense and the sparse optimizer."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for part in self.parts.values():
             part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the two optimizers, by name."""
+        """The states of the dense and the sparse optimizer, by name."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

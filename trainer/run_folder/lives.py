@@ -87,7 +87,7 @@ def past(run_dir: Path) -> tuple[Life, ...]:
 
 
 def until(lives: Iterable[Life], step: int) -> tuple[Life, ...]:
-    """The lives that began before update ``step``, numbered anew, for a run that resumes from there."""
+    """The lives that began at or before update ``step``, numbered anew, for a run that resumes from there."""
     return tuple(replace(life, number=n) for n, life in enumerate((one for one in lives if one.first <= step), 1))
 
 

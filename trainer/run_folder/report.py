@@ -296,6 +296,6 @@ class Report:
         }
 
     def close(self) -> None:
-        """Close the file of points."""
+        """Close metrics.jsonl."""
         if self._points is not None:
             self._points.close()

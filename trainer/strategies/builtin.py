@@ -120,7 +120,7 @@ class LocalSgdDeclaration(Declaration):
 
     @property
     def traits(self) -> Traits:
-        """Exact with k_steps=1 and an optimizer that is linear in the gradient (SGD, momentum)."""
+        """The traits of local_sgd: exact with k_steps=1 and an optimizer linear in the gradient (SGD, momentum)."""
         return Traits(exact=self.options.k_steps == 1, same_everywhere=False, scatters=True, skips=True, replicas=True)
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
@@ -212,7 +212,7 @@ class PserverSyncDeclaration(PserverDeclaration):
 
     @property
     def traits(self) -> Traits:
-        """Exact if values are sent unrounded, and table rows exist from their first use to the end."""
+        """The traits of pserver_sync: exact if values are sent unrounded and table rows stay from first use to end."""
         told = self.options
         exact = told.wire == "full" and told.evict_after is None and told.entry == Entry()
         return Traits(exact=exact, survives=told.on_lost_worker == "continue", tables_at_servers=True)

@@ -108,7 +108,7 @@ class ProcessGroup:
                     buffer /= self.seat.size
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Leave the torch process group."""
         with suppress(RuntimeError, dist.DistError):  # the launcher, and with it the store, may be gone
             self.roll_call.end()
         if dist.is_initialized():

@@ -146,7 +146,7 @@ class Tracker:
         return remembered(run_dir, f"no answer within {timeout_s:g} s (tracking.flush_timeout_s)")
 
     def end(self) -> None:
-        """End the recorder process; at once if it was told of no run."""
+        """End the recorder process, at once if it has no run to send."""
         with self.lock:
             self.ending = True
         if not self.opened:

@@ -140,16 +140,16 @@ class Callbacks:
         self._tell("on_train_start", TrainStart, 0, 0)
 
     def update_end(self, epoch: int, step: int, lr: float, samples: int, loss: torch.Tensor) -> None:
-        """Call the callbacks after an update."""
+        """Call the user's callbacks after an update."""
         self.lr = lr
         self._tell("on_update_end", UpdateEnd, epoch, step, samples=samples, loss=loss.detach())
 
     def validation_end(self, epoch: int, step: int, metrics: Mapping[str, float], improved: bool) -> None:
-        """Call the callbacks after a validation."""
+        """Call the user's callbacks after a validation."""
         self._tell("on_validation_end", ValidationEnd, epoch, step, metrics=dict(metrics), improved=improved)
 
     def train_end(self, epoch: int, step: int, metrics: Mapping[str, float], ended: str) -> None:
-        """Call the callbacks at the end of the training."""
+        """Call the user's callbacks at the end of the training."""
         self._tell("on_train_end", TrainEnd, epoch, step, metrics=dict(metrics), ended=ended)
 
     def exception(self, epoch: int, step: int, error: BaseException) -> None:

@@ -53,7 +53,7 @@ class Rhythm:
 
 @dataclass
 class Training:
-    """Everything a worker needs to train, built from the config by ``worker.py``.
+    """Everything that a worker needs to train, built from the config by ``worker/build.py``.
 
     Attributes:
         model: the module itself, which is evaluated and saved.

@@ -36,10 +36,10 @@ class Unprofiled:
         return items
 
     def step(self) -> None:
-        """Called by the loop after every update."""
+        """Mark the end of an update, for the profiler; does nothing without one."""
 
     def close(self) -> None:
-        """Called at the end of the run."""
+        """End the profile at the end of the run; does nothing without one."""
 
 
 class Profiled(Unprofiled):
@@ -116,7 +116,7 @@ class Profiled(Unprofiled):
 
 
 def table(told: dict[str, Any]) -> list[str]:
-    """The lines of the printed profile."""
+    """Format a profile as the lines of its printed table."""
     first, last = told["updates"]
     lines = [f"profile of worker {told['worker']}: updates {first} to {last}, {told['step_ms']:.3f} ms each"]
     lines += [f"  {name:<14}{part['ms']:>12.3f} ms{part['percent']:>8.1f} %" for name, part in told["parts"].items()]
@@ -184,7 +184,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def minus(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """The time in the first intervals but not in the second; both as :func:`union` returns them."""
+    """The time intervals that are in the first list and not in the second; both as :func:`union` returns them."""
     kept, after = [], 0
     for start, end in some:
         while after < len(others) and others[after][1] <= start:
@@ -201,10 +201,10 @@ def minus(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval
 
 
 def both(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """The time that is in both lists of intervals."""
+    """The time intervals that are in both lists of intervals."""
     return minus(some, minus(some, others))
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """The total time of intervals."""
+    """The total length of time intervals, in their unit."""
     return sum(end - start for start, end in intervals)

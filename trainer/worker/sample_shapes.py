@@ -79,7 +79,7 @@ class Followed:
 
 
 def shown(tensor: torch.Tensor) -> str:
-    """A batch's shape, e.g. ``(N, 3, 8, 8)``."""
+    """Format a batch's shape, e.g. ``(N, 3, 8, 8)``."""
     return f"({', '.join(['N', *map(str, tensor.shape[1:])])})" if tensor.dim() else "()"
 
 

@@ -61,7 +61,7 @@ class Augmentation:
 
     @staticmethod
     def of(options: AugmentedData, mean: tuple[float, ...]) -> Augmentation:
-        """The augmentation that a data source's options ask for."""
+        """Make the augmentation that a data source's options ask for."""
         fill = [round(255 * m) for m in mean]
         policy = policy_of(options.augment, options.randaugment_ops, options.randaugment_magnitude, fill)
         nodes = options.transforms if isinstance(options, ImagesData) else []
@@ -151,7 +151,7 @@ class CentreView:
         return _stacked([self.one(image) for image in images])
 
     def one(self, image: torch.Tensor) -> torch.Tensor:
-        """The centre view (C, size, size) of one image (C, H, W) uint8."""
+        """Return the centre view (C, size, size) of one image (C, H, W) uint8."""
         return v2.functional.center_crop(shorter_side(image, self.resize), [self.size, self.size])  # type: ignore[no-any-return]
 
 

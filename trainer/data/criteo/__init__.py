@@ -1,1 +1,1 @@
-"""Click logs in Criteo's format."""
+"""data=criteo and data=synthetic_criteo: click logs in Criteo's text format."""

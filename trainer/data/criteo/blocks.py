@@ -38,11 +38,11 @@ class CriteoBlocks:
         self.tally = RowCounts()
 
     def blocks(self) -> int:
-        """The number of blocks in the files."""
+        """The number of blocks in the click-log files."""
         return len(self.places)
 
     def read(self, block: int) -> Rows:
-        """All rows of a block as one batch."""
+        """Read all rows of a block as one batch."""
         chunks = list(self.read_chunks(block))
         if not chunks:
             return _tensors((np.zeros(0, np.uint8), np.zeros((0, 13), np.float32), np.zeros((0, 26), np.int64)))
@@ -50,7 +50,7 @@ class CriteoBlocks:
         return inputs, torch.cat([labels for _, labels in chunks])
 
     def read_chunks(self, block: int) -> Iterator[Rows]:
-        """The rows of a block in chunks of ``chunk_rows``; the last one may have fewer.
+        """Read the rows of a block in chunks of ``chunk_rows``; the last one may have fewer.
 
         Raises:
             UserError: too many lines are malformed, or the file is broken.

@@ -36,7 +36,7 @@ class Job:
         return [sys.executable, "-m", "trainer.data.drawn_flowers.worker", json.dumps(asdict(self))]
 
     def pictures(self) -> Iterator[tuple[int, int, int]]:
-        """The share's pictures as (split, class, index), in the order of drawing."""
+        """Yield the share's pictures as (split, class, index), in the order of drawing."""
         for number in range(self.worker, len(SPLITS) * self.classes * self.per_class, self.workers):
             split_and_class, index = divmod(number, self.per_class)
             split, label = divmod(split_and_class, self.classes)

@@ -16,8 +16,7 @@ MEAN, STD = (0.305,), (0.376,)
 
 
 class Digits(DataSource):
-    """data=digits: 1,797 images (1, 8, 8) of 10 digits (UCI Optical Recognition of Handwritten Digits), split by a
-    seed."""
+    """data=digits: 1,797 images (1, 8, 8) of 10 handwritten digits (UCI Optical Recognition), split by a seed."""
 
     Options = DigitsData
     options: DigitsData

@@ -30,8 +30,7 @@ KIND = "mnist-json-2"
 
 
 class MnistJson(DataSource):
-    """data=mnist_json: MNIST as one JSON file, streamed row by row into arrays in the user's cache, which workers
-    map."""
+    """data=mnist_json: MNIST as one JSON file, streamed row by row into arrays in the user's cache (then mapped)."""
 
     Options = MnistJsonData
     options: MnistJsonData

@@ -46,7 +46,7 @@ class Name:
 
 @dataclass(slots=True)
 class Type:
-    """The state of a pickled ``numpy.dtype``."""
+    """The state of a ``numpy.dtype`` while a pickle of it is read."""
 
     code: str
     order: str = "<"
@@ -60,7 +60,7 @@ class Type:
 
 @dataclass(slots=True)
 class Array:
-    """The state of a pickled ``numpy.ndarray``."""
+    """The state of a ``numpy.ndarray`` while a pickle of it is read."""
 
     shape: Any = None
     type: Any = None

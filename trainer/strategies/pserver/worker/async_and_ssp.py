@@ -150,7 +150,7 @@ class Stale(CommonStart):
 
     @property
     def clock_after(self) -> int:
-        """This worker's number of steps after the push."""
+        """This worker's number of steps after its next push."""
         return self.steps
 
     def push_pending(self) -> None:

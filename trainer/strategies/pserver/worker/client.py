@@ -381,5 +381,5 @@ class Client:
             pass
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to all servers."""
         self.connections.close()

@@ -154,7 +154,7 @@ class PserverWorker(Retelling, Halting, Strategy):
         self.ahead.expect(batch.inputs)
 
     def note(self, batch: Any) -> None:
-        """Remember what is needed of the batch that is computed now."""
+        """Remember what is needed of the batch that is computed now: its inputs, time and leased block."""
         self.ahead.computing(batch.inputs)
         if isinstance(batch.inputs, dict) and "time" in batch.inputs:
             self.event_time = int(batch.inputs["time"].max())
@@ -207,11 +207,11 @@ class PserverWorker(Retelling, Halting, Strategy):
         return self.event_time if self.options.evict_by == "event_time" else self.steps + 1
 
     def push_pending(self) -> None:
-        """Push everything that was computed."""
+        """Push all gradients or differences that are computed and not pushed yet."""
         self.finish_pushes()
 
     def finish_pushes(self) -> None:
-        """Push everything that was computed, and wait until it is acknowledged."""
+        """Push all that is computed and not pushed yet, and wait until servers have acknowledged it."""
 
     @property
     def lr(self) -> float:
@@ -278,7 +278,7 @@ class PserverWorker(Retelling, Halting, Strategy):
         return self.client.meetings
 
     def meet(self) -> None:
-        """Wait for all present workers."""
+        """Collective call: wait for all present workers."""
         self._sum(np.zeros(1))
 
     def members(self) -> tuple[int, int]:
