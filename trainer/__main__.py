@@ -20,8 +20,8 @@ from trainer.visible import one_line
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a ``python -m trainer`` command line. Returns exit code 0 (done), 1 (failed), 2 (wrong input), 75
-    (pre-empted) or 130 (interrupted)."""
+    """Run a ``python -m trainer`` command line; returns the exit code.
+    0 done, 1 failed, 2 wrong input, 75 pre-empted, 130 interrupted."""
     with streams.guarded():
         redact.HERE.learn(redact.of_environment(os.environ), redact.of_command_line(argv or sys.argv[1:]))
         if argv is None:
@@ -69,8 +69,7 @@ def _answer(argv: list[str]) -> int:
 
 
 def command() -> NoReturn:
-    """Entry point of ``python -m trainer`` and of the script ``trainer``: run the command line, then end the
-    process."""
+    """Entry point of ``python -m trainer`` and of the script ``trainer``: run the command line and end the process."""
     interpreter.begin()
     try:
         code = main()

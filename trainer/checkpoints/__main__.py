@@ -57,8 +57,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a ``python -m trainer.checkpoints`` command line. Returns 0 (done), 1 (damaged or failed) or 2 (wrong
-    input)."""
+    """Run a ``python -m trainer.checkpoints`` command line; returns the exit code.
+    0 done, 1 damaged or failed, 2 wrong input."""
     with streams.guarded():
         redact.HERE.learn(redact.of_environment(os.environ))
         try:

@@ -103,8 +103,7 @@ def exit_code(result: Result) -> int:
 
 
 def planned(ready: Ready) -> Result:
-    """Return the result of a command that only shows the plan (``plan=true``); ``error``: why the run would be
-    refused."""
+    """Return the result of a command that only shows the plan; its ``error`` tells why the run would be refused."""
     from trainer.job.result import Result
 
     return Result("planned", ready.plan.run_dir, error="\n".join(ready.plan.lacks))

@@ -133,8 +133,7 @@ def write_config(path: Path, config: Any, resolve: bool = False) -> None:
 
 
 def register() -> None:
-    """Register the schema's classes in Hydra's ConfigStore: ``schema`` for the root, ``schema/<ClassName>`` for
-    options."""
+    """Register the schema's classes in Hydra's ConfigStore, as ``schema`` (the root) and ``schema/<ClassName>``."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
@@ -148,8 +147,8 @@ def register() -> None:
 
 
 class Schemas(dict[str, Any]):
-    """The ConfigStore's ``schema`` group, which turns a class into a node only when Hydra loads it. A command needs one
-    class of five, and to turn all of them takes longer than to compose a config."""
+    """The ConfigStore's ``schema`` group, which turns a class into a node only when Hydra loads it.
+    A command needs one class of five, and to turn all of them takes longer than to compose a config."""
 
     def __getitem__(self, name: str) -> ConfigNode:
         return _stored(name, *super().__getitem__(name))
@@ -265,8 +264,7 @@ def key_of(override: str) -> str:
 
 @contextlib.contextmanager
 def leaving_out(app: Hydra, later: list[str], strange: Mapping[tuple[str, ...], list[str]]) -> Iterator[None]:
-    """Context manager: a sweep is composed without the overrides ``later``, and each point without its ``strange``
-    ones."""
+    """Context manager: Hydra composes a sweep without the overrides ``later``, and points without ``strange`` ones."""
     loader: Any = app.config_loader
     whole, point = loader.load_configuration, loader.load_sweep_config
 

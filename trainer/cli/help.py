@@ -1,5 +1,4 @@
-"""``python -m trainer --help``: prints the groups, options, recipes and keys, each with one line from its
-definition."""
+"""``python -m trainer --help``: prints all groups, options, recipes and keys, with a line on each."""
 
 from __future__ import annotations
 

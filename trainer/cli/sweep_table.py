@@ -102,8 +102,7 @@ def write(jobs: Sequence[Row], folder: Path) -> Path:
 
 
 def note(name: str, jobs: Sequence[Row], swept: Collection[str], repeat: str, folder: Path) -> str:
-    """The description of a sweep's MLflow run in Markdown: the swept keys, the table, the best job, how to repeat
-    it."""
+    """The description of a sweep's MLflow run in Markdown: its keys, its table, its best job, how to repeat it."""
     columns, rows = table(jobs)
     best = best_of(jobs)
     ended = [

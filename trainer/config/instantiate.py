@@ -24,8 +24,8 @@ FETCHED: dict[str, dict[str, Any]] = {
 
 
 def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None = None, **kwargs: Any) -> Any:
-    """Call a config node's ``_target_`` with the node's other keys and the arguments given here. Keys in
-    ``schema.NOT_ARGUMENTS`` are left out.
+    """Call a config node's ``_target_`` with the node's other keys and the arguments given here.
+    Keys in ``schema.NOT_ARGUMENTS`` are left out.
 
     Args:
         kind: what the result must be an instance of.

@@ -268,8 +268,8 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def nearest_key(path: str, known: Iterable[str], value: Any = None) -> str:
-    """The known config key nearest to a mistyped path; '' if none is near. The same name elsewhere in the run comes
-    first, then a similar name beside it, then a similar last part anywhere.
+    """The known config key nearest to a mistyped path; '' if none is near.
+    The same name elsewhere in the run comes first, then a similar name beside it, then a similar last part anywhere.
 
     Args:
         value: that it has to take; None: any.

@@ -40,8 +40,7 @@ OPTIONS_OF_ADDRESSES = (
 
 
 def is_secret(key: str, value: Any) -> bool:
-    """Whether the value of a config key must be hidden: a text or list, or a number if it is long or the key is only
-    for secrets."""
+    """Whether a config value must be hidden, by its key: texts and lists; numbers only if long or plainly secret."""
     if value is None or isinstance(value, bool) or (isinstance(value, str) and from_elsewhere(value)):
         return False
     if isinstance(value, (str, Mapping, list, tuple)):

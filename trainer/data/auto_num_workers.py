@@ -45,8 +45,7 @@ class Host:
         return time.perf_counter()
 
     def idle(self) -> tuple[float, ...]:
-        """Idle core-seconds of the cores that this process may use, and in a container those unused of its CPU
-        limit."""
+        """Idle core-seconds of the cores that this process may use; in a container also those unused of its limit."""
         every = psutil.cpu_times(percpu=True)
         mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
         counted = [every[core] for core in mine if core < len(every)] or every

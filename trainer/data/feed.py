@@ -1,5 +1,4 @@
-"""Feeds batches from the sampler to the device: reads them, measures how long the loop waits, groups them into
-updates."""
+"""Feeds batches from the sampler to the device, grouped into updates, and measures how long the loop waits."""
 
 from __future__ import annotations
 

@@ -124,8 +124,7 @@ def check_shape(inputs: Any, shape: Any, where: str) -> None:
 
 
 def check_labels(labels: torch.Tensor, facts: Facts, where: str) -> None:
-    """Refuse (RunFailed) labels that are not integers (N,) from 0 to classes - 1 or, for other tasks, outside [0,
-    1]."""
+    """Refuse (RunFailed) labels that are not integers (N,) from 0 to classes - 1; for other tasks, outside 0 to 1."""
     if facts.task == "classification" and (labels.is_floating_point() or labels.dim() != 1):
         raise RunFailed(f"{where} has labels ({', '.join(map(str, ('N', *labels.shape[1:])))}) of type {labels.dtype}. Labels are whole numbers (N,), from 0 to {facts.classes - 1}")  # fmt: skip
     most = facts.classes - 1 if facts.task == "classification" else 1

@@ -165,8 +165,7 @@ class ScatteredReader:
 
 
 class BlockReader:
-    """Reads batches of a map-style data set by arbitrary lists of indices, one list after another, for leased
-    blocks."""
+    """Reads batches of a map-style data set by lists of indices, one list after another, for leased blocks."""
 
     def __init__(self, dataset: Dataset[Any], reading: Reading) -> None:
         self.addresses: list[tuple[int, np.ndarray]] = []

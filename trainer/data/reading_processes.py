@@ -19,8 +19,7 @@ from trainer.host.requests import NUMBERS
 
 @dataclass(frozen=True)
 class Refusal:
-    """Sent by a reading process in place of a batch that it cannot read (exceptions would arrive inside a
-    traceback)."""
+    """Sent by a reading process in place of a batch that it cannot read; exceptions would arrive in a traceback."""
 
     sentence: str
 
@@ -90,8 +89,8 @@ def _died(how: str) -> RunFailed:
 
 
 def reading_process(number: int) -> None:
-    """The ``worker_init_fn`` of reading processes: each ends with its parent, and gets its own shared slots. Torch's
-    own note of the number will not do: a stream's process takes it away from the user's code."""
+    """The ``worker_init_fn`` of reading processes: each ends with its parent, and gets its own shared slots.
+    Torch's own note of the number will not do: a stream's process takes it away from the user's code."""
     end_with(os.getppid())
     for request in NUMBERS:  # of a scheduler, to the whole process group: the worker goes on until it has saved
         signal.signal(request, signal.SIG_IGN)

@@ -147,8 +147,8 @@ class TrainingSampler(ABC):
 
     @abstractmethod
     def cuts_in_order(self) -> Iterator[tuple[int, int, int]]:
-        """The range of each global batch in the epoch's order, and the worker of its first sample: (start, stop,
-        first). The next worker gets the next sample, and so on in turn."""
+        """For each global batch (start, stop, first): its range in the epoch's order, the worker of its first sample.
+        The next worker gets the next sample, and so on in turn."""
 
     def share(self, start: int, stop: int, first: int, rank: int) -> range:
         """The positions in the epoch's order of the samples of worker ``rank`` that count, in one global batch."""
@@ -341,8 +341,7 @@ def training_sampler(
 
 
 class EvaluationSampler:
-    """Yields one worker's evaluation batches: over all workers every sample exactly once, so their counts may
-    differ."""
+    """Yields one worker's evaluation batches: over all workers, every sample exactly once; their counts may differ."""
 
     def __init__(self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         self.num_samples = num_samples

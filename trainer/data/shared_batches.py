@@ -1,5 +1,5 @@
-"""Sends batches from reading processes through reused shared memory; torch maps new memory each time (1/6 of the
-time)."""
+"""Sends batches from reading processes through reused shared memory.
+To map new memory for each, as torch does, is a sixth of the time."""
 
 from __future__ import annotations
 
@@ -81,8 +81,7 @@ class SharedBatches:
         return hasattr(os, "memfd_create") and multiprocessing.get_start_method() == "fork"
 
     def put(self, batch: Any) -> Any:
-        """In a reading process: write a batch into a slot. Returns its :class:`Parcel`, or the batch if it has no
-        room."""
+        """In a reading process: write a batch into a slot; returns its :class:`Parcel`, or the batch without room."""
         if not _is_of_tensors(batch):
             return batch
         inputs, labels = batch

@@ -178,8 +178,8 @@ class DataSource(ABC):
         return {**view, "divide": 255, "mean": mean, "std": std}
 
     def row_reader(self) -> dict[str, Any] | None:
-        """The config node of a ``trainer.data.rows.RowReader`` for mode=predict and the logged model; None without
-        rows. Its keys besides ``_target_`` are keys of ``data``."""
+        """The config node of a ``trainer.data.rows.RowReader``; None if this source reads no rows.
+        It is for mode=predict and the logged model. Its keys besides ``_target_`` are keys of ``data``."""
         return None
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:

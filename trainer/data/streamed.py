@@ -75,8 +75,8 @@ def is_stream(dataset: Any) -> bool:
 
 
 class Streamed(Dataset[Any]):
-    """Makes a stream a data set, whose batches are the samples at given positions of the stream. A position before the
-    last one read starts the stream anew, and so does each epoch.
+    """Makes a stream a data set, whose batches are the samples at given positions of the stream.
+    A position before the last one read starts the stream anew, and so does each epoch.
 
     Args:
         stream: an iterable, or a function that returns an iterator; the function may take ``epoch``.
@@ -233,8 +233,7 @@ def _own_files(stream: Any, name: str, part: Part) -> Files:
 
 
 def shuffled(samples: Iterator[Any], size: int, key: tuple[int, int]) -> Iterator[Any]:
-    """Shuffle a stream within a buffer: each sample is drawn from the ``size`` read last, by random numbers of
-    ``key``."""
+    """Shuffle a stream within a buffer: each sample is drawn from the ``size`` read last, at random by ``key``."""
     draw, held = np.random.default_rng(key), list[Any]()
     for sample in samples:
         held.append(sample)

@@ -1,5 +1,4 @@
-"""Keeps some file descriptors of this process in reserve for files that must be written, however many connections
-come."""
+"""Keeps some file descriptors of this process in reserve for files that must be written."""
 
 from __future__ import annotations
 

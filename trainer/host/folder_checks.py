@@ -1,5 +1,4 @@
-"""Checks whether a run's folder can be made and written, without writing: its name, its parents, the disk's free
-space."""
+"""Checks, without writing, whether a run's folder can be made and written: its name, parents, free disk space."""
 
 from __future__ import annotations
 

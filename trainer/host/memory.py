@@ -14,8 +14,7 @@ FILES = {"": ("memory.max", "memory.current"), "memory": ("memory.limit_in_bytes
 
 
 def free(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """The bytes of memory that can still be used, on the machine and in each cgroup (container, job) of this
-    process."""
+    """The bytes of memory that can still be used, by the machine and each cgroup (container, job) of this process."""
     import psutil
 
     return max(0, min([int(psutil.virtual_memory().available), *_free_of_groups(cgroups, own)]))
@@ -66,8 +65,7 @@ def held_by(pids: Iterable[int]) -> int:
 
 
 def own(name: str) -> int:
-    """The bytes that the kernel counts for this process: ``VmRSS`` (held), ``VmHWM`` (peak) or ``VmData``
-    (requested)."""
+    """The bytes that the kernel counts for this process: ``VmRSS`` (held), ``VmHWM`` (peak), ``VmData`` (asked for)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
 

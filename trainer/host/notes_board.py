@@ -30,8 +30,7 @@ class NoNote(RuntimeError):
 
 
 class Board(Protocol):
-    """Protocol of a key-value board between the processes of a run. torch.distributed's stores have these methods,
-    too."""
+    """Protocol of a key-value board between the processes of a run; torch.distributed's stores have its methods."""
 
     def set(self, key: str, value: str) -> Any:
         """Write a note under a key, replacing the note that is there."""

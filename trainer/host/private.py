@@ -59,16 +59,14 @@ def is_private(folder: Path) -> bool:
 
 
 def start_empty(path: Path) -> int:
-    """Make an empty file at ``path`` in place of what is there; the target of a link stays as it is. Returns 0
-    (bytes)."""
+    """Make an empty file at ``path`` in place of what is there; a link's target stays. Returns its bytes, 0."""
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
     return 0
 
 
 def go_on(path: Path) -> int:
-    """Prepare a file to be appended to: a regular file stays, anything else becomes an empty file. Returns its
-    bytes."""
+    """Prepare a file to be appended to; anything but a regular file is replaced by an empty one. Returns its bytes."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -36,14 +36,14 @@ def termination_raises() -> Iterator[None]:
 
 
 class TooLong(BaseException):
-    """Raised when a call takes longer than :func:`within` allows. No ``Exception``: the call may try again after each
-    of these."""
+    """Raised when a call takes longer than :func:`within` allows.
+    No ``Exception``: the call may try again after each of these."""
 
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Context manager: after ``seconds``, SIGALRM raises TooLong in the main thread. Python delivers signals to the
-    main thread alone: in another thread there is no limit.
+    """Context manager: after ``seconds``, SIGALRM raises TooLong in the main thread.
+    Python delivers signals to the main thread alone: in another thread there is no limit.
 
     Raises:
         TooLong: the time is over.

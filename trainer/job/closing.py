@@ -54,8 +54,7 @@ class Closing:
 
 
 def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker | None) -> None:
-    """Close a run: write status, result and pictures, and end the MLflow run; a failing step does not stop the
-    others."""
+    """Close a run: status, result, pictures, the end of the MLflow run; a failing step does not stop the others."""
     from trainer.job.plan_table import console
     from trainer.run_folder.json_files import leave
 

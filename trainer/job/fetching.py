@@ -1,5 +1,4 @@
-"""Fetches checkpoints of this run (``checkpoint.to``) or another (``resume=s3://...``) before a run resumes from
-them."""
+"""Fetches checkpoints of this run (``checkpoint.to``) or another (``resume=s3://...``) before a run resumes."""
 
 from __future__ import annotations
 

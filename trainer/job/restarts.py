@@ -173,8 +173,8 @@ def whence(resume: str) -> str:
 def begin_again(
     ready: Ready, tracker: Tracker | None, how: str, update: int, why: str, workers: int
 ) -> tuple[store.About | None, str]:
-    """Set the run's folder back to its newest checkpoint and begin another life. Returns that checkpoint's facts and
-    folder (another run's if this run has none yet).
+    """Set the run's folder back to its newest checkpoint and begin another life.
+    Returns that checkpoint's facts and folder (another run's if this run has none yet).
 
     Args:
         how, update, why: the end of the life before.
@@ -197,8 +197,8 @@ def workers_update(death: Died) -> int:
 
 
 def updates_since(death: Died, checkpoint: str) -> int:
-    """How many updates after a checkpoint are lost with a death, counted at the server that had done most; without
-    servers, at the worker that had done most.
+    """How many updates after a checkpoint are lost with a death.
+    Counted at the server that had done most; without servers, at the worker that had.
 
     Args:
         checkpoint: its folder; empty: the run goes back to its beginning.

@@ -1,5 +1,4 @@
-"""The launchers that launch._target_ can name: in_process, forkserver, local. ``torchrun.py`` has torchrun's
-processes."""
+"""The launchers that launch._target_ can name: in_process, forkserver, local (see ``torchrun.py`` for torchrun)."""
 
 from __future__ import annotations
 

@@ -59,9 +59,9 @@ class Host:
 
 @dataclass(frozen=True)
 class Life:
-    """What host 0 writes into the lobby about a life of the run. Its number, from 1; its hosts and the ids of their
-    commands; the port of its meeting; the checkpoint from which it resumes (relative to the run's folder if it is
-    there), or ''."""
+    """What host 0 writes into the lobby about a life of the run.
+    Its number, from 1; its hosts and the ids of their commands; the port of its meeting; the checkpoint from which
+    it resumes (relative to the run's folder if it is there), or ''."""
 
     number: int
     hosts: tuple[int, ...]
@@ -187,14 +187,15 @@ class Lobby:
             run.set(LEAVE, "")
 
     def death_of(self, hosts: Sequence[int]) -> Died:
-        """The error for a life that has lost hosts. It differs in each life, so that a host lost twice does not count
-        as one process that dies at the same update."""
+        """The error for a life that has lost hosts.
+        It differs in each life, so that a host lost twice does not count as one process that dies at the same
+        update."""
         names = " and ".join(f"host {n}" for n in hosts)
         return Died(f"{names} {'is' if len(hosts) == 1 else 'are'} lost", f"{names} in life {self.life.number}")
 
     def settle(self, timeout_s: float) -> list[Host]:
-        """Wait until this life has ended for all its hosts or they are lost; returns what the present ones wrote. A
-        host that has died is silent until it counts as lost: so long is waited at least."""
+        """Wait until this life has ended for its hosts or they are lost; returns what the present ones wrote.
+        A host that has died is silent until it counts as lost: so long is waited at least."""
         began, timeout_s = self.clock(), max(timeout_s, LOST_S + LONGEST_LOOK_S)
         while True:
             self.look()

@@ -1,5 +1,4 @@
-"""The TCPStore of the lobby in which the hosts of a run come and go; host 0's launcher serves it at
-launch.master_port."""
+"""The TCPStore of the lobby where hosts of a run come and go, served by host 0's launcher at launch.master_port."""
 
 from __future__ import annotations
 

@@ -108,8 +108,8 @@ class OtherHosts:
         saying.join(TELL_S)
 
     def leave(self, results: dict[str, dict[int, Any]]) -> None:
-        """Tell the other hosts that this host's processes are done. Host 0, whose store they use, waits for them; its
-        results get what their servers returned."""
+        """Tell the other hosts that this host's processes are done.
+        Host 0, whose store they use, waits for them; its results get what their servers returned."""
         if self.meeting.hosts == 1:
             return
         with suppress(NoNote):  # host 0 waits no longer

@@ -29,8 +29,7 @@ DEPTH = 2
 
 
 def imported_since(before: Collection[str]) -> list[str]:
-    """The modules that this process has imported meanwhile: our own, and other packages down to their direct
-    modules."""
+    """The modules that this process has imported meanwhile: ours, other packages, and what is directly in those."""
     new = [n for n in list(sys.modules) if n not in before and (n.count(".") < DEPTH or n.startswith("trainer."))]
     known = {*sys.stdlib_module_names, *LEFT_OUT}
     return [name for name in new if name.partition(".")[0] not in known]

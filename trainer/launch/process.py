@@ -104,8 +104,7 @@ class Child:
 
     @property
     def exitcode(self) -> int | None:
-        """The child's exit code, as :class:`multiprocessing.Process` has it: None while it runs, negative for a
-        signal."""
+        """The child's exit code (as :class:`multiprocessing.Process`): None while it runs, negative for a signal."""
         return self.process.exitcode
 
     @property
@@ -141,8 +140,8 @@ class Child:
         return True
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the child a signal if it still exists, even if its forkserver does not (and its exit code is made
-        up)."""
+        """Send the child a signal if it still exists.
+        It may while its forkserver does not, and its exit code is made up."""
         if self.itself is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.itself, number)

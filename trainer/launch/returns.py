@@ -45,8 +45,9 @@ class Returns:
         """Updates that servers had done since the snapshots from which they were started again."""
 
     def again(self, member: StartedProcess, death: RunFailed) -> StartedProcess | None:
-        """Restart a process that has died; None if it reported an error of its own, too many have died, or it died
-        twice after the same update. A server needs a checkpoint to begin with.
+        """Restart a process that has died, and return it; None if it must not be restarted.
+        That is if it reported an error of its own, too many have died, or it died twice after the same update. A
+        server needs a checkpoint to begin with.
 
         It is dead for certain: where its forkserver was killed, it only seems so, and goes on.
         """

@@ -177,8 +177,8 @@ class Supervisor:
 
     @property
     def ends_all(self) -> bool:
-        """Whether a failure on this host ends the processes of other hosts as well. They cannot do without the failed
-        process, or it reported that the run cannot go on."""
+        """Whether a failure on this host ends the processes of other hosts as well.
+        They cannot do without the failed process, or it reported that the run cannot go on."""
         over = [m for m in self.members if not m.handle.well]
         return any(not m.role.apart or (m.handle.failure is not None and m.handle.failure.ends_run) for m in over)
 

@@ -1,5 +1,4 @@
-"""Runs in processes that torchrun has started: rank 0 is also the parent, and hands the finished config to the
-others."""
+"""Runs in processes that torchrun has started: rank 0 is also the parent, and hands the config to the others."""
 
 from __future__ import annotations
 

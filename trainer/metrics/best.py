@@ -46,8 +46,8 @@ def best_of(classes: int) -> int:
 
 
 def classification(classes: int) -> tuple[str, ...]:
-    """The names of a classification's metrics, one of which marks the best model (``acc5`` may be ``acc1`` to
-    ``acc4``)."""
+    """The names of a classification's metrics, one of which marks the best model.
+    With one or two classes, ``acc5`` is ``acc1``."""
     return tuple(dict.fromkeys(("loss", "acc1", f"acc{best_of(classes)}", "f1")))
 
 
@@ -58,8 +58,8 @@ def measured(facts: Facts) -> list[str]:
 
 
 def names(facts: Facts, averaged: bool, own: Collection[str] = ()) -> list[str]:
-    """All names that ``best.metric`` can have: ``val/...``, the user's ``own``, and with ``averaged``
-    ``val_ema/...``."""
+    """All names that ``best.metric`` can have: ``val/NAME``, with ``averaged`` also ``val_ema/NAME``.
+    ``own``: the names of the user's metrics."""
     everything = [*measured(facts), *own]
     return [prefix + name for prefix in ((RAW, AVERAGED) if averaged else (RAW,)) for name in everything]
 

@@ -59,8 +59,8 @@ class Classification:
         return ClassExam(self.meter(), self.classes, index, count)
 
     def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
-        """Compute loss, acc1 and acc5 from the sums of one worker, or of all added up. All are means, so that there is
-        no more to tell of the epoch."""
+        """Compute loss, acc1 and acc5 from the sums of one worker, or of all added up.
+        All are means, so that there is no more to tell of the epoch."""
         samples = sums[-1].item()
         if not samples:
             return {}
@@ -89,8 +89,8 @@ class ClassificationMeter:
         self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = []
 
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
-        """Keep a batch: its mean loss, outputs (N, C), labels, and how many samples count. Labels are (N,) or shares of
-        classes (N, C), of which the greatest counts as the label."""
+        """Keep a batch: its mean loss, outputs (N, C), labels, and how many samples count.
+        Labels are (N,) or shares of classes (N, C), of which the greatest counts as the label."""
         if samples:
             self.seen.append(
                 (loss.detach(), outputs.detach(), labels if labels.dim() == 1 else labels.argmax(1), samples)

@@ -19,8 +19,7 @@ class Sums(Protocol):
         """Add a batch's loss, outputs and labels."""
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """Return the sums and empty the meter: a float64 vector that adds up over workers, with the sample count
-        last."""
+        """Return the sums and empty the meter: a float64 vector that adds up over workers, number of samples last."""
 
     def state(self) -> list[Any]:
         """The batches seen since the sums were last taken, for :meth:`load`."""

@@ -18,9 +18,9 @@ FIELDS = 5
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong guess of the model in a validation. The sample's index in the validation data, its label, the guess (-1
-    if outputs are NaN), the probability that the model gave the guess, and the loss: -log of the probability that it
-    gave the label."""
+    """A wrong guess of the model in a validation.
+    The sample's index in the validation data, its label, the guess (-1 if outputs are NaN), the probability that the
+    model gave the guess, and the loss: -log of the probability that it gave the label."""
 
     number: int
     label: int
@@ -92,8 +92,8 @@ class Tally:
         self.worst = _worst(torch.cat([self.worst, wrong]))
 
     def vector(self) -> torch.Tensor:
-        """Return the tally as a vector that adds up over workers. It has counts, then ``WORST`` rows of a mistake for
-        each worker, of which this one fills its own."""
+        """Return the tally as a vector that adds up over workers.
+        It has counts, then ``WORST`` rows of a mistake for each worker, of which this one fills its own."""
         places = torch.zeros((self.count, WORST, FIELDS), dtype=torch.float64)
         places[self.index, : len(self.worst)] = self.worst
         places[..., 0].clamp_(max=torch.finfo(torch.float64).max)  # a sum with infinity in it is still to be read

@@ -39,8 +39,7 @@ class RowEmbedding(nn.Embedding):
 
 
 def tables(model: nn.Module) -> Iterator[tuple[str, nn.Embedding | nn.EmbeddingBag]]:
-    """The model's embedding tables with sparse gradients: trainable ``nn.Embedding`` and ``nn.EmbeddingBag``, by
-    name."""
+    """The model's embedding tables with sparse gradients, by name: ``nn.Embedding`` and ``nn.EmbeddingBag``."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
             yield name, module

@@ -49,8 +49,7 @@ class WideAndDeep(nn.Module):
         self.deep = nn.Sequential(*layers, nn.Linear(width, 1))
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Compute logits (N,) from floating ``dense`` (N, dense_features) and int64 ids ``sparse`` (N,
-        sparse_slots)."""
+        """Compute logits (N,) from ``dense`` (N, dense_features) and int64 ids ``sparse`` (N, sparse_slots)."""
         rows = self.embedding(inputs["sparse"])
         dense = inputs["dense"]
         deep = self.deep(torch.cat([dense, rows.flatten(1)], 1))

@@ -47,8 +47,8 @@ def rates(model: nn.Module, node: Mapping[str, Any]) -> dict[str, Rate]:
 
 
 def undecayed(model: nn.Module) -> Iterator[str]:
-    """Names of the parameters that weight decay spares: biases, those of norms, and all with at most one dimension. So
-    are those that the model itself names (``no_weight_decay()``, timm's convention)."""
+    """Names of the parameters that weight decay spares: biases, those of norms, and all with at most one dimension.
+    So are those that the model itself names (``no_weight_decay()``, timm's convention)."""
     own = getattr(model, "no_weight_decay", None)
     named = set(own()) if callable(own) else set()
     of_norms = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)}

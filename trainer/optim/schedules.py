@@ -80,8 +80,7 @@ class Cosine(Constant):
 
 
 class MultiStep(Constant):
-    """scheduler=multistep: multiplied by ``gamma`` at each of the epochs ``milestones``, counted from the run's
-    start."""
+    """scheduler=multistep: multiplied by ``gamma`` at each of the epochs ``milestones``, from the run's start."""
 
     def __init__(
         self, total_steps: int, steps_per_epoch: int, milestones: list[float], gamma: float = 0.1, **warmup: float
@@ -113,8 +112,8 @@ class Polynomial(Constant):
 
 
 class OneCycle(Constant):
-    """scheduler=one_cycle: rises from ``initial`` to 1 in the first share ``rise`` of the updates. Then it falls to
-    ``final`` (Smith & Topin, 2019).
+    """scheduler=one_cycle: up from ``initial`` to 1, in the share ``rise`` of the updates, then down to ``final``.
+    After Smith & Topin (2019).
 
     As torch's OneCycleLR with two phases and without its cycle of the momentum. A warm-up leads to ``initial``.
     """

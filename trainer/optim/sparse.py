@@ -87,8 +87,7 @@ CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class SparseRule:
-    """How rows of tables are updated: a rule's ``name``, one of ``RULES``; its ``numbers``; ``lr`` before any
-    factor."""
+    """How rows of tables are updated: ``name`` (of ``RULES``), ``numbers`` (of ``DEFAULTS``), ``lr`` (base rate)."""
 
     name: str
     lr: float
@@ -182,8 +181,7 @@ class DenseAndSparse(torch.optim.Optimizer):
 
 
 def values_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The values of these parameters' gradients; sparse ones are coalesced first, so that norms and limits are
-    right."""
+    """The values of these parameters' gradients; sparse ones are coalesced first, for right norms and limits."""
     values = []
     for parameter in parameters:
         if parameter.grad is None:

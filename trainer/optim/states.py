@@ -1,5 +1,4 @@
-"""Converts optimizer states between torch's numbering and parameter names, so that another process can go on with
-them."""
+"""Converts optimizer states between torch's numbering and parameter names, for use by another process."""
 
 from __future__ import annotations
 

@@ -130,9 +130,9 @@ class Updater:
         plateau: Mapping[str, Any] | None,
         names: Sequence[str] = (),
     ) -> None:
-        """Restore what :meth:`state` returned. Settings of the optimizer (lr, betas, ...) that it was made with
-        otherwise than the one before stay as they are. Another optimizer, or one with other groups of parameters,
-        begins without a memory."""
+        """Restore what :meth:`state` returned.
+        Settings of the optimizer (lr, betas, ...) that it was made with otherwise than the one before stay as they
+        are. Another optimizer, or one with other groups of parameters, begins without a memory."""
         self.steps = steps
         if kind == type(self.optimizer).__name__ and len(made_with) == len(self.made_with):
             self.optimizer.load_state_dict(optimizer)

@@ -19,8 +19,8 @@ CORES_FED = 8
 
 @dataclass(frozen=True)
 class Buckets:
-    """The buckets in which DDP exchanges the gradients. ``sizes`` in bytes, in their order; ``tables`` whose gradients
-    go by row, each in a bucket of its own."""
+    """The buckets in which DDP exchanges the gradients.
+    ``sizes`` in bytes, in their order; ``tables`` whose gradients go by row, each in a bucket of its own."""
 
     sizes: list[int]
     tables: int = 0
@@ -56,8 +56,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The settings by which the run computes and reads: precision, memory, threads, reading processes. ``auto`` is
-    decided where the plan is for this machine.
+    """The settings by which the run computes and reads: precision, memory, threads, reading processes.
+    ``auto`` is decided where the plan is for this machine.
 
     Attributes:
         precision: fp64, fp32, bf16 or fp16.

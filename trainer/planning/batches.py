@@ -1,5 +1,4 @@
-"""How many samples an update has, by ``data.batch_size`` or ``data.global_batch_size``, and whether the data
-suffice."""
+"""How many samples an update has (``data.batch_size``, ``data.global_batch_size``), and whether the data suffice."""
 
 from __future__ import annotations
 

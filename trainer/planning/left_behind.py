@@ -45,8 +45,7 @@ def other_replicas(plan: Plan, about: store.About) -> Iterator[str]:
 
 
 def other_errors(plan: Plan, about: store.About) -> Iterator[str]:
-    """Yield why updates differ from before, if workers with compression errors (powersgd, int8) are now more or
-    fewer."""
+    """Yield why updates differ from before, if workers with compression errors are now more or fewer."""
     told = about.config.get("strategy", {})
     for option, value in (("comm_hook", "powersgd"), ("wire", "int8")):
         if told.get(option) == value and about.workers != plan.workers:

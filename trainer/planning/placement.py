@@ -33,8 +33,9 @@ class Process:
 
 
 def processes_of(roles: Mapping[str, int], launch: LaunchConfig, device: str) -> list[Process]:
-    """List the run's processes. Workers are spread evenly over the hosts, servers over the hosts of
-    ``launch.server_hosts``; other roles sit on host 0."""
+    """List the run's processes.
+    Workers are spread evenly over the hosts, servers over the hosts of ``launch.server_hosts``; other roles sit on
+    host 0."""
     if everybody := peers(launch):
         return [_alone(node, peer, everybody, device) for node, peer in enumerate(everybody)]
     found = []

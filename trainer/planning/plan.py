@@ -36,8 +36,8 @@ UNSAID = "(host 0's address, launch.master_addr)"
 
 @dataclass(frozen=True)
 class Predicted:
-    """What mode=predict reads: ``samples`` in the folder ``input``, each an ``image`` or a ``row``; and its
-    ``output``."""
+    """What mode=predict reads: ``samples`` in the folder ``input``, each an ``image`` or a ``row``.
+    And the ``output`` that was given."""
 
     input: str
     samples: int

@@ -142,8 +142,7 @@ def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None =
 
 
 def with_strategy(config: RunConfig, workers: int) -> tuple[RunConfig, str]:
-    """Return the config with ``strategy=auto`` replaced by what it means for this many workers; and the reason. '' if a
-    strategy was named."""
+    """Return the config with ``strategy=auto`` replaced, for this many workers, and the reason; '' if none was."""
     if config.strategy._target_ != AUTO:
         return config, ""
     chosen = schema.StrategyConfig if workers == 1 else schema.CollectiveStrategy

@@ -239,8 +239,7 @@ def _kept_at_one_place(plan: Plan, about: store.About) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
-    """Yield each config key whose value differs, and how; another strategy's own keys are left out, but not
-    clipping."""
+    """Yield each config key whose value differs, and how; another strategy's own keys are left out (not clipping)."""
     old, new = dict(leaves(before, "")), dict(leaves(now, ""))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key) and not (other_strategy and key.startswith("strategy.") and key not in CLIPS):

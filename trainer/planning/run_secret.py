@@ -41,9 +41,9 @@ def run_secret(launch: schema.LaunchConfig, environment: Mapping[str, str] = os.
 
 
 def secret_of_hosts(launch: schema.LaunchConfig) -> str:
-    """The secret by which the hosts of a run recognise each other; '' if there is none, or only one host. It is the
-    user's; of processes that are started one by one on one machine, else one that the user's cache keeps, for this user
-    alone.
+    """The secret by which the hosts of a run recognise each other; '' if there is none, or only one host.
+    It is the user's; of processes that are started one by one on one machine, else one that the user's cache keeps,
+    for this user alone.
 
     Raises:
         UserError: it can be guessed, or others can read it.

@@ -226,8 +226,7 @@ def experiment_of(config: RunConfig) -> str:
 
 
 def check_compiler(config: RunConfig, device: str) -> None:
-    """Refuse ``compile=true`` on the CPU without a C++ compiler for inductor, or with a cache that others can write
-    to."""
+    """Refuse ``compile=true`` on the CPU without a C++ compiler, or with a cache that other users can write to."""
     writes_kernels = config.compile and config.execution.compile_backend == "inductor"
     if writes_kernels and device == "cpu" and hardware.cpp_compiler() is None:
         raise UserError("compile=true", "there is no C++ compiler on this machine (g++ or clang++)", "compile=false")

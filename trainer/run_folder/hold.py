@@ -1,5 +1,4 @@
-"""A lock on a run's folder: whoever works there holds it, so that no other run, nor the run's next life, begins
-there."""
+"""A lock on a run's folder: while somebody works there, no other run begins there, nor the run's next life."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ LOOK_S = 0.1
 
 
 class Hold:
-    """One process's lock on a run's folder. Launcher, workers, servers, and who sends the points, share it; a run
-    begins with it alone.
+    """One process's lock on a run's folder.
+    Launcher, workers, servers, and who sends the points, share it; a run begins with it alone.
 
     Where the file system has no locks, everybody gets what he asks for.
     """

@@ -1,5 +1,4 @@
-"""What each built-in strategy declares before any process starts: options, traits, refusals. Workers have other
-files."""
+"""What each built-in strategy declares before any process starts: options, traits, refusals, its worker class."""
 
 from __future__ import annotations
 
@@ -202,8 +201,7 @@ class PserverDeclaration(Declaration):
 
 
 class PserverSyncDeclaration(PserverDeclaration):
-    """What strategy=pserver_sync declares: servers combine all workers' gradients and apply them once, then all
-    pull."""
+    """What strategy=pserver_sync declares: servers combine all workers' gradients, apply them once, and all pull."""
 
     Options = schema.PserverSyncStrategy
     options: schema.PserverSyncStrategy

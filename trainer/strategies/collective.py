@@ -21,8 +21,8 @@ from trainer.strategies.process_group import ProcessGroup
 
 
 class Collective(Strategy):
-    """A worker of strategy=collective: torch's DDP. Buffers are not broadcast in each forward: ``synchronize`` agrees
-    on them where they are read."""
+    """A worker of strategy=collective: torch's DDP.
+    Buffers are not broadcast in each forward: ``synchronize`` agrees on them where they are read."""
 
     Options = CollectiveStrategy
     options: CollectiveStrategy
@@ -53,8 +53,7 @@ class Collective(Strategy):
         return self.group.scatter(parts)
 
     def weight(self, samples: int) -> float:
-        """Return 1.0, or samples * workers / all samples if workers' batches differ: DDP averages the workers'
-        means."""
+        """Return 1.0, or if batches differ samples * workers / all: DDP averages the workers' mean gradients."""
         if self.seat.even:
             return 1.0
         everybody = self.all_reduce_sum(torch.tensor([float(samples)], dtype=torch.float64)).item()
@@ -91,9 +90,9 @@ class Collective(Strategy):
         self.updater.observe(step, metrics)
 
     def rehearses(self) -> bool:
-        """Whether a resumed run must first repeat a backward, because DDP makes other buckets after its first. A ring
-        of three or more workers adds up each part of a bucket from another worker on, and PowerSGD's factors are of
-        buckets."""
+        """Whether a resumed run must first repeat a backward, because DDP makes other buckets after its first.
+        A ring of three or more workers adds up each part of a bucket from another worker on, and PowerSGD's factors
+        are of buckets."""
         return self.seat.size > 2 or self.memory is not None
 
     def save(self, folder: Path) -> Share:

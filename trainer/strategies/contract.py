@@ -316,8 +316,7 @@ class Strategy(ABC):
         return Share({"updater": self.updater.state()})
 
     def load(self, folder: Path, share: Share) -> None:
-        """Restore what :meth:`save` returned. Called on all workers at once, after ``setup``, with the model's values
-        set."""
+        """Restore what :meth:`save` returned; called on all workers at once, when ``setup`` and the model are done."""
         self.updater.load(**share.common["updater"])
 
     def persist(self, folder: Path) -> None:

@@ -19,8 +19,8 @@ SINCE = "since"
 
 
 class LocalSgd(Strategy):
-    """A worker of strategy=local_sgd (Stich, 2019, arXiv:1805.09767). The average is weighted by the samples behind
-    each replica."""
+    """A worker of strategy=local_sgd (Stich, 2019, arXiv:1805.09767).
+    The average is weighted by the samples behind each replica."""
 
     Options = LocalSgdStrategy
     options: LocalSgdStrategy

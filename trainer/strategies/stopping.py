@@ -53,8 +53,8 @@ class TakesBack(Protocol):
         """Let a restarted worker in at the coming stop; returns what it must know, or None if it is lost again."""
 
     def come_back(self, told: tuple[int, int]) -> tuple[int, int] | None:
-        """In a restarted worker: take part in that stop. Returns the number of the others' checkpoint and the rank that
-        writes it, or None if all others are lost."""
+        """In a restarted worker: take part in that stop.
+        Returns the number of the others' checkpoint and the rank that writes it, or None if all others are lost."""
 
     def take_part(self) -> None:
         """In a restarted worker that has loaded the checkpoint: begin to train."""

@@ -103,8 +103,7 @@ def _column(form: str) -> TextColumn:
 
 @contextmanager
 def preparing(verbosity: str = "normal") -> Iterator[Any]:
-    """Context manager: shows the progress of a preparation (download, drawing), as a bar on a terminal, else as
-    lines."""
+    """Context manager: shows the progress of a preparation (download, drawing): a bar on a terminal, else lines."""
     if verbosity == "quiet":
         yield lambda what, done, total: None
         return

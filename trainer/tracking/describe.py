@@ -57,8 +57,8 @@ def describe(
     lives: Sequence[Life] = (),
     resume: Resume | None = None,
 ) -> dict[str, Any]:
-    """Make the message that opens an MLflow run at the recorder; see ``Tracker.open``. Only ``uri`` and ``secrets`` in
-    it are confidential.
+    """Make the message that opens an MLflow run at the recorder; see ``Tracker.open``.
+    Only ``uri`` and ``secrets`` in it are confidential.
 
     Args:
         digest: of the data, from its source.

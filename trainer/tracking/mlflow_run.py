@@ -62,8 +62,8 @@ class Follower:
     hold: Hold | None = field(default=None, repr=False)
 
     def try_once(self) -> None:
-        """Open the MLflow run if need be, and send what is new; after an error, try again after a pause that
-        doubles."""
+        """Open the MLflow run if need be, and send what is new; after an error, pause before the next try.
+        The pause doubles."""
         now = time.monotonic()
         if now < self.retry_at:
             return

@@ -21,8 +21,8 @@ from trainer.weights import fit
 
 
 class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
-    """The MLflow model: inputs (N, ...), before normalisation, to scores (N, C); or rows of text (N,) to probabilities
-    (N,)."""
+    """The MLflow model: inputs (N, ...) to scores (N, C), or rows of text (N,) to probabilities (N,).
+    Inputs are as in training, before normalisation."""
 
     def load_context(self, context: Any) -> None:
         """Build the model from ``model.json`` and load ``model.safetensors`` into it."""
@@ -42,8 +42,8 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
         self.reader: Any = None if spec.get("rows") is None else call_target(spec["rows"], "data")
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
-        """Return the model's scores as an array, for an array of inputs or a dict of such by name. Without type hints,
-        which MLflow takes for a schema.
+        """Return the model's scores as an array, for an array of inputs or a dict of such by name.
+        Without type hints, which MLflow takes for a schema.
 
         Where the data are rows of text: probabilities, for a list of rows or a DataFrame with them in its one column.
         """

@@ -1,5 +1,4 @@
-"""Draws the initial rows of embedding tables from (seed, table, row id): the same for any number of servers, or
-none."""
+"""Draws the initial rows of embedding tables from (seed, table, row id), the same on any number of servers or none."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ CHUNK = 1 << 18
 
 @dataclass(frozen=True)
 class RowInit:
-    """How a new row of a table is drawn: ``uniform`` in [-scale, scale), ``normal`` with that deviation, or
-    ``zeros``."""
+    """How a new row is drawn: ``uniform`` in [-scale, scale), ``normal`` with that deviation, or ``zeros``."""
 
     kind: str = "uniform"
     scale: float = 0.1

@@ -119,8 +119,8 @@ def pieces(parts: Sequence[Tensors]) -> dict[str, dict[str, list[Piece]]]:
 
 
 def parameters(folder: Path, model: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Put the model's whole parameters together from servers' files. A table row that nobody has touched has its
-    initial values.
+    """Put the model's whole parameters together from servers' files.
+    A table row that nobody has touched has its initial values.
 
     Args:
         folder: of the checkpoint.

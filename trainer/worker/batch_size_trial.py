@@ -1,5 +1,4 @@
-"""One worker of a trial for data.batch_size=auto: some updates and a validation batch, to see whether memory
-suffices."""
+"""One worker of a trial for data.batch_size=auto: runs some updates and a validation batch within a memory limit."""
 
 from __future__ import annotations
 

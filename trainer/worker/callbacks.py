@@ -160,15 +160,14 @@ class Callbacks:
             print(another, flush=True)
 
     def asked(self) -> torch.Tensor:
-        """A vector (size,) float64 with 1 at this worker's index if a callback has asked to stop; adds up over
-        workers."""
+        """A vector (size,) float64 with 1 at this worker's index if a callback asks to stop; adds up over workers."""
         flags = torch.zeros(self.size, dtype=torch.float64)
         flags[self.rank] = float(bool(self.requests))
         return flags
 
     def why(self, asked: torch.Tensor, step: int, total: Total) -> str:
-        """The reason why callbacks end the run, from the sum of ``asked`` over the workers, or ''. The same on all
-        workers but for ``step``."""
+        """The reason why callbacks end the run, from the sum of ``asked`` over the workers, or ''.
+        The same on all workers but for ``step``."""
         if not asked.any():
             return ""
         mine = self.requests[0] if self.requests else ""

@@ -1,5 +1,4 @@
-"""Decides when a worker saves its part of a checkpoint, and saves it: after the same update on all, in the
-background."""
+"""When and how a worker saves its part of a checkpoint: after the same update on all workers, in the background."""
 
 from __future__ import annotations
 

@@ -43,8 +43,7 @@ def keep(
 
 
 def sample(run_dir: Path) -> Any:
-    """Read the example input that a worker has kept for the logged model: an array, a dict of arrays, or a row of
-    text."""
+    """Read the example input that a worker has kept for the logged model: one or several arrays, or a row of text."""
     if (rows := json.loads((run_dir / SPEC).read_text())["rows"]) is not None:
         return [locate(rows["_target_"]).example]
     with np.load(run_dir / SAMPLE) as kept:

@@ -39,8 +39,8 @@ def watched(node: int, nodes: int, store: Any, report: Report, every_s: float) -
 
 
 class Monitor(threading.Thread):
-    """Measures this host's load. Hosts other than host 0 leave their measurements in the launcher's store, which host 0
-    reads."""
+    """Measures this host's load.
+    Hosts other than host 0 leave their measurements in the launcher's store, which host 0 reads."""
 
     def __init__(self, node: int, nodes: int, store: Any, report: Report, every_s: float) -> None:
         super().__init__(daemon=True, name="system")

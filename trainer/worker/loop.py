@@ -38,9 +38,10 @@ class KeepsCheckpoints(Protocol):
 
 @dataclass
 class Rhythm:
-    """How long a run is, and how often it logs and validates. ``epochs``, ``total_steps`` in updates, ``log_every``
-    batches, ``val_every`` epochs, ``val_every_steps`` updates; ``validates``: False for a run without validations;
-    ``alone``: a line tells of one batch of each ``log_every`` of an epoch, not of their mean."""
+    """How long a run is, and how often it logs and validates.
+    ``epochs``, ``total_steps`` in updates, ``log_every`` batches, ``val_every`` epochs, ``val_every_steps`` updates;
+    ``validates``: False for a run without validations; ``alone``: a line tells of one batch of each ``log_every`` of
+    an epoch, not of their mean."""
 
     epochs: int
     total_steps: int
@@ -159,8 +160,7 @@ def _fit(run: Training) -> dict[str, float]:
 
 
 def look(run: Training, epoch: int) -> None:
-    """Validate. In a run without validations, asynchronous workers meet instead, to hear whether callbacks ask to
-    stop."""
+    """Validate; without validations, asynchronous workers meet instead, to hear whether callbacks ask to stop."""
     if run.rhythm.validates:
         evaluate(run, epoch)
     elif run.callbacks and not run.lockstep:
@@ -175,8 +175,8 @@ def hear(run: Training, callbacks: Callbacks) -> None:
 
 
 def train_epoch(run: Training, epoch: int) -> None:
-    """Run the updates of one epoch, each from one batch or from several merged ones. A run that resumes in the middle
-    of an epoch begins with the next one of its updates."""
+    """Run the updates of one epoch, each from one batch or from several merged ones.
+    A run that resumes in the middle of an epoch begins with the next one of its updates."""
     if epoch != run.epoch:  # not at the end of the last one: who waits there for others may save where it is
         run.epoch, run.update = epoch, 0
     run.forward.train()
@@ -269,8 +269,8 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
 
 
 def averaged(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[str, float]]:
-    """Validate the averaged weights; returns the task's sums and the user's metrics. The model has its own weights
-    again afterwards."""
+    """Validate the averaged weights; returns the task's sums and the user's metrics.
+    The model has its own weights again afterwards."""
     ema.follow(run.step)
     ema.agree(run.strategy, run.mean)
     with ema.in_place():

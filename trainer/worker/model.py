@@ -97,8 +97,8 @@ def arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractCon
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Write the model's parameters and buffers as a safetensors file, which replaces the old one. It tells the tables
-    that are left out."""
+    """Write the model's parameters and buffers as a safetensors file, which replaces the old one.
+    It tells the tables that are left out."""
     from safetensors.torch import save_model
 
     with replacing(path) as part, without_empty_tables(model) as absent:

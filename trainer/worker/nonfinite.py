@@ -184,8 +184,7 @@ class LooksBeforeStep(Stop):
 
 @dataclass
 class Rewind(LooksBeforeStep):
-    """``on_nonfinite=rewind``: raises before a step that is not finite, so that the launcher resumes from a
-    checkpoint."""
+    """``on_nonfinite=rewind``: raises before a step that is not finite; the launcher then resumes from a checkpoint."""
 
     name = "rewind"
 

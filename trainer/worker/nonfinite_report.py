@@ -43,8 +43,8 @@ class Finding:
 
 
 def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
-    """Write the report about a loss that is not finite into the run's folder. Whatever breaks in it is told there, and
-    keeps no run from its own end.
+    """Write the report about a loss that is not finite into the run's folder.
+    Whatever breaks in it is told there, and keeps no run from its own end.
 
     Args:
         batch: the first that is to blame; None: it is not at hand, and is read again.
@@ -120,8 +120,8 @@ def gives_bad_gradients(run: Training, batch: Batch) -> bool:
 
 
 def gradient_norms(model: nn.Module, loss: torch.Tensor) -> dict[str, float]:
-    """The L2 norm of the loss's gradient by layer; no ``.grad`` is set, which would begin the exchange between
-    workers."""
+    """The L2 norm of the loss's gradient by layer.
+    No ``.grad`` is set, because that would begin the exchange between workers."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     found = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
     squares: dict[str, float] = {}
@@ -135,8 +135,7 @@ def gradient_norms(model: nn.Module, loss: torch.Tensor) -> dict[str, float]:
 
 @contextlib.contextmanager
 def watched(model: nn.Module, layers: list[tuple[str, str]]) -> Iterator[None]:
-    """Context manager: modules whose output is NaN or infinite are appended to ``layers``, with their class, in
-    order."""
+    """Context manager: appends modules whose output is NaN or infinite to ``layers``, in order, with their class."""
 
     def hook(name: str) -> Any:
         def look(module: nn.Module, _: Any, outputs: Any) -> None:

@@ -1,5 +1,4 @@
-"""mode=predict for images: one worker's share of a folder, and the table of predictions. For rows see
-predict_rows.py."""
+"""mode=predict for images: one worker's share of a folder, and the table. For rows see predict_rows.py."""
 
 from __future__ import annotations
 

@@ -129,8 +129,7 @@ class RowPrediction:
 def write(
     output: Path, results: Iterable[Result], names: Sequence[str], reader: RowReader
 ) -> tuple[int, int, list[str]]:
-    """Write the table of predictions for rows; returns how many rows, how many unreadable, and the first few of
-    these."""
+    """Write the table of predictions for rows; returns the number of rows and of unreadable ones, and some of these."""
     rows, wrong = 0, 0
     named: list[str] = []
     with replacing(output) as part, part.open("w", encoding="utf-8", newline="") as file:

@@ -57,8 +57,8 @@ class Returned:
 def let_in(
     seat: Seat, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic
 ) -> tuple[int, int, int]:
-    """In a restarted worker: wait until another one lets it in. Returns the numbers of the last note that asks for a
-    checkpoint, of the last meeting and of the last stop.
+    """In a restarted worker: wait until another one lets it in.
+    Returns the numbers of the last note that asks for a checkpoint, of the last meeting and of the last stop.
 
     Raises:
         TooLate: the run has ended before, or who let it in, or all others, are lost.

@@ -122,9 +122,9 @@ def _not_taken(model: nn.Module, inputs: Any, error: Exception) -> NotTaken:
 
 
 def fitting(config: RunConfig, facts: Facts, shape: Shape, train: bool) -> str:
-    """Find the one or two model keys that must be set for the model to accept the samples, such as
-    ``model.in_channels=1``. They must have a number of the data's shape; empty where no change, or more than one, does
-    it. Found by trying, on the meta device."""
+    """Find the one or two model keys to set so that the model accepts the samples: ``model.in_channels=1``.
+    They must have a number of the data's shape; empty where no change, or more than one, does it. Found by trying,
+    on the meta device."""
     node = config.model
     if any(node.get(name) for name in FETCHES):
         return ""

@@ -18,8 +18,7 @@ from trainer.worker.compiling import own_code
 
 @contextlib.contextmanager
 def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
-    """Context manager: applies the process-wide settings of a run (threads, determinism), and restores them at the
-    end."""
+    """Context manager: sets threads, determinism and the like for a run in this process, and restores them."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     benchmark = torch.backends.cudnn.benchmark
     if plan.chosen.keep_memory:

@@ -212,8 +212,7 @@ def profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Profil
 
 
 def keep_findings(run: Training, run_dir: Path) -> None:
-    """Write the findings of the last validation, and of the best one if that is another, with images of their
-    mistakes."""
+    """Write the findings of the last validation, and of the best one if that is another, with mistaken images."""
     best, last = run.examined.get("best"), run.examined.get("last")
     for which, sums in (("last", last), ("best", None if best is last else best)):
         found = None if sums is None else run.task.examined(sums)

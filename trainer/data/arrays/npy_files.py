@@ -37,8 +37,7 @@ def mapped(folder: Path, split: str) -> Pair:
 
 
 def digest(images: Any, labels: Any) -> str:
-    """SHA-256 (32 hexadecimal digits) of the values and shapes of two arrays: the same for .npy files of equal
-    arrays."""
+    """SHA-256 (32 hexadecimal digits) of the values and shapes of two arrays, by which their .npy files are known."""
     hashed = hashlib.sha256()
     for array in (images, labels):
         hashed.update(f"{array.dtype.str} {array.shape}\n".encode())

@@ -12,8 +12,7 @@ import torch
 
 @contextmanager
 def own_randomness() -> Iterator[None]:
-    """Context manager: restores the global generators of torch, Python and numpy, so that an augmentation may use
-    them."""
+    """Context manager: an augmentation may use torch's, Python's and numpy's generators, which are then restored."""
     torch_state, python_state, numpy_state = (
         torch.default_generator.get_state(),
         random.getstate(),

@@ -30,8 +30,8 @@ COUNT = 2 * NUMBERS + 4
 
 
 def policy_of(name: str, ops: int, magnitude: int, fill: list[int]) -> Callable[[Any], Any] | None:
-    """Return torchvision's augmentation policy of that name. RandAugment (Cubuk et al., 2020), TrivialAugment (Mueller
-    & Hutter, 2021) or AutoAugment."""
+    """Return torchvision's augmentation policy of that name: RandAugment, TrivialAugment or AutoAugment.
+    After Cubuk et al. (2020) and Mueller & Hutter (2021)."""
     if name == "randaugment":
         return v2.RandAugment(ops, magnitude, fill=fill)  # type: ignore[no-any-return]
     if name == "trivialaugment":
@@ -121,8 +121,7 @@ class TrainView:
 
 @dataclass
 class WindowView:
-    """The training view of an image: shorter side resized to ``resize``, then a random window (C, size, size), then
-    flip, policy and erasing."""
+    """The training view of an image: resized (shorter side), a random window (C, size, size), flip, policy, erasing."""
 
     resize: int
     size: int
@@ -169,8 +168,8 @@ def shorter_side(image: torch.Tensor, resize: int) -> torch.Tensor:
 
 
 def resized(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Resize an image to (C, height, width) uint8, bilinear with antialiasing as in torchvision. It is fastest for an
-    image that lies in memory as (H, W, C)."""
+    """Resize an image to (C, height, width) uint8, bilinear with antialiasing as in torchvision.
+    It is fastest for an image that lies in memory as (H, W, C)."""
     if image.shape[-2:] == (height, width):
         return image
     batch = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)  # image[None] is taken for contiguous, which is slower

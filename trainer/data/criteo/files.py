@@ -74,8 +74,7 @@ def _check(path: Path, key: str) -> None:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of one file: the lines whose first byte is in [``start``, ``end``); ``end=None``: up to the file's
-    end."""
+    """A block of one file: the lines whose first byte is in [``start``, ``end``); ``end=None``: to the end of file."""
 
     path: Path
     number: int

@@ -112,8 +112,7 @@ def _reasons(
 def integers(
     text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, words: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Parse decimal fields (empty, or up to 18 digits with an optional ``-``) as float64; also returns which are
-    valid."""
+    """Parse decimal fields (empty, or ``-`` and up to 18 digits) as float64; also returns which are valid."""
     negative = (lengths > 0) & ((words & np.uint64(0xFF)) == MINUS)
     digits = lengths - negative
     words = np.where(negative, words >> np.uint64(8), words)

@@ -17,8 +17,8 @@ FILES = 4
 
 
 class SyntheticCriteo(RowFiles):
-    """data=synthetic_criteo: rows drawn by a teacher into the user's cache. Three text files and a .gz to train, one
-    file to validate."""
+    """data=synthetic_criteo: rows drawn by a teacher into the user's cache.
+    Three text files and a .gz to train, one file to validate."""
 
     Options = SyntheticCriteoData
     options: SyntheticCriteoData

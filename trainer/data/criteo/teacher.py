@@ -37,8 +37,8 @@ class DrawnRows:
 
 
 class Teacher:
-    """The teacher model that draws synthetic click rows. Its logit = bias + a weight per token + a weight per number +
-    products of latent numbers of six pairs of slots.
+    """The teacher model that draws synthetic click rows.
+    Its logit = bias + a weight per token + a weight per number + products of latent numbers of six pairs of slots.
 
     Args:
         seed: of its weights.

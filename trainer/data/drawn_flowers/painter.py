@@ -183,8 +183,7 @@ def _bloom(
 
 
 def paint(kind: Species, size: int, rng: np.random.Generator) -> Image.Image:
-    """Paint one RGB picture of a flower class; its shorter side is `size` pixels, its longer at most 1.25 times
-    that."""
+    """Paint one RGB picture of a flower class: shorter side `size` pixels, longer side at most 1.25 times that."""
     long = round(size * rng.uniform(1.0, 1.25))
     width, height = (long, size) if rng.random() < 0.6 else (size, long)
     canvas = _backdrop(width, height, rng)

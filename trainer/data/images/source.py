@@ -46,8 +46,7 @@ class ImageSource(DataSource):
         """Return the listings of the training and the validation images, from folders or indices."""
 
     def sized(self, facts: Facts, listings: tuple[Listing, Listing] | None = None) -> Facts:
-        """Return the facts with the validation images' size, and with how they will be cached if the images are
-        here."""
+        """Return the facts with the validation images' size, and how the images will be cached, if they are here."""
         side, wide, resize = self._centre()[1], self.options.image_size, self.options.train_resize
         if resize is not None and resize < wide:
             raise UserError(f"data.train_resize={resize}", f"is less than data.image_size={wide}, the window that is cut from it", f"data.train_resize={round(wide * 8 / 7)}")  # fmt: skip

@@ -33,8 +33,8 @@ SIDE, CLASSES = 32, 10
 
 
 class Cifar10(ArraySource):
-    """data=cifar10: CIFAR-10 in torchvision's layout; if it cannot be had, 2,000 flowers of 10 species, or a
-    refusal."""
+    """data=cifar10: CIFAR-10 in torchvision's layout; if it cannot be had, 2,000 drawn flowers of 10 species.
+    Or a refusal, as ``data.on_missing`` says."""
 
     Options = Cifar10Data
     options: Cifar10Data

@@ -83,8 +83,8 @@ class EmbeddedFlowers(DrawnFlowers):
 
 
 class Flowers102(DrawnFlowers):
-    """data=flowers102: Oxford Flowers-102, read by torchvision; if it cannot be had, the drawn flowers, or a
-    refusal."""
+    """data=flowers102: Oxford Flowers-102, read by torchvision; if it cannot be had, the drawn flowers.
+    Or a refusal, as ``data.on_missing`` says."""
 
     Options = Flowers102Data
     options: Flowers102Data

@@ -12,8 +12,8 @@ POOL = 64
 
 
 class RandomImages(DataSource):
-    """data=random_images: ``batches`` global batches per epoch of noise (3, S, S) with random labels: 64 images in
-    turn, or with ``fresh`` new ones at each use."""
+    """data=random_images: ``batches`` global batches per epoch of noise (3, S, S) with random labels.
+    There are 64 images in turn, or with ``fresh`` new ones at each use."""
 
     Options = RandomImagesData
     options: RandomImagesData

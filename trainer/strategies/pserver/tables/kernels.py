@@ -152,8 +152,8 @@ def kernel(name: str, **hyperparameters: Any) -> Kernel:
 
 
 def summed(parts: Sequence[tuple[np.ndarray, torch.Tensor]]) -> tuple[np.ndarray, torch.Tensor]:
-    """Add up gradients of the same rows: returns unique ids (U,) ascending, and (U, D). The ids of each part ascend,
-    and are unique."""
+    """Add up gradients of the same rows: returns unique ids (U,) ascending, and (U, D).
+    The ids of each part ascend, and are unique."""
     ids = np.concatenate([ids for ids, _ in parts])
     order = ids.argsort(kind="stable")  # merges the parts, where np.unique would sort them
     once, positions = distinct(ids[order], order)

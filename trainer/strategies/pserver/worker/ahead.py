@@ -108,7 +108,6 @@ class Ahead:
         self._rows = {(n, id(own)): (own, once, places, rows[n]) for n, (own, once, places) in ids.items()}
 
     def take(self, table: RemoteTable, ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor, torch.Tensor] | None:
-        """Return the rows fetched ahead for a forward's ids, once: unique ids (U,), positions, rows (U, D); else
-        None."""
+        """Return the rows fetched ahead for a forward's ids, if any: unique ids (U,), positions, rows (U, D); once."""
         ready = self._rows.pop((table.number, id(ids)), None)
         return ready[1:] if ready is not None and ready[0] is ids else None

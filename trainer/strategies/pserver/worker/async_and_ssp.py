@@ -258,8 +258,9 @@ class PserverSsp(Stale):
         self._say(RESTS, 0)
 
     def wake(self, anew: bool) -> None:
-        """Take steps again, counting from those of the slowest other worker. Where servers disagree on who that is, the
-        greatest number counts, so that nobody waits for steps this worker has left out."""
+        """Take steps again, counting from those of the slowest other worker.
+        Where servers disagree on who that is, the greatest number counts, so that nobody waits for steps this worker
+        has left out."""
         clock, before = 0 if anew else self.done, self.client.greetings
         self.rests, self.wakes = False, clock
         clocks = {answer.clock for answer in self._say(WAKES, clock)}

@@ -63,8 +63,8 @@ class Over(RunFailed):
 
 @dataclass(slots=True)
 class Request:
-    """A request of this worker to one server, and its answer once it is there. ``greets``: it comes before all others
-    at a server that was started again."""
+    """A request of this worker to one server, and its answer once it is there.
+    ``greets``: it comes before all others at a server that was started again."""
 
     server: int
     message: Message
@@ -122,8 +122,7 @@ class Client:
             raise
 
     def hello(self) -> None:
-        """Begin a life: learn which pushes of this worker are applied, and count on after the last that any server
-        has."""
+        """Begin a life: learn which pushes of this worker servers have applied, and count on after the last one."""
         answers = self._hello(0)
         self.watermarks = [a.sequence for a in answers]
         limits = [a.need(Kind.NUMBERS) for a in answers]
@@ -169,8 +168,8 @@ class Client:
             self._send(before)
 
     def acknowledged_after(self, begins: int, under_way: Set[int]) -> np.ndarray:
-        """The numbers (N,) of pushes after ``begins`` that a server's life before has acknowledged: all not under
-        way."""
+        """The numbers (N,) of pushes after ``begins`` that a server's life before has acknowledged.
+        All but those under way."""
         return np.array([n for n in range(begins + 1, self.sequence + 1) if n not in under_way], dtype=np.int64)
 
     def _greeted(self, server: int, answer: Message) -> None:
@@ -216,8 +215,8 @@ class Client:
     def ask(
         self, server: int, message: Message, then: Callable[[Message], None] | None = None, greets: bool = False
     ) -> Request:
-        """Send a request to one server; its buffers must not change until it is answered. It waits here while a server
-        that was started again has not taken what comes first.
+        """Send a request to one server; its buffers must not change until it is answered.
+        It waits here while a server that was started again has not taken what comes first.
 
         Args:
             then: called with the answer, by the next call that waits for anything.
@@ -258,8 +257,8 @@ class Client:
         return [self.ask(server, message, then) for server, message in enumerate(messages)]
 
     def meet(self, message: Message, then: Callable[[Message], None], meanwhile: Callable[[], None] | None) -> Message:
-        """Ask server 0 for a sum over the workers, and wait for it. It waits longer where the first one comes when the
-        servers have saved.
+        """Ask server 0 for a sum over the workers, and wait for it.
+        It waits longer where the first one comes when the servers have saved.
 
         Raises:
             RunFailed: as ``wait``.

@@ -20,8 +20,8 @@ from trainer.strategies.pserver.protocol.sockets import LINGER_MS, WorkerSocket
 
 
 class Connections(Protocol):
-    """Protocol of a worker's connections to all servers, and its clock. A message may be lost, come twice, late, or
-    after later ones."""
+    """Protocol of a worker's connections to all servers, and its clock.
+    A message may be lost, come twice, late, or after later ones."""
 
     count: int
     """Servers."""
@@ -41,8 +41,8 @@ class Connections(Protocol):
         """Return the answers that have arrived from all servers."""
 
     def started_again(self) -> dict[int, int]:
-        """The servers that were restarted since the last call, and the numbers of their lives. From now on messages go
-        to these lives, and nothing more comes from the lives before."""
+        """The servers that were restarted since the last call, and the numbers of their lives.
+        From now on messages go to these lives, and nothing more comes from the lives before."""
 
     def is_saving(self, server: int) -> bool:
         """Whether a server reports that it writes its part of a checkpoint and answers nobody meanwhile."""

@@ -26,8 +26,8 @@ from trainer.wording import counted
 def merged_tables(
     tables: Sequence[RemoteTable], rows: Callable[[RemoteTable, np.ndarray], torch.Tensor], limit: int
 ) -> Iterator[None]:
-    """Context manager: the model to export holds the rows of its server tables of at most ``limit`` values. Larger
-    tables are left out with a warning.
+    """Context manager: the model to export holds the rows of its server tables of at most ``limit`` values.
+    Larger tables are left out with a warning.
 
     Args:
         rows: rows (U, D) of ids (U,) of a table, waited for.

@@ -23,8 +23,8 @@ class Gauges:
         self.before: dict[int, dict[str, float]] = {}
 
     def now(self) -> dict[str, float]:
-        """The servers' values since the last call: pushes, pulls and megabytes per second, waiting requests, rows,
-        median staleness; and this worker's unanswered pushes."""
+        """The servers' rates and sizes since the last call, and this worker's unanswered pushes.
+        Pushes, pulls and megabytes per second, waiting requests, rows, median staleness."""
         self.client.take()
         found: dict[str, float] = {}
         if self.requests and all(r.answer is not None for r in self.requests):

@@ -29,8 +29,7 @@ from trainer.strategies.pserver.worker.replica import Replica
 
 @dataclass
 class Exchange:
-    """A worker's differences that are being exchanged: dense ones per server (whole and as pushed), and rows per
-    table."""
+    """A worker's differences that are being exchanged: dense ones per server, and rows per table."""
 
     requests: list[Request]
     moved: list[torch.Tensor]
@@ -41,8 +40,8 @@ class Exchange:
 
 @dataclass
 class Regained:
-    """The values of a server that was restarted: ids of rows by table, and its answers. ``after``: the exchange to
-    which it had answered before."""
+    """The values of a server that was restarted: ids of rows by table, and its answers.
+    ``after``: the exchange to which it had answered before."""
 
     after: Exchange | None
     answers: list[tuple[dict[int, np.ndarray], Message]] = field(default_factory=list)
@@ -109,8 +108,8 @@ class PserverGeo(CommonStart):
     # --- a server that was started again -----------------------------------------------------------------------------
 
     def asked_first(self, server: int) -> list[Any]:
-        """Requests to a restarted server for its values of all that this worker has a base of, or will have. They are
-        older than the base."""
+        """Requests to a restarted server for its values of all that this worker has a base of, or will have.
+        They are older than the base."""
         if not self.base:
             return []
         answered = self.exchange is not None and self.exchange.requests[server].answer is not None

@@ -75,16 +75,16 @@ class Halting:
         return all(is_lost(self.seat.store, rank) for rank in self.present if rank < self.seat.rank)
 
     def admit(self, rank: int, life: int) -> tuple[int, int] | None:
-        """Let a restarted worker in at the coming stop; returns the last meeting's and stop's number. None: it is lost
-        again."""
+        """Let a restarted worker in at the coming stop; None if it is lost again.
+        Returns the numbers of the last meeting and of the last stop."""
         asks = [self.client.ask(s, Message(Verb.ADMIT, sequence=life, clock=rank)) for s in self.client.servers]
         if not all(answer.clock for answer in self.client.wait(asks)):
             return None
         return self.client.meetings, self.client.stops
 
     def come_back(self, told: tuple[int, int]) -> tuple[int, int] | None:
-        """In a restarted worker: take part in the stop at which the others save. Returns the number of their checkpoint
-        and the rank that completes it, or None if all others are lost.
+        """In a restarted worker: take part in the stop at which the others save.
+        Returns the number of their checkpoint and the rank that completes it, or None if all others are lost.
 
         Args:
             told: what ``admit`` has returned.

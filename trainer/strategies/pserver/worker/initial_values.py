@@ -17,8 +17,7 @@ ROWS_AT_ONCE = 1 << 16
 
 
 def send_start(client: Client, dense: DenseMap, tables: Sequence[RemoteTable], dtype: torch.dtype) -> None:
-    """Send the servers their layouts and dense values, then the rows of torch's own tables, which servers cannot
-    draw."""
+    """Send the servers their layouts and dense values, then rows of torch's own tables, which they cannot draw."""
     bulky = [t for t in tables if t.start is not None]
     told = layouts(dense, tables, dtype, len(client.servers))
     client.wait([client.ask(s, _layout(told[s], dense.values(s), last=not bulky)) for s in client.servers])

@@ -108,8 +108,7 @@ class DenseMap:
 
 @dataclass
 class Looked:
-    """A forward's look-up in a table: its ids, unique and ascending (U,), and their rows (U, D) as a leaf of the
-    graph."""
+    """A forward's look-up in a table: its unique ids, ascending (U,), and their rows (U, D) as a leaf of the graph."""
 
     ids: np.ndarray
     rows: torch.Tensor
@@ -180,8 +179,7 @@ class RemoteTable:
         return [(homes == server).nonzero()[0] for server in range(self.servers)]
 
     def gradient(self) -> tuple[np.ndarray, torch.Tensor]:
-        """Take the table's gradient since the last call: unique ids (U,) and gradients (U, D) summed over all
-        look-ups."""
+        """Take the table's gradient since the last call: unique ids (U,), and gradients (U, D) summed over look-ups."""
         used = [(u.ids, u.rows.grad) for u in self.used if u.rows.grad is not None]
         self.used = []
         if not used:

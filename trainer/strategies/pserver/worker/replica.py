@@ -18,8 +18,8 @@ REMEMBERED = 4
 
 
 class Replica:
-    """A worker's own copy of one table's rows, for pserver_geo. Per row D values, S columns of optimizer state, D of
-    the base, in one storage.
+    """A worker's own copy of one table's rows, for pserver_geo.
+    Per row D values, S columns of optimizer state, D of the base, in one storage.
 
     Args:
         dim: D. dtype: of everything. kernel: the local sparse optimizer. num_rows: of the table, where it has an end.
@@ -36,8 +36,7 @@ class Replica:
         self.found: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=REMEMBERED)
 
     def state(self) -> dict[str, Any]:
-        """The replica for :meth:`load`: ids (N,) in slot order, rows (N, 2D + S), which are dirty (N,), and the
-        steps."""
+        """The replica for :meth:`load`: ids (N,) in slot order, rows (N, 2D + S), which are dirty (N,), the steps."""
         high = self.index.high
         dirty = np.zeros(high, dtype=np.bool_)
         for part in self.dirty:
@@ -99,8 +98,8 @@ class Replica:
         self.dirty.append(slots)
 
     def differences(self, share: float) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-        """The rows changed since the last exchange: ids (N,) ascending, (values - base) * share, values - base (N,
-        D)."""
+        """The rows changed since the last exchange: ids (N,), differences * share (N, D), differences (N, D).
+        Ids ascend; a difference is values - base."""
         changed = np.zeros(self.index.high, dtype=np.bool_)  # np.unique of all steps' slots takes ten times as long
         for part in self.dirty:
             changed[part] = True

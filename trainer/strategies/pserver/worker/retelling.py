@@ -14,8 +14,8 @@ from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
 
 
 class Retelling:
-    """The part of a pserver worker that remembers what a restarted server must be told. That is the last sums, its
-    blocks, its steps, and which version of the parameters it has had."""
+    """The part of a pserver worker that remembers what a restarted server must be told.
+    That is the last sums, its blocks, its steps, and which version of the parameters it has had."""
 
     client: Client
     work: HeldBlocks
@@ -59,8 +59,9 @@ class Retelling:
         self.client.sums[stops] = number, answer
 
     def steps_at(self, server: int) -> dict[str, int | None]:
-        """This worker's steps for a server that counts them: ``clock``, as that server must count them before it gets
-        again what is under way (None: this worker rests), and ``done``, with all pushes."""
+        """This worker's steps for servers that count them: ``clock`` and ``done``.
+        ``clock``: as that server must count them before it gets again what is under way (None: this worker rests);
+        ``done``: with all pushes."""
         return {}
 
     def asked_first(self, server: int) -> list[Any]:

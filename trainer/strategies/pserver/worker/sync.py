@@ -1,5 +1,4 @@
-"""The worker of strategy=pserver_sync: servers combine all workers' gradients of a step, apply them once, and all
-pull."""
+"""The worker of strategy=pserver_sync: servers combine all workers' gradients, apply them once, and all pull."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from trainer.strategies.pserver.worker.worker import PserverWorker
 
 
 class PserverSync(PserverWorker):
-    """A worker of strategy=pserver_sync: pushes gradients weighted by samples, then pulls the next step's
-    parameters."""
+    """A worker of strategy=pserver_sync: pushes gradients weighted by samples, and pulls the next parameters."""
 
     Options = PserverSyncStrategy
     options: PserverSyncStrategy
@@ -69,8 +67,8 @@ class PserverSync(PserverWorker):
             self.ahead.fetched = coming, self.pulls.fetch(wanted(coming), dense=True, clock=self.clock)
 
     def next_meeting(self, step: int) -> int:
-        """Return step + 2, because another worker may be a whole update ahead. An update ends when its gradients are
-        pushed, and begins when all have pushed those of the one before."""
+        """Return step + 2, because another worker may be a whole update ahead.
+        An update ends when its gradients are pushed, and begins when all have pushed those of the one before."""
         return step + 2
 
     def load(self, folder: Path, share: Share) -> None:

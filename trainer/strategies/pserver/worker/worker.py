@@ -360,8 +360,8 @@ class PserverWorker(Retelling, Halting, Strategy):
         """Restore what :meth:`state` returned."""
 
     def begin_anew(self, workers: int) -> None:
-        """Begin from another worker's state, or one of other numbers of processes; only its place in the data
-        counts."""
+        """Begin from another worker's state, or that of other numbers of processes.
+        Of it only the place in the data counts."""
 
     # --- the log, and the end --------------------------------------------------------------------------------------
 
@@ -372,8 +372,8 @@ class PserverWorker(Retelling, Halting, Strategy):
         return self.gauge.last()
 
     def whole(self) -> AbstractContextManager[None]:
-        """Context manager: the model holds the rows of its tables of at most ``export_limit`` values. Larger ones are
-        left out, with a warning."""
+        """Context manager: the model holds the rows of its tables of at most ``export_limit`` values.
+        Larger ones are left out, with a warning."""
 
         def rows(table: RemoteTable, ids: np.ndarray) -> torch.Tensor:
             return self.rows_now(table, ids, training=False)
