@@ -66,6 +66,15 @@ def numbers(tree: Path, case: tuple[str, ...], steps: int, folder: Path) -> list
     return [(p["step"], name, value) for p in points for name, value in p["metrics"].items() if name.startswith(("train/", "val"))]  # fmt: skip
 
 
+def difference(before: list[tuple[int, str, float]], now: list[tuple[int, str, float]]) -> str:
+    """Return the first number that is not as it was, or ''. A metric that there was not before is no difference."""
+    new = {(step, name): value for step, name, value in now}
+    for step, name, value in before:
+        if new.get((step, name)) != value:
+            return f"{name} at update {step}: {value} before, {new.get((step, name))} now"
+    return "" if before else "no numbers"
+
+
 def main() -> int:
     """See the module's text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -85,10 +94,14 @@ def main() -> int:
                 if arguments.only not in name:
                     continue
                 found = [numbers(tree, case, arguments.steps, Path(scratch) / f"{list(CASES).index(name)}-{n}") for n, tree in enumerate((before, ROOT))]  # fmt: skip
-                same = found[0] == found[1] and bool(found[0])
-                differ += not same
+                first = difference(*found)
+                differ += bool(first)
+                added = sorted({name for _, name, _ in found[1]} - {name for _, name, _ in found[0]})
                 loss = [value for _, metric, value in found[1] if metric == "train/loss"][-1]
-                print(f"{name:32} {len(found[1]):8}  {loss:.7f}   {'identical' if same else 'DIFFERENT'}", flush=True)
+                print(
+                    f"{name:32} {len(found[1]):8}  {loss:.7f}   {first or ', new: '.join(['identical', *added])}",
+                    flush=True,
+                )
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", before], cwd=ROOT, check=True)
     return int(bool(differ))
