@@ -95,7 +95,7 @@ def dispatch(argv: list[str]) -> int:
 
     with compose.hydra_app(args.config_dir) as app:
         if args.cfg or args.info or args.shell_completion:
-            from trainer.cli.show import show
+            from trainer.cli.hydra_flags import show
 
             show(app, args, config_name)
             return 0

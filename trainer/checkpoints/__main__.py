@@ -78,13 +78,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def dispatch(told: argparse.Namespace) -> int:
     """Run the parsed ``python -m trainer.checkpoints`` command and return its exit code."""
-    from trainer.checkpoints import elsewhere, show
+    from trainer.checkpoints import remote_copy, show
 
     if told.command == "fetch":
-        return elsewhere.fetched(told.path, told.out)
+        return remote_copy.fetched(told.path, told.out)
     if told.command == "list" and is_address(told.path):
-        return elsewhere.listed(told.path)
-    path = elsewhere.here(told.path)
+        return remote_copy.listed(told.path)
+    path = remote_copy.here(told.path)
     if told.command == "list":
         return show.listed(path)
     if told.command == "verify":
@@ -94,7 +94,7 @@ def dispatch(told: argparse.Namespace) -> int:
     if told.command == "diff":
         from trainer.checkpoints.compare import compared
 
-        return compared(show.one(path), show.one(elsewhere.here(told.other)))
+        return compared(show.one(path), show.one(remote_copy.here(told.other)))
     from trainer.checkpoints.export import exported
 
     kind = told.format or told.out.suffix.removeprefix(".")

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from trainer.errors import BY_CTRL_C, Died, Interrupted, RunFailed, first_line
 from trainer.host import private, pulse
 from trainer.host.addresses import free_port, listening
+from trainer.host.leave_signals import LEAVE, NUMBERS, Grace, StopRequest, requests, say_leaving
 from trainer.host.notes_board import NoNote, OwnBoard, SealedBoard
 from trainer.host.parent_death import end_with
 from trainer.host.patient_store import PatientStore
-from trainer.host.requests import LEAVE, NUMBERS, Grace, StopRequest, requests, say_leaving
 from trainer.host.signals import termination_raises
 from trainer.launch.engine import Engine, Start
 from trainer.launch.hang import Hang
