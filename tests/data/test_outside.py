@@ -27,11 +27,11 @@ from trainer.data.images.decode import decode, decode_grey
 from trainer.data.images.header import BadImage, size_of
 from trainer.data.images.listing import images_in
 from trainer.data.limits import Limits
-from trainer.data.opening import open_regular, read_regular
 from trainer.data.picture_preprocessing import Centre
 from trainer.data.placement import Placement
 from trainer.data.reader import Reading
 from trainer.data.reading_processes import deaths_named, from_processes
+from trainer.data.regular_files import open_regular, read_regular
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.sets.image_folder import ImageFolder
 from trainer.errors import RunFailed, UserError

@@ -115,8 +115,8 @@ def try_tracking(ready: Ready) -> str:
     Raises:
         UserError: it will never take a run.
     """
+    from trainer.planning.tracking_checks import experiment_of
     from trainer.planning.tracking_store import try_store
-    from trainer.planning.validate import experiment_of
 
     config = ready.checked.config
     if not ready.plan.tracking or ready.plan.node_rank:

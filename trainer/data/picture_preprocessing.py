@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.config.schema import PicturesData
 from trainer.data.limits import DEFAULTS, Limits
-from trainer.data.opening import read_regular
+from trainer.data.regular_files import read_regular
 from trainer.errors import UserError
 from trainer.wording import counted
 

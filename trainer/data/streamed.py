@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from trainer.data.augment.randomness import own_randomness, seed_for_sample
+from trainer.data.checked_splits import check_labels, check_shape
 from trainer.data.inputs import Inputs
-from trainer.data.opened import check_labels, check_shape
 from trainer.data.source import Facts
 from trainer.errors import RunFailed, UserError, failed, first_line
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.data.opening import kind_of, printable
+from trainer.data.regular_files import kind_of, printable
 from trainer.errors import UserError, why
 
 Identity = tuple[int, int]

@@ -145,3 +145,12 @@ def check_batch_fits(config: RunConfig, samples: int, workers: int) -> None:
     raise UserError(
         f"data.batch_size={size}", why, f"data.batch_size={samples // workers} (or sampler.drop_last=false)"
     )
+
+
+def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
+    """The batch size of a worker in mode=eval and mode=predict; any will do, as nothing is trained."""
+    given, together = (
+        data.val_batch_size or (None if data.batch_size == AUTO else data.batch_size),
+        data.global_batch_size,
+    )
+    return int(given or max(1, (together or 32 * workers) // workers))

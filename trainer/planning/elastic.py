@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
+from trainer.planning.async_resume import EACH, STRATEGIES
 from trainer.planning.batches import CONTIGUOUS
-from trainer.planning.out_of_step import EACH, STRATEGIES
 from trainer.strategies.contract import Declaration
 
 STARTERS = (str(schema.LaunchConfig._target_), str(schema.ForkserverLaunch._target_))

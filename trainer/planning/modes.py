@@ -14,7 +14,6 @@ from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError, why
-from trainer.planning.batches import AUTO
 from trainer.planning.user_class_checks import asked, checked_facts
 from trainer.strategies.builtin import EVALUATORS
 from trainer.wording import some
@@ -79,15 +78,6 @@ def weights_file(path: Path) -> Path:
             f"weights={path}", f"is none of the kinds {', '.join(schema.WEIGHT_FILES)}", "weights=model.safetensors"
         )
     return Path(os.path.abspath(path))
-
-
-def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
-    """The batch size of a worker in mode=eval and mode=predict; any will do, as nothing is trained."""
-    given, together = (
-        data.val_batch_size or (None if data.batch_size == AUTO else data.batch_size),
-        data.global_batch_size,
-    )
-    return int(given or max(1, (together or 32 * workers) // workers))
 
 
 def facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> Facts:

@@ -14,10 +14,10 @@ from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
 from trainer.errors import UserError
-from trainer.planning import out_of_step
+from trainer.planning import async_resume
 from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.key_checks import leaves
-from trainer.planning.left_behind import at_servers, left_behind, other_errors, other_replicas, precision
+from trainer.planning.not_carried_over import at_servers, left_behind, other_errors, other_replicas, precision
 from trainer.planning.plan import Plan
 from trainer.terminal.status import read_status
 from trainer.wording import counted
@@ -27,7 +27,7 @@ RUN_ID = re.compile(r"[0-9a-f]{32}")
 """An MLflow run's id."""
 CHECKPOINTS = "checkpoints"
 PRECISION = "precision"
-"""What it stands for is compared (:mod:`trainer.planning.left_behind`), not the word."""
+"""What it stands for is compared (:mod:`trainer.planning.not_carried_over`), not the word."""
 HARMLESS = (
     PRECISION, "on_nonfinite", "max_rewinds", "name", "verbosity", "debug", "plan", "profile", "tracking", "checkpoint", "resume", "launch", "predict", "device",
     "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root", "sampler.pad",
@@ -40,7 +40,7 @@ ALIKE = ("single", "collective")
 CLIPS = ("strategy.clip_norm", "strategy.clip_value")
 SYNC = "pserver_sync"
 """Goes on with any number of workers and servers: servers share their parts anew, and workers have nothing of their own."""
-OTHER_NUMBERS = (other_replicas, other_errors, out_of_step.other_numbers)
+OTHER_NUMBERS = (other_replicas, other_errors, async_resume.other_numbers)
 """Each tells why updates are others where there are more or fewer workers or servers than before."""
 
 
@@ -154,14 +154,14 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     _check_strategy(plan, about, folder)
     if (about.servers or plan.roles.get("server")) and (why := at_servers(plan, about)):
         raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")
-    if others := out_of_step.other_workers(plan, about):
-        out_of_step.check(config, plan, about, folder)
+    if others := async_resume.other_workers(plan, about):
+        async_resume.check(config, plan, about, folder)
     else:
         _check_global_batch(plan, about, folder)
     current = config.plain()
     changes = list(differences(about.config, hide(current, values(current)), plan.strategy != about.strategy))
     arithmetic, lost = precision(plan, about), tuple(left_behind(plan, about))
-    harmless = [key for key, _ in changes if _is_harmless(key) or out_of_step.counts_for_others(plan, about, key)]
+    harmless = [key for key, _ in changes if _is_harmless(key) or async_resume.counts_for_others(plan, about, key)]
     serious = [line for key, line in changes if key not in harmless] + [arithmetic] * bool(arithmetic)
     if not serious and about.total_steps != plan.total_steps and not others:  # whose updates are as many together
         serious = [f"the run had {about.total_steps} updates, and has {plan.total_steps}"]
@@ -214,7 +214,7 @@ def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
         return
     if before != now:
         raise UserError(f"strategy={now}", f"{folder} is of strategy={before}", f"strategy={before}")
-    if now in (*ALIKE, SYNC, *out_of_step.STRATEGIES):
+    if now in (*ALIKE, SYNC, *async_resume.STRATEGIES):
         return
     if about.workers != plan.workers and not plan.traits.replicas:
         why = f"{folder} has {about.workers} workers, each with a state of its own"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,6 @@ from typing import Any
 
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
-from trainer.config.schema import TrackingConfig
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError
 from trainer.host import hardware
@@ -23,6 +21,7 @@ from trainer.planning.batches import (
     batch_sizes,
     check_batch_fits,
     check_unsharded,
+    evaluation_batch_size,
     nearest,
     searched,
     with_padding,
@@ -39,7 +38,7 @@ from trainer.planning.data_checks import (
 from trainer.planning.elastic import check_elastic
 from trainer.planning.key_checks import check_group, check_keys, check_targets
 from trainer.planning.launcher import launcher_of
-from trainer.planning.modes import evaluation_batch_size, facts_of, in_its_mode, looked_at
+from trainer.planning.modes import facts_of, in_its_mode, looked_at
 from trainer.planning.nonfinite import check_nonfinite
 from trainer.planning.processes import (
     check_devices,
@@ -55,7 +54,7 @@ from trainer.planning.processes import (
 )
 from trainer.planning.run_secret import check_secret
 from trainer.planning.stream_checks import with_length
-from trainer.planning.tracking_store import check_store
+from trainer.planning.tracking_checks import check_tracking
 from trainer.planning.user_class_checks import check_declaration, refusals
 from trainer.strategies.contract import Declaration
 
@@ -188,41 +187,6 @@ def looking(checked: Checked) -> Checked:
         samples=looked.samples,
         facts=replace(checked.facts, attention=looked.attention),
     )
-
-
-def check_tracking(config: RunConfig) -> None:
-    """Refuse a tracking store that cannot work, and names of runs, experiments and tags that it does not accept."""
-    tracking = config.tracking
-    check_store(tracking, experiment_of(config))
-    for key, most in (("experiment", 256), ("run_name", 250)):
-        if len(given := getattr(tracking, key) or "") > most:
-            raise UserError(f"tracking.{key}={given}", f"is longer than {most} characters", f"tracking.{key}=null")
-    check_registered(tracking)
-    for name, value in tracking.tags.items():
-        if not re.fullmatch(r"[\w\-. :/]{1,250}", str(name)) or os.path.normpath(str(name)) != str(name):
-            raise UserError(f"tracking.tags.{name}", "is no name that MLflow takes: letters, digits, _ - . : / and spaces", "+tracking.tags.NAME=VALUE")  # fmt: skip
-        if len(str(value)) > 8000:
-            raise UserError(f"tracking.tags.{name}", "is longer than the 8000 characters that MLflow takes")
-
-
-def check_registered(tracking: TrackingConfig) -> None:
-    """Refuse a ``tracking.registered_model`` whose name MLflow does not accept, or if no model is logged."""
-    name = tracking.registered_model
-    if name is None:
-        return
-    what, none = f"tracking.registered_model={name}", "tracking.registered_model=null"
-    if re.search(r"[/:'\"%]", name) or len(name) > 256:
-        raise UserError(
-            what, "is no name for MLflow's registry: at most 256 characters, and none of / : % and quotes", none
-        )
-    if tracking.kind == "none" or not tracking.log_model:
-        which = "tracking=none" if tracking.kind == "none" else "tracking.log_model=false"
-        raise UserError(what, f"registers the logged models, and with {which} there are none", none)
-
-
-def experiment_of(config: RunConfig) -> str:
-    """The name of the run's MLflow experiment: ``tracking.experiment``, else the config's name."""
-    return str(config.tracking.experiment or config.name)
 
 
 def check_compiler(config: RunConfig, device: str) -> None:

@@ -14,9 +14,9 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema import EarlyStopConfig
 from trainer.data.augment.mixing import Mixing
 from trainer.data.auto_num_workers import growing_readers
+from trainer.data.checked_splits import opened
 from trainer.data.feed import Feed
 from trainer.data.leased_blocks import MapWork, StreamWork
-from trainer.data.opened import opened
 from trainer.data.placement import Placement
 from trainer.data.reader import BlockReader, Reading
 from trainer.data.sampler import (

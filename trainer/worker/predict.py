@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.config.instantiate import call_target
-from trainer.data.opening import printable
 from trainer.data.picture_preprocessing import Preprocessing
 from trainer.data.placement import Placement
+from trainer.data.regular_files import printable
 from trainer.data.rows import RowReader
 from trainer.data.source import DataSource, Splits
 from trainer.errors import why

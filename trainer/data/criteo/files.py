@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from trainer.data.criteo.parse import Parsed, parse
-from trainer.data.opening import open_regular
+from trainer.data.regular_files import open_regular
 from trainer.data.walk import distinct
 from trainer.errors import UserError, why
 from trainer.hashing import mixed

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.data.limits import DEFAULTS, Limits
-from trainer.data.opening import printable, read_regular
+from trainer.data.regular_files import printable, read_regular
 from trainer.data.walk import Walk, leads_back, once_each
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif", ".avif")

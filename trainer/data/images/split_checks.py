@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trainer.data.images.listing import Listing
-from trainer.data.opening import printable
+from trainer.data.regular_files import printable
 from trainer.errors import UserError
 from trainer.wording import some
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from trainer.data.opening import printable
+from trainer.data.regular_files import printable
 from trainer.visible import shortened
 
 BLOCK = 512

@@ -14,7 +14,7 @@ from trainer.data.download import File, Site, absent, fetch
 from trainer.data.drawn_flowers.draw import VERSION, class_names, draw, folder
 from trainer.data.images.listing import class_folders, folder_of_classes
 from trainer.data.limits import DEFAULTS, Limits
-from trainer.data.opening import read_regular
+from trainer.data.regular_files import read_regular
 from trainer.data.sets.plain_pickle import Array, NotPlain, loads
 from trainer.data.source import Facts, Progress
 from trainer.errors import UserError, why

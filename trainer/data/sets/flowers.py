@@ -13,7 +13,7 @@ from trainer.data.drawn_flowers.draw import folder as drawn_folder
 from trainer.data.images.listing import Listing, class_folders, folder_of_classes
 from trainer.data.images.source import ImageSource
 from trainer.data.limits import Limits
-from trainer.data.opening import read_regular
+from trainer.data.regular_files import read_regular
 from trainer.data.sets.matlab import NotMatlab, arrays
 from trainer.data.source import Facts, Progress, digest_of
 from trainer.errors import UserError, why

@@ -10,7 +10,7 @@ from trainer.data.images.listing import EXTENSIONS, Listing, class_folders, fold
 from trainer.data.images.source import ImageSource, no_such_folder
 from trainer.data.images.split_checks import attention, refuse_untrained
 from trainer.data.limits import Limits
-from trainer.data.opening import printable
+from trainer.data.regular_files import printable
 from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.wording import some

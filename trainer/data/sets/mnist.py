@@ -15,7 +15,7 @@ from trainer.data.arrays.array_source import ArraySource
 from trainer.data.arrays.npy_files import Pair
 from trainer.data.download import File, Site, absent, fetch
 from trainer.data.limits import Limits
-from trainer.data.opening import open_regular
+from trainer.data.regular_files import open_regular
 from trainer.data.sets.digits import read_digits
 from trainer.data.source import Facts, Progress
 from trainer.errors import UserError, why

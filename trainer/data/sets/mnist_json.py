@@ -17,8 +17,8 @@ import numpy as np
 from trainer.config.schema import MnistJsonData
 from trainer.data.arrays.npy_files import digest, mapped
 from trainer.data.limits import Limits
-from trainer.data.opening import open_regular
 from trainer.data.prepared import known, made_once, place_of
+from trainer.data.regular_files import open_regular
 from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
 from trainer.errors import UserError, first_line
 

@@ -24,8 +24,8 @@ from trainer.data.images.source import ImageSource
 from trainer.data.images.split_checks import attention, refuse_untrained
 from trainer.data.images.tar_index import NotTar, TarMember, members
 from trainer.data.limits import Limits
-from trainer.data.opening import open_regular
 from trainer.data.prepared import known, made_once, place_of
+from trainer.data.regular_files import open_regular
 from trainer.data.source import Facts, Progress
 from trainer.data.walk import distinct
 from trainer.errors import UserError, why

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.checkpoint import store
-from trainer.planning.out_of_step import lost
+from trainer.planning.async_resume import lost
 from trainer.planning.plan import Plan
 from trainer.wording import counted
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from trainer.data.opened import opened
+from trainer.data.checked_splits import opened
 from trainer.data.source import DataSource, Facts, Splits
 from trainer.errors import RunFailed
 
@@ -68,14 +68,14 @@ MISTAKES = {
     "odd inputs": ([(object(), 0)] * 40, r"item 0 cannot be part of a batch: default_collate"),
     "batch of pairs": (Batches(lambda i: [ITEMS[j] for j in i]), r"\(Batches\): batch\(\[0\]\) is a list of 1, not a pair \(inputs, labels\)"),
     "batch of arrays": (Batches(lambda i: (np.zeros((len(i), 1, 8, 8)), np.zeros(len(i)))), r"has inputs of type ndarray and labels of type ndarray\. Both must be tensors"),
-    "breaks": (Breaks(), r"\(Breaks\) broke in item 0, .*test_opened\.py:\d+: KeyError"),
+    "breaks": (Breaks(), r"\(Breaks\) broke in item 0, .*test_checked_splits\.py:\d+: KeyError"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistake_is_named_with_the_class(name: str) -> None:
     train, says = MISTAKES[name]
-    with pytest.raises(RunFailed, match=rf"^tests\.data\.test_opened\.Own.*{says}"):
+    with pytest.raises(RunFailed, match=rf"^tests\.data\.test_checked_splits\.Own.*{says}"):
         opened(Own(train), FACTS)
 
 
