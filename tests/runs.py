@@ -89,7 +89,14 @@ def family(pid: int) -> list[psutil.Process]:
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those that still run."""
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in processes if _runs(p)]
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it has ended meanwhile
+        return False
 
 
 def read(path: Path) -> dict[str, Any]:

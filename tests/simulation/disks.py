@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from tests.simulation.part_writer import Moment
 from tests.simulation.world import Violation, World
+from trainer.checkpoint.streamed import Streamed
 from trainer.errors import RunFailed
 from trainer.weights.server_parts import part_name
 
@@ -31,6 +34,7 @@ class Disks:
     Attributes:
         here: the host of the server whose turn it is.
         written: what each server has written last into a folder. parts: the same, as a server reads it.
+        moments: what each server had when it was to save there. held: of a copy of a server that writes slowly: what it will have written. failures: of parts that will not come.
     """
 
     def __init__(self, world: World) -> None:
@@ -39,14 +43,42 @@ class Disks:
         self.files: dict[tuple[int, str, str], bytes] = {}
         self.written: dict[tuple[str, int], bytes] = {}
         self.parts: dict[str, dict[int, SavedPart]] = {}
+        self.held: list[Callable[[], None]] | None = None
+        self.failures: dict[tuple[str, int], str] = {}
+        self.complete_folders: set[str] = set()
+        self.moments: dict[tuple[str, int], Moment] = {}
 
     # --- a server's ------------------------------------------------------------------------------------------------
 
-    def write_part(self, folder: Path, server: int, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
+    def write_part(self, folder: Path, server: int, tensors: Mapping[str, Streamed], meta: Mapping[str, Any]) -> None:
         """As :func:`snapshot.write_part`."""
-        content = json.dumps(meta).encode() + b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))
-        self.files[self.here, str(folder), part_name(server)] = self.written[str(folder), server] = content
-        self.parts.setdefault(str(folder), {})[server] = SavedPart(server, json.loads(json.dumps(meta)), tensors)
+        told = json.dumps(meta)
+        kept = {name: torch.from_numpy(tensors[name].whole()) for name in sorted(tensors)}
+        content = told.encode() + b"".join(tensor.numpy().tobytes() for tensor in kept.values())
+        put = partial(self._put, self.here, str(folder), server, content, SavedPart(server, json.loads(told), kept))
+        if self.held is None:
+            put()
+        else:
+            self.held.append(put)
+
+    def _put(self, host: int, folder: str, server: int, content: bytes, part: SavedPart) -> None:
+        self.files[host, folder, part_name(server)] = self.written[folder, server] = content
+        self.parts.setdefault(folder, {})[server] = part
+
+    def leave_failure(self, folder: Path, server: int, why: str) -> None:
+        """As :func:`snapshot_parts.leave_failure`."""
+        self.failures[str(folder), server] = why
+
+    def take_back_failure(self, folder: Path, server: int) -> None:
+        """As :func:`snapshot_parts.take_back_failure`."""
+        self.failures.pop((str(folder), server), None)
+
+    def give_up(self, checkpoints: Path, server: int) -> None:
+        """As :func:`snapshot_parts.give_up`."""
+        begun = {folder for host, folder, name in self.files if host == WORKERS and name.startswith("shared.")}
+        for folder in begun - self.complete_folders:
+            if folder.startswith(f"{checkpoints}/step-") and not self.is_written(Path(folder), server):
+                self.leave_failure(Path(folder), server, "it was started again")
 
     def is_shared(self, folder: Path, name: str) -> bool:
         """As :func:`snapshot_parts.is_shared`."""
@@ -97,8 +129,12 @@ class Disks:
         self.world.injected["part fetched"] += 1
         self.files[WORKERS, str(folder), part_name(server)] = content
 
-    def write_index(self, folder: Path, servers: int) -> None:
-        """As :func:`snapshot.write_index` and :func:`snapshot.complete`: the snapshot is complete now.
+    def is_written(self, folder: Path, server: int) -> bool:
+        """Whether a server's part is there."""
+        return (WORKERS, str(folder), part_name(server)) in self.files
+
+    def complete(self, folder: Path, servers: int) -> None:
+        """As :func:`snapshot.complete`, and what completes a checkpoint: the snapshot is complete now.
 
         Raises:
             Violation: it has not what the servers have written.
@@ -107,16 +143,16 @@ class Disks:
         for server in range(servers):
             if self.files.get((WORKERS, str(folder), part_name(server))) != self.written.get((str(folder), server)):
                 raise Violation(f"the snapshot {folder} has not what server {server} has written")
+            self.moments[str(folder), server].check(self.parts[str(folder)][server], server)
+        self.complete_folders.add(str(folder))
 
-    def leave_failure(self, folder: Path, name: str, why: str) -> None:
-        """As :func:`trainer.checkpoint.writer.leave_failure`.
+    def save_failed(self, folder: Path, name: str, why: str) -> None:
+        """As :func:`trainer.checkpoint.writer.leave_failure` of a worker.
 
         Raises:
-            Violation: always; no disk is full here, and nothing takes as long as a save may.
+            Violation: always; no server is away, and nothing takes, as long as a save may.
         """
         raise Violation(f"there is no snapshot {folder}: {why}")
-
-    complete = write_index
 
     def check_end(self) -> None:
         """What must be so when a run has ended well and no worker was lost.

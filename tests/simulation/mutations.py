@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tests.simulation import run
+from tests.simulation import part_writer, run
 from trainer.strategies.pserver.protocol.index_intervals import Intervals
 from trainer.strategies.pserver.protocol.messages import RESTS, SAVES, WAKES, Kind, Malformed, Message, Verb
 from trainer.strategies.pserver.server import (
@@ -508,6 +508,29 @@ def what_is_done_is_told_after_the_answer(_: Any, self: machine.Server, request:
         self.tell_done(before)
         self.told_done = before
     return answer
+
+
+# --- parts that are written behind pushes --------------------------------------------------------------------------
+
+
+@replaces(part_writer.SlowWriter, "_copied")
+def a_part_is_written_from_the_live_server(_: Any, self: part_writer.SlowWriter, write: Callable[[], None]) -> Any:
+    return write
+
+
+@replaces(part_writer.SlowWriter, "busy")
+def a_part_is_begun_while_the_one_before_is_written(_: Any, self: part_writer.SlowWriter) -> bool:
+    return False
+
+
+@replaces(saving.Saving, "come_back")
+def a_server_that_comes_back_does_not_give_up_its_part(_: Any, self: saving.Saving) -> None:
+    pass
+
+
+@replaces(saving.Saving, "has_written")
+def a_save_that_waits_for_the_part_before_is_forgotten(_: Any, self: saving.Saving) -> bool:
+    return False
 
 
 # A patch inside of a function that waits would last while others run.

@@ -20,6 +20,8 @@ RETURNING_SERVERS = (2, 14, 16)
 """Runs whose seeds leave these in a division by 20 are made for servers that are killed and started again."""
 CLOSE_DEATHS = (6, 11)
 """Runs whose seeds leave these in a division by 20 are made for workers and servers that die close together, and again as they come back."""
+BEHIND = (0, 3)
+"""Runs whose seeds leave these in a division by 4 have checkpoint.background=true."""
 JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
 MOST_SAVES = 12
 """Stops of a run whose disks are slower than all else."""
@@ -289,6 +291,11 @@ class Scenario:
             drop=r.choice((0.0, 0.02)), late=r.choice((0.1, 0.3)), slow_s=3.0, latency_s=0.002, pace=(0.5,) * 3, options=self.options | {"staleness": r.choice((0, 1))},
             faults=(Fault(r.uniform(3.0, 12.0), "kill worker", r.randrange(3), 0, 0.0),),
         )  # fmt: skip
+
+    @property
+    def background(self) -> bool:
+        """Servers write their parts of checkpoints while pushes go on."""
+        return self.seed % 4 in BEHIND
 
     @property
     def timed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
@@ -13,11 +14,12 @@ import torch
 from tests.notes import Notes
 from tests.simulation.disks import Disks
 from tests.simulation.nonsense import Nonsense
+from tests.simulation.part_writer import Moment, SlowWriter
 from tests.simulation.scenario import Scenario
 from tests.simulation.stage import STAGE
 from tests.simulation.world import Process, Violation, World
 from trainer.config.run_config import RunConfig
-from trainer.config.schema import DataConfig, SchedulerConfig
+from trainer.config.schema import CheckpointConfig, DataConfig, SchedulerConfig
 from trainer.errors import RunFailed
 from trainer.strategies import builtin
 from trainer.strategies.builtin import PserverDeclaration
@@ -69,15 +71,17 @@ class Run:
 
     def __init__(self, scenario: Scenario, resume: str) -> None:
         self.resume = resume
-        self.config = _config(scenario.take_over)
+        self.config = _config(scenario.take_over, scenario.background)
         self.plan = Plan(scenario.workers, scenario.servers)
 
 
 @cache
-def _config(take_over: bool) -> RunConfig:
+def _config(take_over: bool, background: bool) -> RunConfig:
     data = DataConfig(on_lost_worker="take_over" if take_over else "drop")
     optimizer = {"_target_": "torch.optim.SGD", "lr": 1.0, "weight_decay": 0.0, "foreach": False, "sparse": "auto"}
-    return RunConfig(optimizer=optimizer, data=data, scheduler=SchedulerConfig())
+    return RunConfig(
+        optimizer=optimizer, data=data, scheduler=SchedulerConfig(), checkpoint=CheckpointConfig(background=background)
+    )
 
 
 def declared(scenario: Scenario) -> PserverDeclaration:
@@ -123,8 +127,10 @@ class SimulatedServer(Process):
         self.answer_to_nonsense: Message | None = None
         self.truth = Truth(self)
         self.disks, self.host = disks, (scenario.hosts or [0] * scenario.servers)[number]
+        self.draw = random.Random(f"{scenario.seed} {number} {life}")  # of its disk: other draws stay what they were
+        self.writer = SlowWriter(self)
         run = Run(scenario, resume)
-        self.machine = Server(number, run, strategy, self, board, self.clock, 1 << 26, None, life, again)
+        self.machine = Server(number, run, strategy, self, board, self.clock, 1 << 26, None, life, again, self.writer)
         self.pulse = 0
         """Updates that the launcher knows of."""
         self.machine.tell_done = partial(setattr, self, "pulse")
@@ -219,15 +225,17 @@ class SimulatedServer(Process):
             self.look_after()
 
     def _save(self, message: Message) -> Message:
+        folder = str(self.machine.saving.run_dir.resolve() / message.mapping()["folder"])
+        began = self.writer.count
         answer = self.save(message)
-        self.pushes_at[str(self.machine.saving.run_dir.resolve() / message.mapping()["folder"])] = self.machine.count[
-            "pushes"
-        ]
-        self.world.injected["slow disk"] += self.scenario.disk_s > 0
-        self.busy = self.scenario.disk_s
-        if self.busy:
-            self.board.set(SAVING.format(self.number), "now")
-            self.world.after(self.busy, self._saved)
+        self.pushes_at[folder] = self.machine.count["pushes"]
+        self.disks.moments[folder, self.number] = Moment.of(self)
+        if self.writer.count == began:  # a server that writes in its turn does nothing else
+            self.world.injected["slow disk"] += self.scenario.disk_s > 0
+            self.busy = self.scenario.disk_s
+            if self.busy:
+                self.board.set(SAVING.format(self.number), "now")
+                self.world.after(self.busy, self._saved)
         return answer
 
     def _saved(self) -> None:
@@ -284,6 +292,10 @@ class SimulatedServer(Process):
         if self.stopped or parameters.shard is None or not parameters.ready or not member.present or not member.lives:
             return 0
         if self.again and self.machine.members.awaited():  # everything waits
+            return 0
+        if any(
+            w.request.verb == Verb.SAVE for w in self.machine.turns.waiting
+        ):  # done with the next message, whichever it is
             return 0
         for _ in range(NONSENSE_AT_ONCE):
             saved = self.machine.saving.saver is not None

@@ -81,9 +81,9 @@ class Stage(io.TextIOBase):
             patch.object(torch.autograd.profiler, "record_function", lambda name: NO_RECORD),
             patch.object(torch.compiler, "disable", lambda function: function),  # nothing is compiled
             patch.object(torch.optim.SGD, "step", _step),
-            patch.multiple(snapshot, **{name: self._on_disks(name) for name in ("begin", "write_part", "write_index", "complete")}),
-            patch.multiple(snapshot_parts, **{name: self._on_disks(name) for name in ("mark", "is_shared", "piece", "forget", "receive")}),
-            patch.object(export, "leave_failure", self._on_disks("leave_failure")),
+            patch.multiple(snapshot, **{name: self._on_disks(name) for name in ("begin", "write_part", "complete")}),
+            patch.multiple(snapshot_parts, **{name: self._on_disks(name) for name in ("mark", "is_shared", "piece", "forget", "receive", "leave_failure", "take_back_failure", "give_up")}),
+            patch.object(export, "leave_failure", self._on_disks("save_failed")),
             patch.object(machine, "parts_of", self._on_disks("parts_of")),
             patch.object(parameters, "parts_of", self._on_disks("parts_of")),
             patch.multiple(saving, time=SimpleNamespace(monotonic=lambda: self.world.now), kept_by=lambda node: "SGD"),  # to know that, a real one takes a step

@@ -27,7 +27,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "an_overtaking_push_advances_the_clock": ("ssp", 93),
     "the_staleness_bound_is_off_by_one": ("ssp", 0),
     "who_rests_holds_up_the_others": ("ssp", 23),
-    "who_wakes_has_other_clocks_at_other_servers": ("ssp", 783),
+    "who_wakes_has_other_clocks_at_other_servers": ("ssp", 23),
     "pushes_that_overtook_are_forgotten": (None, 568),
     "a_push_is_acknowledged_before_it_is_applied": (None, 0),
     "a_life_that_is_fenced_goes_on": (None, 29),
@@ -48,19 +48,19 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_step_of_sync_goes_without_the_last_worker": ("sync", 1),
     "a_late_copy_removes_the_part_of_the_next_save": (None, 517),
     "a_part_is_handed_out_from_where_the_last_answer_ended": (None, 20),
-    "a_copy_of_a_save_does_not_tell_that_the_part_is_apart": (None, 20),
+    "a_copy_of_a_save_does_not_tell_that_the_part_is_apart": (None, 28),
     "the_next_life_uses_push_numbers_of_the_life_before": (None, 162),
     "pushes_of_a_life_that_is_over_are_waited_for": ("ssp", 3543),
     "what_a_life_brought_to_a_stop_counts_for_the_next": (None, 9558),
     "who_comes_back_is_waited_for_before_it_is_let_in": (None, 10),
     "who_comes_back_waits_for_the_lost": (None, 1373),
-    "the_launcher_takes_the_life_before_for_the_next": (None, 2239),
+    "the_launcher_takes_the_life_before_for_the_next": (None, 130),
     "a_checkpoint_forgets_the_blocks_that_are_out": (None, 28),
-    "a_block_of_nobody_comes_before_one_s_own": (None, 3393),
+    "a_block_of_nobody_comes_before_one_s_own": (None, 10627),
     "a_checkpoint_forgets_which_batches_are_applied": (None, 28),
     "a_checkpoint_forgets_what_is_computed_and_not_pushed": (None, 421),
-    "blocks_that_nobody_tells_of_count_as_new": (None, 3682),
-    "messages_to_the_life_before_of_a_server_are_taken": (None, 162),
+    "blocks_that_nobody_tells_of_count_as_new": (None, 116),
+    "messages_to_the_life_before_of_a_server_are_taken": (None, 116),
     "blocks_that_workers_hold_are_handed_out_again": (None, 722),
     "a_server_that_comes_back_has_no_progress": (None, 96),
     "sums_are_forgotten": (None, 76),
@@ -73,12 +73,16 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "blocks_of_a_life_that_a_server_never_heard_of_stay_its_own": (None, 115274),
     "a_stop_counts_as_hanging": (None, 167857),
     "what_a_server_lost_after_its_answer_to_who_comes_back_is_waited_for": (None, 233206),
-    "what_was_told_to_a_life_before_of_a_server_counts_for_the_next": (None, 205231),
+    "what_was_told_to_a_life_before_of_a_server_counts_for_the_next": (None, 8591),
     "pushes_that_are_acknowledged_are_waited_for": ("ssp", 502),
     "what_is_done_is_told_after_the_answer": (None, 0),
     "who_waits_for_a_worker_that_saves_has_no_more_patience": (None, 3194),
-    "who_gets_no_answer_does_not_ask_whether_the_server_writes": (None, 127),
+    "who_gets_no_answer_does_not_ask_whether_the_server_writes": (None, 465),
     "a_meeting_at_which_the_first_comes_late_is_told_as_over": (None, 3166),
+    "a_part_is_written_from_the_live_server": (None, 11),
+    "a_part_is_begun_while_the_one_before_is_written": (None, 1916),
+    "a_server_that_comes_back_does_not_give_up_its_part": (None, 2531),
+    "a_save_that_waits_for_the_part_before_is_forgotten": (None, 80),
 }
 """The mode that a defect is looked for in, and a seed that finds it: tried first. If scenarios are drawn otherwise one day, the
 search begins at 0."""
@@ -92,7 +96,7 @@ def test_no_promise_is_broken() -> None:
     _, injected, ends, broken = part(range(SEEDS), None, None)
     assert not broken, f"replay: python -m tests.simulation --seed {broken[0][0]}"
     assert {end.split()[0] for end in ends} == set(MODES)
-    assert {*FAULTS, "server started again", "piece lost with a server"} < {*injected}, (
+    assert {*FAULTS, "server started again", "piece lost with a server", "part written by a copy"} < {*injected}, (
         "some faults were never injected"
     )
 

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from greenlet import GreenletExit, greenlet
 from torch import nn
@@ -16,6 +17,7 @@ from tests.notes import Notes
 from tests.simulation.checkpoints import Checkpoints, Part
 from tests.simulation.scenario import Scenario
 from tests.simulation.servers import Plan, copied
+from tests.simulation.stage import STAGE
 from tests.simulation.world import Process, Violation, World
 from trainer.data.feed import Batch, Feed
 from trainer.errors import RunFailed
@@ -24,7 +26,7 @@ from trainer.optim.groups import Rate
 from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
 from trainer.optim.updater import Updater
 from trainer.strategies.contract import Lease, Seat
-from trainer.strategies.pserver.protocol.messages import AGAIN, SAVING, STOPS, Message, Verb
+from trainer.strategies.pserver.protocol.messages import AGAIN, SAVES, SAVING, STOPS, Message, Verb
 from trainer.strategies.pserver.worker import async_and_ssp, geo, sync
 from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker.export import save_checkpoint
@@ -181,6 +183,8 @@ class SimulatedWorker(Process):
         self.computed: list[int] = []
         self.lives: dict[int, int] = {}
         self.seen: dict[str, float] = {}
+        self.writing = False
+        """Its part, and with the first one all of a checkpoint, is being written."""
         self.doomed: tuple[Verb, bool] | None = None
         """It is killed when only some servers have its next message of this kind; of those of meetings: at a stop, or else."""
         self.strategy: PserverWorker | None = None
@@ -307,6 +311,7 @@ class SimulatedWorker(Process):
                     strategy.meet()
                     self._stand_still(strategy, epoch + 1)
                 self.update = 0
+            self._wait_for_the_write()
             if scenario.saves:
                 self._save(strategy)
                 strategy.persist(RUN)
@@ -358,7 +363,7 @@ class SimulatedWorker(Process):
         assert strategy is not None
         if decides and strategy.leads():
             due = self.scenario.stops and len(self.computed) - self.last_stop >= self.scenario.stops
-            if due or self.returned.waits():
+            if (due or self.returned.waits()) and not self.writing:
                 self.notes.set(stop, f"0 {strategy.meetings}")
                 self.returned.let_in(strategy, self.asked)
         if self.notes.check([stop]) and (decides or strategy.meetings > int(self.notes.get(stop).split()[1])):
@@ -367,6 +372,7 @@ class SimulatedWorker(Process):
 
     def _stand_still(self, strategy: PserverWorker, epoch: int) -> None:
         """A checkpoint is written: soon, or never. All go on from it in that epoch."""
+        self._wait_for_the_write()
         number = strategy.halt(max(len(self.computed), self.saved_last + 1))
         share = strategy.save(RUN / f"step-{number}")
         self.world.injected["stop of all"] += 1
@@ -374,17 +380,46 @@ class SimulatedWorker(Process):
         update = self.update if epoch == self.epoch else 0
         how = Part.of if self.scenario.ends else Part.later
         part = how(strategy, epoch, update, share)
+        self.writing = self.scenario.background
         self.world.after(3.0 * self.world.random.random() ** 3, self._written, number, part)
 
+    def _wait_for_the_write(self) -> None:
+        """At most one write is under way."""
+        while self.writing:
+            self.pause(0.5, for_messages=False)
+
     def _written(self, number: int, part: Part) -> None:
-        """Its part is written; that of the first one completes the checkpoint."""
+        """Its part is written; that of the first one completes the checkpoint, when all servers' parts are there."""
         if self.dead:
             return
-        first = part.share.workers is not None and part.share.workers[0] == self.rank
-        if first and self.world.random.random() < 0.05:
-            self.notes.set(NOT_WRITTEN.format(number), "the disk is full")
+        if part.share.workers is None or part.share.workers[0] != self.rank:
+            self.writing = False
+            self.saved.add(number, self.rank, part)
+        elif self.world.random.random() < 0.05:
+            self._not_written(number, "the disk is full")
+        else:
+            self._complete(number, part)
+
+    def _complete(self, number: int, part: Part) -> None:
+        """As checkpoint/writer.py."""
+        if self.dead:
             return
-        self.saved.add(number, self.rank, part)
+        disks, folder, servers = STAGE.disks, RUN / f"step-{number}", self.scenario.servers
+        missing = [server for server in range(servers) if not disks.is_written(folder, server)]
+        if failed := [why for server in missing if (why := disks.failures.get((str(folder), server)))]:
+            self._not_written(number, failed[0])
+        elif missing:
+            self.world.after(0.2, self._complete, number, part)
+        else:
+            disks.complete(folder, servers)
+            self.writing = False
+            self.saved.add(number, self.rank, part)
+
+    def _not_written(self, number: int, why: str) -> None:
+        self.world.injected["checkpoint given up"] += 1
+        self.world.say(f"no checkpoint {number}: {why}")
+        self.writing = False
+        self.notes.set(NOT_WRITTEN.format(number), why)
 
     def _begin_at(self, strategy: PserverWorker) -> int:
         """Be what this worker was at the checkpoint, if there is one; returns the epoch."""
@@ -467,10 +502,10 @@ class SimulatedWorker(Process):
 
             def by_the_first(index: int, count: int, folder: Path = RUN / f"{number}") -> None:
                 if index == 0:
-                    save_checkpoint(strategy.client, folder)
+                    save_checkpoint(strategy.client, folder, behind=not strategy.new)
 
             if number == 0:
-                strategy.meet()
+                strategy._sum(np.zeros(1), SAVES)
             strategy.agree(by_the_first)
 
 

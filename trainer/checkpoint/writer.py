@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -63,17 +64,19 @@ def complete(
     Args:
         about: for ``checkpoint.json``.
         names: of all parts.
-        patience_s: longest wait for parts.
+        patience_s: longest wait for parts while nothing of them is written.
         gone: whether who was to write the part of that name is no more.
     """
     try:
-        until = time.monotonic() + patience_s
+        size, until = -1, 0.0
         while missing := [name for name in names if not durable_folder.is_written(folder, name)]:
             for name in missing:
                 if (failure := failure_of(folder, name)).is_file():
-                    return failure.read_text()
+                    return failure.read_text() or f"{name} cannot be written"
                 if gone(name) and not durable_folder.is_written(folder, name):
                     return f"{name} was not written: its worker was lost"
+            if (now := _bytes_of(folder)) != size:  # a large part takes its time
+                size, until = now, time.monotonic() + patience_s
             if time.monotonic() > until:
                 return f"{', '.join(missing)} was not written within {patience_s:g} s"
             time.sleep(LOOK_S)
@@ -82,6 +85,15 @@ def complete(
     except (OSError, UserError) as error:
         return str(error) if isinstance(error, UserError) else f"{folder.name} cannot be written: {why(error)}"
     return ""
+
+
+def _bytes_of(folder: Path) -> int:
+    """Of all that is written so far."""
+    size = 0
+    for path in durable_folder.partial_of(folder).glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # it has got its name meanwhile
+            size += path.stat().st_size
+    return size
 
 
 def failure_of(folder: Path, name: str) -> Path:

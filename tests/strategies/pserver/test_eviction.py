@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.strategies.pserver.harness import Bare, Cluster, config
+from tests.strategies.pserver.states import whole
 from trainer.config.run_config import RunConfig
 from trainer.strategies.builtin import PserverAsyncDeclaration
 from trainer.strategies.pserver.protocol import snapshot
@@ -47,7 +48,7 @@ def kept(cluster: Cluster, worker: Bare) -> list[int]:
         worker.client.wait([worker.client.ask(server, Message(Verb.STATS))])
         shard = cluster.servers[server].parameters.shard
         assert shard is not None
-        found += shard.tables[1].state()["ids"].tolist()
+        found += whole(shard.tables[1].state())["ids"].tolist()
     return sorted(found)
 
 

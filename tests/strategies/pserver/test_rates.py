@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from tests.strategies.pserver.harness import config as payload
+from tests.strategies.pserver.states import whole
 from trainer.config.schema.strategy import Entry
 from trainer.models.rows import dense_of
 from trainer.optim.groups import rates
@@ -93,6 +93,12 @@ def equal(one: nn.Module, other: nn.Module) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12, msg=name)
 
 
+def saved(shard: Shard) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """A server's state, copied."""
+    tensors, numbers = shard.state()
+    return whole(tensors), numbers
+
+
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("slice_above", [None, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -106,7 +112,7 @@ def test_servers_update_as_one_process_does_and_go_on_on_another_number_of_them(
     cluster = Servers(made, served, servers, slice_above)
     for step in range(12):
         if step == 6:
-            states = [copy.deepcopy(shard.state()) for shard in cluster.shards]
+            states = [saved(shard) for shard in cluster.shards]
             cluster = Servers(made, served, 5 - servers, 6)
             for shard in cluster.shards:
                 shard.vector.zero_()
@@ -125,7 +131,7 @@ def test_what_is_saved_of_one_rate_starts_parameters_of_others() -> None:
     before.step(model)
     after = Servers(other, model, 1, None)
     [shard] = after.shards
-    shard.load([s.state() for s in before.shards])
+    shard.load([saved(s) for s in before.shards])
     assert len(shard.parts) > 3
     assert [float(shard.optimizer.state[p]["step"]) for p in shard.parts] == [1.0] * len(shard.parts)
 

@@ -18,6 +18,7 @@ from trainer.checkpoint import durable_folder
 from trainer.host import pulse
 from trainer.strategies.pserver.protocol.messages import TELLS, WANTS_DENSE, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
+from trainer.strategies.pserver.server.part_writer import PartWriter
 from trainer.weights.server_parts import ServerFile
 
 OPTIONS = {"timeout_s": 100.0, "lost_after_s": 10.0, "slice_above": None, "persistables": False}
@@ -26,15 +27,23 @@ LIVES = 7, 8
 
 
 class Played:
-    """A server and its two workers, without sockets, clocks and processes."""
+    """A server and its two workers, without sockets, clocks and processes.
 
-    def __init__(self, folder: Path, board: Notes, life: int = 1, resume: str = "") -> None:
-        scenario = replace(Scenario.drawn(12), mode="async", workers=2, servers=1, options=OPTIONS, table=False)
+    Args:
+        writer: of parts. options: of the strategy.
+    """
+
+    def __init__(
+        self, folder: Path, board: Notes, life: int = 1, resume: str = "", writer: PartWriter | None = None,
+        **options: float,
+    ) -> None:  # fmt: skip
+        told = OPTIONS | options
+        scenario = replace(Scenario.drawn(12), mode="async", workers=2, servers=1, options=told, table=False)
         run = Run(scenario, resume)
         run.plan.run_dir = str(folder)  # type: ignore[misc]
         self.now, self.number, self.answers = 0.0, 0, dict[int, Message]()
         self.server = Server(
-            0, run, declared(scenario), self, board, lambda: self.now, 1 << 26, None, life, bool(resume)
+            0, run, declared(scenario), self, board, lambda: self.now, 1 << 26, None, life, bool(resume), writer
         )
         self.incarnations = {0: 0, 1: 0}
 

@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 
+from trainer.checkpoint import streamed
 from trainer.errors import UserError
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.snapshot import complete, read, write_part
@@ -25,7 +26,8 @@ def write(folder, value=1.0, servers=SERVERS, **extra):
         table = {"dim": 3, "dtype": "float32", "kernel": "rowwise_adagrad", "rows": server}
         dense = [{"name": "fc", "start": server, "stop": server + 2}]
         meta = {"tables": {"user": table}, "dense": dense, "step": value, "mine": server, **extra}
-        write_part(folder, server, tensors(server, value), meta)
+        streams = {name: streamed.of(tensor.numpy()) for name, tensor in tensors(server, value).items()}
+        write_part(folder, server, streams, meta)
 
 
 def save(folder, value=1.0, servers=SERVERS):
@@ -99,7 +101,7 @@ def test_whenever_it_is_killed_there_is_a_complete_one(tmp_path, monkeypatch):
         (os, "fsync"),
         (os, "unlink"),
         (shutil, "rmtree"),
-        (snapshot, "save_file"),
+        (streamed, "write"),
     ]
     folder, at, seen = tmp_path / "last", 0, set()
     save(folder, 0.0)

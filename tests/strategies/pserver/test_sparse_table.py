@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.strategies.pserver.states import whole
 from trainer.strategies.pserver.protocol.sharding import buckets_of, server_of_bucket
 from trainer.strategies.pserver.server.admission import Count, Probability
 from trainer.strategies.pserver.server.sparse_table import SparseTable
@@ -64,7 +65,7 @@ class Servers:
 
     def state(self) -> dict[str, torch.Tensor]:
         """All states as one, in the order of the ids."""
-        states = [shard.state() for shard in self.tables]
+        states = [whole(shard.state()) for shard in self.tables]
         joined = {name: torch.cat([state[name] for state in states]) for name in states[0]}
         rows, waiting = joined["ids"].argsort(), joined["waiting_ids"].argsort()
         return {name: part[waiting if name.startswith("waiting") else rows] for name, part in joined.items()}
@@ -72,7 +73,7 @@ class Servers:
     def load_from(self, others: Servers) -> Servers:
         for server, shard in enumerate(self.tables):
             for other in others.tables:
-                shard.load(other.state(), lambda ids, server=server: self.of(ids) == server)
+                shard.load(whole(other.state()), lambda ids, server=server: self.of(ids) == server)
         return self
 
 
@@ -139,7 +140,7 @@ def test_an_update_that_fails_leaves_value_and_optimizer_state_as_they_were(opti
     rows = table(optimizer)
     ids = array(range(10))
     rows.push(ids, gradients_of(ids, 1), 0.1, 1, clock=1)
-    before = rows.state()
+    before = whole(rows.state())
 
     class Broken:
         name, initial = rows.kernel.name, rows.kernel.initial
@@ -155,7 +156,7 @@ def test_an_update_that_fails_leaves_value_and_optimizer_state_as_they_were(opti
         rows.push(ids, gradients_of(ids, 2), 0.1, 2, clock=1)
     with pytest.raises(ValueError, match="10 rows of 3"):
         rows.push(ids, gradients_of(ids, 2)[:9], 0.1, 2, clock=1)
-    assert_same(rows.state(), before)
+    assert_same(whole(rows.state()), before)
 
 
 def test_values_and_state_belong_together_after_growth_shrinking_and_reuse():
@@ -166,7 +167,7 @@ def test_values_and_state_belong_together_after_growth_shrinking_and_reuse():
         ids = random.choice(3000, 300, replace=False)
         rows.push(ids, torch.ones(300, DIM, dtype=torch.float64), 1.0, step, clock=step)
         rows.shrink(step - 3)
-        state = rows.state()
+        state = whole(rows.state())
         pushes = (state["rows"][:, DIM:] - 0.1).round().long()
         moved = torch.cumsum(1 / (0.1 + torch.arange(0, 70, dtype=torch.float64)).sqrt(), 0) - 0.1**-0.5
         expected = drawn(state["ids"].numpy()) - moved[pushes]
@@ -177,7 +178,7 @@ def test_a_late_message_does_not_make_rows_older_that_were_loaded():
     saved = table()
     saved.push(array([1, 2]), gradients_of(array([1, 2]), 1), 0.1, 1, clock=20)
     rows = table()
-    rows.load(saved.state(), lambda ids: np.ones(len(ids), dtype=bool))
+    rows.load(whole(saved.state()), lambda ids: np.ones(len(ids), dtype=bool))
     rows.push(array([1]), gradients_of(array([1]), 2), 0.1, 2, clock=5)
     assert rows.shrink(older_than=20) == 0
 
@@ -192,9 +193,9 @@ def test_shrink_drops_what_was_not_touched_and_it_comes_back_fresh():
     rows.pull(ids[3:4], create=False, clock=30)  # evaluation touches nothing
     assert rows.shrink(older_than=10) == 0
     assert rows.shrink(older_than=20) == 3
-    assert rows.state()["ids"].tolist() == [0, 1, 2]
+    assert whole(rows.state())["ids"].tolist() == [0, 1, 2]
     assert torch.equal(rows.pull(ids[3:]), drawn([3, 4, 5]))
-    assert (rows.state()["rows"][3:, DIM:] == 0.1).all()
+    assert (whole(rows.state())["rows"][3:, DIM:] == 0.1).all()
     assert rows.memory()["rows"] == 6
 
 
@@ -204,7 +205,7 @@ def test_assigned_rows_are_a_models_own_with_fresh_state():
     values = torch.arange(2.0 * DIM).reshape(2, DIM)
     rows.assign(array([1, 2**40]), values)
     assert torch.equal(rows.pull(array([2**40, 1])), values.double().flip(0))
-    assert (rows.state()["rows"][:, DIM:] == 0.1).all() and rows.memory()["waiting"] == 0
+    assert (whole(rows.state())["rows"][:, DIM:] == 0.1).all() and rows.memory()["waiting"] == 0
 
 
 def test_ids_outside_of_the_table_and_states_of_another_are_refused():
@@ -214,7 +215,7 @@ def test_ids_outside_of_the_table_and_states_of_another_are_refused():
             rows.pull(array(ids))
     for other in (table("sgd"), table(dtype=torch.float32)):
         with pytest.raises(ValueError, match="user"):
-            rows.load(other.state(), lambda ids: np.ones(len(ids), dtype=bool))
+            rows.load(whole(other.state()), lambda ids: np.ones(len(ids), dtype=bool))
     assert rows.pull(array([])).shape == (0, DIM) and len(rows) == 0
 
 
@@ -238,7 +239,7 @@ def test_counters_are_saved_and_forgotten_with_age():
         return rows
 
     resumed = table(admission=Count(2))
-    resumed.load(pushed_once().state(), lambda ids: np.ones(len(ids), dtype=bool))
+    resumed.load(whole(pushed_once().state()), lambda ids: np.ones(len(ids), dtype=bool))
     aged = pushed_once()
     aged.shrink(older_than=5)
     for rows, admitted in ((resumed, 1), (aged, 0)):
@@ -264,7 +265,7 @@ def test_who_is_admitted_differs_between_seeds_and_tables():
     def admitted(seed: int, name: str) -> set[int]:
         rows = SparseTable(name, 1, torch.float32, seed, INIT, kernel("sgd"), admission=Probability(0.5))
         rows.push(ids, torch.zeros(2000, 1), 0.1, 1, clock=1)
-        return set(rows.state()["ids"].tolist())
+        return set(whole(rows.state())["ids"].tolist())
 
     first = admitted(0, "user")
     assert first == admitted(0, "user")

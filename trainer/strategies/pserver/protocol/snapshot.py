@@ -11,15 +11,15 @@ name steps aside as ``<folder>.previous`` until then, where :func:`read` finds i
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
-from trainer.checkpoint import durable_folder
+from trainer.checkpoint import durable_folder, streamed
+from trainer.checkpoint.streamed import Streamed
 from trainer.weights.server_parts import ServerFile, part_name
 
 FORMAT = 2
@@ -50,7 +50,7 @@ def begin(folder: Path) -> Path:
     return durable_folder.begin(folder)
 
 
-def write_part(folder: Path, server: int, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
+def write_part(folder: Path, server: int, tensors: Mapping[str, Streamed], meta: Mapping[str, Any]) -> None:
     """Write one server's part of a snapshot; the snapshot exists only after :func:`complete`.
 
     Args:
@@ -60,9 +60,8 @@ def write_part(folder: Path, server: int, tensors: dict[str, torch.Tensor], meta
     Raises:
         UserError: the folder holds something that is not a snapshot.
     """
-    ready = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     header = {"meta": json.dumps(meta), "format_version": str(FORMAT), "server": str(server)}
-    durable_folder.write(folder, part_name(server), lambda path: save_file(ready, path, metadata=header))
+    durable_folder.write(folder, part_name(server), lambda path: streamed.write(path, tensors, header))
 
 
 def complete(folder: Path, servers: int) -> None:
@@ -74,20 +73,11 @@ def complete(folder: Path, servers: int) -> None:
     durable_folder.check_own(folder)
     names = [part_name(server) for server in range(servers)]
     durable_folder.seals(folder, names)
-    write_index(folder, servers)
-    durable_folder.complete(folder, [*names, INDEX], FORMAT)
-
-
-def write_index(folder: Path, servers: int) -> None:
-    """Write the index of what the parts of servers 0..servers-1 hold together.
-
-    Raises:
-        UserError: two parts describe one table differently.
-    """
     partial = durable_folder.partial_of(folder)
     metas = [ServerFile(server, partial / part_name(server)).meta for server in range(servers)]
     index = json.dumps(_index(partial, metas), indent=1)
     durable_folder.write(folder, INDEX, lambda path: path.write_text(index))
+    durable_folder.complete(folder, [*names, INDEX], FORMAT)
 
 
 def read(folder: Path, verify: bool = True) -> Snapshot:

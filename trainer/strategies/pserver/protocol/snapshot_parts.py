@@ -1,4 +1,4 @@
-"""Parts of a snapshot that are written on one host and completed on another one, which does not share the folder."""
+"""Parts of a snapshot that are written by servers and completed by a worker, also where the two do not share the folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.checkpoint import durable_folder
+from trainer.checkpoint import durable_folder, writer
 from trainer.errors import RunFailed
 from trainer.weights.server_parts import part_name
 
@@ -81,3 +81,23 @@ def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, A
         raise RunFailed(f"the part of server {server} has come damaged from its host: {path}")
     os.replace(temporary, path)
     durable_folder.seal_of(path).write_text(json.dumps(dict(seal)))
+
+
+def leave_failure(folder: Path, server: int, why: str) -> None:
+    """For who completes a checkpoint: that server's part will not come."""
+    failed = f"{part_name(server)} cannot be written: {why}"
+    print(failed, flush=True)
+    writer.leave_failure(folder, part_name(server), failed)
+
+
+def take_back_failure(folder: Path, server: int) -> None:
+    """The part is written anew: what :func:`leave_failure` has left is no longer so."""
+    writer.failure_of(folder, part_name(server)).unlink(missing_ok=True)
+
+
+def give_up(checkpoints: Path, server: int) -> None:
+    """Leave a failure in every checkpoint that is not complete and lacks the part of that server, which was started again."""
+    for partial in sorted(checkpoints.glob("step-*.partial")):
+        folder = partial.with_name(partial.name.removesuffix(".partial"))
+        if not durable_folder.is_written(folder, part_name(server)):
+            leave_failure(folder, server, f"server {server} was started again while it was written")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from trainer.checkpoint import streamed
+from trainer.checkpoint.streamed import Streamed
 from trainer.hashing import mixed
 from trainer.strategies.pserver.tables.index import HashIndex
 
@@ -89,14 +92,18 @@ class Waiting:
         self.remove(old)
         return len(old)
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Streamed]:
         """``waiting_ids`` ascending, ``waiting_seen`` and ``waiting_touched``, all (N,) int64."""
-        ids = np.sort(self._index.ids())
-        slots = self._index.find(ids)
-        parts = {"waiting_ids": ids, "waiting_seen": self._seen[slots], "waiting_touched": self._touched[slots]}
-        return {name: torch.from_numpy(part) for name, part in parts.items()}
+        ids = cache(lambda: np.sort(self._index.ids()))
+        slots = cache(lambda: self._index.find(ids()))
+        count = len(self)
+        return {
+            "waiting_ids": Streamed((count,), np.dtype(np.int64), lambda: [ids()]),
+            "waiting_seen": streamed.taken(self._seen, slots, count),
+            "waiting_touched": streamed.taken(self._touched, slots, count),
+        }
 
-    def load(self, state: dict[str, torch.Tensor], mine: Callable[[np.ndarray], np.ndarray]) -> None:
+    def load(self, state: Mapping[str, torch.Tensor], mine: Callable[[np.ndarray], np.ndarray]) -> None:
         """Take over the ids of a :meth:`state` that belong to this server."""
         ids = state["waiting_ids"].numpy()
         keep = mine(ids)

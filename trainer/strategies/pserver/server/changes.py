@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+
+from trainer.checkpoint.streamed import Streamed, taken
 
 NOBODY = -1
 
@@ -66,11 +70,12 @@ class Changes:
         news: np.ndarray = slots[by_others]
         return news
 
-    def state(self, slots: np.ndarray) -> dict[str, np.ndarray]:
-        """Of these slots (N,), in their order: versions and writers (N,), and who holds them (workers, N)."""
+    def state(self, slots: Callable[[], np.ndarray], count: int) -> dict[str, Streamed]:
+        """Of these slots (count,), in their order: versions and writers (count,), and who holds them (workers, count)."""
+        held = Streamed((self.workers, count), self._held.dtype, lambda: [self._held.take(slots(), axis=1)])
         return {
-            "version": self._version[slots], "writer": self._writer[slots],
-            "version_of_others": self._version_of_others[slots], "held": self._held[:, slots],
+            "version": taken(self._version, slots, count), "writer": taken(self._writer, slots, count),
+            "version_of_others": taken(self._version_of_others, slots, count), "held": held,
         }  # fmt: skip
 
     def load(

@@ -22,6 +22,7 @@ from trainer.strategies.pserver.server.ledger import Ledger
 from trainer.strategies.pserver.server.liveness import Liveness
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
+from trainer.strategies.pserver.server.part_writer import PartWriter
 from trainer.strategies.pserver.server.pulls import Pulls
 from trainer.strategies.pserver.server.pushes import Pushes
 from trainer.strategies.pserver.server.regained import Regained
@@ -53,12 +54,12 @@ class Server:
         most_bytes: the longest frame that is taken.
         ledger: told of what is applied.
         life: random number of this start. again: another life has died, and the workers go on; it begins with its part of the
-            checkpoint ``run.resume``.
+            checkpoint ``run.resume``. writer: of parts of checkpoints; None: they are written in turn.
     """
 
     def __init__(
         self, number: int, run: ServersRun, declared: PserverDeclaration, outlet: Outlet, board: Board, now: Callable[[], float],
-        most_bytes: int, ledger: Ledger | None = None, life: int = 0, again: bool = False,
+        most_bytes: int, ledger: Ledger | None = None, life: int = 0, again: bool = False, writer: PartWriter | None = None,
     ) -> None:  # fmt: skip
         plan, options, ledger = run.plan, declared.options, ledger or Ledger()
         self.number, self.outlet, self.now = number, outlet, now
@@ -82,8 +83,6 @@ class Server:
         )
         lose, look = self.liveness.lose, self.liveness.look_after
         self.work = LeaseRequests(self.leases, self.members, lose, look, options.timeout_s, now)
-        if run.resume and (saved := parts_of(Path(run.resume))):
-            self._go_on(saved, again)
         self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0, late=0)
         self.started = self.ended_turn = self.looked = now()
         self.done_once: dict[int, tuple[int, int]] = {}
@@ -93,7 +92,11 @@ class Server:
         worker takes for done."""
         pulls = Pulls(self.parameters, self.count)
         pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count, ledger)
-        self.saving = Saving(self.parameters, self.members, self.work, outlet, ledger, Path(plan.run_dir), board, life)
+        self.saving = Saving(
+            self.parameters, self.members, self.work, outlet, ledger, Path(plan.run_dir), board, life, writer
+        )
+        if run.resume and (saved := parts_of(Path(run.resume))):
+            self._go_on(saved, again)
         self.verbs: dict[Verb, Callable[[Message], Message]] = {
             Verb.HELLO: self.liveness.hello,
             Verb.START: self.parameters.start,
@@ -119,6 +122,7 @@ class Server:
         if again:
             self.work.come_back(progress[0], leases)
             self.parameters.come_back(own[0])
+            self.saving.come_back()
         else:
             self.work.go_on(progress, leases)
 
@@ -148,7 +152,8 @@ class Server:
     def _look_around(self, since: float) -> None:
         """Look who is missing and which requests are overdue. What was waiting may take long once a worker is lost."""
         self.looked = self.ended_turn
-        again = [self.turns.try_again] * self.regained.again  # a note may be what a request waits for
+        news = self.saving.has_written() or self.regained.again  # that, or a note, may be what a request waits for
+        again = [self.turns.try_again] * news
         for look in (self.liveness.look_after, self.turns.end_overdue, *again):
             look()
             since = self._spent(since)

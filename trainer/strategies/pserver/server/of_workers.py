@@ -79,6 +79,6 @@ def _rows(weight: torch.Tensor, state: Mapping[str, Any], spec: TableSpec, shard
         "ids": ids,
         "rows": torch.cat([weight[ids], remembered[ids]], dim=1),
         "touched": torch.zeros_like(ids),
-        **Waiting().state(),
+        **{name: torch.from_numpy(nobody.whole()) for name, nobody in Waiting().state().items()},
     }
     return {f"{TABLE}|{spec.name}|{key}": value for key, value in found.items()}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from trainer.checkpoint.streamed import Streamed, of
 from trainer.config.schema import PserverSspStrategy, PserverStrategy, StaleStrategy
 from trainer.strategies.pserver.protocol.codec import encode
 from trainer.strategies.pserver.protocol.messages import (
@@ -118,7 +119,7 @@ class Rule:
     def commit(self, clock: int, norm: float) -> None:
         """Take the step, now that the norm of the whole gradient is known (two-phase clipping)."""
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Streamed]:
         """What it remembers of workers, all of which stand still."""
         return {}
 
@@ -239,16 +240,17 @@ class Async(Rule):
         if self.compensation:
             self.backups[rank].append((self.shard.version, dense, rows))
 
-    def state(self) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
+    def state(self) -> dict[str, Streamed]:
+        found: dict[str, Streamed] = {}
         for rank, pulled in self.backups.items():
             for place, (version, dense, rows) in enumerate(pulled):
                 key = f"{rank}|{place}|{version}"
-                found[f"{key}|0"] = torch.empty(0) if dense is None else dense.clone()
+                # copied: they may lie in memory that is shared, which is not kept for a copy of this process
+                found[f"{key}|0"] = of((torch.empty(0) if dense is None else dense.clone()).numpy())
                 for number, (ids, values) in rows.items():
                     found |= {
-                        f"{key}|{number}|ids": torch.from_numpy(ids).clone(),
-                        f"{key}|{number}|values": values.clone(),
+                        f"{key}|{number}|ids": of(ids.copy()),
+                        f"{key}|{number}|values": of(values.clone().numpy()),
                     }
         return found
 
@@ -383,7 +385,7 @@ class Geo(Rule):
         for table in self.shard.tables.values():
             table.forget(rank)
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Streamed]:
         return {f"{number}|{k}": v for number, table in self.shard.tables.items() for k, v in table.copies().items()}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:

@@ -6,17 +6,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.streamed import Streamed
 from trainer.host.notes_board import Board
 from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
 from trainer.strategies.pserver.protocol.messages import APART, SAVING, Kind, Malformed, Message, Record, Verb, text
 from trainer.strategies.pserver.protocol.snapshot_parts import DONE_WITH
+from trainer.strategies.pserver.server.answers import NotYet
 from trainer.strategies.pserver.server.lease_requests import LeaseRequests
 from trainer.strategies.pserver.server.ledger import Ledger
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import RULE, Parameters
+from trainer.strategies.pserver.server.part_writer import PartWriter
 from trainer.strategies.pserver.server.saved_state_checks import kept_by
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.strategies.pserver.server.turns import Outlet
@@ -31,17 +35,20 @@ class Saving:
         run_dir: the run's folder; nothing is written anywhere else.
         board: where workers that get no answer read why.
         life: of this server; it goes on from its own parts alone, or from what it began with.
+        writer: of parts of checkpoints; None: they are written in turn, and all requests wait.
     """
 
     def __init__(
         self, parameters: Parameters, members: Members, work: LeaseRequests, outlet: Outlet, ledger: Ledger,
-        run_dir: Path, board: Board, life: int = 0,
+        run_dir: Path, board: Board, life: int, writer: PartWriter | None,
     ) -> None:  # fmt: skip
         self.parameters, self.members, self.work, self.outlet = parameters, members, work, outlet
         self.ledger = ledger
         self.run_dir, self.board, self.life = run_dir, board, life
         if board.check([note := SAVING.format(parameters.server)]):  # of a life before
             board.set(note, "")
+        self.writer = writer if parameters.config.checkpoint.background else None
+        self.writes = False
         self.apart: Path | None = None
         """Where the part is, if the worker that saves does not see it."""
         self.saver: tuple[int, int, int] | None = None
@@ -49,27 +56,51 @@ class Saving:
 
     def save(self, message: Message) -> Message:
         """SAVE: write this server's part of the persistables, or with ``checkpoint`` all that it takes to go on with the same
-        workers. The answer tells whether the worker shares the folder."""
+        workers. The answer tells whether the worker shares the folder; if so, the part of a checkpoint is written behind it.
+
+        Raises:
+            NotYet: the part before is still being written.
+        """
         asked = message.mapping()
         run_dir = self.run_dir.resolve()
         folder, mark = run_dir / asked["folder"], asked.get("mark")
         if not folder.resolve().is_relative_to(run_dir):
             raise Malformed(f"SAVE to {folder}, which is not in the run's folder")
+        if self.writer is not None and self.writer.busy():
+            raise NotYet([], "the end of its write of the part before")
         shard, rule = self.parameters.opened()
         tensors, numbers = shard.state()
-        if asked.get("checkpoint"):
-            tensors |= {f"{RULE}{name}": tensor for name, tensor in rule.state().items()}
-        began = time.monotonic()
         told = {**numbers, **self._counts(), **self._kind(shard)}
         if asked.get("checkpoint"):
+            tensors |= {f"{RULE}{name}": tensor for name, tensor in rule.state().items()}
             told |= {"layout": shard.layout.plain(), "life": self.life}
-        with self._said(), self.outlet.room_for_files():
-            snapshot.write_part(folder, self.parameters.server, tensors, told)
+        apart = folder if mark is not None and not snapshot_parts.is_shared(folder, str(mark)) else None
+        write = partial(self._write, folder, tensors, told)
+        if asked.get("behind") and apart is None and self.writer is not None:
+            snapshot_parts.take_back_failure(folder, self.parameters.server)
+            self.writes = True
+            self.writer.begin(write, partial(snapshot_parts.leave_failure, folder, self.parameters.server))
+        else:
+            with self._said(), self.outlet.room_for_files():
+                write()
+        self.saver = message.rank, message.incarnation, message.number
+        self.apart = apart
+        return Message(Verb.DONE, flags=self.flags)
+
+    def _write(self, folder: Path, tensors: Mapping[str, Streamed], told: Mapping[str, Any]) -> None:
+        began = time.monotonic()
+        snapshot.write_part(folder, self.parameters.server, tensors, told)
         size = sum(t.nbytes for t in tensors.values())
         print(f"saved {size / 1e6:.1f} MB in {time.monotonic() - began:.2f} s", flush=True)
-        self.saver = message.rank, message.incarnation, message.number
-        self.apart = folder if mark is not None and not snapshot_parts.is_shared(folder, str(mark)) else None
-        return Message(Verb.DONE, flags=self.flags)
+
+    def has_written(self) -> bool:
+        """Whether a write behind an answer has ended since this was asked for last."""
+        wrote, self.writes = self.writes, self.writer is not None and self.writer.busy()
+        return wrote and not self.writes
+
+    def come_back(self) -> None:
+        """This server was started again: what its life before was writing is lost."""
+        snapshot_parts.give_up(self.run_dir / "checkpoints", self.parameters.server)
 
     @contextmanager
     def _said(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from trainer.strategies.pserver.protocol.shared_memory import opened_pool
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
 from trainer.strategies.pserver.server.ledger import LedgerFile
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
+from trainer.strategies.pserver.server.part_writer import Forked
 from trainer.strategies.pserver.server.server_assignment import ServersRun
 from trainer.weights.server_parts import parts_of
 
@@ -74,7 +75,17 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
             raise RunFailed(f"its part of {Path(run.resume).name} is not there any more")
         kept = opened_ledger(seat.rank, run) if declared.options.ledger else None
         machine = Server(
-            seat.rank, run, declared, socket, seat.store, time.monotonic, limit, kept, seat.life, seat.returns
+            seat.rank,
+            run,
+            declared,
+            socket,
+            seat.store,
+            time.monotonic,
+            limit,
+            kept,
+            seat.life,
+            seat.returns,
+            Forked(),
         )
     except BaseException:  # an open socket may keep the process from its end
         socket.close()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer.checkpoint.streamed import Streamed
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
@@ -165,10 +166,10 @@ class Shard:
         for number, (ids, deltas) in rows.items():
             self.tables[number].add(ids, deltas, writer, self.version, clock)
 
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """This shard for a snapshot: tensors by name, and plain numbers; neither depends on how many servers there
-        are."""
-        tensors: dict[str, torch.Tensor] = {}
+    def state(self) -> tuple[dict[str, Streamed], dict[str, Any]]:
+        """This shard for a snapshot: tensors by name, looked up when they are written, and plain numbers; neither depends on
+        how many servers there are."""
+        tensors: dict[str, Streamed] = {}
         numbers: dict[str, Any] = {}
         for name, vector in self._vectors():
             if isinstance(vector, float):
@@ -176,7 +177,8 @@ class Shard:
                 continue
             offset = 0
             for parameter, start, stop in self.layout.pieces:
-                tensors[f"{name}|{parameter}|{start}"] = vector[offset : offset + stop - start].clone()
+                cut = partial(_cut, vector, offset, offset + stop - start)
+                tensors[f"{name}|{parameter}|{start}"] = Streamed((stop - start,), self.vector.numpy().dtype, cut)
                 offset += stop - start
         for table in self.tables.values():
             tensors |= {f"table|{table.name}|{key}": value for key, value in table.state().items()}
@@ -189,15 +191,16 @@ class Shard:
         }
         return tensors, {**done, "numbers": numbers, **scale}
 
-    def _vectors(self) -> Iterator[tuple[str, torch.Tensor | float]]:
-        """The parameters, and what the optimizer remembers: vectors like them, and numbers, which each rate has of its own."""
-        yield DENSE, self.vector
+    def _vectors(self) -> Iterator[tuple[str, list[np.ndarray] | float]]:
+        """The parameters, and what the optimizer remembers: vectors like them, cut by rates, and numbers, which each rate has of its
+        own."""
+        yield DENSE, [self.vector.numpy()]
         states = [self.optimizer.state.get(part, {}) for part in self.parts]
         for key, first in states[0].items():
             if not isinstance(first, torch.Tensor):
                 continue
             if first.dim() == 1 and first.shape == self.parts[0].shape:
-                yield f"{DENSE}.{key}", torch.cat([state[key] for state in states])
+                yield f"{DENSE}.{key}", [state[key].numpy() for state in states]
             else:
                 for rate, state in zip(self.rates, states, strict=True):
                     yield f"{DENSE}.{key}|{rate.lr:g}|{rate.decays}", float(state[key].item())
@@ -274,3 +277,10 @@ class Shard:
                 raise ValueError(f"the saved {parameter} has another size")
             offset += stop - start
         return vector
+
+
+def _cut(arrays: Sequence[np.ndarray], start: int, stop: int) -> Iterator[np.ndarray]:
+    """Elements start to stop of these arrays, one behind the other."""
+    for array in arrays:
+        yield array[max(0, start) : max(0, stop)]
+        start, stop = start - len(array), stop - len(array)

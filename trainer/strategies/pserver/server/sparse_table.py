@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import numpy as np
 import torch
 
+from trainer.checkpoint import streamed
+from trainer.checkpoint.streamed import Streamed
 from trainer.strategies.pserver.server.admission import Admission, Waiting
 from trainer.strategies.pserver.server.changes import Changes
 from trainer.strategies.pserver.tables.index import index_of
@@ -157,18 +160,23 @@ class SparseTable:
         """Stamp all rows that are here with that clock, which is the first that there is."""
         self._touch(self._index.slots(), clock)
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """The rows for a snapshot: ``ids`` (N,) ascending, ``rows`` (N, D + S), ``touched`` (N,), and who waits.
+    def state(self) -> dict[str, Streamed]:
+        """The rows for a snapshot: ``ids`` (N,) ascending, ``rows`` (N, D + S), ``touched`` (N,), and who waits; they are looked
+        up when they are written.
 
         It depends on the rows alone, not on the order in which they came. What workers hold is not part of it.
         """
-        ids = np.sort(self._index.ids())
-        slots = self._index.find(ids)
-        rows = gather(self._rows, slots)
-        touched = torch.from_numpy(self._touched[slots])
-        return {"ids": torch.from_numpy(ids), "rows": rows, "touched": touched, **self._waiting.state()}
+        ids = cache(lambda: np.sort(self._index.ids()))
+        slots = cache(lambda: self._index.find(ids()))
+        count = len(self)
+        return {
+            "ids": Streamed((count,), np.dtype(np.int64), lambda: [ids()]),
+            "rows": streamed.taken(self._rows.numpy(), slots, count),
+            "touched": streamed.taken(self._touched, slots, count),
+            **self._waiting.state(),
+        }
 
-    def load(self, state: dict[str, torch.Tensor], mine: Callable[[np.ndarray], np.ndarray]) -> None:
+    def load(self, state: Mapping[str, torch.Tensor], mine: Callable[[np.ndarray], np.ndarray]) -> None:
         """Take over those rows of a :meth:`state` that belong to this server; so any server reads any files.
 
         Args:
@@ -190,10 +198,9 @@ class SparseTable:
         self._newest = max(self._newest, int(touched.max(initial=0)))
         self._waiting.load(state, mine)
 
-    def copies(self) -> dict[str, torch.Tensor]:
+    def copies(self) -> dict[str, Streamed]:
         """Which workers hold which rows and who wrote them last, in the order of :meth:`state`'s ids."""
-        slots = self._index.find(np.sort(self._index.ids()))
-        return {name: torch.from_numpy(part) for name, part in self._changes.state(slots).items()}
+        return self._changes.state(cache(lambda: self._index.find(np.sort(self._index.ids()))), len(self))
 
     def load_copies(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from :meth:`copies` of a table whose rows were these."""

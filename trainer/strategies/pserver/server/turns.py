@@ -57,7 +57,7 @@ class Turns:
         outlet: where answers go.
         answer: does what a request asks for; raises NotYet where it has to wait.
         server: which one this is, for messages.
-        patience_s: how long a request may wait. Who waits for a worker that saves has more of it.
+        patience_s: how long a request may wait. A SAVE, and who waits for a worker that saves, has more of it.
         now: the clock.
     """
 
@@ -140,7 +140,7 @@ class Turns:
             self.outlet.answer(waiting.address, waiting.request, self._last_answer(waiting.request))
 
     def _patience_with(self, request: Message) -> float:
-        saves = request.verb == Verb.MEET and request.flags & SAVES
+        saves = request.verb == Verb.SAVE or (request.verb == Verb.MEET and request.flags & SAVES)
         return self.patience_s + SAVE_S if saves else self.patience_s
 
     def _last_answer(self, request: Message) -> Message:

@@ -19,6 +19,7 @@ from trainer.strategies.pserver.protocol.messages import APART, SAVE_S, Kind, Me
 from trainer.strategies.pserver.worker.client import Client, Fenced
 from trainer.strategies.pserver.worker.initial_values import ROWS_AT_ONCE
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
+from trainer.weights.server_parts import part_name
 from trainer.wording import counted
 
 
@@ -63,31 +64,31 @@ def save_persistables(client: Client, folder: Path) -> None:
     print(f"persistables of {counted(len(client.servers), 'server')}: {folder}", flush=True)
 
 
-def save_checkpoint(client: Client, folder: Path) -> None:
-    """Have every server write its part of a checkpoint, and write their index.
+def save_checkpoint(client: Client, folder: Path, behind: bool) -> None:
+    """Have every server save its part of a checkpoint.
 
     Args:
-        folder: in a folder of the run's folder.
+        folder: in a folder of the run's folder. behind: servers on this host go on while they write.
     """
     try:
-        apart = save_parts(client, folder, checkpoint=True)
-        snapshot.write_index(folder, len(client.servers))
+        apart = save_parts(client, folder, checkpoint=True, behind=behind)
         done_with(client, apart)
     except Fenced:
         raise
     except (RunFailed, OSError) as error:  # a full disk: there is no checkpoint this time
-        leave_failure(folder, snapshot.INDEX, f"the servers' parts cannot be written: {error}")
+        for server in client.servers:
+            leave_failure(folder, part_name(server), f"the servers' parts cannot be written: {error}")
 
 
-def save_parts(client: Client, folder: Path, checkpoint: bool) -> list[int]:
-    """Have every server write its part; returns the servers whose parts had to be fetched from other hosts.
+def save_parts(client: Client, folder: Path, checkpoint: bool, behind: bool = False) -> list[int]:
+    """Have every server save its part; returns the servers whose parts had to be fetched from other hosts.
 
     Raises:
-        RunFailed: a server does not say that it has written its part, or its part is not here in time.
+        RunFailed: a server does not say that it saves its part, or its part is not here in time.
     """
     until = client.connections.now() + SAVE_S
-    told = {"folder": "/".join(folder.parts[-2:]), "mark": snapshot_parts.mark(folder), "checkpoint": checkpoint}
-    body = text(told)
+    told = {"folder": "/".join(folder.parts[-2:]), "mark": snapshot_parts.mark(folder)}
+    body = text(told | {"checkpoint": checkpoint, "behind": behind})
     asked = [client.ask(s, Message(Verb.SAVE, records=[body])) for s in client.servers]
     answers = client.wait(asked, patience_s=SAVE_S)
     apart = [server for server, answer in zip(client.servers, answers, strict=True) if answer.flags & APART]

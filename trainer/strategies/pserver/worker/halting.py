@@ -49,18 +49,20 @@ class Halting:
         self.new = frozenset(np.flatnonzero(met == NEW).tolist())
         return int(met.max())
 
-    def _stopped(self, mine: np.ndarray, flags: int = 0) -> np.ndarray:
-        """(N,) the sum of what all present workers bring while all stand still."""
+    def _stopped(self, mine: np.ndarray) -> np.ndarray:
+        """(N,) the sum of what all present workers bring while all stand still. The first one comes when the servers have saved, and
+        their copies have written the checkpoint before."""
         self.client.stops += 1
-        return self._met(Message(Verb.MEET, clock=self.client.stops, flags=STOPS | flags), mine)
+        return self._met(Message(Verb.MEET, clock=self.client.stops, flags=STOPS | SAVES), mine)
 
     def save_servers(self, folder: Path) -> tuple[int, ...]:
         """Have the servers write their parts; returns the workers whose parts belong to the checkpoint."""
         while True:
             old, count = self._old(), len(self.present)
             if old[0] == self.seat.rank:
-                save_checkpoint(self.client, folder)
-            self._stopped(np.zeros(1), SAVES)
+                # who comes back begins with what is written now, and the others would wait for it without knowing why
+                save_checkpoint(self.client, folder, behind=not self.new)
+            self._stopped(np.zeros(1))
             if len(self.present) == count:
                 return tuple(old)
 
@@ -93,7 +95,7 @@ class Halting:
         number = self._together(NEW)
         while True:
             count = len(self.present)
-            self._stopped(np.zeros(1), SAVES)
+            self._stopped(np.zeros(1))
             if len(self.present) == count:
                 return (number, self._old()[0]) if self._old() else None
 

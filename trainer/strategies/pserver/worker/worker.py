@@ -16,7 +16,6 @@ from torch import nn
 from trainer.config.schema import PserverStrategy
 from trainer.models.rows import dense_of, tables
 from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Seat, Share, Strategy
-from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import CREATES, SAVES, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.worker.agreement import agree_on
 from trainer.strategies.pserver.worker.ahead import Ahead
@@ -333,7 +332,7 @@ class PserverWorker(Retelling, Halting, Strategy):
     def save(self, folder: Path) -> Share:
         workers = self.save_servers(folder)
         self.set_out()
-        files = [*(part_name(server) for server in self.client.servers), snapshot.INDEX]
+        files = [part_name(server) for server in self.client.servers]
         own = Own(
             self.seat.rank, self.seat.size, self.seat.servers, (self.steps, self.steps_before, self.event_time), self.work.state(),
             self.encoder.state(), self.ahead.state(), self.state(),
@@ -389,7 +388,7 @@ class PserverWorker(Retelling, Halting, Strategy):
             if index == 0:
                 save_persistables(self.client, folder / "persistables")
 
-        self.meet()
+        self._sum(np.zeros(1), SAVES)  # the first one has waited for the last checkpoint
         self.agree(by_the_first)
 
     def close(self) -> None:

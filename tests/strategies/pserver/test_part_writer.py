@@ -1,0 +1,240 @@
+"""A copy of the process writes what was there when it began; whatever ends it is told; it outlives nobody."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from tests.notes import Notes
+from tests.pace import wait_for
+from tests.strategies.pserver.states import whole
+from tests.strategies.pserver.test_rates import OPTIMIZERS, Servers, net
+from tests.strategies.pserver.test_rates import run as run_with
+from tests.strategies.pserver.test_regained import Played
+from trainer.checkpoint import durable_folder
+from trainer.strategies.pserver.protocol import snapshot
+from trainer.strategies.pserver.protocol.messages import CREATES, WANTS_DENSE, Verb, text
+from trainer.strategies.pserver.protocol.shared_memory import Pool
+from trainer.strategies.pserver.server.part_writer import Forked
+from trainer.strategies.pserver.server.rules import BACKUPS
+from trainer.weights.server_parts import ServerFile
+
+
+class Gate:
+    """The copy waits there for the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "gate"
+        os.mkfifo(self.path)
+
+    def wait(self) -> None:
+        self.path.read_bytes()
+
+    def open(self) -> None:
+        self.path.write_bytes(b"")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+@pytest.fixture
+def writer() -> Iterator[Forked]:
+    made = Forked()
+    yield made
+    if made._copy is not None:
+        os.kill(made._copy, signal.SIGKILL)
+        os.waitpid(made._copy, 0)
+
+
+def ended(writer: Forked) -> Callable[[], bool]:
+    return lambda: not writer.busy()
+
+
+def test_a_copy_has_what_was_there_when_it_began(tmp_path: Path, gate: Gate, writer: Forked) -> None:
+    values, said = np.zeros(1 << 20), list[str]()
+
+    def write() -> None:
+        gate.wait()
+        (tmp_path / "part").write_bytes(values.tobytes())
+
+    writer.begin(write, said.append)
+    values += 1.0
+    assert writer.busy() and not (tmp_path / "part").exists()
+    gate.open()
+    wait_for(ended(writer), 20, "it ends")
+    assert np.frombuffer((tmp_path / "part").read_bytes()).max() == 0.0 and not said
+
+
+def test_a_copy_that_is_killed_is_told_of(gate: Gate, writer: Forked) -> None:
+    said = list[str]()
+    writer.begin(gate.wait, said.append)
+    assert writer.busy()
+    [copy] = psutil.Process().children()
+    copy.kill()
+    wait_for(ended(writer), 20, "it is noticed")
+    assert said == ["the process that wrote it was killed by SIGKILL (out of memory?)"]
+    assert not writer.busy() and len(said) == 1
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError("too much")])
+def test_a_copy_that_cannot_write_says_why(error: Exception, tmp_path: Path, writer: Forked) -> None:
+    def write() -> None:
+        raise error
+
+    def failed(why: str) -> None:
+        (tmp_path / "why").write_text(f"{os.getpid()} {why}")
+
+    writer.begin(write, failed)
+    wait_for(ended(writer), 20, "it ends")
+    copy, _, why = (tmp_path / "why").read_text().partition(" ")
+    assert int(copy) != os.getpid() and str(error.args[-1]) in why
+
+
+def test_without_memory_for_a_copy_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch, writer: Forked) -> None:
+    def fork() -> int:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    said = list[str]()
+    monkeypatch.setattr(os, "fork", fork)
+    writer.begin(lambda: None, said.append)
+    assert said == ["there is no memory for a copy of the server (Cannot allocate memory); checkpoint.background=false needs none"]  # fmt: skip
+    assert not writer.busy()
+
+
+def test_a_copy_holds_no_connection_of_its_server(tmp_path: Path, writer: Forked) -> None:
+    """A peer sees the end of its connection when the server has closed it, whatever a copy still writes."""
+
+    def write() -> None:
+        (tmp_path / "open").write_text(" ".join(os.listdir("/proc/self/fd")))
+
+    one, other = socket.socketpair()
+    with one, other:
+        writer.begin(write, print)
+        wait_for(ended(writer), 20, "it ends")
+        found = {int(number) for number in (tmp_path / "open").read_text().split()}
+    assert found & {one.fileno(), other.fileno()} == set() and len(found - {0, 1, 2}) <= 2, "the folder and the file"
+
+
+def test_a_process_whose_other_threads_work_can_be_copied(tmp_path: Path, writer: Forked) -> None:
+    """They hold locks (of memory, of the interpreter, of output) at any moment, and are not in the copy."""
+    over, said = threading.Event(), list[str]()
+
+    def works() -> None:
+        while not over.is_set():
+            print(end="", file=sys.__stdout__, flush=True)
+            np.sort(np.random.default_rng(0).random(1000))
+
+    threads = [threading.Thread(target=works) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(50):
+            path = tmp_path / str(number)
+
+            def write(path: Path = path) -> None:
+                print(end="", file=sys.__stdout__, flush=True)
+                path.write_bytes(np.arange(9999).tobytes())
+
+            writer.begin(write, said.append)
+            wait_for(ended(writer), 20, "it ends")
+            assert path.stat().st_size == 8 * 9999 and not said
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+class Lent(Played):
+    """A server whose answers lie in memory that is shared with workers, as they do on one host."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.pool = Pool()
+        super().__init__(*arguments, **options)
+
+    def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        found = self.pool.room(count, torch.empty(0, dtype=dtype).numpy().dtype)
+        assert found is not None
+        return torch.from_numpy(found)
+
+
+def test_what_lies_in_shared_memory_is_copied_before_the_server_goes_on(
+    tmp_path: Path, gate: Gate, writer: Forked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork keeps no shared memory as it was, and the server uses it again: for delay compensation it remembers what workers have."""
+    write_part = snapshot.write_part
+
+    def slowly(*arguments: Any) -> None:
+        gate.wait()
+        write_part(*arguments)
+
+    monkeypatch.setattr(snapshot, "write_part", slowly)
+    served = Lent(tmp_path, Notes(), writer=writer, delay_compensation=0.5)
+    served.starts()
+    served.asks(0, Verb.PULL, flags=WANTS_DENSE | CREATES)
+    [kept] = [segment for segment in served.pool.segments if not segment.free]
+    used = kept.used
+    where = {"folder": "checkpoints/step-1", "checkpoint": True, "behind": True}
+    assert served.asks(0, Verb.SAVE, text(where)).verb == Verb.DONE
+    assert writer.busy()
+    for sequence in range(1, 2 * BACKUPS):
+        served.pushes(1, sequence, 0, 6) if sequence == 1 else served.server.parameters.opened()[0].skip_to(sequence)
+        served.asks(0, Verb.PULL, flags=WANTS_DENSE | CREATES)
+        served.answers.clear()  # workers have taken them
+    assert kept.used > used, "what the copy was left is something else now"
+    gate.open()
+    wait_for(ended(writer), 20, "it ends")
+    part = ServerFile(0, durable_folder.partial_of(tmp_path / "checkpoints" / "step-1") / "server-0.safetensors")
+    assert part["rule|0|0|0|0"].tolist() == [0] * 6 and part.version == 0
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_what_optimizers_remember_is_no_worker_s_memory(optimizer: str) -> None:
+    """A gradient lies where its worker writes the next one."""
+    made = run_with(optimizer, {})
+    servers = Servers(made, net(), 1, None)
+    [shard] = servers.shards
+    gradients = [torch.full((shard.layout.dense,), float(n)).double() for n in (1, 2)]
+    for gradient in gradients:
+        shard.apply(gradient, {}, 1)
+    before = whole(shard.state()[0])
+    for gradient in gradients:
+        gradient.fill_(1e9)
+    after = whole(shard.state()[0])
+    assert before.keys() == after.keys() and all(before[name].equal(after[name]) for name in before)
+
+
+PARENT = """
+import os, sys, time
+from pathlib import Path
+from trainer.strategies.pserver.server.part_writer import Forked
+writer = Forked()
+writer.begin(lambda: (Path(sys.argv[1]).write_text(str(os.getpid())), time.sleep(600)), print)
+time.sleep(600)
+"""
+
+
+def test_a_copy_dies_with_its_server(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path / "pid")])
+    try:
+        wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 60, "the copy is there")
+        copy = psutil.Process(int((tmp_path / "pid").read_text()))
+        assert copy.ppid() == parent.pid
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: not copy.is_running() or copy.status() == psutil.STATUS_ZOMBIE, 20, "it is gone")

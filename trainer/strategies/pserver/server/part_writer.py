@@ -1,0 +1,100 @@
+"""Writes a server's part of a checkpoint in a copy of the process, while the server goes on.
+
+The copy is a fork: the kernel lets both processes have the same pages, and copies a page when the server writes to it. So the part
+is of one moment, whatever pushes do meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from typing import Protocol
+
+from trainer.errors import UserError, why
+
+PR_SET_PDEATHSIG = 1
+STANDARD_STREAMS = 3
+"""Descriptors below it stay open in the copy: its output goes to the server's log."""
+Tell = Callable[[str], None]
+
+
+class PartWriter(Protocol):
+    """Writes a server's part while the server goes on; one at a time."""
+
+    def begin(self, write: Callable[[], None], failed: Tell) -> None:
+        """Write what the server has at this moment.
+
+        Args:
+            failed: told why it could not be written, now or later.
+        """
+
+    def busy(self) -> bool:
+        """Whether it still writes. Called now and then: a write that has failed is told of."""
+
+
+class Forked:
+    """Writes in a copy of this process. One thread uses it.
+
+    The server has threads (ZeroMQ's, the one that watches the launcher), and none of them is in the copy. So the copy calls neither
+    ZeroMQ nor torch, closes the descriptors that it was left, ends without any clean-up, and is killed with the server.
+    """
+
+    def __init__(self) -> None:
+        self._copy: int | None = None
+        self._failed: Tell = print
+
+    def begin(self, write: Callable[[], None], failed: Tell) -> None:
+        """As :class:`PartWriter`."""
+        self._failed, server, libc = failed, os.getpid(), ctypes.CDLL(None)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of a process that has threads
+                copy = os.fork()
+        except OSError as error:
+            failed(
+                f"there is no memory for a copy of the server ({why(error)}); checkpoint.background=false needs none"
+            )
+            return
+        if copy:
+            self._copy = copy
+            return
+        code = 1
+        with contextlib.suppress(BaseException):
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == server:
+                code = _in_copy(write, failed)
+        os._exit(code)
+
+    def busy(self) -> bool:
+        """As :class:`PartWriter`; a copy that was killed says nothing itself."""
+        if self._copy is None:
+            return False
+        ended, status = os.waitpid(self._copy, os.WNOHANG)
+        if not ended:
+            return True
+        self._copy = None
+        if os.WIFSIGNALED(status):
+            name = signal.Signals(os.WTERMSIG(status)).name
+            hint = " (out of memory?)" if os.WTERMSIG(status) == signal.SIGKILL else ""
+            self._failed(f"the process that wrote it was killed by {name}{hint}")
+        return False
+
+
+def _in_copy(write: Callable[[], None], failed: Tell) -> int:
+    """Returns the exit code."""
+    gc.disable()  # a collection would write to the pages that are shared
+    os.closerange(STANDARD_STREAMS, os.sysconf("SC_OPEN_MAX"))
+    try:
+        write()
+    except (OSError, UserError) as error:
+        failed(why(error))
+        return 1
+    except BaseException as error:
+        failed(repr(error))
+        raise
+    return 0
