@@ -69,9 +69,10 @@ class Disks:
         """As :func:`snapshot_parts.leave_failure`."""
         self.failures[str(folder), server] = why
 
-    def take_back_failure(self, folder: Path, server: int) -> None:
-        """As :func:`snapshot_parts.take_back_failure`."""
+    def begin_anew(self, folder: Path, server: int) -> None:
+        """As :func:`snapshot_parts.begin_anew`."""
         self.failures.pop((str(folder), server), None)
+        self.files.pop((self.here, str(folder), part_name(server)), None)
 
     def give_up(self, checkpoints: Path, server: int) -> None:
         """As :func:`snapshot_parts.give_up`."""

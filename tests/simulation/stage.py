@@ -82,7 +82,7 @@ class Stage(io.TextIOBase):
             patch.object(torch.compiler, "disable", lambda function: function),  # nothing is compiled
             patch.object(torch.optim.SGD, "step", _step),
             patch.multiple(snapshot, **{name: self._on_disks(name) for name in ("begin", "write_part", "complete")}),
-            patch.multiple(snapshot_parts, **{name: self._on_disks(name) for name in ("mark", "is_shared", "piece", "forget", "receive", "leave_failure", "take_back_failure", "give_up")}),
+            patch.multiple(snapshot_parts, **{name: self._on_disks(name) for name in ("mark", "is_shared", "piece", "forget", "receive", "leave_failure", "begin_anew", "give_up")}),
             patch.object(export, "leave_failure", self._on_disks("save_failed")),
             patch.object(machine, "parts_of", self._on_disks("parts_of")),
             patch.object(parameters, "parts_of", self._on_disks("parts_of")),

@@ -105,6 +105,34 @@ def test_a_copy_that_cannot_write_says_why(error: Exception, tmp_path: Path, wri
     assert int(copy) != os.getpid() and str(error.args[-1]) in why
 
 
+def test_a_copy_that_cannot_even_say_why_is_told_of(writer: Forked) -> None:
+    """As where the note and the log are on a disk that is full."""
+    server, said = os.getpid(), list[str]()
+
+    def write() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def failed(why: str) -> None:
+        if os.getpid() != server:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        said.append(why)
+
+    writer.begin(write, failed)
+    wait_for(ended(writer), 20, "it ends")
+    assert said == ["the process that wrote it could not tell why"]
+
+
+def test_where_memory_runs_out_the_copy_is_ended_and_not_the_server(gate: Gate, writer: Forked) -> None:
+    def adjusted(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    writer.begin(gate.wait, print)
+    [copy] = psutil.Process().children()
+    wait_for(lambda: adjusted(copy.pid) == 1000, 20, "the kernel knows")
+    assert adjusted(os.getpid()) < 1000
+    gate.open()
+
+
 def test_without_memory_for_a_copy_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch, writer: Forked) -> None:
     def fork() -> int:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
@@ -112,7 +140,9 @@ def test_without_memory_for_a_copy_the_remedy_is_told(monkeypatch: pytest.Monkey
     said = list[str]()
     monkeypatch.setattr(os, "fork", fork)
     writer.begin(lambda: None, said.append)
-    assert said == ["there is no memory for a copy of the server (Cannot allocate memory); checkpoint.background=false needs none"]  # fmt: skip
+    assert said == [
+        "the server cannot be copied (Cannot allocate memory); checkpoint.background=false needs no copy"
+    ]
     assert not writer.busy()
 
 
@@ -200,6 +230,26 @@ def test_what_lies_in_shared_memory_is_copied_before_the_server_goes_on(
     wait_for(ended(writer), 20, "it ends")
     part = ServerFile(0, durable_folder.partial_of(tmp_path / "checkpoints" / "step-1") / "server-0.safetensors")
     assert part["rule|0|0|0|0"].tolist() == [0] * 6 and part.version == 0
+
+
+def test_a_part_that_is_written_once_more_is_not_there_until_then(
+    tmp_path: Path, gate: Gate, writer: Forked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker was lost while the servers saved, and the first one has them save anew: who completes the checkpoint takes no part of
+    the first time, which may be replaced while the checkpoint gets its name."""
+    served, folder = Played(tmp_path, Notes(), writer=writer), tmp_path / "checkpoints" / "step-1"
+    served.starts()
+    asked = text({"folder": "checkpoints/step-1", "checkpoint": True, "behind": True})
+    served.asks(0, Verb.SAVE, asked)
+    wait_for(ended(writer), 20, "it is written")
+    assert durable_folder.is_written(folder, "server-0.safetensors")
+    write_part = snapshot.write_part
+    monkeypatch.setattr(snapshot, "write_part", lambda *arguments: (gate.wait(), write_part(*arguments)))
+    served.asks(0, Verb.SAVE, asked)
+    assert not durable_folder.is_written(folder, "server-0.safetensors")
+    gate.open()
+    wait_for(ended(writer), 20, "it is written again")
+    assert durable_folder.is_written(folder, "server-0.safetensors")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -86,13 +86,16 @@ def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, A
 def leave_failure(folder: Path, server: int, why: str) -> None:
     """For who completes a checkpoint: that server's part will not come."""
     failed = f"{part_name(server)} cannot be written: {why}"
-    print(failed, flush=True)
     writer.leave_failure(folder, part_name(server), failed)
+    print(failed, flush=True)  # the log may be on a disk that is full, too
 
 
-def take_back_failure(folder: Path, server: int) -> None:
-    """The part is written anew: what :func:`leave_failure` has left is no longer so."""
-    writer.failure_of(folder, part_name(server)).unlink(missing_ok=True)
+def begin_anew(folder: Path, server: int) -> None:
+    """The part is about to be written, perhaps not for the first time: who completes the checkpoint takes neither what was there
+    nor what :func:`leave_failure` has left."""
+    path = durable_folder.partial_of(folder) / part_name(server)
+    for file in (durable_folder.seal_of(path), writer.failure_of(folder, path.name)):
+        file.unlink(missing_ok=True)
 
 
 def give_up(checkpoints: Path, server: int) -> None:

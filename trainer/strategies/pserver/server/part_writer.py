@@ -20,6 +20,8 @@ from trainer.errors import UserError, why
 PR_SET_PDEATHSIG = 1
 STANDARD_STREAMS = 3
 """Descriptors below it stay open in the copy: its output goes to the server's log."""
+NOT_TOLD = 2
+"""Exit code of a copy that could not write, and could not say so either."""
 Tell = Callable[[str], None]
 
 
@@ -56,14 +58,12 @@ class Forked:
                 warnings.simplefilter("ignore", DeprecationWarning)  # of a process that has threads
                 copy = os.fork()
         except OSError as error:
-            failed(
-                f"there is no memory for a copy of the server ({why(error)}); checkpoint.background=false needs none"
-            )
+            failed(f"the server cannot be copied ({why(error)}); checkpoint.background=false needs no copy")
             return
         if copy:
             self._copy = copy
             return
-        code = 1
+        code = NOT_TOLD
         with contextlib.suppress(BaseException):
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == server:
@@ -82,19 +82,23 @@ class Forked:
             name = signal.Signals(os.WTERMSIG(status)).name
             hint = " (out of memory?)" if os.WTERMSIG(status) == signal.SIGKILL else ""
             self._failed(f"the process that wrote it was killed by {name}{hint}")
+        elif os.WEXITSTATUS(status) == NOT_TOLD:
+            self._failed("the process that wrote it could not tell why")
         return False
 
 
 def _in_copy(write: Callable[[], None], failed: Tell) -> int:
     """Returns the exit code."""
     gc.disable()  # a collection would write to the pages that are shared
-    os.closerange(STANDARD_STREAMS, os.sysconf("SC_OPEN_MAX"))
+    for number in map(int, os.listdir("/proc/self/fd")):  # where a thousand million may be open, not all are tried
+        if number >= STANDARD_STREAMS:
+            with contextlib.suppress(OSError):  # that of the list itself
+                os.close(number)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # where memory runs out, the kernel ends this process, and not the server
     try:
         write()
-    except (OSError, UserError) as error:
-        failed(why(error))
-        return 1
     except BaseException as error:
-        failed(repr(error))
-        raise
+        failed(why(error) if isinstance(error, (OSError, UserError)) else repr(error))
+        return 1
     return 0

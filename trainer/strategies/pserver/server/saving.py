@@ -77,7 +77,7 @@ class Saving:
         apart = folder if mark is not None and not snapshot_parts.is_shared(folder, str(mark)) else None
         write = partial(self._write, folder, tensors, told)
         if asked.get("behind") and apart is None and self.writer is not None:
-            snapshot_parts.take_back_failure(folder, self.parameters.server)
+            snapshot_parts.begin_anew(folder, self.parameters.server)
             self.writes = True
             self.writer.begin(write, partial(snapshot_parts.leave_failure, folder, self.parameters.server))
         else:
