@@ -54,7 +54,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "what_a_life_brought_to_a_stop_counts_for_the_next": (None, 9558),
     "who_comes_back_is_waited_for_before_it_is_let_in": (None, 10),
     "who_comes_back_waits_for_the_lost": (None, 1373),
-    "the_launcher_takes_the_life_before_for_the_next": (None, 130),
+    "the_launcher_takes_the_life_before_for_the_next": (None, 3043),
     "a_checkpoint_forgets_the_blocks_that_are_out": (None, 28),
     "a_block_of_nobody_comes_before_one_s_own": (None, 10627),
     "a_checkpoint_forgets_which_batches_are_applied": (None, 28),
@@ -73,7 +73,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "blocks_of_a_life_that_a_server_never_heard_of_stay_its_own": (None, 115274),
     "a_stop_counts_as_hanging": (None, 167857),
     "what_a_server_lost_after_its_answer_to_who_comes_back_is_waited_for": (None, 233206),
-    "what_was_told_to_a_life_before_of_a_server_counts_for_the_next": (None, 8591),
+    "what_was_told_to_a_life_before_of_a_server_counts_for_the_next": (None, 25851),
     "pushes_that_are_acknowledged_are_waited_for": ("ssp", 502),
     "what_is_done_is_told_after_the_answer": (None, 0),
     "who_waits_for_a_worker_that_saves_has_no_more_patience": (None, 3194),
@@ -101,12 +101,7 @@ def test_no_promise_is_broken() -> None:
     )
 
 
-NO_SEED_IS_KNOWN = ("a_block_of_nobody_comes_before_one_s_own",)
-"""Seed 3393 found it until a worker that goes on in the place of a lost one took the servers' values first. tests/strategies/pserver/
-test_epoch_blocks.py finds it."""
-
-
-@pytest.mark.parametrize("defect", [defect for defect in MUTATIONS if defect not in NO_SEED_IS_KNOWN])
+@pytest.mark.parametrize("defect", MUTATIONS)
 def test_defect_that_is_put_back_is_found(defect: str) -> None:
     if defect in SCENARIOS:
         assert not simulate(SCENARIOS[defect]).violation

@@ -140,9 +140,7 @@ def test_without_memory_for_a_copy_the_remedy_is_told(monkeypatch: pytest.Monkey
     said = list[str]()
     monkeypatch.setattr(os, "fork", fork)
     writer.begin(lambda: None, said.append)
-    assert said == [
-        "the server cannot be copied (Cannot allocate memory); checkpoint.background=false needs no copy"
-    ]
+    assert said == ["the server cannot be copied (Cannot allocate memory); checkpoint.background=false needs no copy"]
     assert not writer.busy()
 
 
