@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from trainer.cli import last_lines
-from trainer.cli.sweep import show_sweep
-from trainer.cli.sweep_table import METRICS, Row
+from trainer.cli.sweep_table import METRICS, Row, show_sweep
 from trainer.config.run_config import RunConfig
 from trainer.job import plan_table
 from trainer.job.result import Result

@@ -19,8 +19,9 @@ from trainer.data.picture_preprocessing import Preprocessing
 from trainer.job.plan_table import console
 from trainer.launch import in_process
 from trainer.run_folder import csv_files
+from trainer.run_folder.csv_files import cell
 from trainer.terminal import streams
-from trainer.visible import cell, one_line, visible
+from trainer.visible import one_line, visible
 from trainer.worker.predict import Pictures, write
 
 CONTROLS = [chr(c) for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"]

@@ -207,7 +207,7 @@ class Remote:
 
 
 def reason(error: BaseException) -> str:
-    """Why an address cannot be used, in one line."""
+    """Why a remote folder for checkpoints cannot be used, in one line."""
     if isinstance(error, UserError):
         return f"{error.what}: {error.why}"
     said = first_line(error)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.cli import compose, sweep_table
 from trainer.cli.commands import planned, recorded_at, tracking, try_tracking
 from trainer.cli.compose import plain, typed_keys
-from trainer.cli.last_lines import how_to_resume, say_broken, short
+from trainer.cli.last_lines import how_to_resume, say_broken
 from trainer.cli.sweep_points import LeftOut, check_points, expand
 from trainer.config.redact import command, hide, text
 from trainer.errors import BY_CTRL_C, PREEMPTED, Interrupted, RunFailed, RunPreempted, UserError
@@ -187,7 +187,7 @@ class Sweep:
         every = [*self.ended, *waiting]
         closing = Closing(lambda line: Screen().print(line))
         with closing.step("the sweep's table"):
-            show_sweep(every, self.folder)
+            sweep_table.show_sweep(every, self.folder)
         with closing.step("the end of the sweep's MLflow run"):
             if self.tracker is not None and self.points:
                 repeat = f"python -m trainer {command([*self.flags, '-m', *self.overrides])}"
@@ -199,15 +199,3 @@ class Sweep:
 
         told = sweep_table.note(self.points[0].plan.name, every, self.swept, repeat, self.folder)
         tracker.close(self.folder, status, hide({NOTE: told}), FLUSH_S)
-
-
-def show_sweep(jobs: Sequence[sweep_table.Row], sweep_dir: Path) -> None:
-    """Print the table of a sweep's jobs and metrics, and write it as sweep.csv."""
-    if not jobs:
-        return
-    columns, rows = sweep_table.table(jobs)
-    spare = [columns.index(name) for name in sweep_table.SPARE if name in columns]
-    out = Screen().rows("Sweep", columns, rows, columns.index("overrides"), spare)
-    sweep_table.write(jobs, sweep_dir)
-    more = f", with {', '.join(out)}" if out else ""
-    Screen().print(f"jobs are in {short(sweep_dir)}/0, 1, ...; the table in {short(sweep_dir)}/sweep.csv{more}")

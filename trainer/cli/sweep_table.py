@@ -9,10 +9,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.cli.last_lines import short
 from trainer.errors import PREEMPTED
 from trainer.job.result import Result
 from trainer.metrics.best import falls
 from trainer.run_folder import csv_files
+from trainer.terminal.screen import Screen
 from trainer.wording import counted
 
 if TYPE_CHECKING:
@@ -125,3 +127,15 @@ def note(name: str, jobs: Sequence[Row], swept: Collection[str], repeat: str, fo
 
 def _cell(value: str) -> str:
     return value.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*").replace("\n", " ")
+
+
+def show_sweep(jobs: Sequence[Row], sweep_dir: Path) -> None:
+    """Print the table of a sweep's jobs and metrics, and write it as sweep.csv."""
+    if not jobs:
+        return
+    columns, rows = table(jobs)
+    spare = [columns.index(name) for name in SPARE if name in columns]
+    out = Screen().rows("Sweep", columns, rows, columns.index("overrides"), spare)
+    write(jobs, sweep_dir)
+    more = f", with {', '.join(out)}" if out else ""
+    Screen().print(f"jobs are in {short(sweep_dir)}/0, 1, ...; the table in {short(sweep_dir)}/sweep.csv{more}")

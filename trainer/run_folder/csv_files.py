@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
 from trainer.config import redact
 from trainer.host.files import COMMON, PRIVATE, replacing
-from trainer.visible import cell
+from trainer.visible import one_line
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula, or skips on its way to one."""
+NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|nan)", re.ASCII)
+
+
+def cell(value: Any) -> Any:
+    r"""Make a text safe for a CSV cell: one that a spreadsheet would compute gets an apostrophe; numbers stay.
+
+    A text stays on its line: newlines and control characters are spelled out.
+    """
+    if not isinstance(value, str):
+        return value
+    quoted = value.startswith(FORMULA) and NUMBER.fullmatch(value) is None
+    return ("'" if quoted else "") + one_line(value)
 
 
 class CsvTable:
-    """Writes a CSV file's rows, every cell through :func:`trainer.visible.cell`, and none with a secret."""
+    """Writes a CSV file's rows, every cell through :func:`cell`, and none with a secret."""
 
     def __init__(self, file: IO[str]) -> None:
         self._rows = csv.writer(file)

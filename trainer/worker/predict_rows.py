@@ -19,9 +19,9 @@ from trainer.data.criteo.files import Block, pieces
 from trainer.data.placement import Placement
 from trainer.data.rows import RowReader
 from trainer.host.files import replacing
+from trainer.run_folder.csv_files import cell
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat, Strategy
-from trainer.visible import cell
 
 LINES = 4096
 """At most so many lines are one worker's part of a round; what is in memory does not grow with the files."""
