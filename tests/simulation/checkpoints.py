@@ -49,25 +49,23 @@ class Checkpoints:
     Attributes:
         told: called when there is a first one.
         parts: of workers that are written, by checkpoint and rank. whole: those that the first worker has completed: its part.
+        newest: the number of the newest one that has all its parts.
     """
 
     told: Callable[[], None]
     parts: dict[int, dict[int, Part]] = field(default_factory=dict)
     whole: dict[int, Part] = field(default_factory=dict)
+    newest: int | None = None
 
     def add(self, number: int, rank: int, part: Part) -> None:
         """A worker's part is written; the first one completes the checkpoint."""
-        before = self.newest()
         self.parts.setdefault(number, {})[rank] = part
         if part.share.workers is not None and part.share.workers[0] == rank:
             self.whole[number] = part
-        if before is None and self.newest() is not None:
-            self.told()
-
-    def newest(self) -> int | None:
-        """The number of the newest one that has all its parts."""
-        there = [n for n, first in self.whole.items() if set(first.share.workers or ()) <= set(self.parts[n])]
-        return max(there, default=None)
+        if (first := self.whole.get(number)) and {*(first.share.workers or ())} <= {*self.parts[number]}:
+            before, self.newest = self.newest, max(number, self.newest or 0)
+            if before is None:
+                self.told()
 
     def part(self, number: int, rank: int) -> Part:
         """That of a worker; of one that had none, the first one's, as trainer/worker/checkpoints.py does it."""

@@ -44,7 +44,7 @@ class CloseDeaths:
     def _kill(self, server: SimulatedServer) -> None:
         """If it can be started again."""
         play = self.play
-        if play.server_returns.done < play.scenario.server_returns and not (server.dead or server.ended) and play.saved.newest() is not None:  # fmt: skip
+        if play.server_returns.done < play.scenario.server_returns and not (server.dead or server.ended) and play.saved.newest is not None:  # fmt: skip
             play.world.injected["kill server"] += 1
             play.kill_server(server)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -35,10 +34,11 @@ class Disks:
         here: the host of the server whose turn it is.
         written: what each server has written last into a folder. parts: the same, as a server reads it.
         moments: what each server had when it was to save there. held: of a copy of a server that writes slowly: what it will have written. failures: of parts that will not come.
+        form: how what is no tensor is written: ``json``, or what has its ``dumps`` and ``loads``.
     """
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, world: World, form: Any) -> None:
+        self.world, self.form = world, form
         self.here = WORKERS
         self.files: dict[tuple[int, str, str], bytes] = {}
         self.written: dict[tuple[str, int], bytes] = {}
@@ -52,10 +52,11 @@ class Disks:
 
     def write_part(self, folder: Path, server: int, tensors: Mapping[str, Streamed], meta: Mapping[str, Any]) -> None:
         """As :func:`snapshot.write_part`."""
-        told = json.dumps(meta)
+        told = self.form.dumps(meta)
         kept = {name: torch.from_numpy(tensors[name].whole()) for name in sorted(tensors)}
         content = told.encode() + b"".join(tensor.numpy().tobytes() for tensor in kept.values())
-        put = partial(self._put, self.here, str(folder), server, content, SavedPart(server, json.loads(told), kept))
+        part = SavedPart(server, self.form.loads(told), kept)
+        put = partial(self._put, self.here, str(folder), server, content, part)
         if self.held is None:
             put()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
@@ -86,7 +87,7 @@ class Play:
         self.world, self.scenario, self.life, self.before = world, scenario, life, before
         self.board, self.saved = Notes(), Checkpoints(self.is_saved)
         self.network = Network(world, scenario)
-        self.disks = Disks(world)
+        self.disks = Disks(world, json if any(scenario.hosts) else STAGE)  # what travels between hosts has a length
         STAGE.disks = self.disks
         self.strategy, resume = declared(scenario), ""
         if before.number is not None:
@@ -118,6 +119,7 @@ class Play:
         self.came_back: list[int] = []
         self.killed_servers = 0
         self.silent: set[tuple[int, int]] = set()
+        self.postponed: list[tuple[float, Fault]] = []
         self.unneeded_since: float | None = None
         self.powerless = False
         world.after(1.0, self.look)
@@ -134,7 +136,15 @@ class Play:
         self.check_end()
 
     def is_saved(self) -> None:
-        """There is a checkpoint."""
+        """There is a checkpoint. Deaths that waited for one come at the next multiple of their time."""
+        looks = []
+        for at, fault in self.postponed:
+            times = [at]
+            while times[-1] <= self.world.now:
+                times.append(times[-1] + fault.seconds)
+            looks.append((times[::-1], fault))
+        for times, fault in sorted(looks, key=lambda look: look[0][1:]):  # at one time in the order of the times before
+            self.world.at(times[0], self.happens, fault)
         if self.life < len(self.scenario.ends):
             self.world.after(self.scenario.ends[self.life], self.loses_power)
 
@@ -152,7 +162,7 @@ class Play:
         pieces = tuple(frozenset(s.lost) for s in self.servers)
         lost = self.before.lost | {rank for rank, why in self.gone.items() if why}
         lost |= {rank for s in self.servers for rank, m in enumerate(s.machine.members.all) if m.lost or m.coming}
-        if (newest := self.saved.newest()) is None:
+        if (newest := self.saved.newest) is None:
             return replace(self.before, lost=lost, dropped=dropped, pieces=pieces)
         self.world.injected["goes on"] += 1
         return Before(self.saved, self.disks, newest, frozenset(lost), dropped, pieces)
@@ -234,10 +244,10 @@ class Play:
         if (
             fault.kind.startswith(("kill", "torn"))
             and fault.seconds
-            and self.saved.newest() is None
+            and self.saved.newest is None
             and self.scenario.server_returns
         ):
-            self.world.after(fault.seconds, self.happens, fault)  # once it can be started again
+            self.postponed.append((self.world.now, fault))  # until it can be started again
             return
         happened = 1
         match fault.kind.split()[0]:

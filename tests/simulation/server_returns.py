@@ -29,7 +29,7 @@ class ServerReturns:
     def died(self, server: SimulatedServer) -> None:
         """A server was killed: it is started again from its part of the newest checkpoint, or all ends."""
         play, world = self.play, self.world
-        newest = play.saved.newest()
+        newest = play.saved.newest
         folder = None if newest is None else RUN / f"step-{newest}"
         if folder is None or self.done >= play.scenario.server_returns or not self._fits(server, folder):
             play.killed_servers += 1

@@ -49,7 +49,7 @@ def copied(message: Message) -> Message:
     if STAGE.codec:
         return unpack([bytearray(frame) for frame in pack(message)])
     m = message
-    records = [Record(r.kind, r.array.copy() if r.array.flags.writeable else r.array, r.table) for r in m.records]
+    records = [Record(r.kind, r.array.copy(), r.table) if r.array.flags.writeable else r for r in m.records]
     return Message(m.verb, m.rank, m.incarnation, m.number, m.sequence, m.clock, m.flags, records)
 
 

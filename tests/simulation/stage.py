@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import marshal
 from collections.abc import Iterator
+from os.path import normpath
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.optim import Optimizer
 
 from tests.simulation.disks import Disks
 from tests.simulation.world import World
@@ -21,6 +25,8 @@ from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker import export
 from trainer.strategies.pserver.worker import worker as worker_module
 
+IMPORT_THE_COMPILER = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+"""Methods of torch's optimizers that import its compiler when they are first called, and ask it each time."""
 NO_RECORD: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
@@ -80,10 +86,12 @@ class Stage(io.TextIOBase):
             patch.object(client_module, "new_life", self.life),
             patch.object(torch.autograd.profiler, "record_function", lambda name: NO_RECORD),
             patch.object(torch.compiler, "disable", lambda function: function),  # nothing is compiled
+            patch.multiple(Optimizer, **{name: inspect.unwrap(getattr(Optimizer, name)) for name in IMPORT_THE_COMPILER}),
             patch.object(torch.optim.SGD, "step", _step),
             patch.multiple(snapshot, **{name: self._on_disks(name) for name in ("begin", "write_part", "complete")}),
             patch.multiple(snapshot_parts, **{name: self._on_disks(name) for name in ("mark", "is_shared", "piece", "forget", "receive", "leave_failure", "begin_anew", "give_up")}),
             patch.object(export, "leave_failure", self._on_disks("save_failed")),
+            patch.object(Path, "resolve", lambda path: path if ".." not in path.parts else Path(normpath(path))),  # no disk has links
             patch.object(machine, "parts_of", self._on_disks("parts_of")),
             patch.object(parameters, "parts_of", self._on_disks("parts_of")),
             patch.multiple(saving, time=SimpleNamespace(monotonic=lambda: self.world.now), kept_by=lambda node: "SGD"),  # to know that, a real one takes a step
@@ -105,7 +113,7 @@ class Text(bytes):
         return self
 
 
-def _step(optimizer: torch.optim.Optimizer) -> None:
+def _step(optimizer: Optimizer) -> None:
     """SGD's step, of vectors so short that torch's own takes a multiple of the time."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -185,6 +185,8 @@ class SimulatedWorker(Process):
         self.seen: dict[str, float] = {}
         self.writing = False
         """Its part, and with the first one all of a checkpoint, is being written."""
+        self.looked_at = -1
+        """So many notes were on the board when it had seen all servers that were started again."""
         self.doomed: tuple[Verb, bool] | None = None
         """It is killed when only some servers have its next message of this kind; of those of meetings: at a stop, or else."""
         self.strategy: PserverWorker | None = None
@@ -231,16 +233,22 @@ class SimulatedWorker(Process):
 
     def sees(self, servers: int) -> dict[int, int]:
         """Which servers were started again, as this worker finds out some time later."""
-        found = {}
+        found: dict[int, int] = {}
+        if self.board.changes == self.looked_at:
+            return found
+        all_seen = True
         for server in range(servers):
             life = int(self.board.get(note).split()[0]) if self.board.check([note := AGAIN.format(server)]) else 0
             if life == self.lives.get(server, 0):
                 continue
             when = self.seen.setdefault(f"{server}/{life}", self.world.now + 1.5 * self.world.random.random() ** 2)
-            if self.world.now >= when:
-                self.lives[server] = life
-                found[server] = life
-                self.world.say(f"{self.name} finds server {server} started again")
+            if self.world.now < when:
+                all_seen = False
+                continue
+            self.lives[server] = found[server] = life
+            self.world.say(f"{self.name} finds server {server} started again")
+        if all_seen:
+            self.looked_at = self.board.changes
         return found
 
     def deliver(self, answer: Message, server: int, life: int) -> None:
