@@ -1,8 +1,8 @@
 """What a checkpoint of a parameter server with many rows costs: ``python benchmarks/server_checkpoint.py --rows 10000000``.
 
 One server's table with Adagrad, and pushes of random rows one after the other, as fast as the server takes them. How long
-pushes wait when the part is written in turn, and when a copy of the process writes it; how fast the copy is; and
-``torch.save`` and fsync of the same bytes.
+pushes wait when the part is written in turn, and when a copy of the process writes it; how fast the copy is; ``torch.save`` and
+fsync of the same bytes; and an increment after pushes have changed a part of the rows.
 """
 
 from __future__ import annotations
@@ -74,19 +74,19 @@ class Write:
     def __init__(self, table: SparseTable, folder: Path) -> None:
         self.table, self.folder, self.writer, self.number = table, folder, Forked(), 0
 
-    def part(self, write: Callable[[Callable[[], None]], None]) -> Path:
+    def part(self, write: Callable[[Callable[[], None]], None], increment: bool = False) -> Path:
         """Have the part written that the table has now; returns its path."""
         self.number += 1
         target = self.folder / f"step-{self.number}"
-        tensors: dict[str, Streamed] = {f"table|t|{name}": one for name, one in self.table.state().items()}
+        tensors: dict[str, Streamed] = {f"table|t|{name}": one for name, one in self.table.state(increment).items()}
         write(partial(snapshot.write_part, target, 0, tensors, {}))
         return durable_folder.partial_of(target) / part_name(0)
 
 
-def behind(work: Write, pushes: Pushes) -> tuple[float, float, list[float], int]:
+def behind(work: Write, pushes: Pushes, increment: bool = False) -> tuple[float, float, list[float], int]:
     """Seconds until the server goes on, and until the part is written; those of pushes meanwhile; bytes that the copy held for itself."""
     began = time.perf_counter()
-    work.part(lambda write: work.writer.begin(write, print))
+    work.part(lambda write: work.writer.begin(write, print), increment)
     stall, held = time.perf_counter() - began, 0
     copies = psutil.Process().children()
 
@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--changed", type=float, default=0.1, help="share of the rows that change before an increment")
     told = parser.parse_args()
     torch.set_num_threads(1)
     table, scratch = table_of(told.rows, told.dim), Path(tempfile.mkdtemp(prefix="checkpoints-"))
@@ -151,6 +152,13 @@ def main() -> None:
             scratch.mkdir()
             shown.turns.append(in_turn(work))
             shown.torch.append(torch_saves(table, scratch))
+            table.count_changes()
+            pushes.until(lambda: table.since.count > told.changed * told.rows)
+            shown.changed = sum(one.nbytes for one in table.state(increment=True).values())
+            stall, seconds, taken, _ = behind(work, pushes, increment=True)
+            shown.increments.append((stall, seconds, max(taken)))
+            shutil.rmtree(scratch)
+            scratch.mkdir()
         shown.table()
     finally:
         shutil.rmtree(scratch)
@@ -167,6 +175,8 @@ class Shown:
         self.turns: list[float] = []
         self.torch: list[float] = []
         self.held: list[int] = []
+        self.changed = 0
+        self.increments: list[tuple[float, float, float]] = []
         self.meanwhile: list[list[float]] = []
 
     def table(self) -> None:
@@ -185,6 +195,11 @@ class Shown:
         table.add_row("torch.save of the same bytes and fsync, nothing else done", f"{median(self.torch):.2f} s: {size / median(self.torch):.2f} GB/s")  # fmt: skip
         table.add_row("pushes done meanwhile", f"{median([len(taken) for taken in self.meanwhile]):.0f}")
         table.add_row("memory of the copy for itself", f"{max(self.held) / 1e9:.2f} GB")
+        waits, done, longest = (median(column) for column in zip(*self.increments, strict=True))
+        table.add_row("an increment", f"{self.changed / 1e9:.2f} GB, on the disk after {done:.2f} s")
+        table.add_row(
+            "pushes wait for its copy to be made; longest push while it writes", f"{waits:.3f} s; {longest:.3f} s"
+        )
         Console(width=130).print(table)
 
 

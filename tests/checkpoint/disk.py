@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-CHANGES = ("fsync", "rename", "replace", "unlink", "remove", "rmdir", "mkdir")
+CHANGES = ("fsync", "link", "rename", "replace", "unlink", "remove", "rmdir", "mkdir")
 Entries = dict[int, dict[str, int]]
 Contents = dict[int, bytes]
 

@@ -48,6 +48,14 @@ def write(folder: Path, name: str, write_to: Callable[[Path], Any]) -> None:
     durable_text(seal_of(path), json.dumps(fingerprint(path)))
 
 
+def adopt(folder: Path, name: str, seal: Mapping[str, Any]) -> None:
+    """Seal a file that is a link to a file of another sealed folder, without reading it again."""
+    path = partial_of(folder) / name
+    sync(path)
+    sync(path.parent)
+    durable_text(seal_of(path), json.dumps(seal))
+
+
 def seals(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Size and checksum of these files of the folder to come.
 

@@ -23,8 +23,10 @@ GIVEN_UP = "aside-"
 ABOUT, LATEST = "checkpoint.json", "latest"
 NAME = re.compile(r"step-(\d{9,})")
 ASIDE = re.compile(r"(step-\d{9,})\.(partial|previous)")
-FILE = re.compile(r"(worker|server)-\d+\.safetensors|(checkpoint|index)\.json|COMPLETE")
+FILE = re.compile(r"(worker|server|full)-\d+\.safetensors|(checkpoint|index)\.json|COMPLETE")
 """What a checkpoint has."""
+LINKED = "full-*.safetensors"
+"""Files that lie beside parts which are increments, and may be links to those of older checkpoints."""
 PART = re.compile(r"worker-(\d+)\.safetensors")
 
 
@@ -189,7 +191,9 @@ def complete(folder: Path, names: Sequence[str]) -> None:
     Raises:
         UserError: a file is missing or damaged.
     """
-    durable_folder.complete(folder, [ABOUT, *names], FORMAT)
+    linked = [path.name for path in sorted(durable_folder.partial_of(folder).glob(LINKED))]
+    beside = [name for name in linked if durable_folder.is_written(folder, name)]
+    durable_folder.complete(folder, [ABOUT, *names, *beside], FORMAT)
     try:
         durable_folder.durable_text(folder.parent / LATEST, folder.name + "\n")
     except OSError:  # a resumed run looks at the folders themselves; the file is for people, and then better not there
@@ -200,11 +204,14 @@ def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
     """Remove older checkpoints, each at once, and what was never completed; returns those that are gone.
 
     Args:
-        newest: is whole; it stays, and so do the ``last`` newest whole ones and the ``best`` of those with a watched value.
+        newest: is whole; it stays, and so do the ``last`` newest whole ones and the ``best`` of those with a watched value. Where
+            they all share a file, the newest one without it stays, too: should that file be damaged, there is another checkpoint.
     """
     older = [path for path in found(checkpoints) if (path / durable_folder.MARKER).is_file()]
     whole = [path for path in older if path == newest or _is_whole(path)]
     kept = {newest, *whole[:last], *_best(whole, best)}
+    if last > 1 and all(_share_a_file(path, newest) for path in kept):
+        kept.update([path for path in whole if not _share_a_file(path, newest)][:1])
     gone = [path for path in older if path not in kept and path.name < newest.name]
     for path in gone:
         _remove(path)
@@ -256,6 +263,11 @@ def _is_whole(folder: Path) -> bool:
         return check(folder, verify=False) == folder
     except UserError:
         return False
+
+
+def _share_a_file(one: Path, other: Path) -> bool:
+    """Whether two checkpoints have a file that is the same on the disk, by links."""
+    return bool({path.stat().st_ino for path in one.iterdir()} & {path.stat().st_ino for path in other.iterdir()})
 
 
 def _best(folders: Sequence[Path], count: int) -> list[Path]:

@@ -14,9 +14,14 @@ from safetensors import SafetensorError, safe_open
 
 from trainer.errors import UserError, why
 from trainer.weights.fresh_rows import RowInit, fresh_table
+from trainer.weights.merged_rows import MergedRows
 
 DENSE, TABLE = "dense", "table"
 """Begin the names of tensors: of pieces of dense parameters (``dense|NAME|START``), and of rows (``table|NAME|ids``)."""
+REMOVED, SINCE = "removed", "since"
+"""Of an increment: ids that went (``table|NAME|removed``), and the version of the full part, in what the server told."""
+BY_ROW = ("ids", "rows", "touched")
+"""Of a table, what has an entry for each row."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,11 @@ class TableFacts:
 
 @dataclass(frozen=True)
 class ServerFile:
-    """The file of one server; tensors are mapped into memory and read when accessed."""
+    """The file of one server; tensors are mapped into memory and read when accessed.
+
+    The file of an increment has only the rows that have changed since a full part, which lies beside it. A reader gets all rows,
+    put together from both files.
+    """
 
     server: int
     path: Path
@@ -75,14 +84,49 @@ class ServerFile:
         """The facts of the server's tables, by name."""
         return {name: TableFacts(**told) for name, told in self.meta["tables"].items()}
 
+    @cached_property
+    def full(self) -> ServerFile | None:
+        """The full part beside this file, if this is an increment; None: this file is a full part.
+
+        Raises:
+            ValueError: what lies there is another one.
+        """
+        if SINCE not in self.meta:
+            return None
+        found = ServerFile(self.server, self.path.with_name(full_name(self.server)))
+        if (found.life, found.version) != (self.life, self.meta[SINCE]) or SINCE in found.meta:
+            raise ValueError(f"{found.path.name} is not what {self.path.name} is an increment of")
+        return found
+
+    @cached_property
+    def _merged(self) -> dict[str, MergedRows]:
+        """How the rows of each table are put together, by the beginning of its tensors' names."""
+        return {}
+
     def keys(self) -> list[str]:
-        """The names of the tensors in this file."""
-        return list(self._file.keys())
+        """The names of the tensors that the server has saved."""
+        return [name for name in self._file.keys() if not (name.startswith(f"{TABLE}|") and name.endswith(f"|{REMOVED}"))]  # noqa: SIM118  # fmt: skip
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Read a tensor of this file by its name."""
+        """Read a tensor that the server has saved by its name; rows of a table come from both files of an increment."""
         tensor: torch.Tensor = self._file.get_tensor(name)
-        return tensor
+        table, _, key = name.rpartition("|")
+        if self.full is None or key not in BY_ROW or not table.startswith(f"{TABLE}|"):
+            return tensor
+        merged = self._merged_rows(table)
+        if key == "ids":
+            return torch.from_numpy(merged.ids)
+        return merged.rows(self.full.tensor(name), tensor)
+
+    def _merged_rows(self, table: str) -> MergedRows:
+        if table not in self._merged:
+            assert self.full is not None
+            ids = (
+                self.full.tensor(f"{table}|ids"),
+                *(self._file.get_tensor(f"{table}|{key}") for key in ("ids", REMOVED)),
+            )
+            self._merged[table] = MergedRows.of(*(one.numpy() for one in ids))
+        return self._merged[table]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -99,6 +143,11 @@ Piece = tuple[int, torch.Tensor]
 def part_name(server: int | str) -> str:
     """The name of the file that a parameter server saves."""
     return f"server-{server}.safetensors"
+
+
+def full_name(server: int | str) -> str:
+    """The file name of the full part that an increment of a parameter server goes with."""
+    return f"full-{server}.safetensors"
 
 
 def parts_of(folder: Path) -> list[ServerFile]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from trainer.checkpoint import durable_folder, writer
 from trainer.errors import RunFailed
-from trainer.weights.server_parts import part_name
+from trainer.weights.server_parts import full_name, part_name
 
 PIECE = 8 << 20
 """Bytes of a file that travel at once."""
@@ -93,8 +93,9 @@ def leave_failure(folder: Path, server: int, why: str) -> None:
 def begin_anew(folder: Path, server: int) -> None:
     """The part is about to be written, perhaps not for the first time: who completes the checkpoint takes neither what was there
     nor what :func:`leave_failure` has left."""
-    path = durable_folder.partial_of(folder) / part_name(server)
-    for file in (durable_folder.seal_of(path), writer.failure_of(folder, path.name)):
+    path, full = (durable_folder.partial_of(folder) / name for name in (part_name(server), full_name(server)))
+    seals = durable_folder.seal_of(path), durable_folder.seal_of(full)
+    for file in (*seals, full, writer.failure_of(folder, path.name)):
         file.unlink(missing_ok=True)
 
 

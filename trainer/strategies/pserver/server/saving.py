@@ -10,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint import durable_folder
 from trainer.checkpoint.streamed import Streamed
 from trainer.host.notes_board import Board
 from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
 from trainer.strategies.pserver.protocol.messages import APART, SAVING, Kind, Malformed, Message, Record, Verb, text
 from trainer.strategies.pserver.protocol.snapshot_parts import DONE_WITH
 from trainer.strategies.pserver.server.answers import NotYet
+from trainer.strategies.pserver.server.increments import Full, Increments
 from trainer.strategies.pserver.server.lease_requests import LeaseRequests
 from trainer.strategies.pserver.server.ledger import Ledger
 from trainer.strategies.pserver.server.members import Members
@@ -24,6 +26,7 @@ from trainer.strategies.pserver.server.part_writer import PartWriter
 from trainer.strategies.pserver.server.saved_state_checks import kept_by
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.strategies.pserver.server.turns import Outlet
+from trainer.weights.server_parts import SINCE, full_name
 
 
 class Saving:
@@ -49,6 +52,8 @@ class Saving:
             board.set(note, "")
         self.writer = writer if parameters.config.checkpoint.background else None
         self.writes = False
+        wanted = parameters.config.checkpoint.to is None  # a copy elsewhere has both files each time
+        self.increments = Increments(parameters.server, life, wanted)
         self.apart: Path | None = None
         """Where the part is, if the worker that saves does not see it."""
         self.saver: tuple[int, int, int] | None = None
@@ -69,15 +74,21 @@ class Saving:
         if self.writer is not None and self.writer.busy():
             raise NotYet([], "the end of its write of the part before")
         shard, rule = self.parameters.opened()
-        tensors, numbers = shard.state()
+        apart = folder if mark is not None and not snapshot_parts.is_shared(folder, str(mark)) else None
+        snapshot_parts.begin_anew(folder, self.parameters.server)
+        checkpoint = bool(asked.get("checkpoint"))
+        full = self.increments.link(folder, shard) if checkpoint and apart is None else None
+        tensors, numbers = shard.state(increment=full is not None)
         told = {**numbers, **self._counts(), **self._kind(shard)}
-        if asked.get("checkpoint"):
+        if checkpoint:
             tensors |= {f"{RULE}{name}": tensor for name, tensor in rule.state().items()}
             told |= {"layout": shard.layout.plain(), "life": self.life}
-        apart = folder if mark is not None and not snapshot_parts.is_shared(folder, str(mark)) else None
-        write = partial(self._write, folder, tensors, told)
+        if full is not None:
+            told[SINCE] = full.version
+        elif checkpoint and apart is None:
+            self.increments.begin(folder, shard)
+        write = partial(self._write, folder, tensors, told, full)
         if asked.get("behind") and apart is None and self.writer is not None:
-            snapshot_parts.begin_anew(folder, self.parameters.server)
             self.writes = True
             self.writer.begin(write, partial(snapshot_parts.leave_failure, folder, self.parameters.server))
         else:
@@ -87,11 +98,14 @@ class Saving:
         self.apart = apart
         return Message(Verb.DONE, flags=self.flags)
 
-    def _write(self, folder: Path, tensors: Mapping[str, Streamed], told: Mapping[str, Any]) -> None:
+    def _write(self, folder: Path, tensors: Mapping[str, Streamed], told: Mapping[str, Any], full: Full | None) -> None:
         began = time.monotonic()
+        if full is not None:  # before the part: who completes the checkpoint waits for that alone
+            durable_folder.adopt(folder, full_name(self.parameters.server), full.seal)
         snapshot.write_part(folder, self.parameters.server, tensors, told)
         size = sum(t.nbytes for t in tensors.values())
-        print(f"saved {size / 1e6:.1f} MB in {time.monotonic() - began:.2f} s", flush=True)
+        what = "" if full is None else " of changed rows"
+        print(f"saved {size / 1e6:.1f} MB{what} in {time.monotonic() - began:.2f} s", flush=True)
 
     def has_written(self) -> bool:
         """Whether a write behind an answer has ended since this was asked for last."""

@@ -166,9 +166,13 @@ class Shard:
         for number, (ids, deltas) in rows.items():
             self.tables[number].add(ids, deltas, writer, self.version, clock)
 
-    def state(self) -> tuple[dict[str, Streamed], dict[str, Any]]:
+    def state(self, increment: bool = False) -> tuple[dict[str, Streamed], dict[str, Any]]:
         """This shard for a snapshot: tensors by name, looked up when they are written, and plain numbers; neither depends on
-        how many servers there are."""
+        how many servers there are.
+
+        Args:
+            increment: of the tables, the rows alone that have changed since the last full part.
+        """
         tensors: dict[str, Streamed] = {}
         numbers: dict[str, Any] = {}
         for name, vector in self._vectors():
@@ -181,7 +185,7 @@ class Shard:
                 tensors[f"{name}|{parameter}|{start}"] = Streamed((stop - start,), self.vector.numpy().dtype, cut)
                 offset += stop - start
         for table in self.tables.values():
-            tensors |= {f"table|{table.name}|{key}": value for key, value in table.state().items()}
+            tensors |= {f"table|{table.name}|{key}": value for key, value in table.state(increment).items()}
         scale = {"scale": self.schedule.scale} if isinstance(self.schedule, Plateau) else {}
         done = {
             "version": self.version,

@@ -12,10 +12,12 @@ from trainer.checkpoint import streamed
 from trainer.checkpoint.streamed import Streamed
 from trainer.strategies.pserver.server.admission import Admission, Waiting
 from trainer.strategies.pserver.server.changes import Changes
+from trainer.strategies.pserver.server.since_full import SinceFull
 from trainer.strategies.pserver.tables.index import index_of
 from trainer.strategies.pserver.tables.kernels import Kernel
 from trainer.strategies.pserver.tables.whole_rows import gather, put
 from trainer.weights.fresh_rows import RowInit, draw_rows, table_key
+from trainer.weights.server_parts import REMOVED
 
 SMALLEST = 64  # rows of a table's first storage
 
@@ -61,6 +63,7 @@ class SparseTable:
         self._ids = np.zeros(SMALLEST, dtype=np.int64)  # of each slot, while it is in use
         self._touched = np.zeros(SMALLEST, dtype=np.int64)
         self._newest = 0  # the greatest clock of a touch
+        self.since = SinceFull()
         self._waiting = Waiting()
         self._changes = Changes(workers)
         self._changes.grow(SMALLEST if workers else 0)
@@ -153,6 +156,7 @@ class SparseTable:
         freed = self._index.remove(ids[self._touched[slots] < older_than])
         if self._changes.workers:
             self._changes.clear(freed)
+        self.since.removed(freed, self._ids)
         self._waiting.shrink(older_than)
         return len(freed)
 
@@ -160,21 +164,37 @@ class SparseTable:
         """Stamp all rows that are here with that clock, which is the first that there is."""
         self._touch(self._index.slots(), clock)
 
-    def state(self) -> dict[str, Streamed]:
+    def state(self, increment: bool = False) -> dict[str, Streamed]:
         """The rows for a snapshot: ``ids`` (N,) ascending, ``rows`` (N, D + S), ``touched`` (N,), and who waits; they are looked
         up when they are written.
 
         It depends on the rows alone, not on the order in which they came. What workers hold is not part of it.
+
+        Args:
+            increment: of the rows that have changed since ``since`` began alone; and ``removed`` (R,), ids that went since then.
         """
-        ids = cache(lambda: np.sort(self._index.ids()))
+        if increment:
+            ids, count = cache(lambda: np.sort(self._ids[self.since.slots()])), self.since.count
+            more = {REMOVED: streamed.of(self.since.gone())}
+        else:
+            ids, count, more = cache(lambda: np.sort(self._index.ids())), len(self), {}
         slots = cache(lambda: self._index.find(ids()))
-        count = len(self)
         return {
             "ids": Streamed((count,), np.dtype(np.int64), lambda: [ids()]),
             "rows": streamed.taken(self._rows.numpy(), slots, count),
             "touched": streamed.taken(self._touched, slots, count),
+            **more,
             **self._waiting.state(),
         }
+
+    def count_changes(self) -> None:
+        """Mark changed rows from now on, for :meth:`state` with ``increment``."""
+        self.since.begin(len(self._rows))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in a snapshot: its values and state, its id and its age."""
+        return self._rows.shape[1] * self._rows.element_size() + 16
 
     def load(self, state: Mapping[str, torch.Tensor], mine: Callable[[np.ndarray], np.ndarray]) -> None:
         """Take over those rows of a :meth:`state` that belong to this server; so any server reads any files.
@@ -209,7 +229,7 @@ class SparseTable:
 
     def memory(self) -> dict[str, float]:
         """The sizes for statistics: ``rows``, ids ``waiting``, ``bytes`` of all arrays, and ``bytes_per_row``."""
-        own = self._rows.nbytes + self._ids.nbytes + self._touched.nbytes + self._index.nbytes()
+        own = self._rows.nbytes + self._ids.nbytes + self._touched.nbytes + self._index.nbytes() + self.since.nbytes()
         total = own + self._changes.nbytes() + self._waiting.nbytes()
         return {
             "rows": len(self),
@@ -257,8 +277,10 @@ class SparseTable:
             self._rows = rows
             self._ids, self._touched = (np.pad(column, (0, capacity - old)) for column in (self._ids, self._touched))
             self._changes.grow(capacity if self._changes.workers else 0)
+            self.since.grow(capacity)
         self._ids[slots] = ids
         self._touched[slots] = 0
+        self.since.changed(slots)
         if self._changes.workers:
             self._changes.clear(slots)
         return slots
@@ -274,7 +296,8 @@ class SparseTable:
         return torch.from_numpy(draw_rows(self._key, ids, self.dim, self.init)).to(self.dtype)
 
     def _touch(self, slots: np.ndarray, clock: int) -> None:
-        """The clock of late messages may be behind: the last touch is the greatest one."""
+        """The clock of late messages may be behind: the last touch is the greatest one. Whatever changes a row touches it."""
+        self.since.changed(slots)
         if clock >= self._newest:
             self._newest = clock
             self._touched[slots] = clock

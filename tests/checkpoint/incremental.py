@@ -1,0 +1,29 @@
+"""Servers that write increments of small tables, too. Real processes, started by the command line with
+``strategy._target_=tests.checkpoint.incremental.Sync``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.strategies import builtin
+from trainer.strategies.contract import Seat
+from trainer.strategies.pserver.server import increments, server
+
+
+def serve(seat: Seat, run: Any) -> dict[str, Any]:
+    """As a server's own entry. Three increments follow each full part."""
+    increments.LEAST = 1
+    increments.Increments._pays = lambda self, share: len(self._shares) % 4 > 0  # type: ignore[method-assign]
+    return server.serve(seat, run)
+
+
+class Sync(builtin.PserverSyncDeclaration):
+    """As strategy=pserver_sync."""
+
+    entries = {"server": "tests.checkpoint.incremental:serve"}
+
+
+class Geo(builtin.PserverGeoDeclaration):
+    """As strategy=pserver_geo."""
+
+    entries = {"server": "tests.checkpoint.incremental:serve"}
