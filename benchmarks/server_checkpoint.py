@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,10 +31,12 @@ from trainer.strategies.pserver.server.part_writer import Forked
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
 from trainer.weights.fresh_rows import RowInit
-from trainer.weights.server_parts import part_name
+from trainer.weights.server_parts import SINCE, ServerFile, full_name, part_name
 
 AT_ONCE, CALM_S = 4096, 5.0
 """Rows of a push, and how long pushes are timed while nothing is written."""
+LOOK_S = 2.0
+"""So often the memory of a copy is counted: the kernel holds the copy up meanwhile."""
 
 
 def table_of(rows: int, dim: int) -> SparseTable:
@@ -79,21 +82,22 @@ class Write:
         self.number += 1
         target = self.folder / f"step-{self.number}"
         tensors: dict[str, Streamed] = {f"table|t|{name}": one for name, one in self.table.state(increment).items()}
-        write(partial(snapshot.write_part, target, 0, tensors, {}))
+        told = {"version": self.number, "life": 1} | ({SINCE: self.number - 1} if increment else {})
+        write(partial(snapshot.write_part, target, 0, tensors, told))
         return durable_folder.partial_of(target) / part_name(0)
 
 
-def behind(work: Write, pushes: Pushes, increment: bool = False) -> tuple[float, float, list[float], int]:
+def behind(work: Write, pushes: Pushes) -> tuple[float, float, list[float], int]:
     """Seconds until the server goes on, and until the part is written; those of pushes meanwhile; bytes that the copy held for itself."""
     began = time.perf_counter()
-    work.part(lambda write: work.writer.begin(write, print), increment)
-    stall, held = time.perf_counter() - began, 0
+    work.part(lambda write: work.writer.begin(write, print))
+    stall, held, looked = time.perf_counter() - began, 0, began
     copies = psutil.Process().children()
 
     def over() -> bool:
-        nonlocal held
-        if pushes.step % 20 == 0:
-            held = max([held, *(_own(copy) for copy in copies)])
+        nonlocal held, looked
+        if time.perf_counter() - looked > LOOK_S:
+            held, looked = max([held, *(_own(copy) for copy in copies)]), time.perf_counter()
         return not work.writer.busy()
 
     taken = pushes.until(over)
@@ -107,11 +111,45 @@ def _own(process: psutil.Process) -> int:
         return 0
 
 
-def in_turn(work: Write) -> float:
-    """Seconds in which nothing else is done."""
+def in_turn(work: Write) -> tuple[float, Path]:
+    """Seconds in which nothing else is done, and the part."""
     began = time.perf_counter()
-    shutil.rmtree(work.part(lambda write: write()).parent)
+    part = work.part(lambda write: write())
+    return time.perf_counter() - began, part
+
+
+def increment(work: Write, pushes: Pushes, full: Path, share: float) -> Increment:
+    """An increment after pushes have changed that share of the rows since a full part, which was written just before."""
+    table = work.table
+    table.count_changes()
+    pushes.until(lambda: table.since.count > share * len(table))
+    size, began = sum(one.nbytes for one in table.state(increment=True).values()), time.perf_counter()
+    part = work.part(lambda write: work.writer.begin(write, print), increment=True)
+    stall = time.perf_counter() - began
+    taken = pushes.until(lambda: not work.writer.busy())
+    written = time.perf_counter() - began
+    os.link(full, part.with_name(full_name(0)))
+    both = read(part)
+    return Increment(size, stall, max(taken), written, both, read(full))
+
+
+def read(part: Path) -> float:
+    """Seconds until all rows of a part are in memory."""
+    began = time.perf_counter()
+    ServerFile(0, part)["table|t|rows"].clone()
     return time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class Increment:
+    """What was measured of one: bytes, and seconds."""
+
+    size: float
+    stall: float
+    longest: float
+    written: float
+    read: float
+    read_full: float
 
 
 def torch_saves(table: SparseTable, scratch: Path) -> float:
@@ -150,13 +188,10 @@ def main() -> None:
             shown.held.append(held)
             shutil.rmtree(scratch)
             scratch.mkdir()
-            shown.turns.append(in_turn(work))
+            seconds, full = in_turn(work)
+            shown.turns.append(seconds)
             shown.torch.append(torch_saves(table, scratch))
-            table.count_changes()
-            pushes.until(lambda: table.since.count > told.changed * told.rows)
-            shown.changed = sum(one.nbytes for one in table.state(increment=True).values())
-            stall, seconds, taken, _ = behind(work, pushes, increment=True)
-            shown.increments.append((stall, seconds, max(taken)))
+            shown.increments.append(increment(work, pushes, full, told.changed))
             shutil.rmtree(scratch)
             scratch.mkdir()
         shown.table()
@@ -175,8 +210,7 @@ class Shown:
         self.turns: list[float] = []
         self.torch: list[float] = []
         self.held: list[int] = []
-        self.changed = 0
-        self.increments: list[tuple[float, float, float]] = []
+        self.increments: list[Increment] = []
         self.meanwhile: list[list[float]] = []
 
     def table(self) -> None:
@@ -195,11 +229,10 @@ class Shown:
         table.add_row("torch.save of the same bytes and fsync, nothing else done", f"{median(self.torch):.2f} s: {size / median(self.torch):.2f} GB/s")  # fmt: skip
         table.add_row("pushes done meanwhile", f"{median([len(taken) for taken in self.meanwhile]):.0f}")
         table.add_row("memory of the copy for itself", f"{max(self.held) / 1e9:.2f} GB")
-        waits, done, longest = (median(column) for column in zip(*self.increments, strict=True))
-        table.add_row("an increment", f"{self.changed / 1e9:.2f} GB, on the disk after {done:.2f} s")
-        table.add_row(
-            "pushes wait for its copy to be made; longest push while it writes", f"{waits:.3f} s; {longest:.3f} s"
-        )
+        one = Increment(*(median(column) for column in zip(*map(astuple, self.increments), strict=True)))
+        table.add_row("an increment", f"{one.size / 1e9:.2f} GB, on the disk after {one.written:.2f} s")
+        table.add_row("pushes wait for its copy to be made; longest push while it writes", f"{one.stall:.3f} s; {one.longest:.3f} s")  # fmt: skip
+        table.add_row("all rows are read from both; from a full part", f"{one.read:.2f} s; {one.read_full:.2f} s")
         Console(width=130).print(table)
 
 
