@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from trainer.strategies.contract import Share
@@ -79,7 +80,8 @@ class Before:
     Attributes:
         saved, disks: theirs. number: of the checkpoint that all go on from; None: there is none, and they begin anew.
         lost: workers of which work may be missing. dropped: blocks that were dropped.
-        pieces: by server, those that were lost with it.
+        pieces: by vector of the model, those that were lost with its server.
+        counts: of the checkpoint, by vector: its values, and how often each piece was applied to it.
     """
 
     saved: Checkpoints
@@ -87,4 +89,5 @@ class Before:
     number: int | None
     lost: frozenset[int]
     dropped: int
-    pieces: tuple[frozenset[int], ...] = ()
+    pieces: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    counts: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)

@@ -27,10 +27,11 @@ from trainer.strategies.pserver.server import (
     pushes,
     rules,
     saving,
+    shard,
     turns,
 )
 from trainer.strategies.pserver.server import totals as totals_module
-from trainer.strategies.pserver.worker import async_and_ssp, client, geo, halting, held_blocks, retelling, worker
+from trainer.strategies.pserver.worker import async_and_ssp, client, geo, halting, held_blocks, retelling, sync, worker
 from trainer.worker import returned
 
 Defect = Callable[[], Any]
@@ -368,6 +369,86 @@ def a_block_of_nobody_comes_before_one_s_own(original: Any, self: epoch_blocks.L
     if own and nobody and min(nobody) < min(own):
         self.epoch.kept[min(nobody)] = holder.rank
     return original(self, holder, *told)
+
+
+# --- other numbers of processes go on, or as many in sync ----------------------------------------------------------
+
+
+@replaces(epoch_blocks.Leases, "load")
+def blocks_of_workers_that_are_no_more_are_forgotten(
+    original: Any, self: epoch_blocks.Leases, workers: int, kept: Any, **saved: Any
+) -> None:
+    original(self, workers, kept=[(block, rank) for block, rank in kept if rank < workers], **saved)
+
+
+@replaces(epoch_blocks.Leases, "load")
+def blocks_of_workers_that_are_no_more_count_as_finished(
+    original: Any, self: epoch_blocks.Leases, workers: int, kept: Any, finished: Any, **saved: Any
+) -> None:
+    gone = [(block, block + 1) for block, rank in kept if rank >= workers]
+    original(self, workers, kept=kept, finished=[*finished, *gone], **saved)
+    self.epoch.kept = {block: rank for block, rank in self.epoch.kept.items() if (block, block + 1) not in gone}
+
+
+@replaces(epoch_blocks.Leases, "ask")
+def a_kept_block_is_handed_out_twice(original: Any, self: epoch_blocks.Leases, *asked: Any) -> Any:
+    nobodys = {b for b, rank in self.epoch.kept.items() if rank == epoch_blocks.NOBODY}
+    answer = original(self, *asked)
+    twice = self.__dict__.setdefault("twice", set())
+    if answer is not None and answer.block in nobodys - twice:
+        twice.add(answer.block)
+        self.epoch.kept[answer.block] = epoch_blocks.NOBODY
+    return answer
+
+
+@replaces(lease_requests.LeaseRequests, "go_on")
+def of_other_servers_the_progress_of_the_first_counts(original: Any, self: Any, progress: Any, leases: Any) -> None:
+    original(self, [*progress][:1], leases)
+
+
+@replaces(lease_requests.LeaseRequests, "go_on")
+def other_servers_forget_the_progress(original: Any, self: Any, progress: Any, leases: Any) -> None:
+    original(self, progress if len([*progress]) == 1 else [], leases)
+
+
+@replaces(shard.Shard, "_load_tables")
+def a_server_reads_the_rows_of_one_part_alone(original: Any, self: shard.Shard, parts: Any) -> None:
+    original(self, parts[-1:])
+
+
+@replaces(shard.Shard, "_load_tables")
+def a_server_takes_the_rows_of_others_too(original: Any, self: shard.Shard, parts: Any) -> None:
+    with patch.object(self, "mine", lambda number, ids: np.ones(len(ids), dtype=bool)):
+        original(self, parts)
+
+
+@replaces(geo.PserverGeo, "begin_anew")
+def workers_in_geo_of_other_numbers_go_on_from_the_parameters_of_before(_: Any, self: Any, workers: int) -> None:
+    self.begun = True
+
+
+@replaces(worker.PserverWorker, "load")
+def a_worker_of_other_numbers_goes_on_with_the_work_of_before(
+    original: Any, self: worker.PserverWorker, folder: Any, share: Any
+) -> None:
+    original(self, folder, share)
+    self.work.load(**share.own["work"])
+
+
+@replaces(sync.PserverSync, "next_meeting")
+def in_sync_all_stop_after_the_next_update(_: Any, self: sync.PserverSync, step: int) -> int:
+    return step + 1
+
+
+@replaces(sync.PserverSync, "load")
+def in_sync_a_checkpoint_forgets_the_steps(original: Any, self: sync.PserverSync, folder: Any, share: Any) -> None:
+    original(self, folder, share)
+    self.steps = 0
+
+
+@replaces(shard.Shard, "_load_vectors")
+def a_checkpoint_forgets_the_parameters(_: Any, self: shard.Shard, parts: Any) -> None:
+    pass
 
 
 # --- a server that comes back --------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def simulate(scenario: Scenario, tracing: bool = False) -> Outcome:
         try:
             play.run()
             while play.end != "done" and play.life < len(scenario.ends):
-                play = Play(world, scenario, play.life + 1, play.left())
+                play = Play(world, scenario.of_life(play.life + 1), play.life + 1, play.left())
                 play.run()
         except Violation as broken:
             violation = str(broken)
@@ -94,8 +94,8 @@ class Play:
             resume = str(RUN / f"step-{before.number}")
             self.disks.parts[resume] = before.disks.parts[resume]
         self.servers = [self.make_server(n, n + 1, resume) for n in range(scenario.servers)]
-        for server, pieces in zip(self.servers, before.pieces, strict=False):
-            server.lost = set(pieces)
+        for server in self.servers:
+            server.lost = {p for name in server.vectors for p in before.pieces.get(name, ())} | self.torn(server)
         self.server_returns = ServerReturns(self)
         self.close_deaths = CloseDeaths(self) if scenario.close else None
         self.workers = [
@@ -122,6 +122,8 @@ class Play:
         self.postponed: list[tuple[float, Fault]] = []
         self.unneeded_since: float | None = None
         self.powerless = False
+        for worker in self.workers if scenario.others and before.number is not None else ():
+            worker.saved_last = before.number or 0
         world.after(1.0, self.look)
         for fault in scenario.faults:
             world.after(fault.at, self.happens, fault)
@@ -159,13 +161,29 @@ class Play:
         self.close()
         self.world.begin_again()
         dropped = self.before.dropped + self.servers[0].dropped
-        pieces = tuple(frozenset(s.lost) for s in self.servers)
+        pieces = {name: frozenset(s.lost) for s in self.servers for name in s.vectors}
         lost = self.before.lost | {rank for rank, why in self.gone.items() if why}
         lost |= {rank for s in self.servers for rank, m in enumerate(s.machine.members.all) if m.lost or m.coming}
         if (newest := self.saved.newest) is None:
             return replace(self.before, lost=lost, dropped=dropped, pieces=pieces)
         self.world.injected["goes on"] += 1
-        return Before(self.saved, self.disks, newest, frozenset(lost), dropped, pieces)
+        if self.scenario.mode == "sync":  # a worker without a part was lost before
+            lost = frozenset(range(self.scenario.workers)) - {*(self.saved.whole[newest].share.workers or ())}
+        counts = {}
+        if self.scenario.others:
+            self.world.injected["goes on with other numbers"] += 1
+            parts = self.disks.parts[str(RUN / f"step-{newest}")]
+            counts = {name: one for s in self.servers for name, one in s.counts_of(parts[s.number]).items()}
+        return Before(self.saved, self.disks, newest, frozenset(lost), dropped, pieces, counts)
+
+    def torn(self, server: SimulatedServer) -> set[int]:
+        """Pieces that the other servers of the checkpoint had and a vector of this server lacks. Where servers are more or fewer they
+        count as applied, because no vector may see one twice: a worker was lost in the middle of their push."""
+        counts = self.before.counts
+        if not counts or len(self.servers) == len(self.before.disks.parts[str(RUN / f"step-{self.before.number}")]):
+            return set()
+        most = np.max([applied for _, applied in counts.values()], axis=0)
+        return {p for name in server.vectors for p in np.flatnonzero(counts[name][1] < most - 0.5).tolist()}
 
     def unsure(self) -> list[int]:
         """Pieces of workers that were lost before the checkpoint, where work is split beforehand: what they had done is in no part of
@@ -178,7 +196,7 @@ class Play:
     def make_server(self, number: int, life: int, resume: str, again: bool = False) -> SimulatedServer:
         """A server's process; ``resume``: the checkpoint that it goes on from; ``again``: it is started again by itself."""
         return SimulatedServer(
-            self.world, number, self.scenario, self.strategy, self.board, self.disks, self.to_worker, self.heartbeats,
+            self.world, number, self.scenario, self.strategy, self.board, self.disks, self.before.counts, self.to_worker, self.heartbeats,
             self.server_ended, resume, self.unsure(), life, again,
         )  # fmt: skip
 
@@ -400,7 +418,8 @@ class Play:
             raise Violation(f"{server.name} holds parts of pieces: {told.tolist()}")
         if np.delete(applied, server.unsure).max(initial=0) > 1:
             raise Violation(f"{server.name} has applied piece {int(applied.argmax())} {applied.max()} times")
-        if missing := self._missing([p for p in np.flatnonzero(applied == 0).tolist() if p not in server.lost], lost):
+        least = applied if len(server.vectors) == 1 else np.rint(server.by_vector().min(0))
+        if missing := self._missing([p for p in np.flatnonzero(least == 0).tolist() if p not in server.lost], lost):
             raise Violation(f"{server.name} has never applied piece {missing[0]}")
         self._check_rows(server, applied)
 
@@ -418,9 +437,11 @@ class Play:
         told, shard = self.scenario.options, server.machine.parameters.shard
         if not self.scenario.table or told.get("count", 1) > 1 or told.get("evict_after") or shard is None:
             return
+        if self.scenario.others and self.scenario.mode == "geo":  # a piece is worth as much as there were workers
+            return
         table = shard.tables[1]
         own = np.arange(1, len(applied) + 1)
-        own = own[shard.mine(1, own)]
+        own = own[shard.mine(1, own) & ~np.isin(own - 1, [*server.lost] if self.scenario.others else [])]
         worth = table.pull(own, create=False).numpy()[:, 0] * server.share
         rows = np.rint(np.ceil(worth.clip(0.0, 1.0)) if self.scenario.mode == "sync" else worth).astype(int)
         if not (rows == applied[own - 1]).all():

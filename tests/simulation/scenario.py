@@ -22,6 +22,8 @@ CLOSE_DEATHS = (6, 11)
 """Runs whose seeds leave these in a division by 20 are made for workers and servers that die close together, and again as they come back."""
 BEHIND = (0, 3)
 """Runs whose seeds leave these in a division by 4 have checkpoint.background=true."""
+RESUMED_RUNS = 19, 20
+"""All processes of runs whose seeds leave this in such a division die, and others go on: as many in sync, else other numbers of them."""
 JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
 MOST_SAVES = 12
 """Stops of a run whose disks are slower than all else."""
@@ -62,6 +64,7 @@ class Scenario:
         validates: workers meet at the end of an epoch. Else they do for a checkpoint alone.
         ends: all processes die so long after the first checkpoint of their lives, and others go on from the newest one.
         server_returns: so many servers that are killed are started again from the newest checkpoint.
+        others: how many workers and servers go on in each life after the first, if not as many. vectors: of the model; 0: one per server.
         close: a server often dies with a worker, and either may die again while a server that was started again asks all what they have.
         options: of the strategy. table: the model has a sparse table.
         drop, double, late, slow_s, latency_s: of the network.
@@ -100,6 +103,8 @@ class Scenario:
     server_returns: int = 0
     close: bool = False
     writes_first: bool = False
+    others: tuple[tuple[int, int], ...] = ()
+    vectors: int = 0
 
     @staticmethod
     def drawn(seed: int, mode: str | None = None) -> Scenario:
@@ -138,6 +143,7 @@ class Scenario:
             scenario._drawn_later(random.Random(~seed))
             ._with_a_slow_disk(random.Random(f"a slow disk {seed}"))
             ._with_an_end(random.Random(f"power cut 3 {seed}"))
+            ._resumed(random.Random(f"other numbers {seed}"))
         )
 
     def _drawn_later(self, r: random.Random) -> Scenario:
@@ -235,6 +241,44 @@ class Scenario:
             self, pace=(r.choice((0.1, 0.3)), *(r.choice((1.0, 3.0)) for _ in self.pace[1:])), stops=r.choice((1, 2, 3)), faults=kills,
             options=self.options | {"k_steps": 5}, blocks=max(4, self.blocks), block=max(4, self.block),
         )  # fmt: skip
+
+    def _resumed(self, r: random.Random) -> Scenario:
+        """All processes die while checkpoints are written. In sync as many go on, else other numbers of workers and servers."""
+        if not _is_one_of(RESUMED_RUNS, self.seed):
+            return self
+        ends = tuple(10 ** r.uniform(-2.0, 1.0) for _ in range(r.choice((1, 2, 2))))
+        more: dict[str, Any] = {
+            "ends": ends,
+            "stops": r.choice((1, 1, 2, 3)),
+            "blocks": max(self.blocks, r.choice((2, 3, 5))),
+        }
+        if self.mode == "sync":
+            return replace(self, **more)
+        workers = r.choice((1, 2, 2, 3, 4))
+        numbers = [(r.choice((1, 2, 3, 4)), r.choice((1, 1, 2, 3))) for _ in ends]
+        if r.random() < 0.5:  # as many go on once more, and have states of their own
+            numbers[-1] = numbers[0]
+        told = replace(
+            self, workers=workers, leased=True, hosts=(), returns=r.choice((0, 3)), slow_s=min(self.slow_s, 3.0), pace=tuple(r.choice((0.01, 0.05, 0.2, 0.5)) for _ in range(workers)),
+            block=max(self.block, self.merge * r.choice((2, 3))), others=tuple(numbers), vectors=max(self.servers, *(servers for _, servers in numbers)), **more,
+        )  # fmt: skip
+        kinds = {"nonsense": "reset", "kill server": "stop server"}
+        return replace(
+            told, faults=tuple(replace(f, kind=kinds.get(f.kind, f.kind)) for f in told._faults_of(self.faults))
+        )
+
+    def _faults_of(self, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+        """Those of other numbers of processes."""
+        return tuple(replace(f, worker=f.worker % self.workers, server=f.server % self.servers) for f in faults)
+
+    def of_life(self, life: int) -> Scenario:
+        """What the processes of one life are told."""
+        if not (life and self.others):
+            return self
+        workers, servers = self.others[life - 1]
+        pace = tuple(self.pace[rank % len(self.pace)] for rank in range(workers))
+        told = replace(self, workers=workers, servers=servers, pace=pace)
+        return replace(told, faults=told._faults_of(self.faults))
 
     def _with_blocks_of_the_lost(self, r: random.Random) -> Scenario:
         """A worker dies with a part of a block, of which server 1 knows, and server 0 dies before another worker has it. Or server 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tests.notes import Notes
-from tests.simulation.disks import Disks
+from tests.simulation.disks import Disks, SavedPart
 from tests.simulation.nonsense import Nonsense
 from tests.simulation.part_writer import Moment, SlowWriter
 from tests.simulation.scenario import Scenario
@@ -104,7 +104,7 @@ class SimulatedServer(Process):
 
     def __init__(
         self, world: World, number: int, scenario: Scenario, strategy: PserverDeclaration, board: Notes,
-        disks: Disks, send: Callable[[int, Message, bytes], None], heartbeats: Callable[[int], list[int]],
+        disks: Disks, begun: Mapping[str, tuple[np.ndarray, np.ndarray]], send: Callable[[int, Message, bytes], None], heartbeats: Callable[[int], list[int]],
         ended: Callable[[int, RunFailed | None], None], resume: str, unsure: list[int], life: int = 0, again: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(world, f"server {number}")
@@ -125,6 +125,9 @@ class SimulatedServer(Process):
         """How it dies, soon after a message of that kind has come."""
         self.nonsense: Message | None = None
         self.answer_to_nonsense: Message | None = None
+        self.begun = begun
+        of_model = scenario.vectors or scenario.servers
+        self.vectors = [f"vector{n}" for n in range(number, of_model, scenario.servers)]
         self.truth = Truth(self)
         self.disks, self.host = disks, (scenario.hosts or [0] * scenario.servers)[number]
         self.draw = random.Random(f"{scenario.seed} {number} {life}")  # of its disk: other draws stay what they were
@@ -342,8 +345,25 @@ class SimulatedServer(Process):
         shard = self.machine.parameters.shard
         if shard is None:
             return np.zeros(self.scenario.batches * self.scenario.epochs)
+        if len(self.vectors) > 1 or self.begun:
+            return self.by_vector().max(0)
         applied = shard.vector.numpy()
         return applied if self.share == 1 else applied * self.share
+
+    def by_vector(self) -> np.ndarray:
+        """How often each piece of work is applied to each vector of the model that is here."""
+        shard, pieces = self.machine.parameters.shard, self.scenario.batches * self.scenario.epochs
+        vectors = np.zeros((len(self.vectors), pieces)) if shard is None else shard.vector.numpy().reshape(-1, pieces)
+        return np.stack([self._counted(name, vector) for name, vector in zip(self.vectors, vectors, strict=True)])
+
+    def _counted(self, name: str, vector: np.ndarray) -> np.ndarray:
+        values, applied = self.begun.get(name, (0.0, 0.0))
+        return (vector - values) * self.share + applied
+
+    def counts_of(self, part: SavedPart) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Of a part that this server has written: by vector its values, and how often each piece is applied to it."""
+        vectors = {name: part[f"dense|{name}|0"].numpy() for name in self.vectors}
+        return {name: (vector, self._counted(name, vector)) for name, vector in vectors.items()}
 
     def _look(self) -> None:
         shard = self.machine.parameters.shard
@@ -396,7 +416,8 @@ class Truth:
         work = request.first(Kind.WORK)
         if work is None:
             return
-        applied = self.server.applied()
+        server = self.server
+        applied = server.applied() if len(server.vectors) == 1 else server.by_vector().min(0)
         for epoch, block, start, stop in work.tolist():
             scenario = self.server.scenario
             first = epoch * scenario.batches + block * scenario.block

@@ -46,11 +46,11 @@ LEAVES = Verb.BYE, False
 
 
 class Model(nn.Module):
-    """One vector per server, with an element for each piece of work, and if wanted a table with a row for each."""
+    """Vectors, one per server if there are not more, with an element for each piece of work, and if wanted a table with a row for each."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__()
-        servers, pieces = scenario.servers, scenario.batches * scenario.epochs
+        servers, pieces = scenario.vectors or scenario.servers, scenario.batches * scenario.epochs
         self.vectors = [f"vector{server}" for server in range(servers)]
         for name, zeros in zip(self.vectors, torch.zeros((servers, pieces), dtype=torch.float64).unbind(), strict=True):
             self.register_parameter(name, nn.Parameter(zeros))
@@ -183,6 +183,8 @@ class SimulatedWorker(Process):
         self.computed: list[int] = []
         self.lives: dict[int, int] = {}
         self.seen: dict[str, float] = {}
+        self.target: int | None = None
+        """In sync: all stop after that update."""
         self.writing = False
         """Its part, and with the first one all of a checkpoint, is being written."""
         self.looked_at = -1
@@ -309,7 +311,8 @@ class SimulatedWorker(Process):
             )  # type: ignore[arg-type]
             strategy.model.train()
             first = self._come_back(strategy) if self.number else self._begin_at(strategy)
-            strategy.look = self._look if scenario.returns or scenario.ends or scenario.server_returns else None
+            if scenario.mode != "sync" and (scenario.returns or scenario.ends or scenario.server_returns):
+                strategy.look = self._look
             for epoch in range(first, scenario.epochs):
                 self.epoch = epoch
                 self._epoch(strategy, epoch)
@@ -360,7 +363,9 @@ class SimulatedWorker(Process):
                 self._backward(strategy, batch)
             strategy.step(samples)
             self.update += 1
-            if strategy.look is not None:
+            if self.scenario.mode == "sync" and self.scenario.stops:
+                self._save_in_step(strategy)
+            elif strategy.look is not None:
                 strategy.look(True)
 
     # --- stops, as worker/checkpoints.py and worker/coming_back.py -------------------------------------------------
@@ -378,10 +383,26 @@ class SimulatedWorker(Process):
             self._stand_still(strategy, self.epoch)
             self.asked += 1
 
+    def _save_in_step(self, strategy: PserverWorker) -> None:
+        """The first says after which update all stop; others look whether it has."""
+        self.pause(0.5 * self.world.random.random() * self.scenario.pace[self.rank], for_messages=False)
+        note = f"after/{self.asked}"
+        if self.target is None:
+            if strategy.members()[0] == 0:
+                if strategy.steps - self.last_stop >= self.scenario.stops and not self.writing:
+                    self.target = strategy.next_meeting(strategy.steps)
+                    self.notes.set(note, f"{self.target} 0")
+            elif self.notes.check([note]):
+                self.target = int(self.notes.get(note).split()[0])
+        if strategy.steps == self.target:
+            self._stand_still(strategy, self.epoch)
+            self.asked, self.target, self.last_stop = self.asked + 1, None, strategy.steps
+
     def _stand_still(self, strategy: PserverWorker, epoch: int) -> None:
         """A checkpoint is written: soon, or never. All go on from it in that epoch."""
         self._wait_for_the_write()
-        number = strategy.halt(max(len(self.computed), self.saved_last + 1))
+        in_step = self.scenario.mode == "sync"
+        number = strategy.halt(strategy.steps if in_step else max(len(self.computed), self.saved_last + 1))
         share = strategy.save(RUN / f"step-{number}")
         self.world.injected["stop of all"] += 1
         self.last_stop, self.saved_last = len(self.computed), number
