@@ -13,7 +13,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from rich.table import Table
 from trainer.checkpoint import durable_folder
 from trainer.checkpoint.streamed import Streamed
 from trainer.strategies.pserver.protocol import snapshot
+from trainer.strategies.pserver.server.increments import Increments
 from trainer.strategies.pserver.server.part_writer import Forked
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
@@ -35,6 +36,8 @@ from trainer.weights.server_parts import SINCE, ServerFile, full_name, part_name
 
 AT_ONCE, CALM_S = 4096, 5.0
 """Rows of a push, and how long pushes are timed while nothing is written."""
+SMALL, CHECKPOINTS = 20_000, 40
+"""Rows and checkpoints for which it is counted how many are full parts."""
 LOOK_S = 2.0
 """So often the memory of a copy is counted: the kernel holds the copy up meanwhile."""
 
@@ -123,7 +126,7 @@ def increment(work: Write, pushes: Pushes, full: Path, share: float) -> Incremen
     table = work.table
     table.count_changes()
     pushes.until(lambda: table.since.count > share * len(table))
-    size, began = sum(one.nbytes for one in table.state(increment=True).values()), time.perf_counter()
+    size, began = _bytes_of(table.state(increment=True)), time.perf_counter()
     part = work.part(lambda write: work.writer.begin(write, print), increment=True)
     stall = time.perf_counter() - began
     taken = pushes.until(lambda: not work.writer.busy())
@@ -164,6 +167,28 @@ def torch_saves(table: SparseTable, scratch: Path) -> float:
     return time.perf_counter() - began
 
 
+def rhythm(share: float) -> tuple[int, float]:
+    """Full parts of all checkpoints, and bytes against those of full parts alone, where that share of the rows changes before each one."""
+    table, draw, decides, sizes = table_of(SMALL, 16), np.random.default_rng(0), Increments(0, 1, True), []
+    full, gradients = _bytes_of(table.state()), torch.ones((int(share * SMALL), 16))
+    for number in range(CHECKPOINTS):
+        part = table.since.count / len(table)
+        if number and decides.pays(part):
+            decides.shares.append(part)
+            sizes.append(_bytes_of(table.state(increment=True)))
+        else:
+            decides.shares = [1.0]
+            table.count_changes()
+            sizes.append(full)
+        ids = np.sort(draw.choice(SMALL, len(gradients), replace=False))
+        table.push(ids, gradients, 0.01, number + 1, number + 1)
+    return sizes.count(full), sum(sizes) / full / CHECKPOINTS
+
+
+def _bytes_of(state: Mapping[str, Streamed]) -> int:
+    return sum(one.nbytes for one in state.values())
+
+
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -174,7 +199,7 @@ def main() -> None:
     told = parser.parse_args()
     torch.set_num_threads(1)
     table, scratch = table_of(told.rows, told.dim), Path(tempfile.mkdtemp(prefix="checkpoints-"))
-    size = sum(one.nbytes for one in table.state().values())
+    size = _bytes_of(table.state())
     pushes, work, shown = Pushes(table, told.rows), Write(table, scratch), Shown(told.rows, size)
     try:
         pushes.until(lambda: pushes.step > 50)
@@ -195,6 +220,11 @@ def main() -> None:
             shutil.rmtree(scratch)
             scratch.mkdir()
         shown.table()
+        for share in (0.01, 0.05, 0.1, 0.3, 0.6):
+            full_parts, size_of_all = rhythm(share)
+            print(
+                f"{share:.0%} of the rows change: {full_parts} full parts of {CHECKPOINTS}, {size_of_all:.2f} of the bytes"
+            )
     finally:
         shutil.rmtree(scratch)
 

@@ -13,7 +13,7 @@ from trainer.strategies.pserver.server import increments, server
 def serve(seat: Seat, run: Any) -> dict[str, Any]:
     """As a server's own entry. Three increments follow each full part."""
     increments.LEAST = 1
-    increments.Increments._pays = lambda self, share: len(self._shares) % 4 > 0  # type: ignore[method-assign]
+    increments.Increments.pays = lambda self, share: len(self.shares) % 4 > 0  # type: ignore[method-assign]
     return server.serve(seat, run)
 
 
@@ -23,7 +23,14 @@ class Sync(builtin.PserverSyncDeclaration):
     entries = {"server": "tests.checkpoint.incremental:serve"}
 
 
-class Geo(builtin.PserverGeoDeclaration):
-    """As strategy=pserver_geo."""
+def serve_one_full_part(seat: Seat, run: Any) -> dict[str, Any]:
+    """As a server's own entry. Increments alone follow the first full part of a life."""
+    increments.LEAST = 1
+    increments.Increments.pays = lambda self, share: True  # type: ignore[method-assign]
+    return server.serve(seat, run)
 
-    entries = {"server": "tests.checkpoint.incremental:serve"}
+
+class Async(builtin.PserverAsyncDeclaration):
+    """As strategy=pserver_async."""
+
+    entries = {"server": "tests.checkpoint.incremental:serve_one_full_part"}

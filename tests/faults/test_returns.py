@@ -20,6 +20,8 @@ from tests.faults.test_lost import member, screen
 from tests.pace import wait_for
 from tests.runs import read, trainer
 from tests.zygote import Started
+from trainer.checkpoint import store
+from trainer.weights.server_parts import SINCE, parts_of
 
 BASE = (
     "+recipe=digits_lenet", "data.batch_size=8", "limit_train_batches=40", "limit_val_batches=3", "epochs=2", "execution.log_every=1",
@@ -177,3 +179,39 @@ def test_work_of_a_worker_that_dies_between_the_halves_of_a_push_counts_once_at_
     assert half in pushes(run, 0) and half not in pushes(run, 1)
     check_ledgers(run, work=40)
     check_both_servers(run, read(run / "result.json")["lost_at_servers"], worker_died=True)
+
+
+@pytest.mark.parametrize("who", ["server", "launcher"])
+def test_a_run_whose_checkpoints_are_increments_goes_on_after_a_kill(tmp_path: Path, who: str) -> None:
+    command = (
+        "+recipe=wide_and_deep", "data.train_rows=1500", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]", "data.batch_size=16",
+        "limit_train_batches=40", "limit_val_batches=2", "data.lease_batches=4", "epochs=2", "strategy=pserver_async",
+        "strategy._target_=tests.checkpoint.incremental.Async", *BASE[BASE.index("execution.log_every=1"):], GATE.format(rank=0),
+    )  # fmt: skip
+
+    def waits(run: Path) -> bool:
+        log = run / "workerlog.0"
+        if not log.exists() or WAITS not in log.read_text():
+            return False
+        newest = store.newest_whole(run / "checkpoints")  # no other one is written: the first worker waits
+        return newest is not None and all(SINCE in part.meta for part in parts_of(newest))
+
+    with held_up(tmp_path, waits, *command, ends_s=120) as (process, run, everybody):
+        if who == "server":
+            log = run / "serverlog.1"
+            member(run, log.name, everybody).kill()
+            wait_for(lambda: log.read_text().count("listens at") == 2, 60, "it is there again")
+        else:
+            process.kill()
+        (run / "go").touch()
+    if who == "launcher":
+        ended = trainer(*command, "resume=auto", cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        check_ledgers(run)
+        return
+    told, result = screen(tmp_path), read(run / "result.json")
+    assert process.returncode == 0, told
+    assert re.search(r"restart 1 of 3: server 1 is started again from step-\d+", told), told
+    check_both_servers(run, result["lost_at_servers"], worker_died=False)
+    every = applied(run / "ledger.0.tsv")
+    assert sum(every.values()) == len(every) == 2 * WORK

@@ -47,7 +47,7 @@ class Increments:
     def __init__(self, server: int, life: int, wanted: bool) -> None:
         self.server, self.life, self.wanted = server, life, wanted
         self._version = -1
-        self._shares: list[float] = []
+        self.shares: list[float] = []
         self._homes: list[Path] = []
 
     def link(self, folder: Path, shard: Shard) -> Full | None:
@@ -56,16 +56,16 @@ class Increments:
         if not self._homes or not all(table.since.counts for table in tables):
             return None
         share = sum(table.since.count * table.row_bytes for table in tables) / _bytes_of(shard)
-        if not self._pays(share):
+        if not self.pays(share):
             return None
         if (found := self._linked(folder)) is not None:
-            self._shares.append(share)
+            self.shares.append(share)
             self._homes.append(folder)
         return found
 
-    def _pays(self, share: float) -> bool:
+    def pays(self, share: float) -> bool:
         """Whether to write an increment of that share of a full part, and not a full part."""
-        return share <= min(MOST, sum(self._shares) / len(self._shares))
+        return share <= min(MOST, sum(self.shares) / len(self.shares))
 
     def _linked(self, folder: Path) -> Full | None:
         """Link the full part from the newest checkpoint that has it: some were given up or removed."""
@@ -88,7 +88,7 @@ class Increments:
     def begin(self, folder: Path, shard: Shard) -> None:
         """Note that a full part is written into that checkpoint, and mark changes from now on."""
         counts = self.wanted and _bytes_of(shard) >= LEAST
-        self._version, self._shares, self._homes = shard.applied, [1.0], [folder] * counts
+        self._version, self.shares, self._homes = shard.applied, [1.0], [folder] * counts
         for table in shard.tables.values():
             table.count_changes() if counts else table.since.end()
 
