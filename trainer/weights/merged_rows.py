@@ -27,7 +27,7 @@ class MergedRows:
 
     @staticmethod
     def of(full: np.ndarray, changed: np.ndarray, removed: np.ndarray) -> MergedRows:
-        """Find the places from three ascending arrays of ids: of the full part, of changed rows, and of removed ones."""
+        """Find the places from ids: of the full part and of changed rows, both ascending, and of removed rows in any order."""
         kept = np.flatnonzero(~np.isin(full, np.union1d(changed, removed), assume_unique=True))
         ids = np.sort(np.concatenate([full[kept], changed]))
         return MergedRows(ids, kept, np.searchsorted(ids, full[kept]), np.searchsorted(ids, changed))

@@ -111,7 +111,7 @@ def test_full_part_and_increment_are_what_a_full_part_is(
 def test_rows_are_merged_as_by_a_dictionary(full: set[int], changed: dict[int, int], removed: set[int]) -> None:
     truth = {i: (-i, -i) for i in full - removed} | {i: (value, i) for i, value in changed.items()}
     old, new = np.array(sorted(full), dtype=np.int64), np.array(sorted(changed), dtype=np.int64)
-    merged = MergedRows.of(old, new, np.array(sorted(removed), dtype=np.int64))
+    merged = MergedRows.of(old, new, np.array([*removed, *removed], dtype=np.int64)[::-1])
     assert merged.ids.tolist() == sorted(truth)
     values = torch.tensor([(changed[i], i) for i in sorted(changed)], dtype=torch.int64).reshape(-1, 2)
     rows = merged.rows(torch.from_numpy(np.stack([-old, -old], axis=1)), values)

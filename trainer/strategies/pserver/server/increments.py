@@ -55,7 +55,7 @@ class Increments:
         tables = shard.tables.values()
         if not self._homes or not all(table.since.counts for table in tables):
             return None
-        share = sum(table.since.count * table.row_bytes for table in tables) / _bytes_of(shard)
+        share = sum(table.increment_bytes for table in tables) / _bytes_of(shard)
         if not self.pays(share):
             return None
         if (found := self._linked(folder)) is not None:

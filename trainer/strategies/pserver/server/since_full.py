@@ -53,7 +53,7 @@ class SinceFull:
         if self._marks is not None and len(slots):
             self._marks[slots] = False
             self._gone.append(ids[slots])
-            if sum(map(len, self._gone)) > len(self._marks):  # nobody saves
+            if self.gone_count > len(self._marks):  # nobody saves
                 self.end()
 
     def slots(self) -> np.ndarray:
@@ -61,6 +61,11 @@ class SinceFull:
         assert self._marks is not None
         return np.flatnonzero(self._marks)
 
-    def gone(self) -> np.ndarray:
-        """The ids (R,) that were removed, ascending; some may be in the table again."""
-        return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *self._gone]))
+    @property
+    def gone_count(self) -> int:
+        """How many ids were removed; one may count twice."""
+        return sum(map(len, self._gone))
+
+    def gone(self) -> tuple[np.ndarray, ...]:
+        """The ids that were removed, in any order; some may be there twice, or be in the table again."""
+        return tuple(self._gone)

@@ -175,7 +175,7 @@ class SparseTable:
         """
         if increment:
             ids, count = cache(lambda: np.sort(self._ids[self.since.slots()])), self.since.count
-            more = {REMOVED: streamed.of(self.since.gone())}
+            more = {REMOVED: Streamed((self.since.gone_count,), np.dtype(np.int64), self.since.gone)}
         else:
             ids, count, more = cache(lambda: np.sort(self._index.ids())), len(self), {}
         slots = cache(lambda: self._index.find(ids()))
@@ -190,6 +190,11 @@ class SparseTable:
     def count_changes(self) -> None:
         """Mark changed rows from now on, for :meth:`state` with ``increment``."""
         self.since.begin(len(self._rows))
+
+    @property
+    def increment_bytes(self) -> int:
+        """Bytes of what :meth:`state` with ``increment`` has, but for who waits."""
+        return self.since.count * self.row_bytes + 8 * self.since.gone_count
 
     @property
     def row_bytes(self) -> int:
