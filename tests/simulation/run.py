@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -95,7 +96,13 @@ class Play:
             self.disks.parts[resume] = before.disks.parts[resume]
         self.servers = [self.make_server(n, n + 1, resume) for n in range(scenario.servers)]
         for server in self.servers:
-            server.lost = {p for name in server.vectors for p in before.pieces.get(name, ())} | self.torn(server)
+            server.lost = {p for name in server.vectors for p in before.pieces.get(name, ())} | self.torn(
+                server.vectors
+            )
+        self.moved = {p for pieces in before.pieces.values() for p in pieces if scenario.others} | self.torn(
+            before.counts
+        )
+        """Pieces that a row may lack which has come from another server."""
         self.server_returns = ServerReturns(self)
         self.close_deaths = CloseDeaths(self) if scenario.close else None
         self.workers = [
@@ -176,14 +183,14 @@ class Play:
             counts = {name: one for s in self.servers for name, one in s.counts_of(parts[s.number]).items()}
         return Before(self.saved, self.disks, newest, frozenset(lost), dropped, pieces, counts)
 
-    def torn(self, server: SimulatedServer) -> set[int]:
-        """Pieces that the other servers of the checkpoint had and a vector of this server lacks. Where servers are more or fewer they
+    def torn(self, vectors: Iterable[str]) -> set[int]:
+        """Pieces that the other servers of the checkpoint had and these vectors of the model lack. Where servers are more or fewer they
         count as applied, because no vector may see one twice: a worker was lost in the middle of their push."""
         counts = self.before.counts
         if not counts or len(self.servers) == len(self.before.disks.parts[str(RUN / f"step-{self.before.number}")]):
             return set()
         most = np.max([applied for _, applied in counts.values()], axis=0)
-        return {p for name in server.vectors for p in np.flatnonzero(counts[name][1] < most - 0.5).tolist()}
+        return {p for name in vectors for p in np.flatnonzero(counts[name][1] < most - 0.5).tolist()}
 
     def unsure(self) -> list[int]:
         """Pieces of workers that were lost before the checkpoint, where work is split beforehand: what they had done is in no part of
@@ -441,7 +448,7 @@ class Play:
             return
         table = shard.tables[1]
         own = np.arange(1, len(applied) + 1)
-        own = own[shard.mine(1, own) & ~np.isin(own - 1, [*server.lost] if self.scenario.others else [])]
+        own = own[shard.mine(1, own) & ~np.isin(own - 1, [*self.moved])]
         worth = table.pull(own, create=False).numpy()[:, 0] * server.share
         rows = np.rint(np.ceil(worth.clip(0.0, 1.0)) if self.scenario.mode == "sync" else worth).astype(int)
         if not (rows == applied[own - 1]).all():
