@@ -171,11 +171,13 @@ class Play:
         pieces = {name: frozenset(s.lost) for s in self.servers for name in s.vectors}
         lost = self.before.lost | {rank for rank, why in self.gone.items() if why}
         lost |= {rank for s in self.servers for rank, m in enumerate(s.machine.members.all) if m.lost or m.coming}
-        if (newest := self.saved.newest) is None:
+        newest = self.saved.newest
+        if self.scenario.mode == "sync":  # a worker without a part was lost before
+            whose = None if newest is None else self.saved.whole[newest].share.workers
+            lost = self.before.lost if whose is None else frozenset(range(self.scenario.workers)) - {*whose}
+        if newest is None:
             return replace(self.before, lost=lost, dropped=dropped, pieces=pieces)
         self.world.injected["goes on"] += 1
-        if self.scenario.mode == "sync":  # a worker without a part was lost before
-            lost = frozenset(range(self.scenario.workers)) - {*(self.saved.whole[newest].share.workers or ())}
         counts = {}
         if self.scenario.others:
             self.world.injected["goes on with other numbers"] += 1
