@@ -17,7 +17,7 @@ from tests.simulation.scenario import CLOSE_BY, DEATHS, LOST_AFTER_S, Fault, Sce
 from tests.simulation.server_returns import ServerReturns
 from tests.simulation.servers import SimulatedServer, declared
 from tests.simulation.stage import STAGE
-from tests.simulation.workers import KILLED, LEAVES, RUN, SimulatedWorker
+from tests.simulation.workers import KILLED, LEAVES, SimulatedWorker, step
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol.messages import Message, Verb
@@ -92,7 +92,7 @@ class Play:
         STAGE.disks = self.disks
         self.strategy, resume = declared(scenario), ""
         if before.number is not None:
-            resume = str(RUN / f"step-{before.number}")
+            resume = str(step(before.number))
             self.disks.parts[resume] = before.disks.parts[resume]
         self.servers = [self.make_server(n, n + 1, resume) for n in range(scenario.servers)]
         for server in self.servers:
@@ -181,7 +181,7 @@ class Play:
         counts = {}
         if self.scenario.others:
             self.world.injected["goes on with other numbers"] += 1
-            parts = self.disks.parts[str(RUN / f"step-{newest}")]
+            parts = self.disks.parts[str(step(newest))]
             counts = {name: one for s in self.servers for name, one in s.counts_of(parts[s.number]).items()}
         return Before(self.saved, self.disks, newest, frozenset(lost), dropped, pieces, counts)
 
@@ -189,7 +189,7 @@ class Play:
         """Pieces that the other servers of the checkpoint had and these vectors of the model lack. Where servers are more or fewer they
         count as applied, because no vector may see one twice: a worker was lost in the middle of their push."""
         counts = self.before.counts
-        if not counts or len(self.servers) == len(self.before.disks.parts[str(RUN / f"step-{self.before.number}")]):
+        if not counts or len(self.servers) == len(self.before.disks.parts[str(step(self.before.number))]):
             return set()
         most = np.max([applied for _, applied in counts.values()], axis=0)
         return {p for name in vectors for p in np.flatnonzero(counts[name][1] < most - 0.5).tolist()}

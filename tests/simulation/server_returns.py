@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tests.simulation.servers import SimulatedServer
-from tests.simulation.workers import RUN
+from tests.simulation.workers import step
 from tests.simulation.world import Violation
 from trainer.strategies.pserver.protocol.messages import AGAIN
 
@@ -30,7 +30,7 @@ class ServerReturns:
         """A server was killed: it is started again from its part of the newest checkpoint, or all ends."""
         play, world = self.play, self.world
         newest = play.saved.newest
-        folder = None if newest is None else RUN / f"step-{newest}"
+        folder = None if newest is None else step(newest)
         if folder is None or self.done >= play.scenario.server_returns or not self._fits(server, folder):
             play.killed_servers += 1
             play.fails(f"{server.name} was killed")

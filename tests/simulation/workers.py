@@ -45,6 +45,12 @@ LEAVES = Verb.BYE, False
 """The message of a worker that dies as it leaves."""
 
 
+@cache
+def step(number: int) -> Path:
+    """The folder of a checkpoint."""
+    return RUN / f"step-{number}"
+
+
 class Model(nn.Module):
     """Vectors, one per server if there are not more, with an element for each piece of work, and if wanted a table with a row for each."""
 
@@ -403,7 +409,7 @@ class SimulatedWorker(Process):
         self._wait_for_the_write()
         in_step = self.scenario.mode == "sync"
         number = strategy.halt(strategy.steps if in_step else max(len(self.computed), self.saved_last + 1))
-        share = strategy.save(RUN / f"step-{number}")
+        share = strategy.save(step(number))
         self.world.injected["stop of all"] += 1
         self.last_stop, self.saved_last = len(self.computed), number
         update = self.update if epoch == self.epoch else 0
@@ -433,7 +439,7 @@ class SimulatedWorker(Process):
         """As checkpoint/writer.py."""
         if self.dead:
             return
-        disks, folder, servers = STAGE.disks, RUN / f"step-{number}", self.scenario.servers
+        disks, folder, servers = STAGE.disks, step(number), self.scenario.servers
         missing = [server for server in range(servers) if not disks.is_written(folder, server)]
         if failed := [why for server in missing if (why := disks.failures.get((str(folder), server)))]:
             self._not_written(number, failed[0])
