@@ -93,7 +93,7 @@ class Write:
 def behind(work: Write, pushes: Pushes) -> tuple[float, float, list[float], int]:
     """Seconds until the server goes on, and until the part is written; those of pushes meanwhile; bytes that the copy held for itself."""
     began = time.perf_counter()
-    work.part(lambda write: work.writer.begin(write, print))
+    work.part(lambda write: work.writer.begin(write, lambda why: not print(why)))
     stall, held, looked = time.perf_counter() - began, 0, began
     copies = psutil.Process().children()
 
@@ -127,7 +127,7 @@ def increment(work: Write, pushes: Pushes, full: Path, share: float) -> Incremen
     table.count_changes()
     pushes.until(lambda: table.since.count > share * len(table))
     size, began = _bytes_of(table.state(increment=True)), time.perf_counter()
-    part = work.part(lambda write: work.writer.begin(write, print), increment=True)
+    part = work.part(lambda write: work.writer.begin(write, lambda why: not print(why)), increment=True)
     stall = time.perf_counter() - began
     taken = pushes.until(lambda: not work.writer.busy())
     written = time.perf_counter() - began

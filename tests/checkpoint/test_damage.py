@@ -16,10 +16,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
+from torch import nn
 
+import trainer
 from tests.checkpoint import disk, saving
-from trainer.checkpoint import durable_folder, store
+from trainer.checkpoint import durable_folder, store, writer
 from trainer.errors import UserError
+from trainer.worker import build
 
 FILES = ("COMPLETE", "checkpoint.json", "worker-0.safetensors", "worker-1.safetensors")
 
@@ -205,6 +209,74 @@ def test_a_disk_that_is_full_at_any_moment_is_said_and_the_next_checkpoint_is_wr
         saving.save(run, 30)
         assert sorted(path.name for path in run.iterdir()) == ["latest", "step-000000030"]
     assert {"write", "write_text", "fsync", "replace", "rename", "unlink", "mkdir"} <= set(failed) and len(failed) > 20
+
+
+def test_a_checkpoint_whose_folder_is_removed_while_it_is_written_is_given_up_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "step-000000010"
+    durable_folder.write(folder, "worker-0.safetensors", lambda path: path.write_text("part"))
+    removed: list[str] = []
+
+    def looks(name: str) -> bool:
+        if not removed:
+            shutil.rmtree(durable_folder.partial_of(folder))
+            removed.append(name)
+        return False
+
+    said = writer.complete(folder, "{}", ["worker-0.safetensors", "worker-1.safetensors"], 1e9, looks)
+    assert said == "step-000000010.partial was removed while it was written" and removed
+
+
+def test_a_note_that_comes_while_a_checkpoint_is_given_up_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, remove = tmp_path / "step-000000010", durable_folder.remove
+    durable_folder.write(folder, "worker-0.safetensors", lambda path: path.write_text("part"))
+    late = iter([True])
+
+    def interrupted(path: Path) -> None:
+        remove(path)
+        if next(late, False):
+            path.mkdir()
+            assert writer.leave_failure(folder, "server-1.safetensors", "the disk is full")
+
+    monkeypatch.setattr(durable_folder, "remove", interrupted)
+    durable_folder.begin(folder)
+    assert not list(tmp_path.iterdir())
+    assert writer.leave_failure(folder, "server-1.safetensors", "the disk is full"), "nobody is there to tell"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_at_a_validation_costs_the_best_model_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, tries = (
+        build.save,
+        iter((OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device"))),
+    )
+
+    def full(model: nn.Module, path: Path) -> None:
+        if (error := next(tries, None)) is not None:
+            raise error
+        save(model, path)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(build, "save", full)
+    trainer.run(
+        [
+            "+recipe=digits_lenet",
+            "epochs=7",
+            "limit_train_batches=20",
+            "tracking=none",
+            "hydra.run.dir=run",
+            "data.batch_size=16",
+            "checkpoint=none",
+            "optimizer.lr=0.005",
+            "scheduler=constant",
+        ]
+    )
+    said = capsys.readouterr().out
+    assert said.count("the best model cannot be written: ") == 2 and said.count("o space left on device") == 2
+    assert (tmp_path / "run" / "checkpoints" / "best.safetensors").is_file()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")

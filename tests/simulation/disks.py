@@ -66,9 +66,10 @@ class Disks:
         self.files[host, folder, part_name(server)] = self.written[folder, server] = content
         self.parts.setdefault(folder, {})[server] = part
 
-    def leave_failure(self, folder: Path, server: int, why: str) -> None:
+    def leave_failure(self, folder: Path, server: int, why: str) -> bool:
         """As :func:`snapshot_parts.leave_failure`."""
         self.failures[str(folder), server] = why
+        return True
 
     def begin_anew(self, folder: Path, server: int) -> None:
         """As :func:`snapshot_parts.begin_anew`."""

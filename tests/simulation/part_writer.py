@@ -25,7 +25,7 @@ class SlowWriter:
     def __init__(self, server: SimulatedServer) -> None:
         self.server, self.writes, self.count = server, False, 0
 
-    def begin(self, write: Callable[[], None], failed: Callable[[str], None]) -> None:
+    def begin(self, write: Callable[[], None], failed: Callable[[str], bool]) -> None:
         """As :class:`PartWriter`."""
         if self.writes:
             raise Violation(f"{self.server.name} begins a part while it writes one")
@@ -47,7 +47,7 @@ class SlowWriter:
 
         return put
 
-    def _ends(self, put: Callable[[], None], failed: Callable[[str], None]) -> None:
+    def _ends(self, put: Callable[[], None], failed: Callable[[str], bool]) -> None:
         server = self.server
         if server.dead or server.ended:
             server.world.injected["copy killed with its server"] += 1

@@ -21,9 +21,16 @@ from trainer.errors import UserError
 MARKER = "COMPLETE"
 
 
+TIMES = 10
+"""A folder is removed so often at most: others may leave a note in it meanwhile."""
+
+
 def begin(folder: Path) -> Path:
     """Before anybody writes: forget files of a folder that was never completed. Returns the folder."""
-    remove(partial_of(folder))
+    for _ in range(TIMES):
+        remove(partial_of(folder))
+        if not partial_of(folder).exists():
+            break
     return folder
 
 

@@ -68,13 +68,15 @@ def complete(
         gone: whether who was to write the part of that name is no more.
     """
     try:
-        size, until = -1, 0.0
+        size, until, partial = -1, 0.0, durable_folder.partial_of(folder)
         while missing := [name for name in names if not durable_folder.is_written(folder, name)]:
             for name in missing:
                 if (failure := failure_of(folder, name)).is_file():
                     return failure.read_text() or f"{name} cannot be written"
                 if gone(name) and not durable_folder.is_written(folder, name):
                     return f"{name} was not written: its worker was lost"
+            if not partial.is_dir():
+                return f"{partial.name} was removed while it was written"
             if (now := _bytes_of(folder)) != size:  # a large part takes its time
                 size, until = now, time.monotonic() + patience_s
             if time.monotonic() > until:
@@ -101,11 +103,13 @@ def failure_of(folder: Path, name: str) -> Path:
     return durable_folder.partial_of(folder) / f"{name}.failed"
 
 
-def leave_failure(folder: Path, name: str, why_not: str) -> None:
-    """For who waits: that part will not come."""
-    if durable_folder.partial_of(folder).is_symlink():
-        return
+def leave_failure(folder: Path, name: str, why_not: str) -> bool:
+    """Tell who waits for a part that it will not come; returns whether there is nobody to tell any more, or it is told."""
+    partial = durable_folder.partial_of(folder)
+    if partial.is_symlink() or not partial.is_dir():
+        return True
     try:
         failure_of(folder, name).write_text(why_not)
-    except OSError:  # a full disk: who waits gives up in time
-        pass
+    except OSError:
+        return failure_of(folder, name).is_file()  # an empty one where the disk is full
+    return True

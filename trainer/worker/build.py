@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from trainer.config.instantiate import call_target
@@ -29,7 +30,7 @@ from trainer.data.sampler import (
 )
 from trainer.data.source import Facts, Splits
 from trainer.data.streamed import Part, Streamed, is_stream
-from trainer.errors import RunFailed
+from trainer.errors import RunFailed, why
 from trainer.metrics.best import EarlyStop, is_plateau
 from trainer.metrics.binary import Binary
 from trainer.metrics.classification import Classification
@@ -105,7 +106,10 @@ def following(run: Training, config: RunConfig, plan: Plan) -> Training:
 
     def keep_best() -> None:
         with whole(run.strategy):
-            save(model, folder / "checkpoints" / "best.safetensors")
+            try:
+                save(model, folder / "checkpoints" / "best.safetensors")
+            except (OSError, SafetensorError) as error:  # a full disk: the training goes on, as without a checkpoint
+                print(f"the best model cannot be written: {why(error)}; the one before stays, and the next best one is written", flush=True)  # fmt: skip
 
     return replace(
         run,

@@ -81,6 +81,7 @@ class Checkpoints:
         self.saved_at = clock()
         self.writer = BackgroundWriter(told.background)
         self.told_at = -TELL_EVERY_S
+        self.gave_up = False
         self.leaving = False
         self.updates_done = False
         self.passed_on = False
@@ -240,6 +241,7 @@ class Checkpoints:
             return
         failed = failed or complete(folder, about, names, self.patience_s, self._is_gone)
         if failed:
+            self.gave_up = True
             durable_folder.begin(folder)
             self.board.set(NOT_WRITTEN.format(folder.name), failed)
             print(f"no checkpoint at {folder.name}: {failed}; the one before stays, and it is tried again", flush=True)
@@ -259,8 +261,10 @@ class Checkpoints:
         return rank.isdecimal() and is_lost(self.seat.store, int(rank))
 
     def close(self) -> None:
-        """Wait until everything is written."""
+        """Wait until everything is written, and remove what a server may have left of a checkpoint that was given up."""
         self.writer.wait()
+        if self.gave_up:
+            store.forget_unfinished(self.folder)
 
 
 def position(run: Training, epoch: int) -> dict[str, Any]:

@@ -25,10 +25,11 @@ from tests.strategies.pserver.test_rates import OPTIMIZERS, Servers, net
 from tests.strategies.pserver.test_rates import run as run_with
 from tests.strategies.pserver.test_regained import Played
 from trainer.checkpoint import durable_folder
+from trainer.checkpoint import writer as parts_writer
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import CREATES, WANTS_DENSE, Verb, text
 from trainer.strategies.pserver.protocol.shared_memory import Pool
-from trainer.strategies.pserver.server.part_writer import Forked
+from trainer.strategies.pserver.server.part_writer import LONGEST_LOOK_S, STILL_S, Forked, processor_time
 from trainer.strategies.pserver.server.rules import BACKUPS
 from trainer.weights.server_parts import ServerFile
 
@@ -61,6 +62,16 @@ def writer() -> Iterator[Forked]:
         os.waitpid(made._copy, 0)
 
 
+def noted(said: list[str]) -> Callable[[str], bool]:
+    """Told of in this list."""
+
+    def failed(why: str) -> bool:
+        said.append(why)
+        return True
+
+    return failed
+
+
 def ended(writer: Forked) -> Callable[[], bool]:
     return lambda: not writer.busy()
 
@@ -72,7 +83,7 @@ def test_a_copy_has_what_was_there_when_it_began(tmp_path: Path, gate: Gate, wri
         gate.wait()
         (tmp_path / "part").write_bytes(values.tobytes())
 
-    writer.begin(write, said.append)
+    writer.begin(write, noted(said))
     values += 1.0
     assert writer.busy() and not (tmp_path / "part").exists()
     gate.open()
@@ -82,7 +93,7 @@ def test_a_copy_has_what_was_there_when_it_began(tmp_path: Path, gate: Gate, wri
 
 def test_a_copy_that_is_killed_is_told_of(gate: Gate, writer: Forked) -> None:
     said = list[str]()
-    writer.begin(gate.wait, said.append)
+    writer.begin(gate.wait, noted(said))
     assert writer.busy()
     [copy] = psutil.Process().children()
     copy.kill()
@@ -96,8 +107,8 @@ def test_a_copy_that_cannot_write_says_why(error: Exception, tmp_path: Path, wri
     def write() -> None:
         raise error
 
-    def failed(why: str) -> None:
-        (tmp_path / "why").write_text(f"{os.getpid()} {why}")
+    def failed(why: str) -> bool:
+        return bool((tmp_path / "why").write_text(f"{os.getpid()} {why}"))
 
     writer.begin(write, failed)
     wait_for(ended(writer), 20, "it ends")
@@ -105,28 +116,76 @@ def test_a_copy_that_cannot_write_says_why(error: Exception, tmp_path: Path, wri
     assert int(copy) != os.getpid() and str(error.args[-1]) in why
 
 
-def test_a_copy_that_cannot_even_say_why_is_told_of(writer: Forked) -> None:
-    """As where the note and the log are on a disk that is full."""
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_copy_that_cannot_even_say_why_is_told_of(raises: bool, writer: Forked) -> None:
+    """As where the note and the log are on a disk that is full, or read-only for a while."""
     server, said = os.getpid(), list[str]()
 
     def write() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def failed(why: str) -> None:
-        if os.getpid() != server:
+    def failed(why: str) -> bool:
+        if os.getpid() != server and raises:
             raise OSError(errno.ENOSPC, "No space left on device")
         said.append(why)
+        return os.getpid() == server
 
     writer.begin(write, failed)
     wait_for(ended(writer), 20, "it ends")
-    assert said == ["the process that wrote it could not tell why"]
+    assert said == ["the process that wrote it could not tell why here; the server's log may"]
+
+
+def test_a_signal_without_a_name_is_told_of_by_its_number(gate: Gate, writer: Forked) -> None:
+    said = list[str]()
+    writer.begin(gate.wait, noted(said))
+    [copy] = psutil.Process().children()
+    copy.send_signal(40)
+    wait_for(ended(writer), 20, "it is noticed")
+    assert said == ["the process that wrote it was killed by signal 40"]
+
+
+def test_a_copy_that_stands_still_is_killed_and_another_one_begins(tmp_path: Path, gate: Gate) -> None:
+    """It was stopped, or its disk does not answer. Time in which the server was stopped itself does not count."""
+    now, said = [0.0], list[str]()
+    writer = Forked(lambda: now[0])
+    writer.begin(gate.wait, noted(said))
+    [copy] = psutil.Process().children()
+    wait_for(lambda: copy.status() == psutil.STATUS_SLEEPING, 20, "it waits")
+    copy.suspend()
+    wait_for(lambda: copy.status() == psutil.STATUS_STOPPED, 20, "it is stopped")
+    assert writer.busy()
+    now[0] += 100 * STILL_S
+    assert writer.busy() and not said
+    for _ in range(round(STILL_S / LONGEST_LOOK_S)):
+        assert writer.busy() or said
+        now[0] += LONGEST_LOOK_S
+    assert not writer.busy()
+    assert said == ["the process that wrote it has done nothing for 600 s, and was killed"]
+    wait_for(lambda: copy.status() == psutil.STATUS_ZOMBIE, 20, "it ends")
+    writer.begin(lambda: (tmp_path / "part").touch(), noted(said))
+    wait_for(ended(writer), 20, "the next one ends")
+    assert (tmp_path / "part").exists() and len(said) == 1 and not psutil.Process().children()
+
+
+def test_a_copy_that_works_is_waited_for(gate: Gate) -> None:
+    now, said = [0.0], list[str]()
+    writer = Forked(lambda: now[0])
+    writer.begin(lambda: [None for _ in iter(int, 1)], noted(said))  # type: ignore[func-returns-value, misc]
+    [copy] = psutil.Process().children()
+    for _ in range(10):
+        before = processor_time(copy.pid)
+        wait_for(lambda before=before: processor_time(copy.pid) != before, 20, "it works")
+        now[0] += STILL_S
+        assert writer.busy()
+    copy.kill()
+    wait_for(ended(writer), 20, "it is noticed")
 
 
 def test_where_memory_runs_out_the_copy_is_ended_and_not_the_server(gate: Gate, writer: Forked) -> None:
     def adjusted(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
-    writer.begin(gate.wait, print)
+    writer.begin(gate.wait, noted([]))
     [copy] = psutil.Process().children()
     wait_for(lambda: adjusted(copy.pid) == 1000, 20, "the kernel knows")
     assert adjusted(os.getpid()) < 1000
@@ -139,7 +198,7 @@ def test_without_memory_for_a_copy_the_remedy_is_told(monkeypatch: pytest.Monkey
 
     said = list[str]()
     monkeypatch.setattr(os, "fork", fork)
-    writer.begin(lambda: None, said.append)
+    writer.begin(lambda: None, noted(said))
     assert said == ["the server cannot be copied (Cannot allocate memory); checkpoint.background=false needs no copy"]
     assert not writer.busy()
 
@@ -152,7 +211,7 @@ def test_a_copy_holds_no_connection_of_its_server(tmp_path: Path, writer: Forked
 
     one, other = socket.socketpair()
     with one, other:
-        writer.begin(write, print)
+        writer.begin(write, noted([]))
         wait_for(ended(writer), 20, "it ends")
         found = {int(number) for number in (tmp_path / "open").read_text().split()}
     assert found & {one.fileno(), other.fileno()} == set() and len(found - {0, 1, 2}) <= 2, "the folder and the file"
@@ -178,7 +237,7 @@ def test_a_process_whose_other_threads_work_can_be_copied(tmp_path: Path, writer
                 print(end="", file=sys.__stdout__, flush=True)
                 path.write_bytes(np.arange(9999).tobytes())
 
-            writer.begin(write, said.append)
+            writer.begin(write, noted(said))
             wait_for(ended(writer), 20, "it ends")
             assert path.stat().st_size == 8 * 9999 and not said
     finally:
@@ -248,6 +307,34 @@ def test_a_part_that_is_written_once_more_is_not_there_until_then(
     gate.open()
     wait_for(ended(writer), 20, "it is written again")
     assert durable_folder.is_written(folder, "server-0.safetensors")
+
+
+def test_what_cannot_be_told_now_is_told_as_soon_as_it_can(
+    tmp_path: Path, writer: Forked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system was read-only for a while: neither the part nor the note could be written."""
+    served, folder = Played(tmp_path, Notes(), writer=writer), tmp_path / "checkpoints" / "step-1"
+    served.starts()
+    note = parts_writer.failure_of(folder, "server-0.safetensors")
+
+    def refuses(*arguments: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as read_only:
+        read_only.setattr(snapshot, "write_part", refuses)
+        read_only.setattr(Path, "write_text", refuses)
+        durable_folder.partial_of(folder).mkdir(parents=True)
+        served.asks(0, Verb.SAVE, text({"folder": "checkpoints/step-1", "checkpoint": True, "behind": True}))
+        wait_for(ended(writer), 20, "it ends")
+        served.server.saving.has_written()
+        assert not note.exists()
+    served.server.saving.has_written()
+    assert note.read_text().startswith(
+        "server-0.safetensors cannot be written: the process that wrote it could not tell why"
+    )
+    note.unlink()
+    served.server.saving.has_written()
+    assert not note.exists(), "it is told once"
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -83,11 +83,14 @@ def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, A
     durable_folder.seal_of(path).write_text(json.dumps(dict(seal)))
 
 
-def leave_failure(folder: Path, server: int, why: str) -> None:
-    """For who completes a checkpoint: that server's part will not come."""
-    failed = f"{part_name(server)} cannot be written: {why}"
-    writer.leave_failure(folder, part_name(server), failed)
-    print(failed, flush=True)  # the log may be on a disk that is full, too
+def leave_failure(folder: Path, server: int, why: str) -> bool:
+    """Tell who completes a checkpoint that a server's part will not come; returns False if that cannot be told now."""
+    return writer.leave_failure(folder, part_name(server), failure(server, why))
+
+
+def failure(server: int, why: str) -> str:
+    """The sentence that says why a server's part is not written."""
+    return f"{part_name(server)} cannot be written: {why}"
 
 
 def begin_anew(folder: Path, server: int) -> None:
@@ -104,4 +107,5 @@ def give_up(checkpoints: Path, server: int) -> None:
     for partial in sorted(checkpoints.glob("step-*.partial")):
         folder = partial.with_name(partial.name.removesuffix(".partial"))
         if not durable_folder.is_written(folder, part_name(server)):
-            leave_failure(folder, server, f"server {server} was started again while it was written")
+            leave_failure(folder, server, why := f"server {server} was started again while it was written")
+            print(failure(server, why), flush=True)

@@ -11,8 +11,10 @@ import ctypes
 import gc
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from trainer.errors import UserError, why
@@ -21,8 +23,13 @@ PR_SET_PDEATHSIG = 1
 STANDARD_STREAMS = 3
 """Descriptors below it stay open in the copy: its output goes to the server's log."""
 NOT_TOLD = 2
-"""Exit code of a copy that could not write, and could not say so either."""
-Tell = Callable[[str], None]
+"""Exit code of a copy that could not write, and could not tell so either."""
+STILL_S = 600.0
+"""A copy that has used no processor for so long is killed; who waits for its part gives up after as long."""
+LONGEST_LOOK_S = 5.0
+"""So much time at most counts between two looks: this process may have been stopped, and its copy with it."""
+Tell = Callable[[str], bool]
+"""Tells why a part is not written; returns whether that could be told."""
 
 
 class PartWriter(Protocol):
@@ -46,9 +53,13 @@ class Forked:
     ZeroMQ nor torch, closes the descriptors that it was left, ends without any clean-up, and is killed with the server.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._copy: int | None = None
-        self._failed: Tell = print
+        self._killed: set[int] = set()
+        """Copies that may not have ended yet: who waits for a disk that does not answer cannot be killed."""
+        self._failed: Tell = lambda why: True
+        self._looked, self._still_s, self._work = 0.0, 0.0, ""
 
     def begin(self, write: Callable[[], None], failed: Tell) -> None:
         """As :class:`PartWriter`."""
@@ -61,7 +72,7 @@ class Forked:
             failed(f"the server cannot be copied ({why(error)}); checkpoint.background=false needs no copy")
             return
         if copy:
-            self._copy = copy
+            self._copy, self._looked, self._still_s, self._work = copy, self._clock(), 0.0, ""
             return
         code = NOT_TOLD
         with contextlib.suppress(BaseException):
@@ -72,19 +83,49 @@ class Forked:
 
     def busy(self) -> bool:
         """As :class:`PartWriter`; a copy that was killed says nothing itself."""
+        self._killed = {copy for copy in self._killed if not os.waitpid(copy, os.WNOHANG)[0]}
         if self._copy is None:
             return False
         ended, status = os.waitpid(self._copy, os.WNOHANG)
         if not ended:
-            return True
+            return not self._gives_up(self._copy)
         self._copy = None
         if os.WIFSIGNALED(status):
-            name = signal.Signals(os.WTERMSIG(status)).name
             hint = " (out of memory?)" if os.WTERMSIG(status) == signal.SIGKILL else ""
-            self._failed(f"the process that wrote it was killed by {name}{hint}")
+            self._failed(f"the process that wrote it was killed by {signal_name(os.WTERMSIG(status))}{hint}")
         elif os.WEXITSTATUS(status) == NOT_TOLD:
-            self._failed("the process that wrote it could not tell why")
+            self._failed("the process that wrote it could not tell why here; the server's log may")
         return False
+
+    def _gives_up(self, copy: int) -> bool:
+        """Kill a copy that stands still: it was stopped, or its disk does not answer."""
+        now, work = self._clock(), processor_time(copy)
+        passed, self._looked = now - self._looked, now
+        self._still_s = self._still_s + min(passed, LONGEST_LOOK_S) if work == self._work else 0.0
+        self._work = work
+        if self._still_s <= STILL_S:
+            return False
+        os.kill(copy, signal.SIGKILL)
+        self._killed.add(copy)
+        self._copy = None
+        self._failed(f"the process that wrote it has done nothing for {STILL_S:g} s, and was killed")
+        return True
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal; real-time signals have only numbers."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def processor_time(process: int) -> str:
+    """The processor time that a process has used, in ticks of user and system; '' where that cannot be read."""
+    try:
+        return " ".join(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13])
+    except OSError:
+        return ""
 
 
 def _in_copy(write: Callable[[], None], failed: Tell) -> int:
@@ -99,6 +140,5 @@ def _in_copy(write: Callable[[], None], failed: Tell) -> int:
     try:
         write()
     except BaseException as error:
-        failed(why(error) if isinstance(error, (OSError, UserError)) else repr(error))
-        return 1
+        return 1 if failed(why(error) if isinstance(error, (OSError, UserError)) else repr(error)) else NOT_TOLD
     return 0

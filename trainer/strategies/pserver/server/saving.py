@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ class Saving:
             board.set(note, "")
         self.writer = writer if parameters.config.checkpoint.background else None
         self.writes = False
+        self.untold: tuple[Path, str] | None = None
+        """The checkpoint whose part is not written, and why, until that can be told."""
         wanted = parameters.config.checkpoint.to is None  # a copy elsewhere has both files each time
         self.increments = Increments(parameters.server, life, wanted)
         self.apart: Path | None = None
@@ -73,6 +75,7 @@ class Saving:
             raise Malformed(f"SAVE to {folder}, which is not in the run's folder")
         if self.writer is not None and self.writer.busy():
             raise NotYet([], "the end of its write of the part before")
+        self.untold = None
         shard, rule = self.parameters.opened()
         apart = folder if mark is not None and not snapshot_parts.is_shared(folder, str(mark)) else None
         snapshot_parts.begin_anew(folder, self.parameters.server)
@@ -90,7 +93,7 @@ class Saving:
         write = partial(self._write, folder, tensors, told, full)
         if asked.get("behind") and apart is None and self.writer is not None:
             self.writes = True
-            self.writer.begin(write, partial(snapshot_parts.leave_failure, folder, self.parameters.server))
+            self.writer.begin(write, partial(self._failed, folder))
         else:
             with self._said(), self.outlet.room_for_files():
                 write()
@@ -109,8 +112,25 @@ class Saving:
 
     def has_written(self) -> bool:
         """Whether a write behind an answer has ended since this was asked for last."""
+        self._tell()
         wrote, self.writes = self.writes, self.writer is not None and self.writer.busy()
         return wrote and not self.writes
+
+    def _failed(self, folder: Path, why: str) -> bool:
+        """Tell who completes a checkpoint why this server's part is not written; returns False if only a later look can tell it, as
+        where the disk is read-only for a while."""
+        self.untold = folder, why
+        told = self._tell()
+        with suppress(OSError):  # the log may be on that disk, too
+            print(snapshot_parts.failure(self.parameters.server, why), flush=True)
+        return told
+
+    def _tell(self) -> bool:
+        if self.untold is not None and snapshot_parts.leave_failure(
+            self.untold[0], self.parameters.server, self.untold[1]
+        ):
+            self.untold = None
+        return self.untold is None
 
     def come_back(self) -> None:
         """This server was started again: what its life before was writing is lost."""
