@@ -31,7 +31,17 @@ from trainer.strategies.pserver.server import (
     turns,
 )
 from trainer.strategies.pserver.server import totals as totals_module
-from trainer.strategies.pserver.worker import async_and_ssp, client, geo, halting, held_blocks, retelling, sync, worker
+from trainer.strategies.pserver.worker import (
+    ahead,
+    async_and_ssp,
+    client,
+    geo,
+    halting,
+    held_blocks,
+    retelling,
+    sync,
+    worker,
+)
 from trainer.worker import returned
 
 Defect = Callable[[], Any]
@@ -369,6 +379,12 @@ def a_block_of_nobody_comes_before_one_s_own(original: Any, self: epoch_blocks.L
     if own and nobody and min(nobody) < min(own):
         self.epoch.kept[min(nobody)] = holder.rank
     return original(self, holder, *told)
+
+
+@replaces(ahead.Ahead, "recall")
+def rows_of_a_checkpoint_are_taken_for_any_batch(original: Any, self: ahead.Ahead) -> Any:
+    self.place = None
+    return original(self)
 
 
 # --- other numbers of processes go on, or as many in sync ----------------------------------------------------------

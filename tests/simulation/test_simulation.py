@@ -57,6 +57,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "the_launcher_takes_the_life_before_for_the_next": (None, 3043),
     "a_checkpoint_forgets_the_blocks_that_are_out": (None, 28),
     "a_block_of_nobody_comes_before_one_s_own": (None, 7319),
+    "rows_of_a_checkpoint_are_taken_for_any_batch": (None, 1010722),
     "a_checkpoint_forgets_which_batches_are_applied": (None, 28),
     "a_checkpoint_forgets_what_is_computed_and_not_pushed": (None, 421),
     "blocks_that_nobody_tells_of_count_as_new": (None, 116),

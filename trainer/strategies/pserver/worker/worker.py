@@ -18,7 +18,7 @@ from trainer.models.rows import dense_of, tables
 from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Seat, Share, Strategy
 from trainer.strategies.pserver.protocol.messages import CREATES, SAVES, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.worker.agreement import agree_on
-from trainer.strategies.pserver.worker.ahead import Ahead
+from trainer.strategies.pserver.worker.ahead import Ahead, place_of
 from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.connections import Connections, connect
 from trainer.strategies.pserver.worker.export import merged_tables, save_persistables
@@ -150,11 +150,11 @@ class PserverWorker(Retelling, Halting, Strategy):
     # --- a batch ---------------------------------------------------------------------------------------------------
 
     def expect(self, batch: Any) -> None:
-        self.ahead.expect(batch.inputs)
+        self.ahead.expect(batch.inputs, place_of(batch))
 
     def note(self, batch: Any) -> None:
         """Remember what is needed of the batch that is computed now: its inputs, time and leased block."""
-        self.ahead.computing(batch.inputs)
+        self.ahead.computing(batch.inputs, place_of(batch))
         if isinstance(batch.inputs, dict) and "time" in batch.inputs:
             self.event_time = int(batch.inputs["time"].max())
         self.work.note(getattr(batch, "work", None))
