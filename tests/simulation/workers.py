@@ -181,6 +181,8 @@ class SimulatedWorker(Process):
         self.notes = board.under("checkpoint")
         self.returned = Returned(self.notes)  # type: ignore[arg-type]
         self.life = self.epoch = self.update = self.asked = self.last_stop = self.saved_last = 0
+        self.comes: tuple[int, int, int] | None = None
+        """Where the batch is of which the checkpoint has rows."""
         self.rank, self.scenario, self.send_away, self.tell_end = rank, scenario, send, ended
         self.inbox: list[Message] = []
         self.waits = 0
@@ -365,6 +367,7 @@ class SimulatedWorker(Process):
         for samples, batches in self._feed(strategy, epoch):
             for batch in batches:
                 strategy.prepare(batch)
+                self._check_block(strategy, batch)
                 self.pause(pace * (0.5 + random.random()), for_messages=False)
                 self._backward(strategy, batch)
             strategy.step(samples)
@@ -462,7 +465,22 @@ class SimulatedWorker(Process):
             return 0
         self.begins.put(strategy, RUN)
         self.update = self.begins.update
+        self.comes = None if strategy.ahead.received is None else strategy.ahead.place
         return self.begins.epoch
+
+    def _check_block(self, strategy: PserverWorker, batch: Batch) -> None:
+        """Of a batch that is computed: rows that the checkpoint has of it are used, and not wasted on a block of others.
+
+        Raises:
+            Violation: they are not used, or the worker has not even been given the block of their batch.
+        """
+        comes, self.comes = self.comes, None
+        if comes is not None and batch.work is not None and comes == batch.work[:3] and not strategy.ahead._rows:
+            raise Violation(f"worker {self.rank} drops the rows that the checkpoint has of its next batch")
+        if comes is None or batch.work is None or self.world.injected["server started again"]:
+            return
+        if comes[1] not in {batch.work[1], *strategy.work.told()["held"], *strategy.work.all_finished}:
+            raise Violation(f"worker {self.rank} has the rows of batch {comes[2]} of block {comes[1]}, and begins with block {batch.work[1]}")  # fmt: skip
 
     def _come_back(self, strategy: PserverWorker) -> int:
         """Wait to be let in; returns the epoch of the others."""

@@ -11,7 +11,7 @@ import torch
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.worker.ahead import Ahead
 
-HERE, EARLIER = (0, 1, 1), (0, 1, 0)
+EARLIER, HERE, LATER = (0, 1, 0), (0, 1, 1), (0, 1, 2)
 
 
 def resumed(ids: list[int], place: tuple[int, int, int] | None) -> Ahead:
@@ -26,6 +26,7 @@ def resumed(ids: list[int], place: tuple[int, int, int] | None) -> Ahead:
 @pytest.mark.parametrize("place", [None, HERE])
 def test_rows_of_the_batch_that_comes_are_used_once(place: tuple[int, int, int] | None) -> None:
     ahead, ids = resumed([3, 5], place), torch.tensor([5, 3, 5])
+    ahead.expect(torch.tensor([8]), None if place is None else LATER)  # the feed is a batch ahead
     ahead.computing(ids, place)
     assert ahead.recall() and not ahead.recall()
     taken = ahead.take(ahead.tables[0], ids)
@@ -54,4 +55,7 @@ def test_a_checkpoint_keeps_the_place_of_the_batch_that_comes() -> None:
     ahead = resumed([3, 5], EARLIER)
     assert ahead.state()["place"] == EARLIER
     ahead.expect(torch.tensor([1]), HERE)
+    assert ahead.state()["place"] == EARLIER, "its rows are not there yet"
+    fetched: Any = SimpleNamespace(rows={})
+    ahead.fetched = {}, fetched
     assert ahead.state()["place"] == HERE

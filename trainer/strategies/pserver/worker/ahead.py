@@ -49,6 +49,7 @@ class Ahead:
         self._inputs: Any = None
         self._here: Place = None
         self._expected: Any = None
+        self._coming: Place = None
         self._paths: dict[int, str | None] = {}
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, np.ndarray, torch.Tensor, torch.Tensor]] = {}
 
@@ -60,7 +61,7 @@ class Ahead:
 
     def expect(self, inputs: Any, place: Place = None) -> None:
         """Note the inputs of the next batch."""
-        self._expected, self.place = inputs, place
+        self._expected, self._coming = inputs, place
 
     def coming(self) -> Ids | None:
         """Return the ids of the next batch, once; None if it is unknown."""
@@ -107,12 +108,11 @@ class Ahead:
 
     def state(self) -> dict[str, Any]:
         """What has been received for the next batch, for :meth:`load`."""
-        received = None
+        received, place = self.received, self.place
         if self.fetched is not None:
             ids, fetched = self.fetched
-            received = {n: once for n, (_, once, _) in ids.items()}, fetched.rows
-        received = received if received is not None else self.received
-        return {"paths": self._paths, "received": received, "place": self.place}
+            received, place = ({n: once for n, (_, once, _) in ids.items()}, fetched.rows), self._coming
+        return {"paths": self._paths, "received": received, "place": place}
 
     def load(self, paths: Mapping[int, str | None], received: Any, place: Sequence[int] | None = None) -> None:
         """Restore what :meth:`state` returned."""
