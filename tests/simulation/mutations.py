@@ -387,6 +387,16 @@ def rows_of_a_checkpoint_are_taken_for_any_batch(original: Any, self: ahead.Ahea
     return original(self)
 
 
+@replaces(held_blocks.HeldBlocks, "lease_anew")
+def a_torn_block_is_leased_without_what_was_just_pushed(_: Any, self: Any, epoch: int, lease: Any) -> Any:
+    return lease
+
+
+@replaces(epoch_blocks.Leases, "state")
+def a_checkpoint_forgets_that_its_server_was_started_again(original: Any, self: epoch_blocks.Leases) -> Any:
+    return original(self) | {"unsure": False}
+
+
 # --- other numbers of processes go on, or as many in sync ----------------------------------------------------------
 
 

@@ -58,6 +58,8 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_checkpoint_forgets_the_blocks_that_are_out": (None, 28),
     "a_block_of_nobody_comes_before_one_s_own": (None, 7319),
     "rows_of_a_checkpoint_are_taken_for_any_batch": (None, 1010722),
+    "a_torn_block_is_leased_without_what_was_just_pushed": (None, 1007902),
+    "a_checkpoint_forgets_that_its_server_was_started_again": (None, 1007902),
     "a_checkpoint_forgets_which_batches_are_applied": (None, 28),
     "a_checkpoint_forgets_what_is_computed_and_not_pushed": (None, 421),
     "blocks_that_nobody_tells_of_count_as_new": (None, 116),

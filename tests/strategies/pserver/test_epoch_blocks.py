@@ -117,6 +117,18 @@ def test_block_of_a_worker_that_there_is_no_more_is_anybodys() -> None:
     assert leases.ask(Holder(1, 78), 0, 3, ()) == Answer(1, again=True)
 
 
+def test_checkpoint_of_a_server_that_was_started_again_says_that_it_may_have_handed_out_any_block() -> None:
+    """Other servers may have a part of a block that a worker had which was lost meanwhile."""
+    leases = Leases()
+    leases.load(2, epoch=0, blocks=3, next=1, finished=((0, 1),), dropped=(), kept=())
+    assert leases.ask(Holder(0, 77), 0, 3, ()) == Answer(1)
+    leases.come_back()
+    next_life = Leases()
+    next_life.load(2, **leases.state())
+    asked = [next_life.ask(Holder(0, 79), 0, 3, ()) for _ in range(2)]
+    assert asked == [Answer(1, again=True), Answer(2, again=True)]
+
+
 def test_batch_that_one_of_several_servers_has_applied_counts_as_applied() -> None:
     """One of them was started again, and lacks what it had done since its snapshot."""
     progress = Progress()

@@ -69,7 +69,8 @@ class Leases:
         self.dropped = 0
         self.taken_over = 0
         self.unsure = False
-        """This server was started again, and may have handed out any block before."""
+        """This server was started again, now or before the checkpoint that it goes on from, and may have handed out any block before:
+        other servers may have a part of it."""
 
     def ask(self, holder: Holder, epoch: int, blocks: int, done: Iterable[int]) -> Answer | None:
         """Called for a worker that reports finished blocks and asks for another; None: it has to wait."""
@@ -133,15 +134,16 @@ class Leases:
         whose = {b: holder.rank for b, holder in now.out.items()} | {b: NOBODY for b, _ in now.orphans} | now.kept
         return {
             "epoch": now.number, "blocks": now.blocks, "next": now.next, "finished": list(Intervals((b, b + 1) for b in now.finished)),
-            "dropped": sorted(now.dropped), "kept": sorted(whose.items()),
+            "dropped": sorted(now.dropped), "kept": sorted(whose.items()), "unsure": self.unsure,
         }  # fmt: skip
 
     def load(
         self, workers: int, epoch: int, blocks: int, next: int, finished: Iterable[tuple[int, int]], dropped: Iterable[int],
-        kept: Iterable[tuple[int, int]],
+        kept: Iterable[tuple[int, int]], unsure: bool = False,
     ) -> None:  # fmt: skip
         """Go on from a ``state``: blocks that were out are handed out again, first to whom they were; those of a worker that
         there is no more (``workers``: how many there are) to anybody."""
+        self.unsure = unsure
         done = {block for start, stop in finished for block in range(start, stop)}
         whose = {block: rank if rank < workers else NOBODY for block, rank in kept}
         self.epoch = Epoch(epoch, blocks, next, finished=done, dropped=set(dropped), kept=whose)

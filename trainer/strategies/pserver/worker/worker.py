@@ -243,9 +243,10 @@ class PserverWorker(Retelling, Halting, Strategy):
                 yield None
                 self.push_pending()
             lease = self.work.lease(epoch, answer)
-            if answer.get("again") and self.work.is_torn(epoch, lease):
+            if self.work.torn:  # no push may combine what only some servers have, or lack, with other batches
                 yield None
-                self.push_pending()
+                self.finish_pushes()
+                lease = self.work.lease_anew(epoch, lease)
             yield lease
 
     def rest(self) -> None:

@@ -1,0 +1,96 @@
+"""A worker goes on in a block of which servers that were started again have lost batches before those that it has computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.strategies.contract import Lease
+from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb, text
+from trainer.strategies.pserver.server.epoch_blocks import Progress
+from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
+
+BATCHES = 6
+AGAIN = {"block": 0, "fence": [], "over": False, "again": True}
+
+
+class Servers:
+    """What each server has of block 0, as the client of a worker: it asks at once."""
+
+    def __init__(self, has: Iterable[Iterable[tuple[int, int]]]) -> None:
+        self.progress = [Progress() for _ in has]
+        for progress, parts in zip(self.progress, has, strict=True):
+            progress.load(0, {"0": parts})
+        self.servers = range(len(self.progress))
+
+    def take(self) -> None:
+        """Nothing comes later."""
+
+    def ask(self, server: int, message: Message, note: Any = None) -> Message:
+        if message.verb == Verb.LEASE:
+            return Message(Verb.DONE, records=[text({"block": -1, "over": False})])
+        rows = [[0, 0, *part] for part in self.progress[server].of(0, 0)]
+        return Message(Verb.DONE, records=[Record(Kind.WORK, np.array(rows, dtype=np.int64).reshape(-1, 4))])
+
+    def wait(self, answers: list[Message]) -> list[Message]:
+        return answers
+
+    def push(self, work: HeldBlocks) -> None:
+        """All that is computed, at all servers. One that has a part of it, and lacks another, refuses it."""
+        covered = work.covered()
+        for record in covered.records:
+            for progress in self.progress:
+                progress.covered(record.array)
+                progress.mark(record.array)
+        work.acknowledged(covered)
+
+
+def goes_on(servers: Servers, computed: list[tuple[int, int]], at_its_end: bool) -> tuple[HeldBlocks, Lease]:
+    """A worker that has computed these batches of block 0, and those of another block, and gets block 0 again."""
+    client: Any = servers
+    work = HeldBlocks(client)
+    work.load([[0, 0, *part] for part in computed], [0] if at_its_end else [])
+    lease = work.lease(0, AGAIN)
+    if work.torn:
+        servers.push(work)
+        lease = work.lease_anew(0, lease)
+    return work, lease
+
+
+@pytest.mark.parametrize("has", [[[]], [[], [(0, 5)]], [[(0, 2)], [(0, 5)]], [[(0, 2)]], [[(0, 2)], [(0, 4), (5, 6)]]])
+def test_what_is_computed_behind_lost_batches_is_pushed_alone_and_the_block_ends_with_its_last_batch(has: Any) -> None:
+    servers = Servers(has)
+    work, lease = goes_on(servers, [(5, 6)], at_its_end=True)
+    assert work.torn and lease.start == min([part[1] for parts in has for part in parts[:1]] + [0] * ([] in has))
+    assert not work.all_finished, "batches of the block are still to come"
+    for index in range(lease.start, BATCHES):
+        work.note((0, 0, index, index == BATCHES - 1))
+        if work.must_push:
+            servers.push(work)
+            work.must_push = False
+    work.note((0, 1, 0, False))
+    servers.push(work)
+    assert [[*p.of(0, 0)] for p in servers.progress] == [[(0, BATCHES)]] * len(servers.progress)
+    assert work.all_finished == {0}
+
+
+@pytest.mark.parametrize(("has", "computed"), [([[(0, 2)]], [(2, 6)]), ([[(0, 5)], [(0, 5)]], [(5, 6)]), ([[]], [(0, 6)])])  # fmt: skip
+def test_what_is_computed_next_stays_pending(has: Any, computed: list[tuple[int, int]]) -> None:
+    """The run has the numbers then that it would have had."""
+    servers = Servers(has)
+    work, lease = goes_on(servers, computed, at_its_end=True)
+    assert not work.torn and lease.start == BATCHES
+    lease.empty()
+    assert not work.all_finished
+    servers.push(work)
+    assert work.all_finished == {0}
+
+
+def test_what_servers_have_already_is_not_pushed_with_other_batches() -> None:
+    """The worker was doing batches again that had only been known to all servers behind a gap."""
+    servers = Servers([[(0, 5)], [(0, 5)]])
+    work, lease = goes_on(servers, [(2, 3)], at_its_end=False)
+    assert lease.start == 5 and not work.covered().records
