@@ -183,18 +183,27 @@ def test_work_of_a_worker_that_dies_between_the_halves_of_a_push_counts_once_at_
 
 @pytest.mark.parametrize("who", ["server", "launcher"])
 def test_a_run_whose_checkpoints_are_increments_goes_on_after_a_kill(tmp_path: Path, who: str) -> None:
+    gates = (20, 30, 40, 50, 60)
     command = (
         "+recipe=wide_and_deep", "data.train_rows=1500", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]", "data.batch_size=16",
         "limit_train_batches=40", "limit_val_batches=2", "data.lease_batches=4", "epochs=2", "strategy=pserver_async",
-        "strategy._target_=tests.checkpoint.incremental.Async", *BASE[BASE.index("execution.log_every=1"):], GATE.format(rank=0),
+        "strategy._target_=tests.checkpoint.incremental.Async", *BASE[BASE.index("execution.log_every=1"):],
+        f"callbacks=[{','.join(f'{{_target_:tests.faults.gate.Gate,at:{at},until:go{at},rank:0}}' for at in gates)}]",
     )  # fmt: skip
 
     def waits(run: Path) -> bool:
+        """At a gate before which increments were written: while one checkpoint is written, the next one is not begun."""
         log = run / "workerlog.0"
-        if not log.exists() or WAITS not in log.read_text():
+        at = [gate for gate in gates if not (run / f"go{gate}").exists()]
+        if not log.exists() or log.read_text().count(WAITS) <= len(gates) - len(at):
             return False
-        newest = store.newest_whole(run / "checkpoints")  # no other one is written: the first worker waits
-        return newest is not None and all(SINCE in part.meta for part in parts_of(newest))
+        newest = store.newest_whole(run / "checkpoints")
+        if newest is None or any(path.suffix == ".partial" for path in (run / "checkpoints").iterdir()):
+            return False
+        if all(SINCE in part.meta for part in parts_of(newest)):
+            return True
+        (run / f"go{at[0]}").touch()
+        return False
 
     with held_up(tmp_path, waits, *command, ends_s=120) as (process, run, everybody):
         if who == "server":
@@ -203,7 +212,8 @@ def test_a_run_whose_checkpoints_are_increments_goes_on_after_a_kill(tmp_path: P
             wait_for(lambda: log.read_text().count("listens at") == 2, 60, "it is there again")
         else:
             process.kill()
-        (run / "go").touch()
+        for gate in gates:
+            (run / f"go{gate}").touch()
     if who == "launcher":
         ended = trainer(*command, "resume=auto", cwd=tmp_path)
         assert ended.returncode == 0, ended.stderr

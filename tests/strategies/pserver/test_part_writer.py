@@ -54,8 +54,14 @@ def gate(tmp_path: Path) -> Gate:
 
 
 @pytest.fixture
-def writer() -> Iterator[Forked]:
-    made = Forked()
+def now() -> list[float]:
+    """The writer's clock."""
+    return [0.0]
+
+
+@pytest.fixture
+def writer(now: list[float]) -> Iterator[Forked]:
+    made = Forked(lambda: now[0])
     yield made
     if made._copy is not None:
         os.kill(made._copy, signal.SIGKILL)
@@ -70,6 +76,12 @@ def noted(said: list[str]) -> Callable[[str], bool]:
         return True
 
     return failed
+
+
+def copy_of(writer: Forked) -> psutil.Process:
+    """The copy that writes now."""
+    assert writer._copy is not None
+    return psutil.Process(writer._copy)
 
 
 def ended(writer: Forked) -> Callable[[], bool]:
@@ -95,7 +107,7 @@ def test_a_copy_that_is_killed_is_told_of(gate: Gate, writer: Forked) -> None:
     said = list[str]()
     writer.begin(gate.wait, noted(said))
     assert writer.busy()
-    [copy] = psutil.Process().children()
+    copy = copy_of(writer)
     copy.kill()
     wait_for(ended(writer), 20, "it is noticed")
     assert said == ["the process that wrote it was killed by SIGKILL (out of memory?)"]
@@ -138,18 +150,19 @@ def test_a_copy_that_cannot_even_say_why_is_told_of(raises: bool, writer: Forked
 def test_a_signal_without_a_name_is_told_of_by_its_number(gate: Gate, writer: Forked) -> None:
     said = list[str]()
     writer.begin(gate.wait, noted(said))
-    [copy] = psutil.Process().children()
+    copy = copy_of(writer)
     copy.send_signal(40)
     wait_for(ended(writer), 20, "it is noticed")
     assert said == ["the process that wrote it was killed by signal 40"]
 
 
-def test_a_copy_that_stands_still_is_killed_and_another_one_begins(tmp_path: Path, gate: Gate) -> None:
+def test_a_copy_that_stands_still_is_killed_and_another_one_begins(
+    tmp_path: Path, gate: Gate, now: list[float], writer: Forked
+) -> None:
     """It was stopped, or its disk does not answer. Time in which the server was stopped itself does not count."""
-    now, said = [0.0], list[str]()
-    writer = Forked(lambda: now[0])
+    said = list[str]()
     writer.begin(gate.wait, noted(said))
-    [copy] = psutil.Process().children()
+    copy = copy_of(writer)
     wait_for(lambda: copy.status() == psutil.STATUS_SLEEPING, 20, "it waits")
     copy.suspend()
     wait_for(lambda: copy.status() == psutil.STATUS_STOPPED, 20, "it is stopped")
@@ -164,14 +177,13 @@ def test_a_copy_that_stands_still_is_killed_and_another_one_begins(tmp_path: Pat
     wait_for(lambda: copy.status() == psutil.STATUS_ZOMBIE, 20, "it ends")
     writer.begin(lambda: (tmp_path / "part").touch(), noted(said))
     wait_for(ended(writer), 20, "the next one ends")
-    assert (tmp_path / "part").exists() and len(said) == 1 and not psutil.Process().children()
+    assert (tmp_path / "part").exists() and len(said) == 1 and not copy.is_running()
 
 
-def test_a_copy_that_works_is_waited_for(gate: Gate) -> None:
-    now, said = [0.0], list[str]()
-    writer = Forked(lambda: now[0])
+def test_a_copy_that_works_is_waited_for(now: list[float], writer: Forked) -> None:
+    said = list[str]()
     writer.begin(lambda: [None for _ in iter(int, 1)], noted(said))  # type: ignore[func-returns-value, misc]
-    [copy] = psutil.Process().children()
+    copy = copy_of(writer)
     for _ in range(10):
         before = processor_time(copy.pid)
         wait_for(lambda before=before: processor_time(copy.pid) != before, 20, "it works")
@@ -186,7 +198,7 @@ def test_where_memory_runs_out_the_copy_is_ended_and_not_the_server(gate: Gate, 
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
     writer.begin(gate.wait, noted([]))
-    [copy] = psutil.Process().children()
+    copy = copy_of(writer)
     wait_for(lambda: adjusted(copy.pid) == 1000, 20, "the kernel knows")
     assert adjusted(os.getpid()) < 1000
     gate.open()
