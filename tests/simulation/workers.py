@@ -465,7 +465,7 @@ class SimulatedWorker(Process):
             return 0
         self.begins.put(strategy, RUN)
         self.update = self.begins.update
-        self.comes = None if strategy.ahead.received is None else strategy.ahead.place
+        self.comes = strategy.ahead.place if strategy.ahead.received and strategy.ahead.received[0] else None
         return self.begins.epoch
 
     def _check_block(self, strategy: PserverWorker, batch: Batch) -> None:
