@@ -121,6 +121,29 @@ class Recorder:
         return entries, contents
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a run finds after its death: the folder, where it died, and whether that was after the last change."""
+
+    folder: Path
+    where: str
+    at_the_end: bool
+
+
+def deaths(recorder: Recorder, below: Path) -> Iterator[Found]:
+    """Each state of the disk once that a death leaves, and all of the end, in folders of their own."""
+    seen: set[str] = set()
+    for number, moment in enumerate(recorder.moments):
+        at_the_end = moment.change == "the end"
+        for way, (how, state) in enumerate(moment.states(recorder.root)):
+            if str(state) in seen and not at_the_end:
+                continue
+            seen.add(str(state))
+            place = below / f"found-{number}-{way}"
+            put(state, place)
+            yield Found(place, f"{how} before change {number}, {moment.change}: {sorted(state)}", at_the_end)
+
+
 @contextmanager
 def recorded(folder: Path) -> Iterator[Recorder]:
     """Inside, what the program does in the folder is recorded; nothing else may happen there."""

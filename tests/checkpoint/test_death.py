@@ -34,25 +34,19 @@ def test_wherever_a_run_dies_while_it_saves_it_can_go_on(
     assert len(recorder.moments) > 20
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     known = {(s, n) for s, n, _ in [*before, (step, life, workers)]}
-    seen: set[str] = set()
-    for number, moment in enumerate(recorder.moments):
-        for way, (how, state) in enumerate(moment.states(recorder.root)):
-            if str(state) in seen and moment.change != "the end":
-                continue
-            seen.add(str(state))
-            place, where = tmp_path / f"found-{number}-{way}", f"{how} before change {number}, {moment.change}"
-            disk.put(state, place)
-            newest = store.newest_whole(place / "checkpoints")
-            assert newest is not None or not before, f"nothing is left: {where}, {sorted(state)}"
-            found = saving.read(newest) if newest is not None else None
-            assert found is None or found in known, where
-            if moment.change == "the end":
-                assert found == (step, life), f"what was saved is lost: {where}"
-            store.forget_unfinished(place / "checkpoints")
-            assert newest is None or saving.read(store.newest_whole(place / "checkpoints") or place) == found, where
-            for again in (step, step + 10):
-                saving.save(place / "checkpoints", again, 3)
-                assert saving.read(store.newest_whole(place / "checkpoints") or place) == (again, 3), where
-            left = sorted(path.name for path in (place / "checkpoints").iterdir())
-            assert left == ["latest", store.folder_of(place, step + 10).name], where
-            assert (place / "checkpoints" / "latest").read_text().strip() == left[1]
+    for death in disk.deaths(recorder, tmp_path):
+        place, where = death.folder, death.where
+        newest = store.newest_whole(place / "checkpoints")
+        assert newest is not None or not before, f"nothing is left: {where}"
+        found = saving.read(newest) if newest is not None else None
+        assert found is None or found in known, where
+        if death.at_the_end:
+            assert found == (step, life), f"what was saved is lost: {where}"
+        store.forget_unfinished(place / "checkpoints")
+        assert newest is None or saving.read(store.newest_whole(place / "checkpoints") or place) == found, where
+        for again in (step, step + 10):
+            saving.save(place / "checkpoints", again, 3)
+            assert saving.read(store.newest_whole(place / "checkpoints") or place) == (again, 3), where
+        left = sorted(path.name for path in (place / "checkpoints").iterdir())
+        assert left == ["latest", store.folder_of(place, step + 10).name], where
+        assert (place / "checkpoints" / "latest").read_text().strip() == left[1]

@@ -227,19 +227,11 @@ def test_wherever_a_run_dies_while_it_saves_there_is_a_whole_checkpoint(
         folder = run.save()
     assert is_increment(folder) == (name != "a full one after increments")
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    seen: set[str] = set()
-    for number, moment in enumerate(recorder.moments):
-        for way, (how, state) in enumerate(moment.states(recorder.root)):
-            if str(state) in seen and moment.change != "the end":
-                continue
-            seen.add(str(state))
-            place, where = tmp_path / f"found-{number}-{way}", f"{how} before change {number}, {moment.change}"
-            disk.put(state, place)
-            newest = store.newest_whole(place / "checkpoints")
-            assert newest is not None, f"nothing is left: {where}, {sorted(state)}"
-            check(newest, run.truths)
-            assert store.about(newest).step in ((run.step,) if moment.change == "the end" else (before, run.step)), (
-                where
-            )
-            store.forget_unfinished(place / "checkpoints")
-            assert store.newest_whole(place / "checkpoints") == newest, where
+    for found in disk.deaths(recorder, tmp_path):
+        place, where = found.folder, found.where
+        newest = store.newest_whole(place / "checkpoints")
+        assert newest is not None, f"nothing is left: {where}"
+        check(newest, run.truths)
+        assert store.about(newest).step in ((run.step,) if found.at_the_end else (before, run.step)), where
+        store.forget_unfinished(place / "checkpoints")
+        assert store.newest_whole(place / "checkpoints") == newest, where
