@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from trainer.errors import Died, NotFinite, RunFailed
 from trainer.host.notes_board import Board
+from trainer.host.signals import signal_name
 from trainer.launch.process import Failure
 
 POLL_S = 0.1
@@ -309,7 +310,7 @@ def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""
             when = float("inf") if -code in (signal.SIGTERM, signal.SIGINT) else -2
             reports.append(
-                (when, f"{member} was killed by {_name(-code)}{hint}{_tail(handle.log)}", handle.log, str(member))
+                (when, f"{member} was killed by {signal_name(-code)}{hint}{_tail(handle.log)}", handle.log, str(member))
             )
         elif code is not None and not handle.well:
             early = "" if code else ", before it had done its work"
@@ -321,13 +322,6 @@ def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
     if text in where:
         return NotFinite(message, *where[text])
     return Died(message, died) if died else RunFailed(message)
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 def _tail(log: Path, lines: int = 15) -> str:

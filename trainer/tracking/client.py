@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.host.signals import signal_name
 from trainer.tracking.tracking_file import read
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
@@ -180,9 +180,7 @@ def _ending(code: int) -> str:
     """How a process ended, as a part of a sentence."""
     if code >= 0:
         return f"ended with exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"was killed by signal {-code}"
+    return f"was killed by {signal_name(-code)}"
 
 
 def environment() -> dict[str, str]:

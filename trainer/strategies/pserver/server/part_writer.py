@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trainer.errors import UserError, why
+from trainer.host.signals import signal_name
 
 PR_SET_PDEATHSIG = 1
 STANDARD_STREAMS = 3
@@ -110,14 +111,6 @@ class Forked:
         self._copy = None
         self._failed(f"the process that wrote it has done nothing for {STILL_S:g} s, and was killed")
         return True
-
-
-def signal_name(number: int) -> str:
-    """The name of a signal; real-time signals have only numbers."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def processor_time(process: int) -> str:
