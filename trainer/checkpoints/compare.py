@@ -22,11 +22,11 @@ def compared(one: Path, other: Path) -> int:
     rows = [(name, f"{old.get(name)} -> {new.get(name)}") for name in {**old, **new} if old.get(name) != new.get(name)]
     screen.facts("Position", rows or [("the same", "")])
     screen.facts("Config", list(differences(before.config, after.config, False)) or [("the same", "")])
-    screen.facts("Model", list(models(one, other)) or [("the same", "bit by bit")])
+    screen.facts("Model", list(_models(one, other)) or [("the same", "bit by bit")])
     return 0
 
 
-def models(one: Path, other: Path) -> Iterator[tuple[str, str]]:
+def _models(one: Path, other: Path) -> Iterator[tuple[str, str]]:
     """For each weight in which two checkpoints differ: its name, and the largest absolute difference or both shapes."""
     old, new = checkpoints.read(one), checkpoints.read(other)
     for name in {**old, **new}:

@@ -74,7 +74,7 @@ def built(folder: Path, averaged: bool) -> nn.Module:
 
 def _program(model: nn.Module, folder: Path, out: Path, kind: str) -> str:
     """A program that gives what the model gives; returns what is told of it."""
-    inputs = example_inputs(folder.parent.parent, next(model.parameters()).dtype)
+    inputs = _example_inputs(folder.parent.parent, next(model.parameters()).dtype)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -103,7 +103,7 @@ def _program(model: nn.Module, folder: Path, out: Path, kind: str) -> str:
     return ", any batch size" + ("; its outputs are those of the model" if kind == "pt2" else "")
 
 
-def example_inputs(run: Path, dtype: torch.dtype) -> Any:
+def _example_inputs(run: Path, dtype: torch.dtype) -> Any:
     """Two samples to trace the exported model with, from the run's example.npz; else noise of the shape in plan.json.
 
     Raises:

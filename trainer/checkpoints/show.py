@@ -16,7 +16,7 @@ from trainer.planning.resume import CHECKPOINTS
 from trainer.terminal.screen import Screen
 
 
-def all_of(path: Path) -> list[Path]:
+def _all_of(path: Path) -> list[Path]:
     """Find all checkpoints of a run folder or of a folder of checkpoints, newest first; or the one that is named.
 
     Raises:
@@ -38,7 +38,7 @@ def one(path: Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    found = all_of(path)
+    found = _all_of(path)
     if len(found) == 1:
         return store.check(found[0])
     newest = store.newest_whole(found[0].parent, lambda line: Screen().print(line))
@@ -51,12 +51,12 @@ def listed(path: Path) -> int:
     """Print a table of a run's checkpoints, one line each. Returns exit code 0."""
     table = table_of("step", "epoch", "metric", "value", "size", "age")
     table.add_column("state", overflow="fold")
-    found = all_of(path)
+    found = _all_of(path)
     latest = _latest(found[0].parent)
     for folder in found:
-        state = damage(folder, verify=False) or "whole"
+        state = _damage(folder, verify=False) or "whole"
         state = f"{state}, latest" if folder.name == latest else state
-        table.add_row(*_told(folder), size(bytes_of(folder)), age(folder), state)
+        table.add_row(*_told(folder), size(_bytes_of(folder)), _age(folder), state)
     screen = Screen()
     screen.print(str(found[0].parent))
     screen.print(table)
@@ -94,7 +94,7 @@ def _latest(checkpoints: Path) -> str:
         return ""
 
 
-def damage(folder: Path, verify: bool) -> str:
+def _damage(folder: Path, verify: bool) -> str:
     """Return what is damaged in a checkpoint, as ``FILE: reason``, or '' if it is whole; ``verify``: by checksums."""
     try:
         store.check(folder, verify)
@@ -106,8 +106,8 @@ def damage(folder: Path, verify: bool) -> str:
 def verified(path: Path) -> int:
     """Check every file of every checkpoint of a run, and print the result. Returns exit code 1 if one is damaged."""
     screen, broken = Screen(), 0
-    for folder in all_of(path):
-        if found := damage(folder, verify=True):
+    for folder in _all_of(path):
+        if found := _damage(folder, verify=True):
             broken = 1
             screen.print(f"{folder.name}  DAMAGED  {found}")
         else:
@@ -131,16 +131,18 @@ def shown(folder: Path) -> int:
             ("strategy", about.strategy),
             ("workers", f"{about.workers}, {about.global_batch_size} samples in an update"),
             ("versions", ", ".join(f"{name} {version}" for name, version in about.versions.items())),
-            ("written", f"{age(folder)} ago"),
+            ("written", f"{_age(folder)} ago"),
         ],
     )
-    screen.facts("Files", [(name, size(bytes_of(folder, name))) for name in durable_folder.files(folder, store.FORMAT)])
+    screen.facts(
+        "Files", [(name, size(_bytes_of(folder, name))) for name in durable_folder.files(folder, store.FORMAT)]
+    )
     screen.facts("Config", [])
     screen.print(yaml.safe_dump(dict(about.config), sort_keys=False, allow_unicode=True).rstrip())
     return 0
 
 
-def bytes_of(folder: Path, name: str = "") -> int:
+def _bytes_of(folder: Path, name: str = "") -> int:
     """The size in bytes of a checkpoint's folder, or of the file ``name`` in it."""
     paths = [folder / name] if name else list(folder.iterdir()) if folder.is_dir() else []
     return sum(path.stat().st_size for path in paths if path.is_file())
@@ -154,7 +156,7 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def age(folder: Path) -> str:
+def _age(folder: Path) -> str:
     """The time since a checkpoint was completed, as text such as ``5 min``; '' if it never was."""
     marker = folder / durable_folder.MARKER
     if not marker.is_file():

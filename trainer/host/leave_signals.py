@@ -22,11 +22,6 @@ TELL_S = 1.0
 """Longest wait, at the end, for what tells of a request."""
 
 
-def always() -> bool:
-    """Return True: a request is accepted at any time. The default of :func:`requests`."""
-    return True
-
-
 def say_leaving(name: str, grace_s: float) -> None:
     """Print that the request to leave has come, and what happens next."""
     print(f"\ngot {name}: saves a checkpoint and ends, within {grace_s:g} s; a second signal ends at once", flush=True)
@@ -105,7 +100,9 @@ class StopRequest:
 
 @contextlib.contextmanager
 def requests(
-    taken: Callable[[], bool] = always, grace_s: float | None = None, tell: Callable[[str], None] = lambda name: None
+    taken: Callable[[], bool] = lambda: True,
+    grace_s: float | None = None,
+    tell: Callable[[str], None] = lambda name: None,
 ) -> Iterator[StopRequest]:
     """Context manager: the first SIGTERM or SIGUSR1 counts as a request; yields the :class:`StopRequest`.
 

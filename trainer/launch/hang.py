@@ -56,7 +56,7 @@ class Hang:
 
     def _found(self, beats: Sequence[Beat]) -> Died:
         names = [str(member) for member in self.members]
-        stacks = stacks_of(self.members)
+        stacks = _stacks_of(self.members)
         stopped = [name for name in names if stacks.get(name) == []]
         least = min(beat[:2] for beat in beats)
         late = [name for name, beat in zip(names, beats, strict=True) if beat[:2] == least]
@@ -71,7 +71,7 @@ class Hang:
         return Died("\n".join([*lines, f"  the Python stacks of all workers are in their logs, {logs}/workerlog.N"]), who, update)  # fmt: skip
 
 
-def stacks_of(members: Sequence[StartedProcess]) -> dict[str, list[str]]:
+def _stacks_of(members: Sequence[StartedProcess]) -> dict[str, list[str]]:
     """Have processes write their Python stacks to their logs; returns each main thread's frames, [] if not written."""
     sizes = {str(member): member.handle.log.stat().st_size for member in members}
     asked = [member for member in members if member.handle.dump()]

@@ -39,7 +39,12 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
     board = SealedBoard(dist.HashStore(), secrets.token_bytes(32))
     seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, board, group_store=dist.HashStore())
     quiet = assignment.config.verbosity == "quiet"
-    with kept_log(run_dir / "workerlog.0", assignment.goes_on) as log, teed(log, quiet), interpreter.at_work(), alone():
+    with (
+        _kept_log(run_dir / "workerlog.0", assignment.goes_on) as log,
+        teed(log, quiet),
+        interpreter.at_work(),
+        alone(),
+    ):
         process = replace(plan.processes[0], endpoint=LOOPBACK, pid=os.getpid())
         leave_plan(replace(plan, processes=[process], environment={"worker": environment()}))
         try:
@@ -74,7 +79,7 @@ def alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_log(path: Path, goes_on: bool = False) -> Iterator[Any]:
+def _kept_log(path: Path, goes_on: bool = False) -> Iterator[Any]:
     """Context manager: yields the worker's log file; an error while it closes does not hide the run's own error."""
     log = streams.log(path, goes_on)
     try:

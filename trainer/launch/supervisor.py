@@ -166,7 +166,7 @@ class Supervisor:
                 if member.handle.exitcode is not None:
                     self._ended(member)
             if any(_lingers(member) for member in self.running):
-                raise failed_first(self.members)
+                raise _failed_first(self.members)
             for rank, why in self.look().items():
                 self.lost[rank] = why
                 print(f"\nATTENTION: {why}\n  the others go on without it\n", flush=True)
@@ -195,7 +195,7 @@ class Supervisor:
         if not self._can_do_without(member):
             self._replace(member)
             return
-        self.deaths.append(failed_first([member]))
+        self.deaths.append(_failed_first([member]))
         if member.life:
             self.board[0].set(f"lost/{member.role.name}/{member.rank}/{member.life}", "its process ended")
             # until it is let in again, which the life before may have been
@@ -213,7 +213,7 @@ class Supervisor:
         Raises:
             RunFailed: none is.
         """
-        death = failed_first([member])
+        death = _failed_first([member])
         if member.role.apart or (other := self.again(member, death)) is None:
             raise self._cause(member)
         self.deaths.append(death)
@@ -223,10 +223,10 @@ class Supervisor:
         """Why the run ends with that member. A server that says why it cannot go on tells what an earlier death has led to, and so
         does a worker that had it from a server."""
         if not self.deaths:
-            return failed_first(self.members)
+            return _failed_first(self.members)
         failure = member.handle.failure
         echo = failure is not None and (failure.follows or not member.role.apart)
-        return self.deaths[0] if echo else failed_first([member])
+        return self.deaths[0] if echo else _failed_first([member])
 
     def _can_do_without(self, member: StartedProcess) -> bool:
         """Whether the run goes on although that process failed: others of its role are there, and it just died.
@@ -289,7 +289,7 @@ def _lingers(member: StartedProcess) -> bool:
     return failure is not None and time.monotonic_ns() - failure.at > LINGER_S * 1e9
 
 
-def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
+def _failed_first(members: Sequence[StartedProcess]) -> RunFailed:
     """Return the error of the process that failed first; the errors of the others are only its echo.
 
     A process that was killed says nothing, but those that lost it do, so a signal counts before all errors. SIGTERM and

@@ -22,7 +22,7 @@ from trainer.planning.assignment import Assignment
 def main(file: Path) -> int:
     """Run the process that the file describes, and leave its result on the run's board; returns the exit code."""
     try:
-        start = start_of(**json.loads(private.read(file)))
+        start = _start_of(**json.loads(private.read(file)))
     except FileNotFoundError:
         print("the run ended before this process began", file=sys.stderr)
         return 1
@@ -39,7 +39,7 @@ def main(file: Path) -> int:
     return 0
 
 
-def start_of(
+def _start_of(
     role: Mapping[str, Any], payload: Mapping[str, Any], place: Mapping[str, Any], log: str, scratch: str, **others: Any
 ) -> Start:
     """Rebuild the :class:`Start` from the plain data of :func:`trainer.launch.tasks.told`."""

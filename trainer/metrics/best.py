@@ -45,7 +45,7 @@ def best_of(classes: int) -> int:
     return 5 if classes >= 5 else max(1, classes - 1)
 
 
-def classification(classes: int) -> tuple[str, ...]:
+def _classification(classes: int) -> tuple[str, ...]:
     """The names of a classification's metrics, one of which marks the best model.
     With one or two classes, ``acc5`` is ``acc1``."""
     return tuple(dict.fromkeys(("loss", "acc1", f"acc{best_of(classes)}", "f1")))
@@ -53,7 +53,7 @@ def classification(classes: int) -> tuple[str, ...]:
 
 def measured(facts: Facts) -> list[str]:
     """The names of the validation metrics that these data allow; ``best.metric`` is one of them."""
-    of_task = BINARY if facts.task == "binary" else classification(facts.classes)
+    of_task = BINARY if facts.task == "binary" else _classification(facts.classes)
     return [*of_task, *(f"{name}_share" for name in facts.ceiling)]
 
 

@@ -30,7 +30,7 @@ class OwnMetrics:
 
     def __init__(self, nodes: Mapping[str, Mapping[str, Any]], device: torch.device | str = "cpu") -> None:
         self.names = {name: f"metrics.{name} ({node['_target_']})" for name, node in nodes.items()}
-        self.made = {name: made(name, node) for name, node in nodes.items()}
+        self.made = {name: _made(name, node) for name, node in nodes.items()}
         self.moved = {name: callable(getattr(metric, "to", None)) for name, metric in self.made.items()}
         for name, metric in self.made.items():
             if self.moved[name]:
@@ -92,11 +92,11 @@ class OwnMetrics:
                 ):
                     mine.setdefault(key.split("|")[1], []).append(part[key])
                 found.append(mine)
-            merge(metric, found)
+            _merge(metric, found)
 
     def _value(self, name: str, value: Any) -> float:
         try:
-            return number(value)
+            return _number(value)
         except ValueError as error:
             raise RunFailed(f"{self.names[name]}: compute() {error}") from error
 
@@ -116,7 +116,7 @@ def probabilities(outputs: torch.Tensor) -> torch.Tensor:
     return wide.sigmoid() if wide.dim() == 1 else wide.softmax(1)
 
 
-def made(name: str, node: Mapping[str, Any]) -> Any:
+def _made(name: str, node: Mapping[str, Any]) -> Any:
     """Instantiate a user's metric from its config node, and check its interface.
 
     Raises:
@@ -148,7 +148,7 @@ def try_out(name: str, node: Mapping[str, Any], classes: int, binary: bool) -> b
     Raises:
         UserError: it cannot be used.
     """
-    metric, what = made(name, node), f"metrics.{name} ({node['_target_']})"
+    metric, what = _made(name, node), f"metrics.{name} ({node['_target_']})"
     labels = torch.tensor([0, min(1, classes - 1)])
     likely = torch.tensor([0.25, 0.75]) if binary else torch.full((2, classes), 1.0 / classes)
     shape = "(N,)" if binary else f"(N, {classes})"
@@ -158,14 +158,14 @@ def try_out(name: str, node: Mapping[str, Any], classes: int, binary: bool) -> b
     except Exception as error:
         raise UserError(what, f"does not take probabilities {shape} and labels (N,): {first_line(error)}") from error
     try:
-        number(value)
+        _number(value)
     except ValueError as error:
         raise UserError(what, f"compute() {error}") from error
     told = getattr(metric, "higher_is_better", None)
     return told if isinstance(told, bool) else None
 
 
-def number(value: Any) -> float:
+def _number(value: Any) -> float:
     """Convert a metric's computed value to a float.
 
     Raises:
@@ -202,7 +202,7 @@ def states(metric: Any) -> Iterator[tuple[str, list[torch.Tensor]]]:
         yield name, [_tensor(getattr(metric, name))]
 
 
-def merge(metric: Any, found: list[dict[str, list[torch.Tensor]]]) -> None:
+def _merge(metric: Any, found: list[dict[str, list[torch.Tensor]]]) -> None:
     """Set a user's torchmetrics metric to the states of all workers, joined by its own reduction for each state."""
     parts = list(modules(metric))
     for place, part in enumerate(parts):

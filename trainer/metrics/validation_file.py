@@ -25,7 +25,7 @@ class Findings:
     images: np.ndarray | None
 
 
-def path_of(run_dir: Path, which: str) -> Path:
+def _path_of(run_dir: Path, which: str) -> Path:
     """The path of the findings file of the last or the best validation."""
     return run_dir / f"validation.{which}.npz"
 
@@ -49,13 +49,13 @@ def keep(run_dir: Path, which: str, examination: Examination, inputs: Any) -> No
         arrays["confusion"] = found.confusion
     if (images := pictured(inputs)) is not None:
         arrays["images"] = images
-    with replacing(path_of(run_dir, which)) as part, part.open("wb") as file:
+    with replacing(_path_of(run_dir, which)) as part, part.open("wb") as file:
         np.savez_compressed(file, **arrays)
 
 
 def read(run_dir: Path, which: str) -> Findings | None:
     """Read the findings file of a validation; None if there is none."""
-    path = path_of(run_dir, which)
+    path = _path_of(run_dir, which)
     if not path.exists():
         return None
     with np.load(path) as kept:

@@ -18,12 +18,12 @@ Layout = dict[int, list[tuple[int, int]]]
 Exchanged = torch.futures.Future[torch.Tensor]
 
 
-def halved_to_bf16(state: object, bucket: dist.GradBucket) -> Exchanged:
+def _halved_to_bf16(state: object, bucket: dist.GradBucket) -> Exchanged:
     """torch's bf16 hook under a name of our own, because DDP refuses it by name if torch was built without CUDA."""
     return bf16_compress_hook(state, bucket)  # type: ignore[arg-type]
 
 
-HALVES = {"fp16": fp16_compress_hook, "bf16": halved_to_bf16}
+HALVES = {"fp16": fp16_compress_hook, "bf16": _halved_to_bf16}
 
 
 class PowerSgd:
@@ -82,7 +82,7 @@ class PowerSgd:
             memory.error_dict[index] = torch.cat([self.apart.get(n, some.new_zeros(size)) for n, size in layout])
 
 
-def low_rank(state: PowerSgd, bucket: dist.GradBucket) -> Exchanged:
+def _low_rank(state: PowerSgd, bucket: dist.GradBucket) -> Exchanged:
     """torch's PowerSGD hook, with memory that :meth:`PowerSgd.lay_out` has fitted to the bucket.
 
     It sums three times, each time from the answer to the sum before. Gloo answers on threads of its own, so that two
@@ -103,5 +103,5 @@ def register(ddp: DistributedDataParallel, options: CollectiveStrategy) -> Power
     if options.comm_hook != "powersgd":
         return None
     memory = PowerSgd(ddp.module.parameters(), options.powersgd.rank, options.powersgd.start_step)
-    ddp.register_comm_hook(memory, low_rank)
+    ddp.register_comm_hook(memory, _low_rank)
     return memory

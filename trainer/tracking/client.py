@@ -142,8 +142,8 @@ class Tracker:
             if answer.get("closed") == str(run_dir):
                 return answer
             if answer.get("gone"):
-                return remembered(run_dir, "the tracking process died")
-        return remembered(run_dir, f"no answer within {timeout_s:g} s (tracking.flush_timeout_s)")
+                return _remembered(run_dir, "the tracking process died")
+        return _remembered(run_dir, f"no answer within {timeout_s:g} s (tracking.flush_timeout_s)")
 
     def end(self) -> None:
         """End the recorder process, at once if it has no run to send."""
@@ -189,7 +189,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
-def remembered(run_dir: Path, error: str) -> dict[str, Any]:
+def _remembered(run_dir: Path, error: str) -> dict[str, Any]:
     """What the recorder had sent, from ``tracking.json``, if it gives no answer itself."""
     told = read(run_dir)
     if told is None:

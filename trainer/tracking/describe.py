@@ -83,7 +83,7 @@ def describe(
             "lr_factor": plan.lr_factor,
             "update_batch": plan.update_batch,
         },
-        "dataset": dataset(plan, digest),
+        "dataset": _dataset(plan, digest),
         "artifacts": list(ARTIFACTS),
     }
     return {
@@ -93,7 +93,7 @@ def describe(
         "opened": uuid.uuid4().hex,
         "resumed": resume is not None and resume.here,
         "secrets": sorted(secrets),
-        "models": models(config, plan),
+        "models": _models(config, plan),
         "registered_model": config.tracking.registered_model if plan.mode == "train" else None,
         **hide(told, secrets),
     }
@@ -110,7 +110,7 @@ def _own_tags(given: Mapping[str, Any]) -> dict[str, str]:
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in given.items()}
 
 
-def dataset(plan: Plan, digest: str) -> dict[str, str]:
+def _dataset(plan: Plan, digest: str) -> dict[str, str]:
     """The data set as MLflow records it: its name, a digest, and its size."""
     facts = plan.facts
     size = {k: getattr(facts, k) for k in ("train_samples", "val_samples", "classes", "shape", "task")}
@@ -196,7 +196,7 @@ def _first(plan: Plan) -> str:
     return " ".join([plan.facts.kind] * bool(plan.facts.stand_in) + [plan.mode] * (plan.mode != "train"))
 
 
-def models(config: RunConfig, plan: Plan) -> dict[str, str]:
+def _models(config: RunConfig, plan: Plan) -> dict[str, str]:
     """Which models a run logs in MLflow (``best`` and ``last``), with their names; {} if nothing is trained."""
     tracking = config.tracking
     if plan.mode != "train" or not tracking.log_model:

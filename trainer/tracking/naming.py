@@ -31,8 +31,8 @@ def run_name(recipe: str, overrides: Sequence[str], swept: Collection[str] = (),
         swept: keys of which a sweep takes several values; where there are some, they alone are named.
         first: what is said before all.
     """
-    told = briefly([o for o in overrides if not swept or key_of(o) in swept]) or [recipe]
-    return fitted([f"{first} {told[0]}" if first else told[0], *told[1:]])
+    told = _briefly([o for o in overrides if not swept or key_of(o) in swept]) or [recipe]
+    return _fitted([f"{first} {told[0]}" if first else told[0], *told[1:]])
 
 
 def sweep_name(overrides: Sequence[str], swept: Collection[str]) -> str:
@@ -51,7 +51,7 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
-def briefly(overrides: Sequence[str]) -> list[str]:
+def _briefly(overrides: Sequence[str]) -> list[str]:
     """Shorten each override as far as it still differs from the others."""
     told = [o for o in overrides if not any(key_of(o) == k or key_of(o).startswith(f"{k}.") for k in UNTOLD)]
     last = {key_of(o): o for o in told}
@@ -84,7 +84,7 @@ def _number(value: str) -> bool:
     return re.fullmatch(r"[-+.\deE,_]+", value) is not None
 
 
-def fitted(parts: Sequence[str]) -> str:
+def _fitted(parts: Sequence[str]) -> str:
     """Join the parts of a name within 30 letters; long ones are cut, those without room counted: ``lr=0.1 b64 +5``."""
     parts = [printed(part) for part in parts]
     if len(" ".join(parts)) <= MOST:

@@ -29,7 +29,7 @@ EVERY_S = 1.0
 LAST_WORDS_S = 5.0
 
 
-def follow(parent: int) -> None:
+def _follow(parent: int) -> None:
     """Serve the parent's messages until they end; then close the runs that are still open as KILLED."""
     followers: dict[str, Follower] = {}
     gone = _watch(parent)
@@ -100,13 +100,13 @@ def following(message: dict[str, Any], children_of: str | None, secrets: list[st
     if told is None:
         follower = Follower(run_dir, message, children_of=children_of, secrets=secrets)
     else:
-        follower = going_on(run_dir, told, children_of, secrets)
+        follower = _going_on(run_dir, told, children_of, secrets)
     follower.hold = Hold(run_dir)
     follower.hold.share()
     return follower
 
 
-def going_on(run_dir: Path, told: Remembered, children_of: str | None = None, secrets: Sequence[str] = ()) -> Follower:
+def _going_on(run_dir: Path, told: Remembered, children_of: str | None = None, secrets: Sequence[str] = ()) -> Follower:
     """Make the :class:`Follower` that continues an earlier recorder's MLflow run from the last point sent."""
     return Follower(
         run_dir, told.run, told.run_id, told.sent_bytes, told.doubtful_bytes, asked=told.asked, again=told.again,
@@ -143,7 +143,7 @@ def resend(run_dir: Path) -> int:
             print(f"error: the password of {told.uri} is not kept in the run's folder. Give the whole address in MLFLOW_TRACKING_URI.")  # fmt: skip
             return 2
         told.run["uri"] = os.environ["MLFLOW_TRACKING_URI"]
-    follower = going_on(run_dir, told)
+    follower = _going_on(run_dir, told)
     result = json.loads((run_dir / "result.json").read_text()) if (run_dir / "result.json").exists() else {}
     if not result:
         print(
@@ -169,7 +169,7 @@ def main(argv: list[str]) -> int:
         interpreter.begin()
         with contextlib.suppress(ImportError):
             import mlflow  # noqa: F401  while the parent imports torch
-        follow(int(argv[0]))
+        _follow(int(argv[0]))
         interpreter.leave(0)
     try:
         if len(argv) != 2 or argv[0] != "resend":

@@ -55,7 +55,7 @@ def _asked(uri: str, run_id: str) -> dict[str, str]:
         return {"error": first_line(ValueError(done.stderr.strip().splitlines()[-1:] or "no answer"))}
 
 
-def look(uri: str, run_id: str) -> dict[str, str]:
+def _look(uri: str, run_id: str) -> dict[str, str]:
     """Ask the tracking server for an MLflow run: returns its folder, an error, or {} if there is no such run."""
     from mlflow import MlflowClient
 
@@ -74,5 +74,5 @@ if __name__ == "__main__":
     os.environ["MLFLOW_LOGGING_LEVEL"] = "ERROR"
     asked = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr
-    found = look(*asked)
+    found = _look(*asked)
     print(json.dumps(found), file=answers)

@@ -30,7 +30,7 @@ def table_key(seed: int, table: str) -> np.uint64:
     return np.uint64(hash_of(f"{seed}/{table}"))
 
 
-def uniforms(key: np.uint64, ids: np.ndarray, columns: int) -> np.ndarray:
+def _uniforms(key: np.uint64, ids: np.ndarray, columns: int) -> np.ndarray:
     """Random numbers (N, columns) float64 in [0, 1) that follow from a key and row ids (N,) of 0..2^63-1."""
     rows = mixed(ids.astype(np.uint64) + key)
     steps = (np.arange(columns, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -42,8 +42,8 @@ def draw_rows(key: np.uint64, ids: np.ndarray, dim: int, init: RowInit) -> np.nd
     if init.kind == "zeros":
         return np.zeros((len(ids), dim))
     if init.kind == "uniform":
-        return (uniforms(key, ids, dim) * 2.0 - 1.0) * init.scale
-    u = uniforms(key, ids, 2 * dim)
+        return (_uniforms(key, ids, dim) * 2.0 - 1.0) * init.scale
+    u = _uniforms(key, ids, 2 * dim)
     radius = np.sqrt(-2.0 * np.log1p(-u[:, :dim]))  # Box & Muller (1958)
     return radius * np.cos(2.0 * np.pi * u[:, dim:]) * init.scale
 

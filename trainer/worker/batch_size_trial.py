@@ -74,7 +74,7 @@ def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     folder = Path(assignment.plan.run_dir)
     told = TrialLimits(**json.loads((folder / TOLD).read_text()))
     try:
-        measure = limited_gpu(told, seat.device) if seat.device.startswith("cuda") else limited_host(told)
+        measure = _limited_gpu(told, seat.device) if seat.device.startswith("cuda") else _limited_host(told)
         with at_work(seat, assignment) as run, memory_named(run, assignment.plan, seat):
             run.rhythm = replace(run.rhythm, total_steps=UPDATES, epochs=max(UPDATES, run.rhythm.epochs))
             run.keep_best = lambda: None
@@ -84,12 +84,12 @@ def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
             raise RunFailed(f"the peak was {needed.peak / GIB:.2f} GiB, of {needed.most / GIB:.2f} GiB")
     except (RunFailed, MemoryError, RuntimeError) as error:
         if is_memory(error) or is_memory(error.__cause__) or any(said in str(error) for said in PROBABLY):
-            (folder / TOO_LARGE.format(seat.rank)).write_text(briefly(error))
+            (folder / TOO_LARGE.format(seat.rank)).write_text(_briefly(error))
         raise
     return {"needed": tuple(needed)}
 
 
-def briefly(error: BaseException) -> str:
+def _briefly(error: BaseException) -> str:
     """Why a tried batch size does not fit: the first words of the memory error."""
     cause = error.__cause__ if is_memory(error.__cause__) else error
     return first_line(cause or error).partition(". GPU")[0]
@@ -98,7 +98,7 @@ def briefly(error: BaseException) -> str:
 Measure = Callable[[], Needed]
 
 
-def limited_gpu(told: TrialLimits, device: str) -> Measure:
+def _limited_gpu(told: TrialLimits, device: str) -> Measure:
     """Limit this process's GPU memory; returns a function that measures what was needed."""
     there = torch.cuda.mem_get_info(device)[1]
     most = min(told.limit or there, there)
@@ -107,7 +107,7 @@ def limited_gpu(told: TrialLimits, device: str) -> Measure:
     return lambda: Needed(torch.cuda.max_memory_reserved(device), most)
 
 
-def limited_host(told: TrialLimits) -> Measure:
+def _limited_host(told: TrialLimits) -> Measure:
     """Limit this worker's host memory to about its share; returns a function that measures what was needed.
 
     This process is what the kernel ends first, should the host's memory be gone nevertheless.

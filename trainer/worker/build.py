@@ -60,11 +60,11 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     if config.mode == "train":  # evaluators have no optimizer
         check_set_up(strategy, forward)
     splits = opened(call_target(config.node("data"), "data"), plan.facts, config.validation)
-    splits = streamed(splits, config, plan, seat)
-    order = make_order(config, plan.facts, splits)
+    splits = _streamed(splits, config, plan, seat)
+    order = _make_order(config, plan.facts, splits)
     seed_all(config.seed + 1 + seat.rank)
-    feed = make_feed(config, plan, seat, strategy, splits, order)
-    task = make_task(plan.facts, call_target(config.loss, "loss").to(device))
+    feed = _make_feed(config, plan, seat, strategy, splits, order)
+    task = _make_task(plan.facts, call_target(config.loss, "loss").to(device))
     run = Training(
         model=model,
         forward=forward,
@@ -72,7 +72,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         strategy=strategy,
         feed=feed,
         report=report,
-        rhythm=make_rhythm(config, plan),
+        rhythm=_make_rhythm(config, plan),
         arithmetic=arithmetic(plan.chosen.precision, device),
         lockstep=plan.traits.lockstep,
         callbacks=made(config.callbacks, seat.rank, seat.size, Path(plan.run_dir), plan.total_steps, model),
@@ -80,7 +80,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         compiling=", compiling the model" if config.compile else "",
         guard=KINDS[config.on_nonfinite](seat.rank, seat.size, plan.traits.lockstep and plan.traits.same_everywhere),
     )
-    return following(run, config, plan) if plan.mode == "train" else run
+    return _following(run, config, plan) if plan.mode == "train" else run
 
 
 def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
@@ -100,7 +100,7 @@ def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
             raise RunFailed(f"{what} needs a strategy of kind trainer.strategies.contract.{ability.__name__}, and {kind.__module__}.{kind.__qualname__} lacks its methods")  # fmt: skip
 
 
-def following(run: Training, config: RunConfig, plan: Plan) -> Training:
+def _following(run: Training, config: RunConfig, plan: Plan) -> Training:
     """Add to a training worker what follows validations: the best model, averaged weights, early stop."""
     folder, model = Path(plan.run_dir), run.model
 
@@ -116,12 +116,12 @@ def following(run: Training, config: RunConfig, plan: Plan) -> Training:
         keep_best=keep_best,
         ema=averaged_weights(model, config.ema),
         mean=not plan.traits.same_everywhere,
-        early_stop=early_stop(config.early_stop, plan.lower),
+        early_stop=_early_stop(config.early_stop, plan.lower),
         plateau=is_plateau(config.scheduler._target_),
     )
 
 
-def make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
+def _make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
     """Make the worker's :class:`Rhythm` from the config: how long the run is, how often it logs and validates."""
     told, steps = config.execution, UNLIMITED if plan.leased else plan.total_steps
     return Rhythm(
@@ -135,13 +135,13 @@ def make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
     )
 
 
-def make_feed(
+def _make_feed(
     config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, splits: Splits, order: Order | None
 ) -> Feed:
     """Make the feed of this worker's batches."""
     facts, chosen = plan.facts, plan.chosen
     readers, prefetch = int(chosen.num_workers), int(chosen.prefetch)
-    reading = Reading(config.seed, readers, prefetch, chosen.pin_memory, make_mixing(config, facts))
+    reading = Reading(config.seed, readers, prefetch, chosen.pin_memory, _make_mixing(config, facts))
     dtype = torch.float64 if chosen.precision == "fp64" else torch.float32
     return Feed(
         splits,
@@ -154,13 +154,13 @@ def make_feed(
         limit_train=config.limit_train_batches,
         limit_val=config.limit_val_batches,
         expect=strategy.expect if isinstance(strategy, LooksAhead) else None,
-        work=leased_work(config, plan, splits, reading, strategy, order),
+        work=_leased_work(config, plan, splits, reading, strategy, order),
         scatter=strategy.scatter if isinstance(strategy, Scatters) and config.data.read == "scatter" else None,
         growth=growing_readers(config.data, readers, prefetch, seat.local_size),
     )
 
 
-def streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Splits:
+def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Splits:
     """Turn the streams among a worker's data sets into data sets with positions; others are returned as they are.
 
     Raises:
@@ -180,12 +180,12 @@ def streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Split
     return replace(splits, train=train, val=val)
 
 
-def early_stop(told: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | None:
+def _early_stop(told: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | None:
     """Make the early stop that the config asks for; None if it watches no metric."""
     return EarlyStop(told.metric, told.patience, told.min_delta, lower) if told.metric else None
 
 
-def leased_work(
+def _leased_work(
     config: RunConfig, plan: Plan, splits: Splits, reading: Reading, strategy: Strategy, order: Order | None
 ) -> MapWork | StreamWork | None:
     """Make the worker's training data in blocks that the strategy leases; None if it is split beforehand."""
@@ -205,7 +205,7 @@ def leased_work(
     )
 
 
-def make_order(config: RunConfig, facts: Facts, splits: Splits) -> Order | None:
+def _make_order(config: RunConfig, facts: Facts, splits: Splits) -> Order | None:
     """Make the epoch's order of samples that the config's sampler asks for; None if each sample comes once.
 
     Raises:
@@ -222,14 +222,14 @@ def make_order(config: RunConfig, facts: Facts, splits: Splits) -> Order | None:
     return ClassBalanced(np.asarray(labels), seed)
 
 
-def make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
+def _make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
     """Make the mixup and CutMix of training batches that the config asks for; None if it asks for none."""
     data = config.node("data")
     mixing = Mixing(data.get("mixup", 0.0), data.get("cutmix", 0.0), data.get("mix_probability", 1.0), facts.classes)
     return mixing if mixing.active else None
 
 
-def make_task(facts: Facts, loss: nn.Module) -> Objective:
+def _make_task(facts: Facts, loss: nn.Module) -> Objective:
     """Make the worker's task (binary or classification) from the facts of the data and the loss."""
     if facts.task == "binary":
         return Binary(loss, facts.ceiling.get("auc"))

@@ -118,7 +118,7 @@ class Checkpoints:
             decides: the first may say so now.
         """
         self._pass_on(run)
-        if decides and leads(run) and (leaving := self._decides(run)) is not None:
+        if decides and _leads(run) and (leaving := self._decides(run)) is not None:
             self.board.set(f"stop/{self.asked}", f"{int(leaving)} {_meetings(run)}")
             if not leaving and isinstance(run.strategy, TakesBack):  # all stop now, whatever happens to this worker
                 self._returned.let_in(run.strategy, self.asked)
@@ -159,7 +159,7 @@ class Checkpoints:
             return
         key = f"after/{self.asked}"
         self._pass_on(run)
-        if is_first(run):
+        if _is_first(run):
             leaving = self._is_asked_to_leave()
             if leaving or self._late():
                 self.target = run.step if self.seat.size == 1 else run.strategy.next_meeting(run.step)
@@ -171,7 +171,7 @@ class Checkpoints:
 
     def _pass_on(self, run: Training) -> None:
         """A worker that is not the first was asked to leave: the first is to know."""
-        if self.request and not is_first(run) and not self.passed_on:
+        if self.request and not _is_first(run) and not self.passed_on:
             self.seat.store.set(LEAVE, "")
             self.passed_on = True
 
@@ -203,14 +203,14 @@ class Checkpoints:
         """
         check_parameters(run)
         began = self.clock()
-        needed = self.leaving or not is_first(run) or epoch == self.epochs or run.strategy.halts
+        needed = self.leaving or not _is_first(run) or epoch == self.epochs or run.strategy.halts
         if not self.writer.wait(None if needed else SLOW_S):
             print(f"no checkpoint at update {run.step}: the one before is still being written", flush=True)
             return
         number = run.strategy.halt(run.step if run.lockstep else max(run.step, self.saved + 1))
         folder = store.folder_of(self.folder, number)
         share = run.strategy.save(folder)
-        first = is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
+        first = _is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
         try:
             packed = Packed(vars(part_of(run, share, epoch, first or not self.shared)))
         except TypeError as error:  # what a callback of the user's remembers
@@ -219,7 +219,7 @@ class Checkpoints:
         if first:
             if run.run_dir is not None:
                 run.report.take_over(run.run_dir)
-            about = json.dumps({**self.about, **position(run, epoch), "step": number}, indent=1)
+            about = json.dumps({**self.about, **_position(run, epoch), "step": number}, indent=1)
         self.saved, self.saved_after, self.saved_at = number, run.step, self.clock()
         waited = self.saved_at - began
         workers = range(self.seat.size) if share.workers is None else share.workers
@@ -267,7 +267,7 @@ class Checkpoints:
             store.forget_unfinished(self.folder)
 
 
-def position(run: Training, epoch: int) -> dict[str, Any]:
+def _position(run: Training, epoch: int) -> dict[str, Any]:
     """The run's position for checkpoint.json: step, epoch, samples, and the metric that marks the best model."""
     watched, (validated, metrics) = run.report.watched, run.validated
     return {
@@ -309,17 +309,17 @@ def _meetings(run: Training) -> int:
     return run.strategy.meetings if isinstance(run.strategy, LooksUp) else 0
 
 
-def is_first(run: Training) -> bool:
+def _is_first(run: Training) -> bool:
     """Whether this worker is the first of those that take part now; the first decides when checkpoints are written."""
     return run.strategy.members()[0] == 0
 
 
-def leads(run: Training) -> bool:
+def _leads(run: Training) -> bool:
     """Whether this worker is the first of those left, even if the one before was lost since the last meeting."""
-    return run.strategy.leads() if isinstance(run.strategy, TakesBack) else is_first(run)
+    return run.strategy.leads() if isinstance(run.strategy, TakesBack) else _is_first(run)
 
 
-def rehearse(run: Training) -> None:
+def _rehearse(run: Training) -> None:
     """Run the first forward and backward once and discard them, before a worker loads a checkpoint."""
     for _, batches in run.feed.updates(0):
         batch = next(batches)
@@ -334,7 +334,7 @@ def rehearse(run: Training) -> None:
 def resume(run: Training, folder: Path, seat: Seat) -> None:
     """Restore a worker's state from a checkpoint."""
     if isinstance(run.strategy, Rehearses) and run.strategy.rehearses():
-        rehearse(run)
+        _rehearse(run)
     first = WorkerState(**read(folder / store.parts(folder)[0]))
     about, servers = store.about(folder), run.strategy.seat.servers
     own = _own(folder, first, seat, about.workers, run.lockstep)

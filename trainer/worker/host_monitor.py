@@ -78,7 +78,7 @@ class Monitor(threading.Thread):
             self._look()
 
     def _look(self) -> None:
-        mine = int(time.time() * 1000), measured()
+        mine = int(time.time() * 1000), _measured()
         if self.node == 0:
             self.report.system(0, *mine)
         if self.node and self.store is not None:
@@ -96,7 +96,7 @@ class Monitor(threading.Thread):
                 self.report.system(node, *json.loads(told))
 
 
-def measured() -> dict[str, float]:
+def _measured() -> dict[str, float]:
     """This host's load since the last call: percent of all cores, memory, and of each GPU that nvidia-smi shows."""
     memory = psutil.virtual_memory()
     found = {

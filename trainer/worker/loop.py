@@ -165,10 +165,10 @@ def look(run: Training, epoch: int) -> None:
         evaluate(run, epoch)
     elif run.callbacks and not run.lockstep:
         run.strategy.synchronize()
-        hear(run, run.callbacks)
+        _hear(run, run.callbacks)
 
 
-def hear(run: Training, callbacks: Callbacks) -> None:
+def _hear(run: Training, callbacks: Callbacks) -> None:
     """Collective call after which all workers know whether a callback of any asks to end the run."""
     asked = run.strategy.all_reduce_sum(callbacks.asked())
     run.stop = run.stop or callbacks.why(asked, run.step, run.strategy.all_reduce_sum)
@@ -246,7 +246,7 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
         sums, index, own = _examined(run, run.strategy.synchronize)
         metrics = {**run.task.validation(sums), **own}
         values = {f"{RAW}{name}": value for name, value in metrics.items()}
-        averages = averaged(run, run.ema) if run.ema is not None else None
+        averages = _averaged(run, run.ema) if run.ema is not None else None
         if averages is not None:
             measured = {**run.task.validation(averages[0]), **averages[1]}
             values |= {f"{AVERAGED}{name}": value for name, value in measured.items()}
@@ -259,16 +259,16 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
             run.examined["best"] = averages[0] if averages is not None and of_average else sums
             with run.ema.in_place() if run.ema is not None and of_average else nullcontext():
                 run.keep_best()
-        decide(run, values)
+        _decide(run, values)
         if run.callbacks:
             run.callbacks.validation_end(epoch, run.step, values, improved)
-            hear(run, run.callbacks)
+            _hear(run, run.callbacks)
     run.validated = run.step, metrics
     run.model.train()
     return metrics
 
 
-def averaged(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[str, float]]:
+def _averaged(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[str, float]]:
     """Validate the averaged weights; returns the task's sums and the user's metrics.
     The model has its own weights again afterwards."""
     ema.follow(run.step)
@@ -278,7 +278,7 @@ def averaged(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[st
         return sums, own
 
 
-def decide(run: Training, values: Mapping[str, float]) -> None:
+def _decide(run: Training, values: Mapping[str, float]) -> None:
     """Pass a validation's metrics to the schedule and the early stop; all workers use the first one's numbers."""
     if not run.plateau and run.early_stop is None:
         return

@@ -54,38 +54,38 @@ def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
     told: dict[str, Any] = asdict(finding)
     parts: dict[str, Callable[[], Any]] = {
         "samples": lambda: {str(n): run.feed.numbers(finding.epoch, n) for n in finding.batches},
-        "parameters_not_finite": lambda: not_finite(run.model),
-        "samples_of_the_update_before": lambda: before(run, finding),
-        "forward_again": lambda: again(run, batch or run.feed.batch(finding.epoch, finding.batches[0])),
+        "parameters_not_finite": lambda: _not_finite(run.model),
+        "samples_of_the_update_before": lambda: _before(run, finding),
+        "forward_again": lambda: _again(run, batch or run.feed.batch(finding.epoch, finding.batches[0])),
     }
     for name, part in parts.items():
         try:
             told[name] = part()
         except Exception as error:  # of the user's model or data, in a run that has failed already
-            told[name] = unknown(error)
+            told[name] = _unknown(error)
     with contextlib.suppress(OSError):
-        leave(run.run_dir / REPORT, plain(told))
+        leave(run.run_dir / REPORT, _plain(told))
 
 
-def not_finite(model: nn.Module) -> list[str]:
+def _not_finite(model: nn.Module) -> list[str]:
     """The names of the model's parameters that hold NaN or infinite values."""
     return [name for name, p in model.named_parameters() if not torch.isfinite(p.detach()).all()]
 
 
-def unknown(error: Exception) -> dict[str, str]:
+def _unknown(error: Exception) -> dict[str, str]:
     """The entry of a non-finite loss's report for a part that could not be found out: the error."""
     return {"not_known": f"{type(error).__name__}: {first_line(error)}"}
 
 
-def before(run: Training, finding: Finding) -> dict[str, list[int] | None]:
+def _before(run: Training, finding: Finding) -> dict[str, list[int] | None]:
     """The samples of the update before, if that one has spoiled the parameters; {} if not."""
-    if not finding.update_of_epoch or not not_finite(run.model):
+    if not finding.update_of_epoch or not _not_finite(run.model):
         return {}
     merge, update = run.feed.merge, finding.update_of_epoch - 1
     return {str(n): run.feed.numbers(finding.epoch, n) for n in range(update * merge, (update + 1) * merge)}
 
 
-def again(run: Training, batch: Batch) -> dict[str, Any]:
+def _again(run: Training, batch: Batch) -> dict[str, Any]:
     """Run forward and backward of the bad batch again, on this worker alone; returns what was found, for the report.
 
     Raises:
@@ -94,32 +94,32 @@ def again(run: Training, batch: Batch) -> dict[str, Any]:
     if isinstance(run.strategy, FullModel):
         raise LookupError("parameters are in the servers")
     layers: list[tuple[str, str]] = []
-    with watched(run.model, layers), alone(run.model), eager(run), run.arithmetic():
+    with _watched(run.model, layers), _alone(run.model), _eager(run), run.arithmetic():
         loss, _ = run.task.forward(run.model, batch.inputs, batch.labels)
     name, kind = layers[0] if layers else (None, None)
     found = {
-        "inputs_are_finite": finite(batch.inputs),
+        "inputs_are_finite": _finite(batch.inputs),
         "first_layer": name,
         "first_layer_class": kind,
         "loss": float(loss.detach()),
     }
     try:
-        return {**found, "gradient_norms": gradient_norms(run.model, loss)}
+        return {**found, "gradient_norms": _gradient_norms(run.model, loss)}
     except Exception as error:  # there is not the memory, or no gradient
-        return {**found, "gradient_norms": unknown(error)}
+        return {**found, "gradient_norms": _unknown(error)}
 
 
 def gives_bad_gradients(run: Training, batch: Batch) -> bool:
     """Whether a batch's own gradient is not finite when computed again; False if it is, or cannot be computed."""
     try:
-        with alone(run.model), eager(run), run.arithmetic():
+        with _alone(run.model), _eager(run), run.arithmetic():
             loss, _ = run.task.forward(run.model, batch.inputs, batch.labels)
-        return not all(math.isfinite(norm) for norm in gradient_norms(run.model, loss).values())
+        return not all(math.isfinite(norm) for norm in _gradient_norms(run.model, loss).values())
     except Exception:  # of the user's model, in a run that has failed already
         return False
 
 
-def gradient_norms(model: nn.Module, loss: torch.Tensor) -> dict[str, float]:
+def _gradient_norms(model: nn.Module, loss: torch.Tensor) -> dict[str, float]:
     """The L2 norm of the loss's gradient by layer.
     No ``.grad`` is set, because that would begin the exchange between workers."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -134,12 +134,12 @@ def gradient_norms(model: nn.Module, loss: torch.Tensor) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def watched(model: nn.Module, layers: list[tuple[str, str]]) -> Iterator[None]:
+def _watched(model: nn.Module, layers: list[tuple[str, str]]) -> Iterator[None]:
     """Context manager: appends modules whose output is NaN or infinite to ``layers``, in order, with their class."""
 
     def hook(name: str) -> Any:
         def look(module: nn.Module, _: Any, outputs: Any) -> None:
-            if not finite(outputs):
+            if not _finite(outputs):
                 layers.append((name or "(the model)", type(module).__name__))
 
         return look
@@ -153,7 +153,7 @@ def watched(model: nn.Module, layers: list[tuple[str, str]]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone(model: nn.Module) -> Iterator[None]:
+def _alone(model: nn.Module) -> Iterator[None]:
     """Context manager: no batch norm of the model waits for other workers."""
     from trainer.models.sync_batch_norm import GlooSyncBatchNorm
 
@@ -167,25 +167,25 @@ def alone(model: nn.Module) -> Iterator[None]:
             module.train()
 
 
-def eager(run: Training) -> Any:
+def _eager(run: Training) -> Any:
     """Context manager: a compiled model runs eagerly, so that its layers can be watched."""
     stance: Any = torch.compiler.set_stance
     return stance("force_eager") if run.compiling else contextlib.nullcontext()
 
 
-def finite(values: Any) -> bool:
+def _finite(values: Any) -> bool:
     """Whether all numbers in nested tensors are finite."""
     if isinstance(values, torch.Tensor):
         return not values.is_floating_point() or bool(torch.isfinite(values.detach()).all())
     if isinstance(values, dict):
-        return all(finite(value) for value in values.values())
-    return all(finite(value) for value in values) if isinstance(values, (list, tuple)) else True
+        return all(_finite(value) for value in values.values())
+    return all(_finite(value) for value in values) if isinstance(values, (list, tuple)) else True
 
 
-def plain(node: Any) -> Any:
+def _plain(node: Any) -> Any:
     """Replace NaN and infinity in nested data by texts, because JSON has none."""
     if isinstance(node, dict):
-        return {name: plain(value) for name, value in node.items()}
+        return {name: _plain(value) for name, value in node.items()}
     if isinstance(node, list):
-        return [plain(value) for value in node]
+        return [_plain(value) for value in node]
     return str(node) if isinstance(node, float) and not math.isfinite(node) else node

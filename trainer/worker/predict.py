@@ -59,7 +59,7 @@ class Pictures(Dataset[torch.Tensor | None]):
             return None
 
 
-def together(inputs: list[torch.Tensor | None]) -> tuple[torch.Tensor | None, list[bool]]:
+def _together(inputs: list[torch.Tensor | None]) -> tuple[torch.Tensor | None, list[bool]]:
     """Stack the pictures that could be read into a batch; also returns which ones these are."""
     there = [tensor for tensor in inputs if tensor is not None]
     return torch.stack(there) if there else None, [tensor is not None for tensor in inputs]
@@ -137,7 +137,7 @@ def _loader(pictures: Pictures, plan: Plan, seat: Seat) -> DataLoader[Any]:
     return DataLoader(
         pictures,
         batch_sampler=batches,
-        collate_fn=together,
+        collate_fn=_together,
         num_workers=int(plan.chosen.num_workers),
         prefetch_factor=int(plan.chosen.prefetch) or None,
         pin_memory=plan.chosen.pin_memory,
@@ -170,14 +170,14 @@ def _blocks(
             if inputs is not None:
                 placed, _ = place(inputs, found)
                 with context():
-                    rows[found] = guesses(model(placed)).cpu()
+                    rows[found] = _guesses(model(placed)).cpu()
             done += len(readable)
             step += 1
             report.progress(0, step)
         yield strategy.all_reduce_sum(rows.flatten()).cpu().reshape(rows.shape)
 
 
-def guesses(outputs: torch.Tensor) -> torch.Tensor:
+def _guesses(outputs: torch.Tensor) -> torch.Tensor:
     """The guesses for a batch (N, 1 + 2 * TOP) float64: 1 (readable), the TOP likeliest classes, their probabilities.
 
     Args:
@@ -206,7 +206,7 @@ def write(output: Path, blocks: Iterator[torch.Tensor], pictures: Pictures, name
                     table.row([*_columns(row, names), ""], name=path)
                 else:
                     unreadable.append(path)
-                    table.row([*[""] * (2 * TOP), why_unreadable(pictures, number)], name=path)
+                    table.row([*[""] * (2 * TOP), _why_unreadable(pictures, number)], name=path)
                 number += 1
     return unreadable
 
@@ -217,7 +217,7 @@ def _columns(row: list[float], names: Sequence[str]) -> Iterator[str]:
         yield f"{probability:.6f}" if label >= 0 else ""
 
 
-def why_unreadable(pictures: Pictures, number: int) -> str:
+def _why_unreadable(pictures: Pictures, number: int) -> str:
     """Why an image cannot be read, in one line, in the decoder's own words."""
     try:
         pictures.preprocessing.read(pictures.folder / pictures.files[number])

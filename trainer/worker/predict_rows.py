@@ -52,7 +52,7 @@ def chunks(files: Sequence[Path], reader: RowReader) -> Iterator[Chunk]:
     for number, path in enumerate(files):
         line, labelled, blank = 1, None, b""
         for _, more in pieces(Block(path, number, 0, None), "predict.input"):
-            text, blank = without_last_blanks(blank + more)
+            text, blank = _without_last_blanks(blank + more)
             if not text:
                 continue
             if labelled is None:
@@ -65,7 +65,7 @@ def chunks(files: Sequence[Path], reader: RowReader) -> Iterator[Chunk]:
                 line += len(part)
 
 
-def without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
+def _without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
     """Split blank lines from the end of whole lines: at the end of a file they are no rows.
 
     More of them than anybody types stay lines, so that what is kept of a file stays small.

@@ -51,21 +51,21 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
 
             try_out(nodes, config.node("data")["image_size"])
         model = build(config)
-        check_sizes(config, model)
+        _check_sizes(config, model)
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"model._target_={config.model['_target_']}", "has no parameters to train")
-        check_residual_blocks(config, model)
-        optimizer = build_optimizer(config.optimizer, model)
+        _check_residual_blocks(config, model)
+        optimizer = _build_optimizer(config.optimizer, model)
         if declaration is not None:
-            check_strategy(config, declaration, model, optimizer)
+            _check_strategy(config, declaration, model, optimizer)
         if any(tables(model)):
             rule_of(config.optimizer, optimizer)
         loss = call_target(config.loss, "loss", kind=nn.Module)
         call_target(config.node("scheduler"), "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
         concern = "" if facts is None else check_outputs(config, model, loss, facts)
-        check_callbacks(config.callbacks)
-        lower = {} if facts is None or not config.metrics else try_metrics(config, model, facts)
-        buckets = None if facts is None else gradient_buckets(config, model, facts)
+        _check_callbacks(config.callbacks)
+        lower = {} if facts is None or not config.metrics else _try_metrics(config, model, facts)
+        buckets = None if facts is None else _gradient_buckets(config, model, facts)
     parameters = sum(p.numel() for p in model.parameters())
     return ModelFacts(
         parameters=parameters,
@@ -77,7 +77,7 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
     )
 
 
-def gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Buckets | None:
+def _gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Buckets | None:
     """Find the buckets in which the workers will exchange gradients; the model cannot be used afterwards.
 
     None where they do not, or where the order of the gradients is the compiler's.
@@ -92,7 +92,7 @@ def gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Bucke
     return buckets_of(model, once, told, torch.float64 if config.precision == "fp64" else None)
 
 
-def check_strategy(config: RunConfig, declaration: Declaration, model: nn.Module, optimizer: Any) -> None:
+def _check_strategy(config: RunConfig, declaration: Declaration, model: nn.Module, optimizer: Any) -> None:
     """Refuse a strategy without a worker class, or one that cannot train this model with this optimizer.
 
     Raises:
@@ -111,7 +111,7 @@ def _positions(shape: Shape) -> int:
     return math.prod(shape[1:] if len(shape) == IMAGE_DIMENSIONS else shape)
 
 
-def check_callbacks(nodes: Any) -> None:
+def _check_callbacks(nodes: Any) -> None:
     """Refuse callbacks that do not take their keys or have no hook methods, without instantiating them.
 
     Raises:
@@ -136,7 +136,7 @@ def check_callbacks(nodes: Any) -> None:
             raise UserError(what, f"has none of {', '.join(HOOKS)}")
 
 
-def try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str, bool]:
+def _try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str, bool]:
     """Try the user's metrics on the model's outputs; returns for those that tell it whether less is better.
 
     Raises:
@@ -161,7 +161,7 @@ def before_start(what: str, node: Mapping[str, Any]) -> None:
         step(**{k: v for k, v in node.items() if k not in ("_target_", *schema.NOT_ARGUMENTS["model"])})
 
 
-def build_optimizer(node: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+def _build_optimizer(node: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer for stand-ins of the model's parameters, in the run's groups, and try it.
 
     Raises:
@@ -201,7 +201,7 @@ def _try_out(node: Mapping[str, Any], groups: Groups, optimizer: torch.optim.Opt
         raise UserError(what, f"an update with it fails: {first_line(error)}") from error
 
 
-def check_sizes(config: RunConfig, model: nn.Module) -> None:
+def _check_sizes(config: RunConfig, model: nn.Module) -> None:
     """Refuse a model with lazy layers, whose parameters have no sizes yet.
 
     Raises:
@@ -212,7 +212,7 @@ def check_sizes(config: RunConfig, model: nn.Module) -> None:
         raise UserError(_named(config), f"has lazy layers whose sizes are not known yet ({lazy[0]}). Call the layers once at the end of __init__, with a batch of zeros")  # fmt: skip
 
 
-def check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
+def _check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
     """Refuse ``model.zero_init_residual=true`` for a model that has no norms to set to zero."""
     if not config.model.get("zero_init_residual"):
         return

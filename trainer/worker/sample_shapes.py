@@ -70,7 +70,7 @@ class Followed:
                 hook.remove()
 
     def _begins(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.at_work.append((module, " and ".join(shown(one) for one in inputs if isinstance(one, torch.Tensor))))
+        self.at_work.append((module, " and ".join(_shown(one) for one in inputs if isinstance(one, torch.Tensor))))
 
     def _returns(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         while self.at_work.pop()[0] is not module:  # a layer inside broke, and this one went on
@@ -78,7 +78,7 @@ class Followed:
         self.done += 1
 
 
-def shown(tensor: torch.Tensor) -> str:
+def _shown(tensor: torch.Tensor) -> str:
     """Format a batch's shape, e.g. ``(N, 3, 8, 8)``."""
     return f"({', '.join(['N', *map(str, tensor.shape[1:])])})" if tensor.dim() else "()"
 
@@ -130,7 +130,7 @@ def fitting(config: RunConfig, facts: Facts, shape: Shape, train: bool) -> str:
         return ""
     sizes = list(shape.values()) if isinstance(shape, dict) else [shape]
     numbers = sorted({n for size in sizes for n in (*size, math.prod(size))})
-    keys = numeric(node)
+    keys = _numeric(node)
     for count in (1, 2):
         works = []
         for chosen in itertools.combinations(keys, count):
@@ -145,7 +145,7 @@ def fitting(config: RunConfig, facts: Facts, shape: Shape, train: bool) -> str:
     return ""
 
 
-def numeric(node: Mapping[str, Any]) -> dict[str, int]:
+def _numeric(node: Mapping[str, Any]) -> dict[str, int]:
     """The model's keys with integer values, in the config or by default, without its number of outputs."""
     with suppress(TypeError, ValueError):
         parameters = inspect.signature(locate(str(node["_target_"]))).parameters

@@ -59,7 +59,7 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
         Final and best metrics, updates, samples, seconds (equal on all workers in lockstep strategies).
     """
     run_dir = Path(assignment.plan.run_dir)
-    with at_work(seat, assignment) as run, checkpoints(run, seat, assignment):
+    with at_work(seat, assignment) as run, _checkpoints(run, seat, assignment):
         if seat.returns:
             come_back(run, seat)
         elif assignment.resume:
@@ -75,13 +75,13 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
         if run.report.run_dir is not None:
             run.report.gauges(run.strategy.last_gauges() if isinstance(run.strategy, HasGauges) else {})
         run.strategy.persist(run_dir / "checkpoints")
-        run.strategy.agree(lambda index, _: keep_model(run, assignment, run_dir) if index == 0 else None)
+        run.strategy.agree(lambda index, _: _keep_model(run, assignment, run_dir) if index == 0 else None)
         skipped = {"skipped": int(told)} if (told := run.guard.skipped(run).get("train/skipped")) else {}
         return {**run.report.outcome(), **skipped, **(run.feed.growth.found() if run.feed.growth is not None else {})}
 
 
 @contextlib.contextmanager
-def checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[None]:
+def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[None]:
     """Context manager: the training process writes checkpoints when they are due, if the config asks for them."""
     told, plan = assignment.config.checkpoint, assignment.plan
     if not keeps(assignment.config, plan):
@@ -121,7 +121,7 @@ def checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[N
             kept.close()
 
 
-def keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
+def _keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
     """Write the trained model, the findings of the validations, and what is needed to use the model elsewhere."""
     with whole(run.strategy):
         save(run.model, run_dir / "model.safetensors")
@@ -164,9 +164,9 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
             report.doing("building the model and opening the data")
             run = replace(build(config, plan, seat, strategy, report), run_dir=run_dir)
             if config.profile:
-                run = replace(run, profile=profiled(config, plan, seat, run_dir))
+                run = replace(run, profile=_profiled(config, plan, seat, run_dir))
             try:
-                with host_watched(seat, report, config.tracking.system_every_s):
+                with _host_watched(seat, report, config.tracking.system_every_s):
                     yield run
             finally:
                 run.profile.close()
@@ -175,7 +175,7 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
             report.close()
 
 
-def host_watched(seat: Seat, report: Report, every_s: float | None) -> AbstractContextManager[None]:
+def _host_watched(seat: Seat, report: Report, every_s: float | None) -> AbstractContextManager[None]:
     """Context manager: the first training process of a host measures the host's load."""
     if every_s is None or seat.local_rank:
         return nullcontext()
@@ -204,7 +204,7 @@ def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
     return replace(seat, even=even, servers=plan.roles.get("server", 0), server_hosts=server_hosts, by_host=not plan.by_role)  # fmt: skip
 
 
-def profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Profiled:
+def _profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Profiled:
     """Make the profiler for a training process's own updates."""
     execution, cuda = config.execution, seat.device.startswith("cuda")
     after, updates = execution.profile_after, execution.profile_steps

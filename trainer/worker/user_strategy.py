@@ -22,19 +22,19 @@ def check_worker(declaration: Declaration, what: str) -> None:
         UserError: they do not.
     """
     place = declaration.worker
-    found = imported(place, what, "worker")
+    found = _imported(place, what, "worker")
     if not isinstance(found, type) or not issubclass(found, Strategy):
         what_it_is = "a Declaration" if isinstance(found, type) and issubclass(found, Declaration) else kind(found)
         raise UserError(what, f"its worker='{place}' is {what_it_is}, not a subclass of trainer.strategies.contract.Strategy")  # fmt: skip
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise UserError(what, f"its worker='{place}' lacks the {'method' if len(missing) == 1 else 'methods'} {', '.join(missing)}")  # fmt: skip
     for role, entry in declaration.entries.items():
-        function = imported(entry, what, f"entries[{role!r}]")
+        function = _imported(entry, what, f"entries[{role!r}]")
         if not callable(function):
             raise UserError(what, f"its entries[{role!r}]='{entry}' is {kind(function)}, not a function")
 
 
-def imported(place: str, what: str, name: str) -> Any:
+def _imported(place: str, what: str, name: str) -> Any:
     """Import what a user's strategy names for a process, such as ``my_package.averaging:Averager``.
 
     Raises:

@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from trainer.strategies.pserver.server.rules import Push
+from trainer.strategies.pserver.server.server_assignment import ServersRun
+from trainer.weights.server_parts import parts_of
 
+LEDGER = "ledger.{}.tsv"
 HEADER = "worker\tpush\tepoch\tblock\tfirst\tafter_last\n"
 
 
@@ -50,3 +53,10 @@ class LedgerFile(Ledger):
     @property
     def bytes(self) -> int:
         return self._file.tell()
+
+
+def opened_ledger(server: int, run: ServersRun) -> LedgerFile:
+    """When a server starts: open its ledger; where a run goes on, that of the run before up to the checkpoint."""
+    parts = parts_of(Path(run.resume)) if run.resume else []
+    stays = int(parts[server].meta.get("ledger", 0)) if server < len(parts) else 0
+    return LedgerFile(Path(run.plan.run_dir) / LEDGER.format(server), stays)

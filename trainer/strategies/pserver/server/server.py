@@ -20,14 +20,13 @@ from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT
 from trainer.strategies.pserver.protocol.shared_memory import opened_pool
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
-from trainer.strategies.pserver.server.ledger import LedgerFile
+from trainer.strategies.pserver.server.ledger import opened_ledger
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
 from trainer.strategies.pserver.server.part_writer import Forked
 from trainer.strategies.pserver.server.server_assignment import ServersRun
 from trainer.weights.server_parts import parts_of
 
 SMALLEST_LIMIT = 64 << 20
-LEDGER = "ledger.{}.tsv"
 
 
 def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
@@ -46,12 +45,12 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
         if seat.returns:
             seat.store.set(AGAIN.format(seat.rank), f"{seat.life} {socket.endpoint}")
         print(f"server {seat.rank} listens at {socket.endpoint}", flush=True)
-        run_to_end(server, socket)
+        _run_to_end(server, socket)
     except NoNote as error:
         raise RunFailed(f"the other hosts cannot be reached: {error}") from error
     finally:
         socket.close()
-        leave_statistics(server, Path(run.plan.run_dir))
+        _leave_statistics(server, Path(run.plan.run_dir))
     return server.statistics()
 
 
@@ -93,14 +92,7 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     return machine, socket
 
 
-def opened_ledger(server: int, run: ServersRun) -> LedgerFile:
-    """When a server starts: open its ledger; where a run goes on, that of the run before up to the checkpoint."""
-    parts = parts_of(Path(run.resume)) if run.resume else []
-    stays = int(parts[server].meta.get("ledger", 0)) if server < len(parts) else 0
-    return LedgerFile(Path(run.plan.run_dir) / LEDGER.format(server), stays)
-
-
-def run_to_end(server: Server, socket: ServerSocket) -> None:
+def _run_to_end(server: Server, socket: ServerSocket) -> None:
     """Serve until every worker has left or is lost.
 
     Raises:
@@ -110,7 +102,7 @@ def run_to_end(server: Server, socket: ServerSocket) -> None:
         server.turn(socket.receive(int(1000 * LOOK_S)))
 
 
-def leave_statistics(server: Server, run_dir: Path) -> None:
+def _leave_statistics(server: Server, run_dir: Path) -> None:
     """When a server ends: print its counts into its log, and write them as ``server.N.json`` where the run's folder is
     there."""
     told = json.dumps(server.statistics(), indent=1)

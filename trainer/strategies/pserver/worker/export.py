@@ -60,7 +60,7 @@ def save_persistables(client: Client, folder: Path) -> None:
     """
     apart = save_parts(client, snapshot.begin(folder), checkpoint=False)
     snapshot.complete(folder, len(client.servers))
-    done_with(client, apart)
+    _done_with(client, apart)
     print(f"persistables of {counted(len(client.servers), 'server')}: {folder}", flush=True)
 
 
@@ -72,7 +72,7 @@ def save_checkpoint(client: Client, folder: Path, behind: bool) -> None:
     """
     try:
         apart = save_parts(client, folder, checkpoint=True, behind=behind)
-        done_with(client, apart)
+        _done_with(client, apart)
     except Fenced:
         raise
     except (RunFailed, OSError) as error:  # a full disk: there is no checkpoint this time
@@ -97,7 +97,7 @@ def save_parts(client: Client, folder: Path, checkpoint: bool, behind: bool = Fa
     return apart
 
 
-def done_with(client: Client, servers: Sequence[int]) -> None:
+def _done_with(client: Client, servers: Sequence[int]) -> None:
     """Tell the servers whose parts were fetched that these have arrived."""
     for server in servers:
         client.wait([client.ask(server, Message(Verb.FETCH, clock=snapshot_parts.DONE_WITH))])
