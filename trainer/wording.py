@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 MOST_NAMED = 5
 IRREGULAR = {"batch": "batches", "class": "classes", "process": "processes", "entry": "entries"}
@@ -22,3 +23,12 @@ def some(said: Sequence[str]) -> str:
     """The first few of some names, and how many more there are."""
     more = [f"and {len(said) - MOST_NAMED} more"] if len(said) > MOST_NAMED else []
     return "; ".join([*said[:MOST_NAMED], *more])
+
+
+def kind(value: Any) -> str:
+    """Describe a value in a sentence: ``None``, ``the class X``, ``something of type X``."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    return f"something of type {type(value).__name__}"

@@ -79,7 +79,7 @@ def test_a_run_that_names_its_classes_wrongly_is_refused(trained: Path, tmp_path
     for name in ("model.safetensors", "config.yaml", "plan.json"):
         (run / name).write_bytes((trained / "run" / name).read_bytes())
     from trainer.errors import UserError
-    from trainer.planning.modes import class_names_of
+    from trainer.planning.eval_and_predict import class_names_of
 
     for content in ("garbage", '{"a": 1}', "[" * 200_000, "[1, 2]"):
         (run / "classes.json").write_text(content)

@@ -18,7 +18,7 @@ from tests.pictures import image_folder
 from trainer.checkpoint import store
 from trainer.checkpoints.__main__ import main
 from trainer.errors import UserError
-from trainer.planning.modes import weights_file
+from trainer.planning.eval_and_predict import weights_file
 from trainer.weights import checkpoints, server_parts
 
 RECIPE = ["+recipe=digits_lenet", "tracking=none", "limit_train_batches=8"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainer.job.job import Starter
     from trainer.job.ready import Ready
     from trainer.job.result import Result
-    from trainer.planning.checked import Checked
+    from trainer.planning.checked_config import Checked
     from trainer.tracking.client import Tracker
 
 
@@ -115,13 +115,12 @@ def try_tracking(ready: Ready) -> str:
     Raises:
         UserError: it will never take a run.
     """
-    from trainer.planning.tracking_checks import experiment_of
     from trainer.planning.tracking_store import try_store
 
     config = ready.checked.config
     if not ready.plan.tracking or ready.plan.node_rank:
         return ""
-    return try_store(config.tracking, experiment_of(config))
+    return try_store(config.tracking, config.experiment)
 
 
 def recorded_at(config: RunConfig) -> str:

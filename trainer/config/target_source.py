@@ -41,7 +41,7 @@ def check_target(target: str, key: str) -> None:
 
 
 def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
-    """Refuse config keys that the constructor of the ``_target_`` does not take, as far as its source tells.
+    """Read the source of a ``_target_``, and refuse keys that its constructor does not take.
 
     Raises:
         UserError: with the nearest argument, or, for a key that an option brought along, how to take it away.

@@ -24,8 +24,8 @@ from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
 from trainer.job.uploads import uploading
 from trainer.planning.assignment import Assignment
-from trainer.planning.checked import Checked
-from trainer.planning.modes import CLASSES
+from trainer.planning.checked_config import Checked
+from trainer.planning.eval_and_predict import CLASSES
 from trainer.planning.plan import Plan
 from trainer.planning.user_class_checks import checked_facts
 from trainer.run_folder import lives

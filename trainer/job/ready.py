@@ -21,7 +21,7 @@ from trainer.planning import resume as resuming
 from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
 from trainer.planning.batches import FIRST_TRY
-from trainer.planning.checked import Checked
+from trainer.planning.checked_config import Checked
 from trainer.planning.plan import Plan, make_plan
 from trainer.planning.resume import Resume
 from trainer.planning.validate import check

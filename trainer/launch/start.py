@@ -17,13 +17,14 @@ from trainer.host.files import replace_file
 from trainer.host.leave_signals import Grace
 from trainer.planning.assignment import Assignment
 from trainer.planning.endpoints import server_ports
+from trainer.planning.hosts import hosts_of
 from trainer.planning.key_checks import leaves
 from trainer.planning.launcher import launcher_of
 from trainer.planning.plan import Plan
-from trainer.planning.processes import hosts_of, listens_at
 from trainer.planning.resume import keeps
-from trainer.planning.roles import peers, plain_launch
 from trainer.planning.run_secret import secret_of_hosts
+from trainer.planning.server_hosts import listens_at
+from trainer.planning.started_one_by_one import peers, plain_launch
 from trainer.terminal.status import read_status
 
 if TYPE_CHECKING:

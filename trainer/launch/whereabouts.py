@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from trainer.host.notes_board import Board
-from trainer.planning.placement import Process
 from trainer.planning.plan import Plan
+from trainer.planning.processes import Process
 from trainer.run_folder.json_files import leave
 
 PROCESS, ENDPOINT = "process/{}/{}", "endpoint/{}/{}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.checkpoint import store
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
-from trainer.planning.plan import Plan
 from trainer.wording import counted
+
+if TYPE_CHECKING:
+    from trainer.planning.plan import Plan
 
 EACH = ("limit_train_batches", "max_steps")
 """Keys that count batches or updates of each worker."""
@@ -29,7 +32,7 @@ def other_processes(plan: Plan, about: store.About) -> bool:
     return plan.strategy in STRATEGIES and (about.workers, about.servers) != (plan.workers, servers)
 
 
-def batch(about: store.About, merge: int) -> int:
+def _batch(about: store.About, merge: int) -> int:
     """The batch size of one worker in the run that wrote the checkpoint."""
     return about.global_batch_size // (about.workers * merge)
 
@@ -43,7 +46,7 @@ def check(config: RunConfig, plan: Plan, about: store.About, folder: Path) -> No
     if not plan.leased:
         why = f"{folder} has {counted(about.workers, 'worker')}, each with its own part of an epoch (data.work=static)"
         raise UserError(f"{plan.workers} workers", why, f"launch.workers={about.workers}")
-    if (before := batch(about, plan.merge)) != plan.batch_size:
+    if (before := _batch(about, plan.merge)) != plan.batch_size:
         why = f"a batch has {plan.batch_size} samples, and had {before} in {folder}; work is handed out in blocks of batches"
         raise UserError(f"{plan.workers} workers", why, f"data.batch_size={before}")
     for key in EACH:
@@ -60,7 +63,7 @@ def check(config: RunConfig, plan: Plan, about: store.About, folder: Path) -> No
 
 
 def counts_for_others(plan: Plan, about: store.About, key: str) -> bool:
-    """Whether a key's value differs only because the number of workers does (:func:`check` has made sure of it)."""
+    """Whether a resumed asynchronous run has another value of a key only because it has more or fewer workers."""
     return other_workers(plan, about) and key in EACH and about.config.get(key) is not None
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.data.prefetch import ready_each
 from trainer.host.hardware import Gpu
+from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
 
 BIG_MODEL = 1_000_000
@@ -154,3 +156,13 @@ def _reading(device: str, machine: Machine, workers_here: int, slow_data: bool) 
     if device == "cuda":
         return max(1, min(8, per_worker - 1)), f"{share}, one for the training process"
     return max(1, per_worker // CORES_FED), f"{share}, and one process decodes for {CORES_FED} that train"
+
+
+def with_strategy(config: RunConfig, workers: int) -> tuple[RunConfig, str]:
+    """Return the config with ``strategy=auto`` replaced, for this many workers, and the reason; '' if none was."""
+    if config.strategy._target_ != AUTO:
+        return config, ""
+    chosen = schema.StrategyConfig if workers == 1 else schema.CollectiveStrategy
+    given = {k: v for k, v in config.node("strategy").items() if k != "_target_"}
+    why = "one worker" if workers == 1 else f"{workers} workers"
+    return config.replaced("strategy", {**asdict(chosen()), **given}), why

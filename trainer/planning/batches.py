@@ -17,7 +17,7 @@ FIRST_TRY = 32
 
 
 def searched(config: RunConfig, typed: set[str]) -> bool:
-    """Whether the batch size is ``auto`` and found by trying. A typed global batch goes before a recipe's ``auto``.
+    """Whether ``data.batch_size`` is ``auto``, unless a typed ``data.global_batch_size`` sets the batches.
 
     Raises:
         UserError: the global batch is given as well, or not all workers are on this host.
@@ -46,7 +46,7 @@ def at_most(config: RunConfig, samples: int, workers: int) -> RunConfig:
 
 
 def most(config: RunConfig, samples: int, workers: int) -> int:
-    """The largest batch size per worker that the training data allow; 0 if there is not one sample for each."""
+    """The largest ``data.batch_size`` that the training data allow; 0 if there is not one sample for each worker."""
     workers = workers if config.sampler.shard else 1
     return samples // workers if config.sampler.drop_last else -(-samples // workers)
 
@@ -91,22 +91,6 @@ def nearest(data: schema.DataConfig, portions: int) -> dict[str, int | None]:
     return {"batch_size": max(1, round(together / portions)), "global_batch_size": None}
 
 
-def check_unsharded(config: RunConfig, leased: bool) -> None:
-    """Refuse ``sampler.shard=false`` together with settings that share an epoch's samples out to workers."""
-    if config.sampler.shard or config.mode != "train":
-        return
-    together, order, others = config.data.global_batch_size, config.sampler.order, "sampler.shard=true"
-    if together is not None:
-        raise UserError("sampler.shard=false", f"each worker reads every sample, and data.global_batch_size={together} shares samples out", f"data.global_batch_size=null (or {others})")  # fmt: skip
-    if leased:
-        raise UserError("sampler.shard=false", "each worker reads every sample, and with this strategy workers lease blocks of an epoch", f"data.work=static (or {others})")  # fmt: skip
-    if config.data.read == "scatter":
-        raise UserError("sampler.shard=false", "each worker reads every sample, and with data.read=scatter the first reads for all", f"data.read=each (or {others})")  # fmt: skip
-    for key, value, usual in (("padding", config.sampler.padding, STRIDED), ("order", order, EACH_ONCE)):
-        if value != usual:
-            raise UserError("sampler.shard=false", f"each worker reads every sample once, and sampler.{key}={value} does otherwise", f"sampler.{key}={usual} (or {others})")  # fmt: skip
-
-
 def with_padding(config: RunConfig, typed: set[str], leased: bool) -> RunConfig:
     """Return the config without padding where samples count once (global batches), and strided where work is leased.
 
@@ -129,28 +113,3 @@ def with_padding(config: RunConfig, typed: set[str], leased: bool) -> RunConfig:
     if together is not None:
         return config.changed(sampler={"pad": False, "padding": STRIDED})
     return config.changed(sampler={"padding": STRIDED}) if leased else config
-
-
-def check_batch_fits(config: RunConfig, samples: int, workers: int) -> None:
-    """Refuse a global batch larger than the training data, unless only a plan is asked for."""
-    size, together = config.batch_size, config.data.global_batch_size
-    if not config.sampler.drop_last or (together or size * workers) <= samples:
-        return
-    if samples < workers:
-        return  # which is said by itself, and no size of a batch mends it
-    left_out = f"does not fit the {samples} training samples, and sampler.drop_last leaves out what is not full"
-    if together is not None:
-        raise UserError(f"data.global_batch_size={together}", left_out, f"data.global_batch_size={samples} (or sampler.drop_last=false)")  # fmt: skip
-    why = f"with {counted(workers, 'worker')} a batch of {size * workers} {left_out}"
-    raise UserError(
-        f"data.batch_size={size}", why, f"data.batch_size={samples // workers} (or sampler.drop_last=false)"
-    )
-
-
-def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
-    """The batch size of a worker in mode=eval and mode=predict; any will do, as nothing is trained."""
-    given, together = (
-        data.val_batch_size or (None if data.batch_size == AUTO else data.batch_size),
-        data.global_batch_size,
-    )
-    return int(given or max(1, (together or 32 * workers) // workers))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator
-
 from trainer.config import keys, schema
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError
-from trainer.metrics import best
-from trainer.planning.checked import Checked
+from trainer.planning.batches import EACH_ONCE, STRIDED
+from trainer.planning.checked_config import Checked
 from trainer.planning.user_class_checks import refusals
 from trainer.wording import counted
 
@@ -26,8 +22,8 @@ def with_classes(config: RunConfig, facts: Facts) -> RunConfig:
 
 def check_orders(checked: Checked) -> None:
     """Refuse an order of samples, or mixing of batches, that is impossible with these data."""
-    check_order(checked.config, checked.facts)
-    check_mixing(checked.config)
+    _check_order(checked.config, checked.facts)
+    _check_mixing(checked.config)
 
 
 def check_data(checked: Checked) -> None:
@@ -65,7 +61,7 @@ def fewer(checked: Checked) -> str:
     return (f"launch.nnodes={nodes} " if nodes != config.launch.nnodes else "") + each
 
 
-def check_order(config: RunConfig, facts: Facts) -> None:
+def _check_order(config: RunConfig, facts: Facts) -> None:
     """Refuse a sampler that repeats samples without shuffling, or without knowing which samples there are."""
     order = config.sampler.order
     if order == "each_once":
@@ -76,7 +72,7 @@ def check_order(config: RunConfig, facts: Facts) -> None:
         raise UserError(f"sampler.order={order}", f"{facts.source} have no samples to choose from by their class or number", "sampler.order=each_once")  # fmt: skip
 
 
-def check_mixing(config: RunConfig) -> None:
+def _check_mixing(config: RunConfig) -> None:
     """Refuse mixup and CutMix for a loss that does not take shares of classes."""
     data, loss = config.node("data"), config.loss
     takes_none = {
@@ -88,70 +84,33 @@ def check_mixing(config: RunConfig) -> None:
             raise UserError(f"data.{key}={data[key]}", f"makes labels that are shares of classes, which {takes_none} does not take", "loss=cross_entropy")  # fmt: skip
 
 
-def check_optimization(checked: Checked) -> None:
-    """Refuse schedules and early stops whose validation metric does not exist, and impossible clipping."""
-    config = checked.config
-    strategy, node = config.strategy, config.optimizer
-    if strategy.clip_norm is not None and strategy.clip_value is not None:
-        raise UserError(f"strategy.clip_value={strategy.clip_value}", f"the gradient is clipped by strategy.clip_norm={strategy.clip_norm} already, and their order would matter", "strategy.clip_norm=null")  # fmt: skip
-    if node.get("lr_scaling", "none") != "none" and node.get("lr") is None:
-        raise UserError(f"optimizer.lr_scaling={node['lr_scaling']}", "this optimizer has no lr to scale", "optimizer.lr_scaling=none")  # fmt: skip
-    for pattern, factor in (node.get("lr_factors") or {}).items():
-        if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0 <= factor < math.inf:
-            raise UserError(f"optimizer.lr_factors={{{pattern}: {keys.spelled(factor)}}}", "a factor is a number, at least 0 (which freezes)", f"optimizer.lr_factors={{{pattern}: 1}}")  # fmt: skip
-    check_metric_names(config, checked.facts)
-    averaged, known = config.ema.decay is not None, best.names(checked.facts, True, config.metrics)
-    for path, metric, default in watching(config):
-        if metric in known and not averaged and metric.startswith(best.AVERAGED):
-            raise UserError(f"{path}={metric}", "no average of the weights is kept (ema.decay=null)", f"{path}={metric} ema.decay=0.999")  # fmt: skip
-        if metric not in known:
-            near = best.meant(metric, known) or keys.nearest(metric if "/" in metric else best.RAW + metric, known) or default  # fmt: skip
-            there = ", ".join(best.names(checked.facts, averaged, config.metrics))
-            raise UserError(f"{path}={metric}", f"a validation here measures {there}", f"{path}={near}")
-        if path != "best.metric" and not config.execution.val_every and not config.execution.val_every_steps:
-            raise UserError(f"{path}={metric}", "it goes by validations, and execution.val_every=0 has one alone, at the end", "execution.val_every=1")  # fmt: skip
-
-
-def check_validation(config: RunConfig, typed: set[str]) -> None:
-    """Refuse ``validation=false`` with settings that need validations, or with typed keys that would have no effect."""
-    if config.validation:
+def check_unsharded(config: RunConfig, leased: bool) -> None:
+    """Refuse ``sampler.shard=false`` together with settings that share an epoch's samples out to workers."""
+    if config.sampler.shard or config.mode != "train":
         return
-    none = "with validation=false nothing is validated"
-    if config.mode == "eval":
-        raise UserError("validation=false", "mode=eval does nothing but validate", "validation=true")
-    for path, metric, _ in watching(config):
-        instead = "scheduler=cosine" if path == "scheduler.metric" else f"{path}=null"
-        raise UserError(f"{path}={metric}", f"it goes by validations, and {none}", f"{instead} (or validation=true)")
-    if best_kept := config.checkpoint.keep_best:
-        raise UserError(f"checkpoint.keep_best={best_kept}", f"{none}, so no checkpoint is the best", "checkpoint.keep_best=0 (or validation=true)")  # fmt: skip
-    for name in config.metrics:
-        raise UserError(f"metrics.{name}", f"is measured in validations, and {none}", f"~metrics.{name} (or validation=true)")  # fmt: skip
-    told = config.execution
-    idle = [
-        ("limit_val_batches", config.limit_val_batches, None), ("execution.val_every", told.val_every, 1),
-        ("execution.val_every_steps", told.val_every_steps, None), ("data.val_batch_size", config.data.val_batch_size, None),
-    ]  # fmt: skip
-    for key, value, usual in idle:
-        if key in typed and value != usual:
-            raise UserError(f"{key}={value}", none, f"{key}={'null' if usual is None else usual} (or validation=true)")
+    together, order, others = config.data.global_batch_size, config.sampler.order, "sampler.shard=true"
+    if together is not None:
+        raise UserError("sampler.shard=false", f"each worker reads every sample, and data.global_batch_size={together} shares samples out", f"data.global_batch_size=null (or {others})")  # fmt: skip
+    if leased:
+        raise UserError("sampler.shard=false", "each worker reads every sample, and with this strategy workers lease blocks of an epoch", f"data.work=static (or {others})")  # fmt: skip
+    if config.data.read == "scatter":
+        raise UserError("sampler.shard=false", "each worker reads every sample, and with data.read=scatter the first reads for all", f"data.read=each (or {others})")  # fmt: skip
+    for key, value, usual in (("padding", config.sampler.padding, STRIDED), ("order", order, EACH_ONCE)):
+        if value != usual:
+            raise UserError("sampler.shard=false", f"each worker reads every sample once, and sampler.{key}={value} does otherwise", f"sampler.{key}={usual} (or {others})")  # fmt: skip
 
 
-def check_metric_names(config: RunConfig, facts: Facts) -> None:
-    """Refuse user's metrics whose names clash with the data's own metrics, or that MLflow does not accept."""
-    for name in config.metrics:
-        if not re.fullmatch(r"[A-Za-z][\w-]*", str(name)):
-            raise UserError(f"metrics.{name}", "a name is a letter, then letters, digits, _ and -", f"metrics.{re.sub(r'[^A-Za-z0-9_-]', '_', f'm{name}')}={{...}}")  # fmt: skip
-        if name in best.measured(facts):
-            raise UserError(f"metrics.{name}", "is measured anyway, as val/" + name, f"metrics.my_{name}={{...}}")
-
-
-def watching(config: RunConfig) -> Iterator[tuple[str, str, str]]:
-    """Yield each key that names a validation metric (such as ``best.metric``), that metric, and a default."""
-    plateau = config.node("scheduler").get("metric") if best.is_plateau(config.scheduler._target_) else None
-    for name, metric in (
-        ("best", config.best.metric),
-        ("early_stop", config.early_stop.metric),
-        ("scheduler", plateau),
-    ):
-        if metric is not None:
-            yield f"{name}.metric", str(metric), "val/loss"
+def check_batch_fits(config: RunConfig, samples: int, workers: int) -> None:
+    """Refuse a global batch larger than the training data, unless only a plan is asked for."""
+    size, together = config.batch_size, config.data.global_batch_size
+    if not config.sampler.drop_last or (together or size * workers) <= samples:
+        return
+    if samples < workers:
+        return  # which is said by itself, and no size of a batch mends it
+    left_out = f"does not fit the {samples} training samples, and sampler.drop_last leaves out what is not full"
+    if together is not None:
+        raise UserError(f"data.global_batch_size={together}", left_out, f"data.global_batch_size={samples} (or sampler.drop_last=false)")  # fmt: skip
+    why = f"with {counted(workers, 'worker')} a batch of {size * workers} {left_out}"
+    raise UserError(
+        f"data.batch_size={size}", why, f"data.batch_size={samples // workers} (or sampler.drop_last=false)"
+    )

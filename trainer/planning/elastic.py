@@ -1,4 +1,4 @@
-"""Checks whether the hosts of a run can come and go (launch.nnodes=MIN:MAX)."""
+"""Checks whether a run can start again, and whether its hosts can come and go (launch.nnodes=MIN:MAX)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.planning.async_resume import EACH, STRATEGIES
 from trainer.planning.batches import CONTIGUOUS
+from trainer.planning.checked_config import Checked
 from trainer.strategies.contract import Declaration
 
 STARTERS = (str(schema.LaunchConfig._target_), str(schema.ForkserverLaunch._target_))
@@ -72,3 +73,11 @@ def _of_each(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str,
     for key in EACH:
         if (told := getattr(config, key)) is not None:
             yield f"{key}={told} counts those of each worker, whose number changes", f"{key}=null"
+
+
+def restartable(checked: Checked) -> bool:
+    """Whether a run can restart all its processes together: they are on this host, or hosts can come and go."""
+    config = checked.config
+    one = config.launch.nnodes == 1 or config.launch.least_nnodes is not None
+    ours = one and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun sees to its ranks itself
+    return config.mode == "train" and ours

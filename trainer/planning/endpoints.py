@@ -1,16 +1,21 @@
-"""Endpoints (address and port) as users write them, and the ports of parameter servers."""
+"""Endpoints (address and port) as users write them, the ports of parameter servers, and the port where hosts meet."""
 
 from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
 
+from trainer.config import schema
+from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
+from trainer.host import addresses
 from trainer.host.addresses import with_port
 
 HIGHEST = 65535
 EXAMPLE = "10.0.0.1:8000,10.0.0.2:8000"
 PORTS = "launch.server_ports"
+MEETING_PORT = 29500
+"""Where hosts meet where launch.master_port is not set: torchrun's port."""
 
 
 @dataclass(frozen=True)
@@ -90,3 +95,19 @@ def _range(told: str, word: str) -> range:
     if not 1 <= low <= high <= HIGHEST:
         raise UserError(f"{PORTS}={told}", f"{word or 'nothing'} is neither a port from 1 to {HIGHEST} nor a range of ports", f"{PORTS}=8000-8003")  # fmt: skip
     return range(low, high + 1)
+
+
+def check_port(config: RunConfig) -> None:
+    """Refuse a meeting endpoint (launch.master_addr and launch.master_port) that is in use, or not of this host."""
+    launch = config.launch
+    if launch.role is not None:
+        return
+    port, serves = launch.master_port, launch.node_rank == 0
+    address, single = launch.master_addr, launch.nnodes == 1
+    if not (port and serves) or config.plan or addresses.port_is_free(address, port):
+        return
+    if not addresses.port_is_free(address, 0):
+        mine = schema.LaunchConfig.master_addr if single else addresses.address()
+        raise UserError(f"launch.master_addr={address}", "is not this host's address, and host 0 serves the meeting", f"launch.master_addr={mine}" + ("" if single else " (or launch.node_rank=1)"))  # fmt: skip
+    free = next((p for p in range(port + 1, 65536) if addresses.port_is_free(address, p)), MEETING_PORT)
+    raise UserError(f"launch.master_port={port}", f"is in use on {address}", "launch.master_port=0" if single else f"launch.master_port={free}")  # fmt: skip

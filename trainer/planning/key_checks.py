@@ -37,7 +37,7 @@ def check_group(config: Mapping[str, Any], group: str) -> None:
     if not isinstance(node, Mapping):
         what = f"~{group}" if node == "???" else f"{group}={keys.spelled(node)}"
         raise UserError(what, "the run needs one of the group's options", f"{group}=OPTION")
-    known, closed = known_keys(group, str(node.get("_target_")))
+    known, closed = _known_keys(group, str(node.get("_target_")))
     present = dict(leaves(node, f"{group}."))
     for path, value in present.items():
         if value == "???":
@@ -60,7 +60,7 @@ def _without_schema(group: str, path: str, target: str) -> UserError:
     return UserError(path, f"{target} is called without this key, which every {group} has", f"defaults: [/schema/{base}@_here_, _self_] in its YAML, or {path.rpartition('.')[2]}: VALUE")  # fmt: skip
 
 
-def known_keys(group: str, target: str) -> tuple[dict[str, keys.Key], bool]:
+def _known_keys(group: str, target: str) -> tuple[dict[str, keys.Key], bool]:
     """The keys that a config group accepts for this ``_target_``, and whether it accepts no others."""
     if target == AUTO:
         target = str(schema.CollectiveStrategy._target_)
@@ -94,7 +94,7 @@ def check_value(declared: keys.Key, value: Any) -> None:
 
 
 def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
-    """Refuse a ``_target_`` that does not exist or does not take its keys, as far as its source file tells."""
+    """Refuse config groups whose ``_target_`` does not exist or does not take the group's keys."""
     for group in schema.GROUPS:
         target = config[group].get("_target_")
         if target is None and group in schema.CONSTRUCTED:

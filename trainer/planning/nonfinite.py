@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainer.errors import UserError
-from trainer.planning.checked import Checked
-from trainer.planning.plan import restartable
+from trainer.planning.checked_config import Checked
+from trainer.planning.elastic import restartable
 
 STOP = "on_nonfinite=stop"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil
@@ -16,8 +15,9 @@ from trainer.errors import UserError
 from trainer.host.addresses import with_port
 from trainer.metrics.best import best_metric
 from trainer.planning.auto import Buckets, Chosen, Machine, ModelFacts, choose
-from trainer.planning.checked import Checked
-from trainer.planning.placement import Process, processes_of
+from trainer.planning.checked_config import Checked
+from trainer.planning.elastic import restartable
+from trainer.planning.processes import Process, processes_of
 from trainer.planning.run_secret import is_insecure
 from trainer.planning.stream_checks import how
 from trainer.planning.tracking_store import tracking_uri
@@ -246,14 +246,6 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
     )
 
 
-def restartable(checked: Checked) -> bool:
-    """Whether a run's processes can all be restarted together: they are on this host, or hosts can come and go."""
-    config = checked.config
-    one = config.launch.nnodes == 1 or config.launch.least_nnodes is not None
-    ours = one and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun sees to its ranks itself
-    return config.mode == "train" and ours
-
-
 def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -> tuple[Chosen, dict[str, str]]:
     """What ``auto`` stands for, and the reasons; of a plan for other hosts, as far as this machine can know.
 
@@ -281,13 +273,13 @@ def _length(checked: Checked) -> tuple[int, int, int]:
     """Epochs, updates of an epoch, and of the whole training."""
     config, samples, workers = checked.config, checked.facts.train_samples, checked.workers
     size = config.batch_size
-    batches = count_batches(config, samples, size, workers, checked.leased)
+    batches = _count_batches(config, samples, size, workers, checked.leased)
     batches = min(batches, config.limit_train_batches or batches)
     steps_per_epoch = ceil(batches / checked.merge)
     total = config.max_steps or config.epochs * steps_per_epoch
     epochs = ceil(total / steps_per_epoch) if steps_per_epoch else config.epochs
     if checked.leased and config.max_steps and steps_per_epoch:  # an epoch's last round may be uneven
-        together = count_batches(config, samples, size, 1, True)
+        together = _count_batches(config, samples, size, 1, True)
         together = min(together, (config.limit_train_batches or together) * workers)
         epochs = ceil(total * workers / ceil(together / checked.merge))
     if not steps_per_epoch and not checked.lacks:
@@ -300,7 +292,7 @@ def _lease_batches(checked: Checked) -> int:
     config, facts = checked.config, checked.facts
     if not checked.leased or facts.streams or config.mode != "train":
         return 0
-    everything = count_batches(config, facts.train_samples, config.batch_size, 1, True)
+    everything = _count_batches(config, facts.train_samples, config.batch_size, 1, True)
     return config.data.lease_batches or max(1, min(64, everything // (8 * checked.workers)))
 
 
@@ -314,7 +306,7 @@ def _looks(checked: Checked) -> tuple[int, int, int]:
     return 1, batches, batches
 
 
-def count_batches(config: RunConfig, samples: int, batch_size: int, workers: int, leased: bool) -> int:
+def _count_batches(config: RunConfig, samples: int, batch_size: int, workers: int, leased: bool) -> int:
     """The number of batches per worker and epoch; if work is leased, the average rounded up."""
     from trainer.data.sampler import DistributedBatchSampler, training_sampler
 
@@ -324,7 +316,7 @@ def count_batches(config: RunConfig, samples: int, batch_size: int, workers: int
     return len(training_sampler(config, samples, batch_size, 0, workers))
 
 
-def meeting_address(launch: schema.LaunchConfig) -> str:
+def _meeting_address(launch: schema.LaunchConfig) -> str:
     """The address where the run's processes meet; a placeholder if the first host has no name yet."""
     address = str(launch.master_addr)
     return (
@@ -335,7 +327,7 @@ def meeting_address(launch: schema.LaunchConfig) -> str:
 def _endpoint(launch: schema.LaunchConfig) -> str:
     """Where the processes meet, on one host or between hosts."""
     return (
-        with_port(meeting_address(launch), launch.master_port)
+        with_port(_meeting_address(launch), launch.master_port)
         if launch.nnodes > 1
         else "a folder that no other user can enter"
     )
@@ -348,6 +340,6 @@ def _environment(launch: schema.LaunchConfig, role: str, processes: Sequence[Pro
         "LOCAL_RANK": "0",
         "WORLD_SIZE": str(len(nodes)),
         "LOCAL_WORLD_SIZE": str(nodes.count(min(nodes, default=0))),
-        "MASTER_ADDR": meeting_address(launch),
+        "MASTER_ADDR": _meeting_address(launch),
         "MASTER_PORT": str(launch.master_port or "chosen at the start"),
     }

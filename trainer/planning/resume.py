@@ -15,9 +15,9 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
 from trainer.errors import UserError
 from trainer.planning import async_resume
+from trainer.planning.async_resume import lost
 from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.key_checks import leaves
-from trainer.planning.not_carried_over import at_servers, left_behind, other_errors, other_replicas, precision
 from trainer.planning.plan import Plan
 from trainer.terminal.status import read_status
 from trainer.wording import counted
@@ -27,7 +27,8 @@ RUN_ID = re.compile(r"[0-9a-f]{32}")
 """An MLflow run's id."""
 CHECKPOINTS = "checkpoints"
 PRECISION = "precision"
-"""What it stands for is compared (:mod:`trainer.planning.not_carried_over`), not the word."""
+"""What it stands for is compared (:func:`_precision`), not the word."""
+FP16, FP64 = "fp16", "fp64"
 HARMLESS = (
     PRECISION, "on_nonfinite", "max_rewinds", "name", "verbosity", "debug", "plan", "profile", "tracking", "checkpoint", "resume", "launch", "predict", "device",
     "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root", "sampler.pad",
@@ -40,8 +41,6 @@ ALIKE = ("single", "collective")
 CLIPS = ("strategy.clip_norm", "strategy.clip_value")
 SYNC = "pserver_sync"
 """Goes on with any number of workers and servers: servers share their parts anew, and workers have nothing of their own."""
-OTHER_NUMBERS = (other_replicas, other_errors, async_resume.other_numbers)
-"""Each tells why updates are others where there are more or fewer workers or servers than before."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     about = store.about(folder)
     here = folder.parent == Path(plan.run_dir) / CHECKPOINTS
     _check_strategy(plan, about, folder)
-    if (about.servers or plan.roles.get("server")) and (why := at_servers(plan, about)):
+    if (about.servers or plan.roles.get("server")) and (why := _kept_in_servers(plan, about)):
         raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")
     if others := async_resume.other_workers(plan, about):
         async_resume.check(config, plan, about, folder)
@@ -160,7 +159,7 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
         _check_global_batch(plan, about, folder)
     current = config.plain()
     changes = list(differences(about.config, hide(current, values(current)), plan.strategy != about.strategy))
-    arithmetic, lost = precision(plan, about), tuple(left_behind(plan, about))
+    arithmetic, lost = _precision(plan, about), tuple(left_behind(plan, about))
     harmless = [key for key, _ in changes if _is_harmless(key) or async_resume.counts_for_others(plan, about, key)]
     serious = [line for key, line in changes if key not in harmless] + [arithmetic] * bool(arithmetic)
     if not serious and about.total_steps != plan.total_steps and not others:  # whose updates are as many together
@@ -248,3 +247,55 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strateg
 
 def _is_harmless(key: str) -> bool:
     return any(key == harmless or key.startswith(f"{harmless}.") for harmless in HARMLESS)
+
+
+def _precision(plan: Plan, about: store.About) -> str:
+    """How the precision differs from the checkpoint's, or '' if it does not; of ``auto``, what it stands for counts."""
+    before, now = about.precision, plan.chosen.precision
+    return f"precision was {before}, is {now}" if before != now else ""
+
+
+def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
+    """Yield one line for everything that a resuming run loses or begins anew.
+
+    Parameters and what the optimizer remembers are float32 with fp32, bf16 and fp16 alike, and float64 with fp64.
+    """
+    before, now = about.precision, plan.chosen.precision
+    if now == FP16 != before:
+        yield "precision=fp16 needs a loss scale, and the checkpoint has none: it begins anew, at 65536"
+    if before == FP16 != now:
+        yield f"the loss scale of precision=fp16, which precision={now} does not need"
+    if before == FP64 != now:
+        yield "what float64 has more than float32: parameters and what the optimizer remembers are rounded"
+    for _ in _other_replicas(plan, about):
+        mean = "the mean of their parameters and of what their optimizers remember"
+        yield f"what tells the replicas of {counted(about.workers, 'worker')} apart: all begin with {mean}"
+    for _ in _other_errors(plan, about):
+        yield "what workers have left out of their gradients: it is not added to a later update"
+    yield from lost(plan, about)
+
+
+def _other_replicas(plan: Plan, about: store.About) -> Iterator[str]:
+    """Yield why updates differ from before, if workers with own replicas are now more or fewer."""
+    if plan.traits.replicas and about.workers != plan.workers:
+        yield f"the run had {counted(about.workers, 'worker')}, each with a replica of its own, and has {plan.workers}"
+
+
+def _other_errors(plan: Plan, about: store.About) -> Iterator[str]:
+    """Yield why updates differ from before, if workers with compression errors are now more or fewer."""
+    told = about.config.get("strategy", {})
+    for option, value in (("comm_hook", "powersgd"), ("wire", "int8")):
+        if told.get(option) == value and about.workers != plan.workers:
+            yield f"the run had {counted(about.workers, 'worker')}, each with what strategy.{option}={value} has left out, and has {plan.workers}"  # fmt: skip
+
+
+def _kept_in_servers(plan: Plan, about: store.About) -> str:
+    """Return why parameter servers cannot take over the checkpoint's values (float32 or float64), or ''."""
+    kinds = [64 if which == FP64 else 32 for which in (about.precision, plan.chosen.precision)]
+    return (
+        "" if kinds[0] == kinds[1] else f"is of precision={about.precision}, and servers keep float{kinds[0]} as it is"
+    )
+
+
+OTHER_NUMBERS = (_other_replicas, _other_errors, async_resume.other_numbers)
+"""Each tells why updates are others where there are more or fewer workers or servers than before."""

@@ -10,6 +10,7 @@ from trainer.config.target_source import check_target
 from trainer.data.source import Facts
 from trainer.errors import RunFailed, UserError, first_line
 from trainer.strategies.contract import Declaration, Traits
+from trainer.wording import kind
 
 
 def asked(what: str, method: str, call: Callable[[], Any]) -> Any:
@@ -85,7 +86,7 @@ def check_place(place: Any, what: str, name: str, form: str, purpose: str) -> No
 
 
 def checked_facts(facts: Any, what: str, method: str) -> Facts:
-    """Check and return what a data source's ``facts`` or ``prepare`` returned.
+    """Check and return what ``facts`` or ``prepare`` of a user's data source class returned.
 
     Raises:
         UserError: they are no facts, or hold something else than they should.
@@ -100,12 +101,3 @@ def checked_facts(facts: Any, what: str, method: str) -> Facts:
     if not all(isinstance(shape, tuple) and all(isinstance(n, int) and n > 0 for n in shape) for shape in shapes):
         raise UserError(what, f"its {method} returned Facts with shape={facts.shape!r}. It must be a tuple of whole numbers, such as (3, 224, 224), or a dict of these by input")  # fmt: skip
     return facts
-
-
-def kind(value: Any) -> str:
-    """Describe a value in a sentence: ``None``, ``the class X``, ``something of type X``."""
-    if value is None:
-        return "None"
-    if isinstance(value, type):
-        return f"the class {value.__qualname__}"
-    return f"something of type {type(value).__name__}"

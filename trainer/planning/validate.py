@@ -15,47 +15,32 @@ from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.cache import check_code
 from trainer.host.folder_checks import check_name
-from trainer.planning.batches import (
-    FIRST_TRY,
-    at_most,
-    batch_sizes,
-    check_batch_fits,
-    check_unsharded,
-    evaluation_batch_size,
-    nearest,
-    searched,
-    with_padding,
-)
-from trainer.planning.checked import Checked, Lacks
+from trainer.planning.auto import with_strategy
+from trainer.planning.batches import FIRST_TRY, at_most, batch_sizes, nearest, searched, with_padding
+from trainer.planning.checked_config import Checked, Lacks
 from trainer.planning.data_checks import (
+    check_batch_fits,
     check_data,
     check_enough,
-    check_optimization,
     check_orders,
-    check_validation,
+    check_unsharded,
     with_classes,
 )
+from trainer.planning.devices import check_devices, choose_device
 from trainer.planning.elastic import check_elastic
+from trainer.planning.endpoints import check_port
+from trainer.planning.eval_and_predict import evaluation_batch_size, facts_of, in_its_mode, looked_at
+from trainer.planning.hosts import is_elsewhere, on_hosts
 from trainer.planning.key_checks import check_group, check_keys, check_targets
 from trainer.planning.launcher import launcher_of
-from trainer.planning.modes import facts_of, in_its_mode, looked_at
 from trainer.planning.nonfinite import check_nonfinite
-from trainer.planning.processes import (
-    check_devices,
-    check_port,
-    check_servers,
-    choose_device,
-    default_workers,
-    is_elsewhere,
-    on_hosts,
-    with_strategy,
-    workers_everywhere,
-    workers_here,
-)
+from trainer.planning.processes import default_workers, workers_everywhere, workers_here
 from trainer.planning.run_secret import check_secret
+from trainer.planning.server_hosts import check_servers
 from trainer.planning.stream_checks import with_length
-from trainer.planning.tracking_checks import check_tracking
+from trainer.planning.tracking_store import check_tracking
 from trainer.planning.user_class_checks import check_declaration, refusals
+from trainer.planning.validation_checks import check_optimization, check_validation
 from trainer.strategies.contract import Declaration
 
 
@@ -82,14 +67,14 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
             look(config)
     workers = workers_everywhere(config.launch, nproc)
     config, auto_strategy = with_strategy(config, workers)
-    declaration = declared(config, workers, lacks)
+    declaration = _declared(config, workers, lacks)
     roles = declaration.roles(workers, config.launch)
     check_servers(config, declaration.name, roles)
     with lacks:
         check_secret(config, roles)
     with lacks:
         check_elastic(config, declaration)
-    check_launcher(config, workers, declaration, lacks)
+    _check_launcher(config, workers, declaration, lacks)
     check_devices(config, device, nproc)
     check_port(config)
     if not elsewhere:
@@ -101,9 +86,9 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
         searches = searched(config, typed)
     if searches:
         config = config.changed(data={"batch_size": FIRST_TRY, "global_batch_size": None})
-    config = with_batches(config, declaration, workers, merge, typed, lacks)
+    config = _with_batches(config, declaration, workers, merge, typed, lacks)
     source: DataSource = call_target(config.node("data"), "data", kind=DataSource)
-    config, facts = with_facts(config, source, workers, merge, typed, lacks, searches)
+    config, facts = _with_facts(config, source, workers, merge, typed, lacks, searches)
     checked = Checked(
         config, declaration, source, facts, auto_strategy, workers, nproc, device, merge, lacks, elsewhere,
         searches=searches,
@@ -112,7 +97,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
         with lacks:
             step(checked)
     if config.mode != "train":
-        return looking(checked)
+        return _looking(checked)
     with lacks:
         check_nonfinite(checked)
     with lacks:
@@ -120,7 +105,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     return checked
 
 
-def with_facts(
+def _with_facts(
     config: RunConfig, source: DataSource, workers: int, merge: int, typed: set[str], lacks: Lacks, searches: bool
 ) -> tuple[RunConfig, Facts]:
     """Ask the data source for its facts; returns the config with what follows from them, and the facts.
@@ -136,7 +121,7 @@ def with_facts(
     return with_classes(at_most(config, facts.train_samples, workers) if searches else config, facts), facts
 
 
-def declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:
+def _declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:
     """Instantiate and check the config's strategy; returns its :class:`Declaration`."""
     check_group(config.plain(), "strategy")
     declaration: Declaration = call_target(config.node("strategy"), "strategy", kind=Declaration)
@@ -148,7 +133,7 @@ def declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:
     return declaration
 
 
-def check_launcher(config: RunConfig, workers: int, declaration: Declaration, lacks: Lacks) -> None:
+def _check_launcher(config: RunConfig, workers: int, declaration: Declaration, lacks: Lacks) -> None:
     """Refuse a launcher that cannot start this many processes."""
     roles = declaration.roles(workers, config.launch)
     others = sum(size for role, size in roles.items() if role != "worker")
@@ -158,7 +143,7 @@ def check_launcher(config: RunConfig, workers: int, declaration: Declaration, la
             raise refusal
 
 
-def with_batches(
+def _with_batches(
     config: RunConfig, declaration: Declaration, workers: int, merge: int, typed: set[str], lacks: Lacks
 ) -> RunConfig:
     """Return the config with valid batch sizes; a plan that would be refused gets the nearest ones."""
@@ -175,7 +160,7 @@ def with_batches(
     return config
 
 
-def looking(checked: Checked) -> Checked:
+def _looking(checked: Checked) -> Checked:
     """Return the checked config with the images or rows that mode=predict reads (mode=eval: none)."""
     config = checked.config
     looked, output = looked_at(config, checked.source, checked.facts), config.predict.output

@@ -18,7 +18,7 @@ from trainer.data.source import DataSource, Splits
 from trainer.errors import why
 from trainer.host.files import replacing
 from trainer.planning.assignment import Assignment
-from trainer.planning.modes import class_names_of
+from trainer.planning.eval_and_predict import class_names_of
 from trainer.planning.plan import Plan
 from trainer.run_folder import csv_files
 from trainer.run_folder.report import Report

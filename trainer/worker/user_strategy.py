@@ -8,8 +8,8 @@ from torch import nn
 
 from trainer.config.instantiate import locate
 from trainer.errors import RunFailed, UserError
-from trainer.planning.user_class_checks import kind
 from trainer.strategies.contract import Declaration, Strategy
+from trainer.wording import kind
 
 
 def check_worker(declaration: Declaration, what: str) -> None:

@@ -14,6 +14,7 @@ from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError, why
+from trainer.planning.batches import AUTO
 from trainer.planning.user_class_checks import asked, checked_facts
 from trainer.strategies.builtin import EVALUATORS
 from trainer.wording import some
@@ -81,7 +82,7 @@ def weights_file(path: Path) -> Path:
 
 
 def facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> Facts:
-    """The facts of the data; for mode=predict without data, those of the run that made the weights.
+    """The facts of the data; for mode=predict without data, from the run that left the weights.
 
     Raises:
         UserError: the data are not there, and no run tells.
@@ -98,7 +99,7 @@ def facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> F
 
 def _of_the_run(config: RunConfig) -> Facts | None:
     """For mode=predict what the run that left the weights knew of data of the same kind."""
-    if config.mode != "predict" or (folder := run_of(Path(str(config.weights)))) is None:
+    if config.mode != "predict" or (folder := _run_of(Path(str(config.weights)))) is None:
         return None
     import yaml
 
@@ -110,14 +111,14 @@ def _of_the_run(config: RunConfig) -> Facts | None:
     return facts if target == config.data._target_ else None
 
 
-def run_of(weights: Path) -> Path | None:
+def _run_of(weights: Path) -> Path | None:
     """The folder of the run that left these weights; None if it is not found."""
     return next((folder for folder in weights.parents[:2] if (folder / "plan.json").is_file()), None)
 
 
 def class_names_of(weights: Path) -> list[str] | None:
-    """The class names of the run that left these weights; None if that is unknown."""
-    folder = run_of(weights)
+    """The class names for mode=eval and mode=predict, from the run that left the weights; None if unknown."""
+    folder = _run_of(weights)
     if folder is None or not (folder / CLASSES).is_file():
         return None
     try:
@@ -201,7 +202,7 @@ def _rows(config: RunConfig, node: dict[str, Any]) -> LookedAt:
     from trainer.data.criteo.files import Block, find, pieces
 
     reader: RowReader = call_target(node, "data")
-    run = run_of(Path(str(config.weights)))
+    run = _run_of(Path(str(config.weights)))
     _check_same_reading(run, node)
     files, rows = find(str(config.predict.input), "predict.input"), 0.0
     for path in files:
@@ -239,3 +240,12 @@ def _check_output(output: str | None) -> None:
         raise UserError(f"predict.output={output}", f"there is no folder {Path(output).parent}", "predict.output=FILE")
     if output is not None and Path(output).is_dir():
         raise UserError(f"predict.output={output}", "is a folder", f"predict.output={Path(output) / 'predictions.csv'}")
+
+
+def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
+    """The batch size of a worker in mode=eval and mode=predict; any will do, as nothing is trained."""
+    given, together = (
+        data.val_batch_size or (None if data.batch_size == AUTO else data.batch_size),
+        data.global_batch_size,
+    )
+    return int(given or max(1, (together or 32 * workers) // workers))

@@ -1,4 +1,4 @@
-"""The result of checking a config: the config, and what the checks found out."""
+"""A config that has passed the checks, with what they found out; or the reasons why a run would be refused."""
 
 from __future__ import annotations
 

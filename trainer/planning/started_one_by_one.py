@@ -66,7 +66,7 @@ def on_roles(config: RunConfig, environment: Mapping[str, str] = os.environ) -> 
     _check_apart(launch, everybody)
     _check_others(launch, everybody)
     if not config.plan:
-        check_here(me, len(everybody))
+        _check_here(me, len(everybody))
     first = everybody[0].endpoint
     workers = sum(peer.role == "worker" for peer in everybody)
     return config.changed(
@@ -136,7 +136,7 @@ def _check_others(launch: LaunchConfig, everybody: list[Peer]) -> None:
             raise UserError(f"launch.{key}={given}", f"{endpoints} has {counted(size, 'endpoint')}", f"launch.{key}={size or 'null'}")  # fmt: skip
 
 
-def check_here(me: Peer, processes: int) -> None:
+def _check_here(me: Peer, processes: int) -> None:
     """Refuse an endpoint at which this process cannot listen: a server must, and worker 0 if there are others."""
     key, (host, port) = (SERVERS if me.role == "server" else WORKERS), (me.endpoint.host, me.endpoint.port)
     what = f"{key}={me.endpoint}"
@@ -160,13 +160,13 @@ def on_one_machine(launch: LaunchConfig) -> bool:
 
 
 def neighbours(launch: LaunchConfig) -> list[Peer]:
-    """The workers at the address of this process, including itself if it is a worker."""
+    """The workers at this process's address, where processes are started one by one; itself if it is one of them."""
     everybody = peers(launch)
     here = everybody[launch.node_rank].endpoint.host
     return [peer for peer in everybody if peer.role == "worker" and peer.endpoint.host == here]
 
 
 def plain_launch(launch: LaunchConfig) -> dict[str, Any]:
-    """The endpoint settings that must be the same in all commands of the run."""
+    """The endpoints as settings, the same for all processes of a run that are started one by one."""
     listed = ((WORKERS, launch.worker_endpoints), (SERVERS, launch.server_endpoints))
     return {key: ",".join(map(str, endpoints_of(key, told))) or None for key, told in listed}
