@@ -53,9 +53,9 @@ from trainer.data.sets.cifar import Cifar10
 from trainer.data.sets.image_folder import ImageFolder
 from trainer.data.source import DataSource, Splits
 from trainer.host import hardware
+from trainer.host.memory import keep_freed_memory
 from trainer.job.ready import this_machine
 from trainer.planning.auto import ModelFacts, choose
-from trainer.worker.settings import keep_freed_memory
 
 BATCH = 64
 Epoch = Callable[[], int]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainer.host import private
+from trainer.host import files
 
 PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsVj2uwAAAABJRU5ErkJggg==")
 """A picture of one pixel, as PNG."""
@@ -30,5 +30,5 @@ def nothing_is_drawn(patch: pytest.MonkeyPatch) -> None:
 
 def save(figure: Any, path: Path) -> None:
     """As ``curves.save``, with the picture of one pixel."""
-    private.start_empty(path)
+    files.start_empty(path)
     path.write_bytes(PIXEL)

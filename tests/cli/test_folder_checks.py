@@ -20,8 +20,9 @@ import pytest
 from tests.cli.conftest import Run
 from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError
-from trainer.host.folder_checks import check_folder, check_name
+from trainer.host.folder_checks import check_folder
 from trainer.planning import tracking_store
+from trainer.planning.key_checks import check_name
 from trainer.planning.tracking_store import check_store, try_store
 
 DIGITS = "+recipe=digits_lenet"

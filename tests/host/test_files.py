@@ -7,10 +7,9 @@ import stat
 from pathlib import Path
 
 import pytest
-import yaml
 
 from trainer.host import private
-from trainer.host.files import PART, PRIVATE, replace_file, replacing, yaml_text
+from trainer.host.files import PART, PRIVATE, replace_file, replacing
 
 
 def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -> None:
@@ -59,14 +58,3 @@ def test_a_private_file_is_never_anybody_elses(tmp_path: Path) -> None:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert modes == {"config": 0o600, "other": 0o600, "third": 0o600, "common": 0o666}
-
-
-@pytest.mark.parametrize("libyaml", [True, False])
-def test_yaml_is_read_as_it_was_and_keys_keep_their_order(libyaml: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not libyaml:
-        monkeypatch.delattr(yaml, "CSafeDumper", raising=False)
-    told = {"z": ["", "a: b", "word " * 60, "two\nlines", "grün", "null", "1e3", "${oc.env:X}"], "a": {"inf": 1e20, "no": None}}  # fmt: skip
-    for choice in (True, False):
-        text = yaml_text(told, choice)
-        assert yaml.safe_load(text) == told
-        assert text.index("z:") < text.index("a:") and ("grün" in text) == choice

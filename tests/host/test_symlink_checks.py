@@ -12,7 +12,7 @@ import torch
 import trainer as package
 from tests.runs import SMALL
 from trainer.errors import UserError
-from trainer.host import private
+from trainer.host import files
 from trainer.host.files import replace_file
 from trainer.host.symlink_checks import check_run_folder
 from trainer.job.pictures import curves
@@ -104,7 +104,7 @@ def test_link_that_comes_while_the_run_works_is_replaced(tmp_path: Path) -> None
     for name in ("status.json", "workerlog.1", "metrics.jsonl"):
         (tmp_path / name).symlink_to(precious)
     replace_file(tmp_path / "status.json", "{}")
-    private.start_empty(tmp_path / "workerlog.1")
+    files.start_empty(tmp_path / "workerlog.1")
     Report(tmp_path, 1).close()
     assert precious.read_text() == "mine"
     assert json.loads((tmp_path / "status.json").read_text()) is not None

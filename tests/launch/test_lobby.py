@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from trainer.errors import Died, RunFailed
-from trainer.host.leave_signals import LEAVE
 from trainer.host.notes_board import SealedBoard
+from trainer.host.signals import LEAVE
 from trainer.job.restarts import Deaths
 from trainer.launch.lobby import HERE, LONGEST_LOOK_S, LOST_S, Guest, Host, Lobby, RunOver
 

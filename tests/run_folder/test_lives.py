@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.host import private
+from trainer.host import files
 from trainer.run_folder import lives
 from trainer.run_folder.back_to_checkpoint import bring
 from trainer.run_folder.lives import Life
@@ -81,7 +81,7 @@ def test_a_log_goes_on_and_no_link_is_followed(tmp_path: Path) -> None:
     log, link, precious = tmp_path / "log", tmp_path / "link", tmp_path / "precious"
     precious.write_text("mine")
     link.symlink_to(precious)
-    assert private.go_on(log) == 0 and log.read_text() == ""
+    assert files.go_on(log) == 0 and log.read_text() == ""
     log.write_text("before\n")
-    assert private.go_on(log) == 7 and log.read_text() == "before\n"
-    assert private.go_on(link) == 0 and not link.is_symlink() and precious.read_text() == "mine"
+    assert files.go_on(log) == 7 and log.read_text() == "before\n"
+    assert files.go_on(link) == 0 and not link.is_symlink() and precious.read_text() == "mine"

@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from trainer.tracking.naming import key_of, model_name, run_name, sweep_name
+from trainer.config.keys import key_of
+from trainer.tracking.naming import model_name, run_name, sweep_name
 
 RECIPE = "+recipe=digits_lenet"
 

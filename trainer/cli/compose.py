@@ -125,7 +125,8 @@ def write_config(path: Path, config: Any, resolve: bool = False) -> None:
     """Write a composed Hydra config as YAML, without known secrets, readable by its owner alone."""
     from omegaconf import OmegaConf
 
-    from trainer.host.files import replace_file, yaml_text
+    from trainer.config.run_config import yaml_text
+    from trainer.host.files import replace_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
     shown = hide(OmegaConf.to_container(config, resolve=resolve, enum_to_str=True))

@@ -59,7 +59,7 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
     folder = Path(ready.plan.run_dir)
     if ready.plan.mode != "train" or store.newest_whole(folder / "checkpoints", verify=False) is None:
         return ""
-    from trainer.tracking.naming import key_of
+    from trainer.config.keys import key_of
 
     typed = [o for o in overrides if key_of(o) not in ("resume", "resume.path", "hydra.run.dir")]
     there = [o for o in overrides if key_of(o) == "hydra.run.dir" and "${" not in o] or [

@@ -158,7 +158,7 @@ class Sweep:
 
     def _announce(self, mine: list[str]) -> None:
         """The job's number, and what it has that others have not."""
-        from trainer.tracking.naming import key_of
+        from trainer.config.keys import key_of
 
         told = [o for o in mine if key_of(o) in self.swept] or mine
         of = f" of {len(self.jobs)}" if self.jobs else ""

@@ -345,3 +345,8 @@ def _units(unit: str, number: float) -> str:
     if number == 1:
         unit = unit[:-2] if unit.endswith(("sses", "ches")) else unit.removesuffix("s")
     return f" {unit}" if unit else ""
+
+
+def key_of(override: str) -> str:
+    """The config key of an override: ``optimizer.lr`` of ``+optimizer.lr=0.1``, ``db`` of ``+db@data.x=3``."""
+    return override.lstrip("+~").partition("=")[0].partition("@")[0]

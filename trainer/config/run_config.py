@@ -105,3 +105,12 @@ def option_of(group: str, target: str) -> type:
 @functools.cache
 def _hints(declared: Any) -> dict[str, Any]:
     return get_type_hints(declared)
+
+
+def yaml_text(data: Any, allow_unicode: bool = False) -> str:
+    """Return data as YAML like ``yaml.safe_dump``, keys in their order.
+    By libyaml, which takes a tenth of the time, where PyYAML was built with it."""
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=allow_unicode))

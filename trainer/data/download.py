@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer.config.schema import ArraysData, Flowers102Data
 from trainer.errors import UserError
-from trainer.host.network import fetch_file, unreachable
+from trainer.host.https import fetch_file, unreachable
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from trainer.data.shared_batches import Parcel, SharedBatches
 from trainer.errors import RunFailed, UserError, why
-from trainer.host.leave_signals import NUMBERS
 from trainer.host.parent_death import end_with
+from trainer.host.signals import NUMBERS
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
-"""Writes files that appear complete or not at all."""
+"""Writes files that appear complete or not at all, begins files without following links, and knows how many bytes a disk takes."""
 
 from __future__ import annotations
 
 import os
 import re
 import secrets
+import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 PART = re.compile(r"^\.(.+)\.\d+-[0-9a-f]{8}$")
 """What a file is called until it takes its place; a process that was killed leaves it."""
@@ -41,10 +42,33 @@ def replace_file(path: Path, text: str, private: bool = False) -> None:
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def yaml_text(data: Any, allow_unicode: bool = False) -> str:
-    """Return data as YAML like ``yaml.safe_dump``, keys in their order.
-    By libyaml, which takes a tenth of the time, where PyYAML was built with it."""
-    import yaml
+def start_empty(path: Path) -> int:
+    """Make an empty file at ``path`` in place of what is there; a link's target stays. Returns its bytes, 0."""
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+    return 0
 
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=allow_unicode))
+
+def go_on(path: Path) -> int:
+    """Prepare a file to be appended to; anything but a regular file is replaced by an empty one. Returns its bytes."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return start_empty(path)
+    found = os.fstat(descriptor)
+    os.close(descriptor)
+    if stat.S_ISREG(found.st_mode):
+        return found.st_size
+    return start_empty(path)
+
+
+def start(path: Path, goes_on: bool) -> int:
+    """Prepare a file to be written, following no link: empty, or with ``goes_on`` as it is. Returns its bytes."""
+    return go_on(path) if goes_on else start_empty(path)
+
+
+def free_disk(folder: Path) -> int:
+    """The bytes that can still be written to the disk of a folder, which need not exist yet."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

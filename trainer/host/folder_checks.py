@@ -1,4 +1,4 @@
-"""Checks, without writing, whether a run's folder can be made and written: its name, parents, free disk space."""
+"""Checks, without writing, whether a run's folder can be made and written: its parents, its path's length, free disk space."""
 
 from __future__ import annotations
 
@@ -6,30 +6,11 @@ import os
 from pathlib import Path
 
 from trainer.errors import UserError
-from trainer.visible import one_line
 
 LEAST = 1 << 20
 """Bytes that the smallest run leaves."""
-LONGEST_NAME = 200
-"""Bytes of a run's name: MLflow keeps 256 of an experiment's, and most file systems 255 of a folder's."""
 LONGEST_INSIDE = 100
 """Bytes of the longest path below a run's folder, ``checkpoints/persistables/...``."""
-
-
-def check_name(name: str) -> None:
-    """Refuse a run name that cannot be a folder below ``outputs/`` and an MLflow experiment.
-
-    Raises:
-        UserError: it would be somewhere else, or no folder's name.
-    """
-    what, parts = f"name={name}", name.split("/")
-    readable = "".join(c if c.isalnum() or c in "._-" else "_" for c in parts[-1]).strip("._")[:60] or "custom"
-    if any(not part.strip() or part in (".", "..") for part in parts):
-        raise UserError(what, "its folder would not be one below outputs/", f"name={readable}")
-    if one_line(name) != name:
-        raise UserError(what, "holds characters that no terminal shows", f"name={readable}")
-    if len(os.fsencode(name)) > LONGEST_NAME:
-        raise UserError(what, f"is longer than {LONGEST_NAME} bytes", f"name={readable}")
 
 
 def check_folder(folder: Path, key: str, needed: int = LEAST, here: bool = True) -> None:

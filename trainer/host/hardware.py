@@ -9,8 +9,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 
 @dataclass(frozen=True)
 class Gpu:
@@ -78,15 +76,3 @@ def _asked_of_gpus(properties: str) -> list[list[str]]:
 def cpp_compiler() -> str | None:
     """The path of this machine's C++ compiler that torch.compile would call on the CPU; None without one."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-
-
-def free_memory() -> int:
-    """The bytes of RAM that programs can still take without swapping."""
-    return int(psutil.virtual_memory().available)
-
-
-def free_disk(folder: Path) -> int:
-    """The bytes that can still be written to the disk of a folder, which need not exist yet."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +19,13 @@ def free(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
     import psutil
 
     return max(0, min([int(psutil.virtual_memory().available), *_free_of_groups(cgroups, own)]))
+
+
+def free_of_machine() -> int:
+    """The bytes of this machine's memory (RAM) that programs can still take without swapping, whatever limits this process has."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
 def _free_of_groups(cgroups: Path, own: Path) -> Iterable[int]:
@@ -81,3 +89,14 @@ def of_children() -> int:
         except psutil.Error:
             continue
     return held
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory: to give it back to the kernel each step costs 8-12% of a CPU step."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        m_trim_threshold, m_mmap_max = -1, -4
+        libc.mallopt(m_mmap_max, 0)
+        libc.mallopt(m_trim_threshold, 2**31 - 1)
+    except (OSError, AttributeError):
+        pass

@@ -58,31 +58,6 @@ def is_private(folder: Path) -> bool:
     return is_own(folder) and not folder.lstat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
-def start_empty(path: Path) -> int:
-    """Make an empty file at ``path`` in place of what is there; a link's target stays. Returns its bytes, 0."""
-    path.unlink(missing_ok=True)
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
-    return 0
-
-
-def go_on(path: Path) -> int:
-    """Prepare a file to be appended to; anything but a regular file is replaced by an empty one. Returns its bytes."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return start_empty(path)
-    found = os.fstat(descriptor)
-    os.close(descriptor)
-    if stat.S_ISREG(found.st_mode):
-        return found.st_size
-    return start_empty(path)
-
-
-def start(path: Path, goes_on: bool) -> int:
-    """Prepare a file to be written, following no link: empty, or with ``goes_on`` as it is. Returns its bytes."""
-    return go_on(path) if goes_on else start_empty(path)
-
-
 def write(path: Path, text: str, mode: int = PRIVATE) -> None:
     """Write a whole file that only this user can read, unless ``mode`` says otherwise; a link is replaced."""
     with replacing(path, mode) as part:

@@ -1,14 +1,27 @@
-"""Signals while a job runs and while it closes, and an alarm that interrupts a call after a time limit."""
+"""Signals: those that end a job, those that ask it to save and leave, and an alarm that interrupts a call after a time limit."""
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import queue
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import Interrupted
+
+LEAVE = "leave"
+"""Note of a launcher, or of a worker that has got a signal, on the board of the run: save, and end."""
+NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
+AGAIN_S = 1.0
+"""A signal so soon after the first is the same one: a scheduler signals a process group, and its launcher passes it on."""
+
+TELL_S = 1.0
+"""Longest wait, at the end, for what tells of a request."""
 
 
 @contextlib.contextmanager
@@ -89,3 +102,100 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def say_leaving(name: str, grace_s: float) -> None:
+    """Print that the request to leave has come, and what happens next."""
+    print(f"\ngot {name}: saves a checkpoint and ends, within {grace_s:g} s; a second signal ends at once", flush=True)
+
+
+@dataclass(frozen=True)
+class Grace:
+    """How long a run that can save has from a request to its end, and whether its training has begun."""
+
+    seconds: float
+    begun: Callable[[], bool]
+
+
+class StopRequest:
+    """Tells whether a signal has asked this process to save and leave; true once it has.
+
+    Args:
+        taken: whether a request can be taken now. Else a signal does what it did before.
+        grace_s: longest time from the request to the end; None: somebody else limits it.
+        tell: called with the signal's name when the request has come, in a thread.
+    """
+
+    def __init__(self, taken: Callable[[], bool], grace_s: float | None, tell: Callable[[str], None]) -> None:
+        self.taken, self.grace_s, self.tell = taken, grace_s, tell
+        self.name = ""
+        self.before: dict[int, Any] = {}
+        self._at = 0.0
+        self._late = False
+        self._names: queue.SimpleQueue[str] = queue.SimpleQueue()  # a handler may put into it, whatever it interrupts
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True, name="request-to-leave")
+
+    def __bool__(self) -> bool:
+        return bool(self.name)
+
+    def _follow(self) -> None:
+        if not (name := self._names.get()):
+            return
+        self.tell(name)
+        if self.grace_s is not None and not self._over.wait(self.grace_s):
+            self._late = True
+            _thread.interrupt_main(signal.SIGTERM)
+
+    def handle(self, number: int, frame: Any) -> None:
+        """The signal handler: take the first signal as a request, and later ones as before."""
+        if not self.name and self.taken():
+            self.name, self._at = signal.Signals(number).name, time.monotonic()
+            self._names.put(self.name)
+        elif not self.name or self._late or time.monotonic() - self._at >= AGAIN_S:
+            self._as_before(number, frame)
+
+    def _as_before(self, number: int, frame: Any) -> None:
+        handler = self.before[signal.SIGTERM]
+        if callable(handler):
+            handler(number, frame)
+        elif handler != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    def begin(self) -> None:
+        """Install the signal handlers; a signal that is ignored stays ignored."""
+        self._thread.start()
+        self.before = {number: signal.getsignal(number) for number in NUMBERS}
+        for number, handler in self.before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, self.handle)
+
+    def end(self) -> None:
+        """Restore the former signal handlers."""
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        self._over.set()
+        self._names.put("")
+        self._thread.join(TELL_S)
+
+
+@contextlib.contextmanager
+def requests(
+    taken: Callable[[], bool] = lambda: True,
+    grace_s: float | None = None,
+    tell: Callable[[str], None] = lambda name: None,
+) -> Iterator[StopRequest]:
+    """Context manager: the first SIGTERM or SIGUSR1 asks this process to save and leave; yields the :class:`StopRequest`.
+
+    A later one, or the end of the grace time, does what SIGTERM did before. See :class:`StopRequest` for the arguments.
+    """
+    request = StopRequest(taken, grace_s, tell)
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    request.begin()
+    try:
+        yield request
+    finally:
+        request.end()

@@ -220,7 +220,7 @@ def _in_processes(config: RunConfig) -> dict[str, dict[str, str]]:
 
 def repeatable(overrides: Sequence[str], size: int | None) -> list[str]:
     """The overrides that repeat a command with this batch size and without a search; unchanged if ``size`` is None."""
-    from trainer.tracking.naming import key_of
+    from trainer.config.keys import key_of
 
     if size is None:
         return list(overrides)

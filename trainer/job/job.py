@@ -173,7 +173,8 @@ def _told(ready: Ready, overrides: Sequence[str], parent: Path | None) -> dict[s
 
 
 def _leave_config(run_dir: Path, config: RunConfig) -> None:
-    from trainer.host.files import replace_file, yaml_text
+    from trainer.config.run_config import yaml_text
+    from trainer.host.files import replace_file
 
     plain = config.plain()
     replace_file(run_dir / "config.yaml", yaml_text(hide(plain, values(plain))), private=True)

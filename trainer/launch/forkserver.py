@@ -22,13 +22,12 @@ from typing import Any
 import torch.distributed as dist
 
 from trainer.errors import BY_CTRL_C, Died, Interrupted, RunFailed, first_line
-from trainer.host import private, pulse
+from trainer.host import files, private, pulse
 from trainer.host.addresses import free_port, listening
-from trainer.host.leave_signals import LEAVE, NUMBERS, Grace, StopRequest, requests, say_leaving
 from trainer.host.notes_board import NoNote, OwnBoard, SealedBoard
 from trainer.host.parent_death import end_with
 from trainer.host.patient_store import PatientStore
-from trainer.host.signals import termination_raises
+from trainer.host.signals import LEAVE, NUMBERS, Grace, StopRequest, requests, say_leaving, termination_raises
 from trainer.launch.engine import Engine, Start
 from trainer.launch.hang import Hang
 from trainer.launch.log_on_screen import Shown
@@ -276,7 +275,7 @@ def _start(
     for i in range(role.here):
         rank = role.first_rank + i
         log = log_dir / f"{LOG_NAMES[role.name]}.{rank}"
-        kept[log] = private.start(log, getattr(payload, "goes_on", False))
+        kept[log] = files.start(log, getattr(payload, "goes_on", False))
         own = pulse.make(pulse.of(scratch, role.name, rank))
         environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
         port = role.ports[i] if role.ports else 0

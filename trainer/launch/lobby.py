@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from trainer.errors import Died, RunFailed, UserError
-from trainer.host.leave_signals import LEAVE
 from trainer.host.notes_board import Board, NoNote, OwnBoard
+from trainer.host.signals import LEAVE
 from trainer.wording import counted
 
 BEAT_S = 1.0

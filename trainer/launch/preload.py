@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from trainer.config.run_config import RunConfig
-from trainer.host.leave_signals import NUMBERS
+from trainer.host.signals import NUMBERS
 
 VARIABLE = "TRAINER_PRELOAD"
 """Names for the forkserver, which takes them out of its environment."""

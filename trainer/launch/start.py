@@ -14,7 +14,7 @@ from trainer.config.schema import LaunchConfig
 from trainer.errors import RunFailed
 from trainer.host import addresses
 from trainer.host.files import replace_file
-from trainer.host.leave_signals import Grace
+from trainer.host.signals import Grace
 from trainer.planning.assignment import Assignment
 from trainer.planning.endpoints import server_ports
 from trainer.planning.hosts import hosts_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.config.redact import text
 from trainer.errors import Interrupted, RunFailed, UserError
-from trainer.host import private
+from trainer.host import files
 from trainer.host.notes_board import OwnBoard
 from trainer.launch.in_process import teed
 from trainer.launch.torchrun_handover import Handover, handover
@@ -86,7 +86,7 @@ def _follow(way: Handover, store: Any, rank: int) -> int:
     assignment = Assignment.of(taken)
     log = Path(assignment.plan.run_dir) / f"workerlog.{rank}"
     log.parent.mkdir(parents=True, exist_ok=True)
-    private.start(log, assignment.goes_on)
+    files.start(log, assignment.goes_on)
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

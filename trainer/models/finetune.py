@@ -11,7 +11,7 @@ from torch import nn
 
 from trainer.config.schema import WEIGHT_FILES
 from trainer.errors import UserError
-from trainer.host.network import unreachable
+from trainer.host.https import unreachable
 from trainer.models.classifiers import HEADS, unfilled
 from trainer.weights import tensor_files
 

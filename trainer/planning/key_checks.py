@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,10 @@ from trainer.config.run_config import option_of
 from trainer.config.target_source import check_arguments, check_target, parameters
 from trainer.errors import UserError, WrongValue
 from trainer.strategies.builtin import AUTO
+from trainer.visible import one_line
+
+LONGEST_NAME = 200
+"""Bytes of a run's name: MLflow keeps 256 of an experiment's, and most file systems 255 of a folder's."""
 
 
 def check_keys(config: Mapping[str, Any]) -> None:
@@ -126,3 +131,19 @@ def check_nodes(key: str, nodes: Any, example: str) -> None:
         if strange is not None:
             near = keys.nearest(strange, taken or ())
             raise UserError(f"{path}.{strange}", f"{target} takes no such argument; it takes {', '.join(taken or ())}", near and f"{near}: {keys.spelled(node[strange])}")  # fmt: skip
+
+
+def check_name(name: str) -> None:
+    """Refuse a run name that cannot be a folder below ``outputs/`` and an MLflow experiment.
+
+    Raises:
+        UserError: it would be somewhere else, or no folder's name.
+    """
+    what, parts = f"name={name}", name.split("/")
+    readable = "".join(c if c.isalnum() or c in "._-" else "_" for c in parts[-1]).strip("._")[:60] or "custom"
+    if any(not part.strip() or part in (".", "..") for part in parts):
+        raise UserError(what, "its folder would not be one below outputs/", f"name={readable}")
+    if one_line(name) != name:
+        raise UserError(what, "holds characters that no terminal shows", f"name={readable}")
+    if len(os.fsencode(name)) > LONGEST_NAME:
+        raise UserError(what, f"is longer than {LONGEST_NAME} bytes", f"name={readable}")

@@ -14,7 +14,6 @@ from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.cache import check_code
-from trainer.host.folder_checks import check_name
 from trainer.planning.auto import with_strategy
 from trainer.planning.batches import FIRST_TRY, at_most, batch_sizes, nearest, searched, with_padding
 from trainer.planning.checked_config import Checked, Lacks
@@ -31,7 +30,7 @@ from trainer.planning.elastic import check_elastic
 from trainer.planning.endpoints import check_port
 from trainer.planning.eval_and_predict import evaluation_batch_size, facts_of, in_its_mode, looked_at
 from trainer.planning.hosts import is_elsewhere, on_hosts
-from trainer.planning.key_checks import check_group, check_keys, check_targets
+from trainer.planning.key_checks import check_group, check_keys, check_name, check_targets
 from trainer.planning.launcher import launcher_of
 from trainer.planning.nonfinite import check_nonfinite
 from trainer.planning.processes import default_workers, workers_everywhere, workers_here

@@ -7,8 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.host.files import replacing
-from trainer.host.private import start_empty
+from trainer.host.files import replacing, start_empty
 
 POINTS = "metrics.jsonl"
 REPORT = "nonfinite.json"

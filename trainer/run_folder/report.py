@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from trainer.host.files import replace_file
-from trainer.host.private import start_empty
+from trainer.host.files import replace_file, start_empty
 from trainer.host.pulse import Pulse
 from trainer.metrics.best import AVERAGED, NOBODY, RAW, Best, falls
 from trainer.run_folder.json_files import leave

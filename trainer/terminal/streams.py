@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from trainer.config import redact
 from trainer.config.redact import HERE
-from trainer.host import private
+from trainer.host import files
 from trainer.visible import visible
 
 
@@ -177,7 +177,7 @@ def confide(payload: Any) -> None:
 
 def log(path: Path, goes_on: bool = False) -> IO[str]:
     """Open the log file for a process's stdout and stderr: a new one, or with ``goes_on`` that of the life before."""
-    private.start(path, goes_on)
+    files.start(path, goes_on)
     return path.open("a", encoding="utf-8", errors="backslashreplace")
 
 

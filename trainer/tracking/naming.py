@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from trainer.config.keys import key_of
 from trainer.visible import printed
 
 MOST = 30
@@ -44,11 +45,6 @@ def model_name(recipe: str, which: str) -> str:
     """The logged model's name: the recipe's; ``RECIPE-last`` for the last model beside the best one."""
     name = FORBIDDEN.sub("_", recipe).strip("_") or "model"
     return name if which == "best" else f"{name}-{which}"
-
-
-def key_of(override: str) -> str:
-    """The config key of an override: ``optimizer.lr`` of ``+optimizer.lr=0.1``."""
-    return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def _briefly(overrides: Sequence[str]) -> list[str]:

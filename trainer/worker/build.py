@@ -42,8 +42,9 @@ from trainer.run_folder.report import Report
 from trainer.strategies.contract import GoesByValidations, LeasesWork, LooksAhead, Scatters, Seat, Strategy, whole
 from trainer.worker.callbacks import made
 from trainer.worker.loop import Rhythm, Training
-from trainer.worker.model import Updaters, arithmetic, build_model, save, seed_all
+from trainer.worker.model import Updaters, arithmetic, build_model, save
 from trainer.worker.nonfinite import KINDS
+from trainer.worker.settings import seed_all
 from trainer.worker.user_strategy import check_set_up
 
 UNLIMITED = 1 << 62

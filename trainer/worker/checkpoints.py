@@ -16,7 +16,7 @@ from trainer.checkpoint.tensor_tree import Packed, read
 from trainer.checkpoint.writer import BackgroundWriter, complete, write_part
 from trainer.config.schema import CheckpointConfig
 from trainer.errors import Preempted, RunFailed, why
-from trainer.host.leave_signals import LEAVE, StopRequest
+from trainer.host.signals import LEAVE, StopRequest
 from trainer.models.empty_batch import counting
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.strategies.replicas import HasReplicas

@@ -12,7 +12,7 @@ import numpy as np
 from trainer.config.instantiate import locate
 from trainer.data.inputs import Inputs
 from trainer.data.placement import Placement
-from trainer.host import private
+from trainer.host import files
 from trainer.run_folder.json_files import leave
 
 SPEC, SAMPLE = "model.json", "example.npz"
@@ -37,7 +37,7 @@ def keep(
     spec = {"model": dict(model), "mean": mean, "std": std, "fp64": precision == "fp64", "rows": rows, "preprocessing": preprocessing or None}  # fmt: skip
     by_name = inputs if isinstance(inputs, dict) else {ALONE: inputs}
     arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in by_name.items()}
-    private.start_empty(run_dir / SAMPLE)
+    files.start_empty(run_dir / SAMPLE)
     np.savez_compressed(run_dir / SAMPLE, **arrays)
     leave(run_dir / SPEC, spec, private=True)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -24,6 +22,7 @@ from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
 from trainer.optim.updater import Updater
 from trainer.planning.plan import Plan
 from trainer.weights import tensor_files
+from trainer.worker.settings import seed_all
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -104,11 +103,3 @@ def save(model: nn.Module, path: Path) -> None:
     with replacing(path) as part, without_empty_tables(model) as absent:
         # One entry alone: safetensors writes several in an order of chance, and equal models have equal files.
         save_model(model, str(part), metadata={tensor_files.LEFT_OUT: " ".join(absent)} if absent else {"format": "pt"})
-
-
-def seed_all(seed: int) -> None:
-    """Seed every random generator of this worker, before it makes its model and before it trains."""
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)

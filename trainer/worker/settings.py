@@ -1,16 +1,18 @@
-"""Process-wide settings of torch and the C library during a run."""
+"""Process-wide settings of torch and the C library during a run, and the seeds of all random generators."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
+import random
 from collections.abc import Iterator
 from contextlib import nullcontext
 
+import numpy as np
 import torch
 
 from trainer.config.run_config import RunConfig
+from trainer.host.memory import keep_freed_memory
 from trainer.planning.plan import Plan
 from trainer.strategies.contract import Seat
 from trainer.worker.compiling import own_code
@@ -39,12 +41,8 @@ def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
         torch.backends.cudnn.benchmark = benchmark
 
 
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory: to give it back to the kernel each step costs 8-12% of a CPU step."""
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        m_trim_threshold, m_mmap_max = -1, -4
-        libc.mallopt(m_mmap_max, 0)
-        libc.mallopt(m_trim_threshold, 2**31 - 1)
-    except (OSError, AttributeError):
-        pass
+def seed_all(seed: int) -> None:
+    """Seed every random generator of this worker, before it makes its model and before it trains."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -22,8 +22,8 @@ from trainer.data.sampler import (
     training_sampler,
 )
 from trainer.errors import PREEMPTED, Preempted
-from trainer.host.leave_signals import requests, say_leaving
 from trainer.host.pulse import Pulse
+from trainer.host.signals import requests, say_leaving
 from trainer.metrics import validation_file
 from trainer.metrics.best import best_metric
 from trainer.planning.assignment import Assignment

@@ -268,10 +268,10 @@ def test_decoded_cache_follows_a_changed_file_and_drops_the_old_pixels(tmp_path:
 def test_cache_is_chosen_by_what_fits_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = image_folder(tmp_path / "d")
     assert folder(root).facts(1).cached
-    monkeypatch.setattr(images.hardware, "free_memory", lambda: 1000)
+    monkeypatch.setattr(images, "free_of_machine", lambda: 1000)
     facts = folder(root).facts(1)
     assert not facts.cached and "do not fit" in facts.cache
-    monkeypatch.setattr(images.hardware, "free_disk", lambda where: 1000)
+    monkeypatch.setattr(images, "free_disk", lambda where: 1000)
     with pytest.raises(UserError, match="do not fit"):
         folder(root, cache="ram").facts(1)
 

@@ -21,8 +21,9 @@ from trainer.data.prepared import cache_root
 from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
 from trainer.errors import UserError
 from trainer.hashing import hash_of
-from trainer.host import hardware
 from trainer.host.cache import check_data
+from trainer.host.files import free_disk
+from trainer.host.memory import free_of_machine
 from trainer.visible import shortened
 from trainer.wording import some
 
@@ -59,7 +60,7 @@ class ImageSource(DataSource):
             total = decoded_bytes(train) + decoded_bytes(val)
         except OSError:
             return replace(facts, cached=None, cache=f"{wanted}: decided when the images are there")
-        memory, disk = hardware.free_memory(), hardware.free_disk(self._cache_folder())
+        memory, disk = free_of_machine(), free_disk(self._cache_folder())
         there = self._place("train", train).is_dir() and self._place("val", val).is_dir()
         fits = total <= SHARE_OF_MEMORY * memory and (there or total <= SHARE_OF_DISK * disk)
         size = f"{total / 2**30:.1f} GiB decoded"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.host import private
+from trainer.host import files
 from trainer.job.pictures.lettering import DPI, Ruler, families
 from trainer.run_folder.lives import read
 from trainer.visible import printed
@@ -127,7 +127,7 @@ def _saved(path: Path, title: str, panels: Sequence[Panel | None]) -> Path | Non
 
 def save(figure: Any, path: Path) -> None:
     """Save a figure as a picture file, replacing what is there and following no link."""
-    private.start_empty(path)
+    files.start_empty(path)
     figure.savefig(path, dpi=DPI)
 
 

@@ -23,7 +23,7 @@ from trainer.config.schema import ArraysData, TrackingConfig
 from trainer.data.download import File, Site, fetch
 from trainer.data.sets import cifar, flowers, mnist
 from trainer.errors import UserError
-from trainer.host.network import fetch_file, unreachable
+from trainer.host.https import fetch_file, unreachable
 
 CONTENT = bytes(range(256)) * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
