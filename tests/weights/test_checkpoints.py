@@ -16,7 +16,7 @@ from tests import runs
 from tests.checkpoint import saving
 from tests.pictures import image_folder
 from trainer.checkpoint import store
-from trainer.checkpoints.__main__ import main
+from trainer.checkpoints import main
 from trainer.errors import UserError
 from trainer.planning.eval_and_predict import weights_file
 from trainer.weights import checkpoints, server_parts

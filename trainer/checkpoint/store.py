@@ -21,6 +21,8 @@ from trainer.errors import UserError, why
 FORMAT = 1
 GIVEN_UP = "aside-"
 ABOUT, LATEST = "checkpoint.json", "latest"
+CHECKPOINTS = "checkpoints"
+"""The folder of checkpoints in a run's folder."""
 NAME = re.compile(r"step-(\d{9,})")
 ASIDE = re.compile(r"(step-\d{9,})\.(partial|previous)")
 FILE = re.compile(r"(worker|server|full)-\d+\.safetensors|(checkpoint|index)\.json|COMPLETE")
@@ -121,6 +123,37 @@ def newest_whole(checkpoints: Path, say: Callable[[str], None] = lambda line: No
         except UserError as error:
             say(f"passed over: {error.what}: {error.why}")
     return None
+
+
+def all_in(path: Path) -> list[Path]:
+    """Find all checkpoints of a run folder or of a folder of checkpoints, newest first; or the one that is named.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = path.expanduser().absolute()
+    if NAME.fullmatch(path.name) and not path.is_file() and path in found(path.parent):
+        return [path]
+    for folder in (path / CHECKPOINTS, path):
+        if there := found(folder):
+            return there
+    why = "there is no checkpoint in it" if path.is_dir() else "there is no such folder"
+    raise UserError(str(path), why, "the folder of a run, e.g. outputs/RECIPE/TIME")
+
+
+def one_in(path: Path, say: Callable[[str], None]) -> Path:
+    """Find one undamaged checkpoint: the one that the path names, else the newest undamaged one of the run.
+
+    Raises:
+        UserError: there is none.
+    """
+    there = all_in(path)
+    if len(there) == 1:
+        return check(there[0])
+    newest = newest_whole(there[0].parent, say)
+    if newest is None:
+        raise UserError(str(path), "none of its checkpoints is whole", f"python -m trainer.checkpoints verify {path}")
+    return newest
 
 
 def check(folder: Path, verify: bool = True) -> Path:

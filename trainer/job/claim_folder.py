@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainer.checkpoint import store
+from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.redact import command
 from trainer.errors import UserError
 from trainer.job.ready import Ready
-from trainer.planning.resume import CHECKPOINTS, Resume
+from trainer.planning.resume import Resume
 from trainer.run_folder import lives
 from trainer.run_folder.back_to_checkpoint import bring, go_back
 from trainer.run_folder.hold import Hold

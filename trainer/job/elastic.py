@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import store
+from trainer.checkpoint.store import CHECKPOINTS
 from trainer.errors import PREEMPTED, Died, NotFinite, RunFailed, first_line
 from trainer.host.addresses import free_port, with_port
 from trainer.job.restarts import Deaths, begin_again, screen, updates_since, whence, workers_update
 from trainer.planning.assignment import Assignment
-from trainer.planning.resume import CHECKPOINTS, left_behind
+from trainer.planning.resume import left_behind
 from trainer.run_folder import lives
 from trainer.run_folder.json_files import leave
 from trainer.terminal.status import read_status

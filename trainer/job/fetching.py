@@ -8,11 +8,12 @@ from pathlib import Path
 
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import Remote, address_of, is_address, named
+from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host.cache import cache_root
 from trainer.planning.plan import Plan
-from trainer.planning.resume import AUTO, CHECKPOINTS
+from trainer.planning.resume import AUTO
 from trainer.run_folder.back_to_checkpoint import CARRIED
 from trainer.terminal.status import read_status
 from trainer.tracking import tracking_file

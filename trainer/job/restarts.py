@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import store
+from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.redact import text
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Turn
 from trainer.errors import Died, NotFinite, RunFailed, first_line
 from trainer.planning.assignment import Assignment
-from trainer.planning.resume import CHECKPOINTS
 from trainer.run_folder import lives
 from trainer.run_folder.back_to_checkpoint import POINTS, REPORT, go_back
 from trainer.wording import counted

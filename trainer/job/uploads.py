@@ -10,9 +10,10 @@ from pathlib import Path
 
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import Remote, address_of, reason
+from trainer.checkpoint.store import CHECKPOINTS
 from trainer.job.ready import Ready
 from trainer.job.result import Result
-from trainer.planning.resume import CHECKPOINTS, FRESH, keeps
+from trainer.planning.resume import FRESH, keeps
 from trainer.run_folder.back_to_checkpoint import CARRIED
 from trainer.wording import counted
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from trainer.checkpoint.store import CHECKPOINTS
 from trainer.errors import BY_CTRL_C, Died, Interrupted, RunFailed, first_line
 from trainer.host import files, private, pulse
 from trainer.host.addresses import free_port, listening
@@ -39,7 +40,6 @@ from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.returns import Returns
 from trainer.launch.supervisor import END_S, Handle, HostResults, Role, StartedProcess, Supervisor, end
 from trainer.launch.whereabouts import Whereabouts, tell
-from trainer.planning.resume import CHECKPOINTS
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.report import OWN
 from trainer.strategies.contract import Seat

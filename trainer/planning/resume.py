@@ -25,7 +25,6 @@ from trainer.wording import counted
 AUTO, FRESH = "auto", "fresh"
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 """An MLflow run's id."""
-CHECKPOINTS = "checkpoints"
 PRECISION = "precision"
 """What it stands for is compared (:func:`_precision`), not the word."""
 FP16, FP64 = "fp16", "fp64"
@@ -88,7 +87,7 @@ def find(config: RunConfig, run_dir: Path, say: Callable[[str], None], folder_of
     Raises:
         UserError: there is none, or a run that could go on would be written over.
     """
-    path, own = config.resume.path, run_dir / CHECKPOINTS
+    path, own = config.resume.path, run_dir / store.CHECKPOINTS
     if config.mode != "train":
         return None
     if path is None:
@@ -120,7 +119,7 @@ def _named(asked: str, path: Path, say: Callable[[str], None]) -> Path:
     """
     if (path / store.ABOUT).is_file():
         return store.check(path)
-    for checkpoints in (path, path / CHECKPOINTS):
+    for checkpoints in (path, path / store.CHECKPOINTS):
         if (folder := store.newest_whole(checkpoints, say)) is not None:
             return folder
     raise UserError(
@@ -135,9 +134,9 @@ def _check_nothing_lost(run_dir: Path) -> None:
         UserError: it would be.
     """
     state = read_status(run_dir).get("state")
-    if state in (None, "done") or not store.found(run_dir / CHECKPOINTS):
+    if state in (None, "done") or not store.found(run_dir / store.CHECKPOINTS):
         return
-    step = store.found(run_dir / CHECKPOINTS)[0].name
+    step = store.found(run_dir / store.CHECKPOINTS)[0].name
     why = f"holds a run that did not come to its end; its newest checkpoint is {step}"
     raise UserError(f"hydra.run.dir={run_dir}", why, "resume=auto to go on (or resume=fresh to write over it)")
 
@@ -149,7 +148,7 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
         UserError: the run cannot go on from it as it is configured.
     """
     about = store.about(folder)
-    here = folder.parent == Path(plan.run_dir) / CHECKPOINTS
+    here = folder.parent == Path(plan.run_dir) / store.CHECKPOINTS
     _check_strategy(plan, about, folder)
     if (about.servers or plan.roles.get("server")) and (why := _kept_in_servers(plan, about)):
         raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")

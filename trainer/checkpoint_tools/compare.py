@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from trainer.checkpoint import store
-from trainer.checkpoints.show import position
+from trainer.checkpoint_tools.show import position
 from trainer.planning.resume import differences
 from trainer.terminal.screen import Screen
 from trainer.weights import checkpoints

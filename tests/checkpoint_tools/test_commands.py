@@ -16,8 +16,8 @@ import trainer as package
 from tests.checkpoint import saving
 from tests.runs import environment
 from trainer.checkpoint import store
-from trainer.checkpoints import compare, export
-from trainer.checkpoints.__main__ import main
+from trainer.checkpoint_tools import compare, export
+from trainer.checkpoints import main
 from trainer.errors import UserError
 
 RUN = [
@@ -85,7 +85,7 @@ def test_show_tells_position_files_and_config(run: Path, capsys: pytest.CaptureF
 
 
 def test_list_show_and_verify_need_no_torch(run: Path) -> None:
-    code = "import sys; from trainer.checkpoints.__main__ import main; assert not any(main([c, sys.argv[1]]) for c in ('list', 'show', 'verify')); assert 'torch' not in sys.modules"
+    code = "import sys; from trainer.checkpoints import main; assert not any(main([c, sys.argv[1]]) for c in ('list', 'show', 'verify')); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(run)], env=environment(), check=True, capture_output=True)
 
 

@@ -1,4 +1,4 @@
-"""``python -m trainer.checkpoints list``, ``show`` and ``verify``: print facts about checkpoints, without torch."""
+"""``python -m trainer.checkpoints list``, ``show``, ``verify`` and ``fetch``: checkpoints here or at an address, without torch."""
 
 from __future__ import annotations
 
@@ -11,59 +11,30 @@ import yaml
 from rich.table import Table
 
 from trainer.checkpoint import durable_folder, store
+from trainer.checkpoint.remote import Remote, named, nothing_at
 from trainer.errors import UserError
-from trainer.planning.resume import CHECKPOINTS
+from trainer.job.fetching import bring
+from trainer.run_folder.hold import Hold
 from trainer.terminal.screen import Screen
-
-
-def _all_of(path: Path) -> list[Path]:
-    """Find all checkpoints of a run folder or of a folder of checkpoints, newest first; or the one that is named.
-
-    Raises:
-        UserError: there is none.
-    """
-    path = path.expanduser().absolute()
-    if store.NAME.fullmatch(path.name) and not path.is_file() and path in store.found(path.parent):
-        return [path]
-    for folder in (path / CHECKPOINTS, path):
-        if found := store.found(folder):
-            return found
-    why = "there is no checkpoint in it" if path.is_dir() else "there is no such folder"
-    raise UserError(str(path), why, "the folder of a run, e.g. outputs/RECIPE/TIME")
-
-
-def one(path: Path) -> Path:
-    """Find one undamaged checkpoint: the one that the path names, else the newest undamaged one of the run.
-
-    Raises:
-        UserError: there is none.
-    """
-    found = _all_of(path)
-    if len(found) == 1:
-        return store.check(found[0])
-    newest = store.newest_whole(found[0].parent, lambda line: Screen().print(line))
-    if newest is None:
-        raise UserError(str(path), "none of its checkpoints is whole", f"python -m trainer.checkpoints verify {path}")
-    return newest
 
 
 def listed(path: Path) -> int:
     """Print a table of a run's checkpoints, one line each. Returns exit code 0."""
-    table = table_of("step", "epoch", "metric", "value", "size", "age")
+    table = _table_of("step", "epoch", "metric", "value", "size", "age")
     table.add_column("state", overflow="fold")
-    found = _all_of(path)
+    found = store.all_in(path)
     latest = _latest(found[0].parent)
     for folder in found:
         state = _damage(folder, verify=False) or "whole"
         state = f"{state}, latest" if folder.name == latest else state
-        table.add_row(*_told(folder), size(_bytes_of(folder)), _age(folder), state)
+        table.add_row(*_told(folder), _size(_bytes_of(folder)), _age(folder), state)
     screen = Screen()
     screen.print(str(found[0].parent))
     screen.print(table)
     return 0
 
 
-def table_of(*columns: str) -> Table:
+def _table_of(*columns: str) -> Table:
     """An empty table with these columns for a list of checkpoints; all but the metric's are aligned to the right."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
@@ -71,7 +42,7 @@ def table_of(*columns: str) -> Table:
     return table
 
 
-def cells(about: store.About) -> tuple[str, str, str, str]:
+def _cells(about: store.About) -> tuple[str, str, str, str]:
     """A checkpoint's cells in the printed table: step, epoch, name of the watched metric and its value."""
     value = about.watched.value
     return str(about.step), str(about.epoch), about.watched.metric, "" if value is None else f"{value:.5g}"
@@ -84,7 +55,7 @@ def _told(folder: Path) -> tuple[str, str, str, str]:
         about = store.about(store.check(folder, verify=False))
     except UserError:
         return step, "", "", ""
-    return cells(about)
+    return _cells(about)
 
 
 def _latest(checkpoints: Path) -> str:
@@ -106,7 +77,7 @@ def _damage(folder: Path, verify: bool) -> str:
 def verified(path: Path) -> int:
     """Check every file of every checkpoint of a run, and print the result. Returns exit code 1 if one is damaged."""
     screen, broken = Screen(), 0
-    for folder in _all_of(path):
+    for folder in store.all_in(path):
         if found := _damage(folder, verify=True):
             broken = 1
             screen.print(f"{folder.name}  DAMAGED  {found}")
@@ -135,7 +106,7 @@ def shown(folder: Path) -> int:
         ],
     )
     screen.facts(
-        "Files", [(name, size(_bytes_of(folder, name))) for name in durable_folder.files(folder, store.FORMAT)]
+        "Files", [(name, _size(_bytes_of(folder, name))) for name in durable_folder.files(folder, store.FORMAT)]
     )
     screen.facts("Config", [])
     screen.print(yaml.safe_dump(dict(about.config), sort_keys=False, allow_unicode=True).rstrip())
@@ -148,7 +119,7 @@ def _bytes_of(folder: Path, name: str = "") -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def size(count: int) -> str:
+def _size(count: int) -> str:
     """A number of bytes as text for the table of checkpoints, such as ``1.3 GB``."""
     for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= least:
@@ -172,3 +143,37 @@ def position(about: store.About) -> Mapping[str, Any]:
     """What ``show`` and ``diff`` tell of a checkpoint's progress: step, epoch, update, samples, strategy, ..."""
     names = ("step", "epoch", "update", "samples", "strategy", "workers", "global_batch_size")
     return {**{name: getattr(about, name) for name in names}, about.watched.metric: about.watched.value}
+
+
+def listed_at(address: str) -> int:
+    """Print a table of the checkpoints at a run's remote address, one line each. Returns exit code 0."""
+    remote = Remote(address.rstrip("/"))
+    if not (found := remote.found()):
+        raise nothing_at(address)
+    table = _table_of("step", "epoch", "metric", "value", "size")
+    for name in found:
+        table.add_row(*_cells(remote.about(name)), _size(remote.size(name)))
+    screen = Screen()
+    screen.print(remote.address)
+    screen.print(table)
+    return 0
+
+
+def fetched(address: str, run_dir: Path) -> int:
+    """Fetch a checkpoint from its remote address, with its run's files, into a local run folder. Returns exit code 0.
+
+    Raises:
+        UserError: there is none, or a run still works in that folder.
+    """
+    remote, step = named(address)
+    run_dir = run_dir.expanduser().absolute()
+    hold = Hold(run_dir)
+    try:
+        if not hold.take():
+            raise UserError(str(run_dir), "processes of a run still work in this folder", "another folder")
+        screen = Screen()
+        screen.print(f"fetches {remote.address}/{step} ({_size(remote.size(step))})", soft_wrap=True)
+        screen.print(str(bring(remote, step, run_dir)), soft_wrap=True)
+    finally:
+        hold.leave()
+    return 0

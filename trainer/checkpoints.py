@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from trainer.checkpoint import store
 from trainer.checkpoint.remote import is_address
 from trainer.config import redact
 from trainer.errors import UserError, why
@@ -78,30 +79,47 @@ def main(argv: list[str] | None = None) -> int:
 
 def dispatch(told: argparse.Namespace) -> int:
     """Run the parsed ``python -m trainer.checkpoints`` command and return its exit code."""
-    from trainer.checkpoints import remote_copy, show
+    from trainer.checkpoint_tools import show
 
     if told.command == "fetch":
-        return remote_copy.fetched(told.path, told.out)
+        return show.fetched(told.path, told.out)
     if told.command == "list" and is_address(told.path):
-        return remote_copy.listed(told.path)
-    path = remote_copy.here(told.path)
+        return show.listed_at(told.path)
+    path = _here(told.path)
     if told.command == "list":
         return show.listed(path)
     if told.command == "verify":
         return show.verified(path)
     if told.command == "show":
-        return show.shown(show.one(path))
+        return show.shown(_one(path))
     if told.command == "diff":
-        from trainer.checkpoints.compare import compared
+        from trainer.checkpoint_tools.compare import compared
 
-        return compared(show.one(path), show.one(remote_copy.here(told.other)))
-    from trainer.checkpoints.export import exported
+        return compared(_one(path), _one(_here(told.other)))
+    from trainer.checkpoint_tools.export import exported
 
     kind = told.format or told.out.suffix.removeprefix(".")
     if kind not in FORMATS:
         raise UserError(str(told.out), f"its ending is none of {', '.join('.' + name for name in FORMATS)}", "--format safetensors")  # fmt: skip
-    exported(show.one(path), told.out, kind, told.ema)
+    exported(_one(path), told.out, kind, told.ema)
     return 0
+
+
+def _here(path: str) -> Path:
+    """Return a checkpoint's path as a local one; refuse a remote address.
+
+    Raises:
+        UserError: it is an address.
+    """
+    if is_address(path):
+        raise UserError(path, "it is not on this machine", f"python -m trainer.checkpoints fetch {path} FOLDER")
+    return Path(path)
+
+
+def _one(path: Path) -> Path:
+    from trainer.terminal.screen import Screen
+
+    return store.one_in(path, lambda line: Screen().print(line))
 
 
 def command() -> NoReturn:
