@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import Dataset
 
+from trainer.cli import arguments
 from trainer.config.instantiate import locate
 from trainer.data.source import DataSource, Facts, Splits
 from trainer.launch.forkserver import Forked, launch
@@ -256,7 +257,7 @@ def _payload(case: Case, folder: str) -> dict[str, Any]:
 
     overrides = case.config()
     with compose.hydra_app() as app:
-        ready = get_ready(compose.plain(compose.compose(app, overrides)), compose.typed_keys(overrides), folder)
+        ready = get_ready(compose.plain(compose.compose(app, overrides)), arguments.typed_keys(overrides), folder)
     (Path(folder) / "checkpoints").mkdir()
     return {"assignment": ready.assignment}
 

@@ -17,7 +17,7 @@ import pytest
 from hydra._internal import config_loader_impl
 from hydra.core.config_store import ConfigStore
 
-from trainer.cli import compose
+from trainer.cli import compose, hydra_schema
 from trainer.planning import key_checks
 
 FIXED = {f"file://{compose.folder(name)}" for name in ("conf", "recipes")}
@@ -33,7 +33,7 @@ class Kept(list[Any]):
 @contextmanager
 def once() -> Iterator[None]:
     """Inside, the schema is stored and each choice of options is composed once."""
-    compose.register()
+    hydra_schema.register()
     schemas = ConfigStore.instance().repo["schema"]
     for name in schemas:
         schemas[name]  # is made when it is asked for: processes that are forked from here have it

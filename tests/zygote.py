@@ -185,8 +185,9 @@ class Choices:
         if any(typed.startswith("-") for typed in argv):  # a sweep, another folder of configs
             return
         compose: Any = importlib.import_module("trainer.cli.compose")
+        key_of = importlib.import_module("trainer.config.keys").key_of
         groups = importlib.import_module("trainer.config.schema").GROUPS
-        options = tuple(o for o in argv if compose.key_of(o) in {*groups, "recipe"} and not {*o} & {*"{,"})
+        options = tuple(o for o in argv if key_of(o) in {*groups, "recipe"} and not {*o} & {*"{,"})
         self._seen[options] += 1
         if self._seen[options] != 2:
             return

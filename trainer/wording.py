@@ -1,7 +1,8 @@
-"""Words numbers of things and long lists: 1 worker, 2 workers; a, b and 3 more."""
+"""Wording of messages: 1 worker, 2 workers; a, b and 3 more; words quoted for a shell; the kind of a value."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,3 +33,9 @@ def kind(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
     return f"something of type {type(value).__name__}"
+
+
+def quoted(word: str) -> str:
+    """Quote a word for a shell, in double quotes if it contains single ones, as a user would type it."""
+    plain = "'" in word and not set(word) & set('"$`\\!\n')
+    return f'"{word}"' if plain else shlex.quote(word)

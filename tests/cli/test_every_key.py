@@ -14,10 +14,11 @@ import pytest
 
 from trainer.cli import commands, compose
 from trainer.config import keys, schema
+from trainer.config.keys import leaves
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.planning import validate
-from trainer.planning.key_checks import check_group, check_keys, leaves
+from trainer.planning.key_checks import check_group, check_keys
 from trainer.planning.validate import check
 
 HOSTILE: tuple[Any, ...] = (

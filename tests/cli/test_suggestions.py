@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_bad_input import CASES, Case
-from trainer.cli import compose, sweep_points
+from trainer.cli import arguments, compose, explain, sweep_composing, sweep_points
 from trainer.cli.vocabulary import Vocabulary
 from trainer.config import keys
 from trainer.errors import UserError
@@ -40,18 +40,18 @@ def nothing_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 
 def refusal(app: Any, argv: list[str]) -> UserError | None:
     """What the checks that need no torch say to a command line."""
-    overrides = compose.quoted([word for word in argv if word != "-m"])
+    overrides = arguments.quoted([word for word in argv if word != "-m"])
     try:
         if "-m" not in argv:
             config = compose.compose(app, overrides)
             compose.named_folder(config, "hydra.run.dir")
-            validate.check(compose.plain(config), compose.typed_keys(overrides))
+            validate.check(compose.plain(config), arguments.typed_keys(overrides))
             return None
-        master, _ = compose.compose_sweep(app, overrides, "config")
+        master, _ = sweep_composing.compose_sweep(app, overrides, "config")
         for job in sweep_points.expand(master)[:2]:
-            with compose.sentences(app, job):
+            with explain.sentences(app, job):
                 config = app.config_loader.load_sweep_config(master, job)
-            validate.check(compose.plain(config), compose.typed_keys(job))
+            validate.check(compose.plain(config), arguments.typed_keys(job))
     except UserError as error:
         return error
     except OSError as error:  # as trainer/__main__.py tells it
@@ -67,12 +67,12 @@ def follow(argv: list[str], refused: UserError) -> list[str] | None:
         words = shlex.split(re.sub(r" \(.*\)$", "", instead.partition(", or ")[0]).replace(": ", ":"))
     except ValueError:
         return None
-    argv = [old for old in argv if compose.key_of(old).partition("@")[0] != compose.key_of(refused.what).partition("@")[0] and old != refused.what]  # fmt: skip
+    argv = [old for old in argv if keys.key_of(old).partition("@")[0] != keys.key_of(refused.what).partition("@")[0] and old != refused.what]  # fmt: skip
     if not words or TO_BE_FILLED_IN.search(instead) or not all(A_WORD.match(word) for word in words):
         return None
     for word in words:
-        key = compose.key_of(word)
-        there = [place for place, old in enumerate(argv) if compose.key_of(old) == key]
+        key = keys.key_of(word)
+        there = [place for place, old in enumerate(argv) if keys.key_of(old) == key]
         argv = [old for place, old in enumerate(argv) if place not in there[1:]]
         argv = [word if place in there[:1] else old for place, old in enumerate(argv)] if there else [*argv, word]
     return argv

@@ -11,7 +11,7 @@ import pytest
 
 from trainer.cli import compose, sweep, sweep_table
 from trainer.errors import Interrupted
-from trainer.job import plan_table
+from trainer.job import plan_table, result
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.tracking import logged_model
@@ -51,11 +51,11 @@ def test_an_interrupted_sweep_keeps_what_was_done_and_what_was_not(tmp_path: Pat
 
 
 def test_what_a_broken_job_left_is_in_the_table(tmp_path: Path) -> None:
-    assert sweep_table.left(str(tmp_path), "failed", "why").error == "why"
+    assert result.read_result(str(tmp_path), "failed", "why").error == "why"
     (tmp_path / "result.json").write_text(
         json.dumps({"status": "killed", "run_dir": "d", "seconds": 3.0, "unknown": 1})
     )
-    assert sweep_table.left(str(tmp_path), "failed", "why") == Result("killed", "d", seconds=3.0)
+    assert result.read_result(str(tmp_path), "failed", "why") == Result("killed", "d", seconds=3.0)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ import pytest
 
 from trainer.cli.help import show_help
 from trainer.config.keys import sections
-from trainer.config.redact import hide, of_command_line, quoted, scrub, text, values
+from trainer.config.redact import hide, of_command_line, scrub, text, values
 from trainer.config.secret_parts import HIDDEN, is_secret
+from trainer.wording import quoted
 
 SECRET = ["password", "db_password", "passwd", "hf_token", "token", "api_key", "apiKey", "access_key", "aws_secret_access_key", "client_secret", "credentials", "private_key_file", "authorization"]  # fmt: skip
 OPEN = ["tokenizer", "max_tokens", "monkey", "key_dim", "num_key_heads", "author", "secretary", "hash_size", "passes"]

@@ -15,7 +15,7 @@ from trainer.cli.compose import compose, folder, hydra_app
 from trainer.cli.help import options
 from trainer.config import keys, schema
 from trainer.host import hardware
-from trainer.planning import key_checks, validate
+from trainer.planning import validate
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = [key for section in keys.sections() for key in section.keys]
@@ -74,7 +74,7 @@ def test_every_option_composes_and_brings_documented_keys_only(group: str, optio
     named = {"optimizer=torch": ["optimizer.name=SGD"], "model=torchvision": ["model.name=resnet18"]}
     chosen = [f"{g}={o}" for g, o in {**CHOSEN, group: option}.items()]
     node = composed(*chosen, *named.get(f"{group}={option}", []))[group]
-    assert {path for path, _ in key_checks.leaves(node, f"{group}.")} <= {key.path for key in KEYS}
+    assert {path for path, _ in keys.leaves(node, f"{group}.")} <= {key.path for key in KEYS}
     assert dict(options(group))[option], "its file begins with a comment of one line"
 
 
@@ -147,7 +147,7 @@ def test_what_a_key_refuses(path: str, value: Any, why: str) -> None:
     ],
 )
 def test_nearest_key(typed: str, near: str) -> None:
-    assert keys.nearest_key(typed, key_checks.every_key()) == near
+    assert keys.nearest_key(typed, keys.every_key()) == near
 
 
 @pytest.mark.parametrize("overrides", [("+recipe=digits_lenet", "optimizer.lr=0.3", "+optimizer.foo=1"), ("+recipe=resnet50_flowers", "strategy=pserver_sync", "~model.zero_init_residual", "launch.servers=2")])  # fmt: skip

@@ -208,7 +208,7 @@ def test_same_seed_gives_the_identical_loss_list_and_another_seed_another(tmp_pa
 
 
 def test_runs_started_in_the_same_second_get_their_own_folders(tmp_path: Path) -> None:
-    from trainer.cli.commands import claim
+    from trainer.job.claim_folder import claim
 
     folders = {claim(tmp_path / "outputs" / "now", chosen=False) for _ in range(3)}
     assert sorted(f.name for f in folders) == ["now", "now-1", "now-2"]

@@ -18,11 +18,12 @@ from torch import nn
 
 import trainer
 from tests import runs
-from trainer.cli import commands
 from trainer.errors import RunFailed, UserError
 from trainer.host import memory
 from trainer.host.memory import GIB
 from trainer.job.batch_size import MOST, largest, repeatable
+from trainer.planning import tracking_store
+from trainer.tracking import client
 
 HERE = "tests.job.test_batch_size"
 SMALL = (
@@ -239,8 +240,8 @@ def test_the_tracked_run_has_the_number(monkeypatch: pytest.MonkeyPatch) -> None
     def tracking(uri: str, away: str = "") -> Iterator[Told]:
         yield told
 
-    monkeypatch.setattr(commands, "tracking", tracking)
-    monkeypatch.setattr(commands, "try_tracking", lambda ready: "")
+    monkeypatch.setattr(client, "tracking", tracking)
+    monkeypatch.setattr(tracking_store, "try_tracking", lambda config, plan: "")
     run("run", "data.batch_size=auto", "tracking.uri=sqlite:///none.db")
     assert str(dict(told.opened["params"])["data.batch_size"]) == "18"
     assert told.tags["trainer.batch_size"].startswith("18: the most that fits")

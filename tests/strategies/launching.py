@@ -19,8 +19,9 @@ from omegaconf import DictConfig
 
 from tests.pages import write_files
 from trainer.cli.commands import plain, typed_keys
-from trainer.cli.compose import compose, hydra_app, key_of
+from trainer.cli.compose import compose, hydra_app
 from trainer.config import schema
+from trainer.config.keys import key_of
 from trainer.job.ready import Ready, get_ready
 from trainer.launch.forkserver import Meeting, launch
 from trainer.launch.supervisor import Role

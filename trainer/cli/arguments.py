@@ -1,33 +1,135 @@
-"""Hides secrets in the command-line arguments of this process, which ``ps`` shows to every user of the machine."""
+"""Parses the command line: flags, and overrides as Hydra takes them."""
 
 from __future__ import annotations
 
-import ctypes
+import argparse
+import difflib
 import os
-from pathlib import Path
+import re
+from collections.abc import Sequence
+from typing import NoReturn
 
-from trainer.config.redact import starred
+from trainer.cli import fleet_flags
+from trainer.config.keys import key_of
+from trainer.errors import UserError
 
-ARGUMENTS = slice(45, 47)
-"""Of the fields of /proc/self/stat that follow the name, where the arguments begin and end."""
 
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Parse the command line of ``python -m trainer`` with argparse: Hydra's flags, and the overrides.
 
-def cover() -> None:
-    """Overwrite the secrets in this process's command-line arguments with stars, where the system allows it.
-
-    From the start of the process until now they could be seen; a value from the environment (``${oc.env:NAME}``) never
-    can.
+    Raises:
+        UserError: an unknown flag, one of fleetrun's, or one that does not go together with another.
     """
-    try:
-        start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[ARGUMENTS])
-        before = Path("/proc/self/cmdline").read_bytes()
-    except (OSError, ValueError):
-        return
-    after = b"\0".join(_starred(argument) for argument in before.split(b"\0"))
-    if start > 0 and end - start == len(before) == len(after) and after != before:
-        ctypes.memmove(start, after, len(after))
+    for place, word in enumerate(argv[:-1]):  # what --info shows may be left out, and what follows is an override then
+        if word in ("--info", "-i") and re.match(r"[+~]|[\w./@-]+=", argv[place + 1]):
+            argv = [*argv[:place], "--info=all", *argv[place + 1 :]]
+    fleet_flags.refuse(argv)
+    args = argument_parser().parse_intermixed_args(argv)  # overrides may stand before and after flags
+    if args.config_path:
+        raise UserError("--config-path", "the vocabulary is trainer's own; yours is added to it", "--config-dir FOLDER")
+    if args.experimental_rerun:
+        raise UserError("--experimental-rerun", "is not supported; a run's last line says how to repeat it")
+    if args.resolve and not args.cfg:
+        raise UserError("--resolve", "goes with --cfg", "--cfg job --resolve")
+    if args.package:
+        _check_package(args.package)
+    if args.shell_completion:
+        _check_completion(args.overrides)
+    modes = [f for f, on in (("--multirun", args.multirun), ("--cfg", args.cfg), ("--info", args.info)) if on]
+    if len(modes) > 1:
+        raise UserError(" ".join(modes), "do not go together; choose one", modes[-1])
+
+    args.overrides = quoted(args.overrides)
+    return args
 
 
-def _starred(argument: bytes) -> bytes:
-    """The same number of bytes."""
-    return starred(os.fsdecode(argument), lambda hidden: "*" * len(os.fsencode(hidden))).encode("utf-8", "surrogateescape")  # fmt: skip
+def _check_package(package: str) -> None:
+    """``--package`` names a part of the config, by its first part at least; Hydra ends the process otherwise."""
+    from trainer.config import keys, schema
+
+    known = ["_global_", "hydra", *(k.path for k in keys.keys(schema.Config))]
+    if (first := package.partition(".")[0]) not in known:
+        near = keys.nearest(first, known)
+        raise UserError(f"--package {package}", "the config has no such part", f"--package {near}" if near else "")
+
+
+def _check_completion(overrides: list[str]) -> None:
+    """``--shell-completion`` takes one of three words and a shell; a query comes from the shell itself."""
+    verb, _, shell = (overrides or [""])[0].partition("=")
+    if verb not in ("install", "uninstall", "query") or shell not in ("bash", "zsh", "fish"):
+        raise UserError("--shell-completion", "takes install or uninstall, and the shell", "--shell-completion install=bash")  # fmt: skip
+    if verb == "query" and "COMP_LINE" not in os.environ:
+        raise UserError(f"--shell-completion {overrides[0]}", "the shell asks this, with COMP_LINE in the environment", f"--shell-completion install={shell}")  # fmt: skip
+
+
+def _as_key(flag: str, value: str) -> str:
+    """The override that somebody means who typed a flag: ``--plan`` is ``plan=true``, ``--lr 0.1`` is ``optimizer.lr=0.1``."""
+    from trainer.config import keys
+
+    name = flag.lstrip("-").replace("-", "_")
+    if name == "recipe":
+        return f"+recipe={value or 'NAME'}"
+    known = [key for section in keys.sections() for key in section.keys]
+    found = next((k for k in known if k.path == name), None) or next((k for k in known if k.path.rpartition(".")[2] == name), None)  # fmt: skip
+    if found is None or not flag.startswith("--"):
+        return ""
+    return f"{found.path}={value or ('true' if found.kind is bool else 'VALUE')}"
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """Make the argparse parser of the command line: Hydra's, whose errors become a UserError."""
+    from hydra._internal.utils import get_args_parser
+
+    from trainer import __version__
+
+    parser = get_args_parser()
+    parser.prog = "python -m trainer"
+    for action in parser._actions:
+        if isinstance(action, argparse._VersionAction):
+            action.version = f"trainer {__version__}"
+
+    typed_flags = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+
+    def refuse(message: str) -> NoReturn:
+        wrong = message.removeprefix("unrecognized arguments: ")
+        if wrong == message:
+            raise UserError("the command line", message, "python -m trainer --help")
+        flag, _, value = wrong.split()[0].partition("=")
+        if meant := _as_key(flag, value or (wrong.split()[1:] or [""])[0]):
+            raise UserError(wrong, "there is no such flag; what a run does is said in keys", meant)
+        near = difflib.get_close_matches(flag, typed_flags, 1) if flag.startswith("--") else []
+        raise UserError(wrong, "there is no such flag", near[0] if near else "python -m trainer --help")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    return parser
+
+
+TEXT_WITH_COMMAS = (
+    "launch.ips",
+    "launch.server_hosts",
+    "launch.server_ports",
+    "launch.server_endpoints",
+    "launch.worker_endpoints",
+)
+
+
+def typed_flags(args: argparse.Namespace) -> list[str]:
+    """Return ``--config-dir`` and ``--config-name`` as typed: the flags that the command which repeats a run needs."""
+    given = (("--config-dir", args.config_dir), ("--config-name", args.config_name))
+    return [word for flag, value in given if value for word in (flag, str(value))]
+
+
+def quoted(overrides: list[str]) -> list[str]:
+    """Rewrite typed overrides for Hydra: ``resume=X`` becomes ``resume.path=X``, and texts with commas are quoted."""
+    overrides = [f"resume.path={o.removeprefix('resume=')}" if o.startswith("resume=") else o for o in overrides]
+    return [f"{o.partition('=')[0]}='{o.partition('=')[2]}'" if _has_commas(o) else o for o in overrides]
+
+
+def _has_commas(override: str) -> bool:
+    name, _, value = override.partition("=")
+    return name.lstrip("+") in TEXT_WITH_COMMAS and "," in value and value[0] not in "'\""
+
+
+def typed_keys(overrides: Sequence[str]) -> list[str]:
+    """The config keys that these typed overrides set."""
+    return [key_of(o) for o in overrides]

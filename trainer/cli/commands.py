@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli import compose
-from trainer.cli.compose import plain, typed_keys
+from trainer.cli.arguments import typed_keys
+from trainer.cli.compose import plain
+from trainer.cli.explain import usual_values
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.terminal import streams
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from trainer.config.run_config import RunConfig
     from trainer.job.job import Starter
-    from trainer.job.ready import Ready
     from trainer.job.result import Result
     from trainer.planning.checked_config import Checked
     from trainer.tracking.client import Tracker
@@ -56,10 +56,13 @@ def run_one(
     # What follows is imported now: a command line that Hydra refuses is answered without it.
     from trainer.cli.last_lines import how_to_resume, say_broken, say_result
     from trainer.host.symlink_checks import check_run_folder
-    from trainer.job.claim_folder import held
+    from trainer.job.claim_folder import claim, held
     from trainer.job.job import execute
     from trainer.job.ready import get_ready
+    from trainer.job.result import planned
     from trainer.launch.start import start_here
+    from trainer.planning.tracking_store import try_tracking
+    from trainer.tracking.client import tracking
 
     run_dir = compose.named_folder(config, "hydra.run.dir")
     check_run_folder(run_dir, config.hydra.output_subdir)
@@ -69,7 +72,7 @@ def run_one(
         def passed(checked: Checked) -> None:  # the recorder imports mlflow while this process imports torch
             trackers.append(stack.enter_context(tracking(recorded_at(checked.config))))
 
-        with compose.usual_values(app, overrides, config_name):
+        with usual_values(app, overrides, config_name):
             ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed)
         if ready.checked.config.plan:
             from trainer.job.checkpoint_rows import kept_rows
@@ -77,7 +80,7 @@ def run_one(
 
             show_plan(ready.plan, more=kept_rows(ready))
             return planned(ready)
-        if (away := try_tracking(ready)) and trackers[0] is not None:
+        if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
             trackers[0].tell_away(away)
         run_dir = claim(run_dir, chosen="hydra.run.dir" in typed_keys(overrides))
         ready.plan = replace(ready.plan, run_dir=str(run_dir))
@@ -102,72 +105,11 @@ def exit_code(result: Result) -> int:
     return 0 if result.status == "done" else RunFailed.exit_code
 
 
-def planned(ready: Ready) -> Result:
-    """Return the result of a command that only shows the plan; its ``error`` tells why the run would be refused."""
-    from trainer.job.result import Result
-
-    return Result("planned", ready.plan.run_dir, error="\n".join(ready.plan.lacks))
-
-
-def try_tracking(ready: Ready) -> str:
-    """Call the tracking store once before anything starts; returns why it does not answer, or ''.
-
-    Raises:
-        UserError: it will never take a run.
-    """
-    from trainer.planning.tracking_store import try_store
-
-    config = ready.checked.config
-    if not ready.plan.tracking or ready.plan.node_rank:
-        return ""
-    return try_store(config.tracking, config.experiment)
-
-
 def recorded_at(config: RunConfig) -> str:
     """The tracking address for which to start a recorder; '' if the command only plans or if this is not host 0."""
     from trainer.planning.tracking_store import tracking_uri
 
     return "" if config.plan or config.launch.node_rank else tracking_uri(config.tracking)
-
-
-@contextlib.contextmanager
-def tracking(uri: str, away: str = "") -> Iterator[Tracker | None]:
-    """Context manager: runs the recorder process that sends metrics to MLflow; yields None without tracking.
-
-    Args:
-        away: why the store did not answer when it was tried.
-    """
-    if not uri:
-        yield None
-        return
-    from trainer.terminal.screen import Screen
-    from trainer.tracking.client import Tracker
-
-    tracker = Tracker(lambda line: Screen().print(line), away)
-    try:
-        yield tracker
-    finally:
-        tracker.end()
-
-
-def claim(folder: Path, chosen: bool) -> Path:
-    """Create the run's folder: the one that the user chose, else a new one (``NAME-1`` if another run has ``NAME``).
-
-    Raises:
-        UserError: it cannot be made, though it looked so.
-    """
-    try:
-        if chosen:
-            folder.mkdir(parents=True, exist_ok=True)
-            return folder
-        for number in itertools.count():
-            free = folder.with_name(f"{folder.name}-{number}") if number else folder
-            with contextlib.suppress(FileExistsError):
-                free.mkdir(parents=True)
-                return free
-    except OSError as error:
-        raise UserError(f"hydra.run.dir={folder}", f"cannot be made: {error.strerror}", "hydra.run.dir=ANOTHER_FOLDER") from error  # fmt: skip
-    raise AssertionError("unreachable")
 
 
 def _leave_hydra_files(config: DictConfig, run_dir: Path) -> None:

@@ -4,43 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.cli.arguments import quoted
+from trainer.cli.explain import sentences
+from trainer.cli.hydra_schema import register
 from trainer.config import schema
 from trainer.config.redact import HERE, hide, values
-from trainer.errors import UserError, WrongValue, first_line
+from trainer.errors import UserError, first_line
 
 if TYPE_CHECKING:
-    import argparse
-
     from hydra._internal.hydra import Hydra
-    from hydra.core.config_store import ConfigNode
-    from hydra.types import RunMode
     from omegaconf import DictConfig
 
 PACKAGE = Path(__file__).resolve().parents[1]
-TEXT_WITH_COMMAS = (
-    "launch.ips",
-    "launch.server_hosts",
-    "launch.server_ports",
-    "launch.server_endpoints",
-    "launch.worker_endpoints",
-)
 
 
 def folder(name: str) -> Path:
     """The path of the project's ``conf`` or ``recipes`` folder: in an installed package, or beside it in a checkout."""
     inside = PACKAGE / name
     return inside if inside.is_dir() else PACKAGE.parent / name
-
-
-def flags(args: argparse.Namespace) -> list[str]:
-    """Return ``--config-dir`` and ``--config-name`` as typed: the flags that the command which repeats a run needs."""
-    given = (("--config-dir", args.config_dir), ("--config-name", args.config_name))
-    return [word for flag, value in given if value for word in (flag, str(value))]
 
 
 @contextlib.contextmanager
@@ -100,27 +85,6 @@ def _learn_secrets(app: Hydra) -> None:
     loader.load_configuration = learning
 
 
-@contextlib.contextmanager
-def ours_to_write() -> Iterator[None]:
-    """Context manager: files that Hydra saves (multirun.yaml, .hydra/) are written by :func:`write_config`."""
-    from hydra.core import utils
-    from omegaconf import OmegaConf
-
-    saved, written = OmegaConf.save, utils._save_config
-
-    def save(config: Any, f: Any, resolve: bool = False) -> None:
-        write_config(Path(f), config, resolve)
-
-    def write(config: Any, filename: str, output_dir: Path) -> None:
-        write_config(Path(output_dir) / filename, config)
-
-    OmegaConf.save, utils._save_config = staticmethod(save), write  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        OmegaConf.save, utils._save_config = staticmethod(saved), written  # type: ignore[assignment, method-assign]
-
-
 def write_config(path: Path, config: Any, resolve: bool = False) -> None:
     """Write a composed Hydra config as YAML, without known secrets, readable by its owner alone."""
     from omegaconf import OmegaConf
@@ -131,62 +95,6 @@ def write_config(path: Path, config: Any, resolve: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     shown = hide(OmegaConf.to_container(config, resolve=resolve, enum_to_str=True))
     replace_file(path, yaml_text(shown, allow_unicode=True), private=True)
-
-
-def register() -> None:
-    """Register the schema's classes in Hydra's ConfigStore, as ``schema`` (the root) and ``schema/<ClassName>``."""
-    from hydra.core.config_store import ConfigStore
-
-    store = ConfigStore.instance()
-    store.store(name="schema", node=_root(), provider="trainer")
-    of_options = {
-        f"{declared.__name__}.yaml": (declared, group in schema.OPEN_GROUPS)
-        for group, classes in schema.GROUPS.items()
-        for declared in classes
-    }
-    store.repo.update(schema=Schemas(of_options))
-
-
-class Schemas(dict[str, Any]):
-    """The ConfigStore's ``schema`` group, which turns a class into a node only when Hydra loads it.
-    A command needs one class of five, and to turn all of them takes longer than to compose a config."""
-
-    def __getitem__(self, name: str) -> ConfigNode:
-        return _stored(name, *super().__getitem__(name))
-
-
-@cache
-def _stored(name: str, declared: type, opened: bool) -> ConfigNode:
-    from hydra.core.config_store import ConfigNode
-    from omegaconf import OmegaConf
-
-    node = _open(declared) if opened else OmegaConf.structured(declared)
-    return ConfigNode(name=name, node=node, group="schema", package=None, provider="trainer")
-
-
-def _root() -> Any:
-    """The root's schema; ``metrics={name: ...}`` and ``metrics.name.key=...`` need no plus."""
-    from omegaconf import OmegaConf
-
-    root = OmegaConf.structured(schema.Config)
-    OmegaConf.set_struct(root.metrics, False)
-    return root
-
-
-def _open(declared: type) -> Any:
-    """A schema's typed keys in a mapping that takes further keys: they are for the component's constructor.
-
-    A key that is a mapping takes any names: ``optimizer.lr_factors={head: 1}`` needs no plus.
-    """
-    from omegaconf import DictConfig, OmegaConf
-
-    typed = OmegaConf.structured(declared)
-    node = OmegaConf.create({})
-    for name in typed:
-        node[name] = typed._get_node(name)
-        if isinstance(inside := node._get_node(name), DictConfig) and OmegaConf.get_type(inside) is dict:
-            OmegaConf.set_struct(inside, False)
-    return node
 
 
 def compose(app: Hydra, overrides: list[str], config_name: str = "config", multirun: bool = False) -> DictConfig:
@@ -240,106 +148,8 @@ def _check_schema(app: Hydra, config: DictConfig) -> None:
                 raise UserError(f"{path} (in {file}.yaml)", f"its keys would go to {group}.schema", f"{path}@_here_")
 
 
-def compose_sweep(app: Hydra, overrides: list[str], config_name: str) -> tuple[DictConfig, list[str]]:
-    """Compose the config of a sweep; also returns the overrides that only single points can take.
-
-    Raises:
-        UserError: as :func:`compose`.
-    """
-    later: list[str] = []
-    while True:
-        try:
-            with leaving_out(app, later, {}):
-                return compose(app, overrides, config_name, multirun=True), later
-        except UserError as error:
-            strange = [o for o in overrides if o not in later and key_of(o) in error.unusable]
-            if not strange:
-                raise
-            later += strange
-
-
-def key_of(override: str) -> str:
-    """The config key that an override sets: ``+optimizer.lr=0.1`` gives ``optimizer.lr``."""
-    return override.lstrip("+~").partition("=")[0]
-
-
-@contextlib.contextmanager
-def leaving_out(app: Hydra, later: list[str], strange: Mapping[tuple[str, ...], list[str]]) -> Iterator[None]:
-    """Context manager: Hydra composes a sweep without the overrides ``later``, and points without ``strange`` ones."""
-    loader: Any = app.config_loader
-    whole, point = loader.load_configuration, loader.load_sweep_config
-
-    def load(*, overrides: list[str], run_mode: RunMode, **others: Any) -> DictConfig:
-        from hydra.types import RunMode
-        from omegaconf import OmegaConf, open_dict, read_write
-
-        others["run_mode"] = run_mode
-        if run_mode == RunMode.RUN:  # a point
-            return whole(overrides=overrides, **others)  # type: ignore[no-any-return]
-        config: DictConfig = whole(overrides=[o for o in overrides if o not in later], **others)
-        with read_write(config), open_dict(config):
-            task: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
-            known = [*task, *later]
-            config.hydra.overrides.task = [o for o in overrides if o in known]
-        return config
-
-    def load_point(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        left_out = strange.get(tuple(sweep_overrides), ())
-        config: DictConfig = point(master_config, [o for o in sweep_overrides if o not in left_out])
-        return config
-
-    loader.load_configuration, loader.load_sweep_config = load, load_point
-    try:
-        yield
-    finally:
-        loader.load_configuration, loader.load_sweep_config = whole, point
-
-
-def quoted(overrides: list[str]) -> list[str]:
-    """Rewrite overrides for Hydra: ``resume=X`` becomes ``resume.path=X``, and texts with commas are quoted."""
-    overrides = [f"resume.path={o.removeprefix('resume=')}" if o.startswith("resume=") else o for o in overrides]
-    return [f"{o.partition('=')[0]}='{o.partition('=')[2]}'" if _has_commas(o) else o for o in overrides]
-
-
-def _has_commas(override: str) -> bool:
-    name, _, value = override.partition("=")
-    return name.lstrip("+") in TEXT_WITH_COMMAS and "," in value and value[0] not in "'\""
-
-
-@contextlib.contextmanager
-def sentences(app: Hydra, overrides: list[str], config_name: str = "config") -> Iterator[None]:
-    """Context manager: errors of Hydra, OmegaConf and YAML become a UserError that names the key and what to type.
-
-    Hydra raises ValueError, TypeError and AttributeError too where an override is not what it expects.
-    """
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    try:
-        yield
-    except UserError:
-        raise
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError) as error:
-        from trainer.cli.explain import explain
-        from trainer.cli.vocabulary import Vocabulary
-
-        raise explain(Vocabulary(app, overrides, config_name), error) from error
-
-
-@contextlib.contextmanager
-def usual_values(app: Hydra, overrides: list[str], config_name: str = "config") -> Iterator[None]:
-    """Context manager: the error for a refused value proposes the value that the key has without the override."""
-    try:
-        yield
-    except WrongValue as error:
-        from trainer.cli.vocabulary import Vocabulary
-
-        raise error.usually(Vocabulary(app, overrides, config_name).usual(error.path)) from error
-
-
 def plain(config: DictConfig) -> dict[str, Any]:
-    """Turn a composed config into a plain dict with all interpolations resolved, without the ``hydra`` node.
+    """Turn the config that Hydra has composed into a plain dict with all interpolations resolved, without the ``hydra`` node.
 
     Raises:
         UserError: an interpolation that leads nowhere.
@@ -356,13 +166,8 @@ def plain(config: DictConfig) -> dict[str, Any]:
     return resolved  # type: ignore[return-value]
 
 
-def typed_keys(overrides: Sequence[str]) -> list[str]:
-    """The config keys that these overrides set."""
-    return [o.lstrip("+~").split("=", 1)[0] for o in overrides]
-
-
 def named_folder(config: DictConfig, key: str) -> Path:
-    """The folder that a key of Hydra's own config names, such as ``hydra.run.dir``.
+    """The folder that a composed config names for a run or a sweep, by a key such as ``hydra.run.dir``.
 
     Raises:
         UserError: it names none.

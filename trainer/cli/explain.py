@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli.vocabulary import Vocabulary
 from trainer.config import keys
-from trainer.errors import UserError, first_line
+from trainer.errors import UserError, WrongValue, first_line
 
 if TYPE_CHECKING:
+    from hydra._internal.hydra import Hydra
     from hydra.core.override_parser.types import Override
 
 LONGEST_KEY = 100
@@ -172,7 +174,7 @@ def _swept_hydra(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
 
 
 def _unknown(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
-    return unknown_key(vocabulary, found[1].partition("@")[0])
+    return _unknown_key(vocabulary, found[1].partition("@")[0])
 
 
 RESUMING = ("resume_from", "resume_from_checkpoint", "restore", "ckpt_path")
@@ -195,7 +197,7 @@ SENTENCES: tuple[tuple[str, Sentence], ...] = (
 )
 
 
-def unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError:
+def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError:
     """The UserError for a key that the config does not have; it names the option that has it, or the nearest key."""
     group, _, name = path.partition(".")
     typed = vocabulary.typed(path)
@@ -246,7 +248,7 @@ def _by_key(vocabulary: Vocabulary, chain: list[BaseException], text: str) -> Us
     path = error.full_key.partition("[")[0]  # of an item, its list
     file = found[1] if (found := re.search(r"In '([^']+)': \w+ raised", text)) else ""
     if isinstance(error, (errors.ConfigKeyError, errors.ConfigAttributeError)):
-        return unknown_key(vocabulary, path, file)
+        return _unknown_key(vocabulary, path, file)
     if not isinstance(error, errors.ValidationError):
         return None
     merged = re.search(r"Error merging override ([^\n]+)", text)
@@ -258,7 +260,7 @@ def _by_key(vocabulary: Vocabulary, chain: list[BaseException], text: str) -> Us
             merged[1] if merged else path, f"{path}: {why}", declared.instead(error.value) if declared else ""
         )
     if override is not None and override.key_or_group != path:
-        return unknown_key(vocabulary, override.key_or_group)
+        return _unknown_key(vocabulary, override.key_or_group)
     return _wrong_value(vocabulary, path, error, file, override)
 
 
@@ -288,3 +290,35 @@ def _no_source(vocabulary: Vocabulary, path: str, text: str) -> UserError:
         near = keys.nearest_key(found[1], vocabulary.keys())
         return UserError(what, f"there is no key {found[1]} to take the value from", f"{path}=${{{near}}}" if near else instead)  # fmt: skip
     return UserError(what, text.split("\n")[0], instead)
+
+
+@contextlib.contextmanager
+def sentences(app: Hydra, overrides: list[str], config_name: str = "config") -> Iterator[None]:
+    """Context manager: errors of Hydra, OmegaConf and YAML become a UserError that names the key and what to type.
+
+    Hydra raises ValueError, TypeError and AttributeError too where an override is not what it expects.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        yield
+    except UserError:
+        raise
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError) as error:
+        from trainer.cli.explain import explain
+        from trainer.cli.vocabulary import Vocabulary
+
+        raise explain(Vocabulary(app, overrides, config_name), error) from error
+
+
+@contextlib.contextmanager
+def usual_values(app: Hydra, overrides: list[str], config_name: str = "config") -> Iterator[None]:
+    """Context manager: explains a refused value by proposing the value that the key has without the override."""
+    try:
+        yield
+    except WrongValue as error:
+        from trainer.cli.vocabulary import Vocabulary
+
+        raise error.usually(Vocabulary(app, overrides, config_name).usual(error.path)) from error

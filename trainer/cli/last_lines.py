@@ -63,7 +63,7 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
 
     typed = [o for o in overrides if key_of(o) not in ("resume", "resume.path", "hydra.run.dir")]
     there = [o for o in overrides if key_of(o) == "hydra.run.dir" and "${" not in o] or [
-        hydra_word("hydra.run.dir", short(folder))
+        _hydra_word("hydra.run.dir", short(folder))
     ]
     words = [command([o]) for o in (*typed, *there[-1:], "resume=auto")]
     return f"{'resume':<{INDENT}}python -m trainer {' '.join(words)}"
@@ -113,7 +113,7 @@ def _look(uri: str, result: Result) -> str:
     return f"{start}   then http://127.0.0.1:5000/{page}  (run {result.run_id})"
 
 
-def hydra_word(key: str, text: str) -> str:
+def _hydra_word(key: str, text: str) -> str:
     """Return the override ``key=text`` with its text quoted where Hydra would read it otherwise."""
     return f"{key}={text}" if re.fullmatch(r"[\w/.:@-]+", text) else f"{key}='{text}'"
 

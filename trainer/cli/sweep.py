@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose, sweep_table
-from trainer.cli.commands import planned, recorded_at, tracking, try_tracking
-from trainer.cli.compose import plain, typed_keys
+from trainer.cli.arguments import typed_keys
+from trainer.cli.commands import recorded_at
+from trainer.cli.compose import plain
 from trainer.cli.last_lines import how_to_resume, say_broken
-from trainer.cli.sweep_points import LeftOut, check_points, expand
+from trainer.cli.sweep_composing import compose_sweep, leaving_out, ours_to_write
+from trainer.cli.sweep_points import LeftOut, check_points, expand, swept_keys
 from trainer.config.redact import command, hide, text
 from trainer.errors import BY_CTRL_C, PREEMPTED, Interrupted, RunFailed, RunPreempted, UserError
 from trainer.host.symlink_checks import check_sweep_folder
@@ -19,9 +21,11 @@ from trainer.job.claim_folder import held
 from trainer.job.closing import Closing
 from trainer.job.job import execute
 from trainer.job.ready import Ready, get_ready
-from trainer.job.result import Result
+from trainer.job.result import Result, planned, read_result
 from trainer.launch.start import start_here
+from trainer.planning.tracking_store import try_tracking
 from trainer.terminal.screen import Screen
+from trainer.tracking.client import tracking
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -48,12 +52,12 @@ def check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
     Raises:
         UserError: it cannot run.
     """
-    master, later = compose.compose_sweep(app, overrides, config_name)
+    master, later = compose_sweep(app, overrides, config_name)
     folder = compose.named_folder(master, "hydra.sweep.dir")
     check_sweep_folder(folder, master.hydra.output_subdir)
     jobs = expand(master)
     points, left_out = check_points(app, master, jobs)
-    swept = sweep_table.swept_keys(master)
+    swept = swept_keys(master)
     return Sweep(app, overrides, config_name, flags, folder, later, jobs, points, left_out, swept)
 
 
@@ -96,7 +100,7 @@ class Sweep:
 
     def run(self) -> list[Result]:
         """Run all jobs of the sweep; then, even after an error, print the table and close the sweep's MLflow run."""
-        away = try_tracking(self.points[0]) if self.points else ""
+        away = try_tracking(self.points[0].checked.config, self.points[0].plan) if self.points else ""
         where = recorded_at(self.points[0].checked.config) if self.points else ""
         with tracking(where, away) as self.tracker:
             if self.tracker is not None and self.points:
@@ -121,7 +125,7 @@ class Sweep:
 
     def _run_jobs(self) -> None:
         there = f"hydra.sweep.dir='{self.folder}'"  # its default holds the time, which Hydra would look up again
-        with compose.ours_to_write(), compose.leaving_out(self.app, self.later, self.left_out):
+        with ours_to_write(), leaving_out(self.app, self.later, self.left_out):
             try:
                 self.app.multirun(self.config_name, self._job, [*self.overrides, there, "hydra.mode=MULTIRUN"])
             except KeyboardInterrupt:
@@ -146,14 +150,14 @@ class Sweep:
             if ready is not None and (resumes := how_to_resume(ready, [*self.flags, *mine])):
                 self.cut.add_note(resumes)
             status = PREEMPTED if isinstance(error, RunPreempted) else "killed"
-            self._end(shown, sweep_table.left(where, status, str(error)), ready)
+            self._end(shown, read_result(where, status, str(error)), ready)
             raise KeyboardInterrupt from None  # Hydra takes it for no failure of the job
         except (RunFailed, UserError) as error:
             self._break(ready)
             print(f"job failed: {error}", flush=True)
             if ready is not None and (resumes := how_to_resume(ready, [*self.flags, *mine])):
                 print(resumes, flush=True)
-            result = sweep_table.left(where, "failed", str(error))
+            result = read_result(where, "failed", str(error))
         self._end(shown, result, ready)
 
     def _announce(self, mine: list[str]) -> None:

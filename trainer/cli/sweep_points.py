@@ -6,6 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose
+from trainer.cli.arguments import typed_keys
+from trainer.cli.explain import sentences
+from trainer.config.keys import key_of
 from trainer.config.redact import command
 from trainer.errors import UserError
 from trainer.job.ready import Ready, get_ready
@@ -64,9 +67,9 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> tuple
         ready.plan = replace(ready.plan, left_out=[f"{o}: {refused.why}" for o, refused in mine.items()])
         points.append(ready)
         left_out[tuple(job)] = list(mine)
-        refusals |= {compose.key_of(o): refused for o, refused in mine.items()}
+        refusals |= {key_of(o): refused for o, refused in mine.items()}
     for key, refused in refusals.items():
-        if all(key in map(compose.key_of, left) for left in left_out.values()):
+        if all(key in map(key_of, left) for left in left_out.values()):
             raise refused
     return points, left_out
 
@@ -80,19 +83,28 @@ def _in_job(what: str, job: list[str], jobs: list[list[str]]) -> str:
 
 def _strange(overrides: list[str], error: UserError, kept: set[str]) -> list[str]:
     """Those of the overrides that a refusal calls of no use beside the others, but for some that are kept."""
-    return [o for o in overrides if compose.key_of(o) in error.unusable and o not in kept]
+    return [o for o in overrides if key_of(o) in error.unusable and o not in kept]
 
 
 def _decisive(jobs: list[list[str]]) -> set[str]:
     """Overrides that are swept over while the options that have a use for them stay: left out, two points were the same."""
     common = set.intersection(*map(set, jobs)) if jobs else set()
     swept = {o for job in jobs for o in job if o not in common}
-    groups = {compose.key_of(o) for o in swept}
-    return {o for o in swept if not {compose.key_of(o).partition(".")[0], "strategy"} & groups}
+    groups = {key_of(o) for o in swept}
+    return {o for o in swept if not {key_of(o).partition(".")[0], "strategy"} & groups}
 
 
 def _check_point(app: Hydra, master: DictConfig, overrides: list[str]) -> Ready:
-    with compose.sentences(app, overrides):
+    with sentences(app, overrides):
         config = app.config_loader.load_sweep_config(master, overrides)
     folder = str(compose.named_folder(master, "hydra.sweep.dir"))
-    return get_ready(compose.plain(config), compose.typed_keys(overrides), folder, "hydra.sweep.dir")
+    return get_ready(compose.plain(config), typed_keys(overrides), folder, "hydra.sweep.dir")
+
+
+def swept_keys(master: DictConfig) -> set[str]:
+    """The config keys in which the points of a sweep differ: those with several values, typed or in the sweeper's config."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    typed = OverridesParser.create().parse_overrides(list(master.hydra.overrides.task))
+    own = master.hydra.sweeper.get("params") or {}
+    return {str(o.key_or_group) for o in typed if o.is_sweep_override()} | {str(key).lstrip("+~") for key in own}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from trainer.terminal.screen import Screen
 from trainer.wording import counted
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    pass
 
 METRICS = ("val/loss", "val/acc1", "val/acc5", "val/auc", "train/loss")
 SPARE = ("val/acc5", "train/loss", "val/loss", "val/acc1", "val/auc")
@@ -43,24 +42,6 @@ class Row:
         """The best value of this job's watched metric; None where it has none."""
         value = self.result.best.get(self.watched)
         return None if value is None or math.isnan(value) else value
-
-
-def swept_keys(master: DictConfig) -> set[str]:
-    """The config keys that a sweep varies: those with several values, typed or in the sweeper's config."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    typed = OverridesParser.create().parse_overrides(list(master.hydra.overrides.task))
-    own = master.hydra.sweeper.get("params") or {}
-    return {str(o.key_or_group) for o in typed if o.is_sweep_override()} | {str(key).lstrip("+~") for key in own}
-
-
-def left(run_dir: str, status: str, error: str) -> Result:
-    """Read the result of a sweep's job from its folder; if there is none, make one of the status and the error."""
-    try:
-        told = json.loads((Path(run_dir) / "result.json").read_text())
-        return Result(**{field.name: told[field.name] for field in fields(Result) if field.name in told})
-    except (OSError, ValueError, TypeError):
-        return Result(status, run_dir, error=error)
 
 
 def waiting(overrides: Iterable[str]) -> Row:
@@ -104,7 +85,7 @@ def write(jobs: Sequence[Row], folder: Path) -> Path:
 
 
 def note(name: str, jobs: Sequence[Row], swept: Collection[str], repeat: str, folder: Path) -> str:
-    """The description of a sweep's MLflow run in Markdown: its keys, its table, its best job, how to repeat it."""
+    """A sweep's table in Markdown, with its best job and its command: the description of its MLflow run."""
     columns, rows = table(jobs)
     best = best_of(jobs)
     ended = [

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from trainer.cli import arguments
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,5 +39,5 @@ def _run(args: argparse.Namespace, start: Start) -> None:
     topology = [f"launch.nproc={local}", *([f"launch.nnodes={size // local}"] if size > local else [])]
     ignored = ["launch.nnodes=1"] * (size == local) + ["launch.ips=null", "launch.workers=null"]
     with compose.hydra_app(args.config_dir) as app:
-        overrides, flags = [*args.overrides, *topology], compose.flags(args)
+        overrides, flags = [*args.overrides, *topology], arguments.typed_flags(args)
         commands.run_one(app, overrides, args.config_name or "config", start, flags, ignored)

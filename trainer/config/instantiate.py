@@ -56,7 +56,7 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
         given = ", ".join(f"{k}={v}" for k, v in arguments.items())
         raise UserError(f"{key} ({node['_target_']})", f"called with {given or 'nothing'} it says: {said}") from error
     if kind is not None and not isinstance(made, kind):
-        raise UserError(what, f"gave a {type(made).__name__}, not a {named(kind)}")  # fmt: skip
+        raise UserError(what, f"gave a {type(made).__name__}, not a {_named(kind)}")  # fmt: skip
     if ours and not hasattr(made, "config"):
         raise UserError(what, OWN_INIT)
     return made
@@ -70,13 +70,13 @@ def _check_class(target: type, what: str, key: str, kind: type) -> None:
     """
     if not issubclass(target, kind):
         if target.__new__ is object.__new__:
-            raise UserError(what, f"is no {named(kind)}, which {key} needs")
+            raise UserError(what, f"is no {_named(kind)}, which {key} needs")
         return
     if missing := sorted(getattr(target, "__abstractmethods__", ())):
         raise UserError(what, f"lacks the {'method' if len(missing) == 1 else 'methods'} {', '.join(missing)}")
 
 
-def named(kind: type) -> str:
+def _named(kind: type) -> str:
     """A class's name as users import it, e.g. ``torch.nn.Module``."""
     package = ".".join(kind.__module__.split(".")[:2]) if kind.__module__.startswith("torch.") else kind.__module__
     return f"{package}.{kind.__qualname__}"
@@ -115,7 +115,7 @@ def _default(target: Any, key: str, name: str) -> str:
 
 
 def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the model's config node with nothing pretrained to fetch, because saved weights will be loaded into it.
+    """Return the model's config node, to be instantiated without fetching pretrained weights, as saved ones follow.
 
     A target that fetches weights says which other one builds the same model without, as ``without_pretrained``; timm and
     torchvision have an argument for it.

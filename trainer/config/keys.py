@@ -1,4 +1,4 @@
-"""Walks over the schema for the checks, ``--help`` and the docs: every key, its values, the nearest key to a typo."""
+"""Config keys: all that the schema declares, their values, the key of an override, the nearest key to a typo."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class Section:
 
 
 def sections() -> Iterator[Section]:
-    """Yield all sections of the docs' config reference in the schema's order, each key once."""
+    """Yield all config keys in sections, each key once, as the docs' config reference lists them."""
     root = tuple(k for k in keys(schema.Config) if k.path not in schema.GROUPS)
     yield Section("", "the whole run", root)
     for group, classes in schema.GROUPS.items():
@@ -245,7 +245,7 @@ def find(path: str) -> Key | None:
 
 
 def spelled(value: Any) -> str:
-    """A config value as a user types it (``null``, ``true``), in one line, cut if it is too long to read."""
+    """The value of a config key as a user types it (``null``, ``true``), in one line, cut if it is too long to read."""
     if isinstance(value, (list, tuple)):
         return _cut(f"[{','.join(spelled(v) for v in value)}]")
     if value is None or isinstance(value, bool):
@@ -260,7 +260,7 @@ def _cut(written: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known word nearest to a mistyped one, or a synonym of it; '' if none is near."""
+    """The known key or option nearest to a mistyped word, or a synonym of it; '' if none is near."""
     known = list(known)
     if SYNONYMS.get(word) in known:
         return SYNONYMS[word]
@@ -347,6 +347,20 @@ def _units(unit: str, number: float) -> str:
     return f" {unit}" if unit else ""
 
 
+def every_key() -> list[str]:
+    """All config keys that any option declares, to find the nearest to a mistyped one."""
+    return [key.path for section in sections() for key in section.keys]
+
+
+def leaves(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a nested config, each with its dotted key."""
+    for name, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        elif not isinstance(value, Mapping):
+            yield f"{prefix}{name}", value
+
+
 def key_of(override: str) -> str:
-    """The config key of an override: ``optimizer.lr`` of ``+optimizer.lr=0.1``, ``db`` of ``+db@data.x=3``."""
+    """The config key that an override sets: ``+optimizer.lr=0.1`` gives ``optimizer.lr``, and ``db@data.x=3`` ``db``."""
     return override.lstrip("+~").partition("=")[0].partition("@")[0]

@@ -13,7 +13,6 @@ import functools
 import json
 import os
 import re
-import shlex
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from urllib.parse import quote, quote_plus
 from trainer.config.secret_keys import PLAIN, WORDS, means_secret, sounds_secret
 from trainer.config.secret_parts import HIDDEN, LEAST_OF_WEAK, from_elsewhere, is_secret, parts, pieces
 from trainer.visible import one_line, visible
+from trainer.wording import quoted
 
 LEAST = 3
 """Shorter values are not looked for in texts: they would be found everywhere."""
@@ -41,7 +41,7 @@ def values(node: Any) -> set[str]:
 
 
 def of_command_line(argv: Iterable[str]) -> set[str]:
-    """Collect the secret values among the typed arguments, even if these cannot be parsed."""
+    """Collect the secret values to redact from the typed arguments, even if these cannot be parsed."""
     found = set()
     for word in argv:
         key, equals, value = word.lstrip("+~-").partition("=")
@@ -214,12 +214,6 @@ def command(overrides: Iterable[str], known: Iterable[str] = ()) -> str:
     return " ".join(quoted(override).replace(safe, HIDDEN) for override in hidden)
 
 
-def quoted(word: str) -> str:
-    """Quote a word for a shell, in double quotes if it contains single ones, as a user would type it."""
-    plain = "'" in word and not set(word) & set('"$`\\!\n')
-    return f'"{word}"' if plain else shlex.quote(word)
-
-
 def begun(line: str) -> int:
     """How many characters at the end of a text could be the beginning of a known secret."""
     known, longest = _sorted(HERE.values)
@@ -233,14 +227,14 @@ def begun(line: str) -> int:
 
 @functools.lru_cache(maxsize=4)
 def _sorted(known: frozenset[str]) -> tuple[list[str], int]:
-    found = sorted({spelling for value in known for spelling in spellings(value)})
+    found = sorted({spelling for value in known for spelling in _spellings(value)})
     return found, max(map(len, found), default=1) - 1
 
 
 @functools.lru_cache(maxsize=64)
 def _pattern(known: frozenset[str]) -> re.Pattern[str] | None:
     """Finds each value as it is, and as JSON, YAML, a shell, Hydra, an address or CSV spell it."""
-    found = {spelling for value in known for spelling in spellings(value)}
+    found = {spelling for value in known for spelling in _spellings(value)}
     if not found:
         return None
     return re.compile("|".join(_bounded(value) for value in sorted(found, key=lambda v: (-len(v), v))))
@@ -251,7 +245,7 @@ def _bounded(value: str) -> str:
     return whole if len(value) >= INSIDE_WORDS else rf"(?<!\w){whole}(?!\w)"
 
 
-def spellings(value: str) -> set[str]:
+def _spellings(value: str) -> set[str]:
     """The spellings under which a secret is redacted: as it is, escaped once or twice, and its distinctive parts."""
     if len(value) < LEAST:
         return set()

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from trainer.config import schema
+from trainer.config.schema import option_of
 
 Section = TypeVar("Section")
 
@@ -94,12 +95,6 @@ def typed(declared: type[Section], node: Mapping[str, Any]) -> Section:
             if f.name in node
         }
     )
-
-
-def option_of(group: str, target: str) -> type:
-    """The schema class for a config group's ``_target_``; for a user's own target, the group's first class."""
-    options = schema.GROUPS[group]
-    return {str(getattr(c, "_target_", None)): c for c in options}.get(target, options[0])
 
 
 @functools.cache

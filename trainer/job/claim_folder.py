@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,3 +101,23 @@ def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tupl
     best = read_status(source).get("best") or {}
     bring(source, run_dir, points, best.get("step", resume.step + 1) <= resume.step, say)
     return lives.until(before, resume.step)
+
+
+def claim(folder: Path, chosen: bool) -> Path:
+    """Create the run's folder: the one that the user chose, else a new one (``NAME-1`` if another run has ``NAME``).
+
+    Raises:
+        UserError: it cannot be made, though it looked so.
+    """
+    try:
+        if chosen:
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        for number in itertools.count():
+            free = folder.with_name(f"{folder.name}-{number}") if number else folder
+            with contextlib.suppress(FileExistsError):
+                free.mkdir(parents=True)
+                return free
+    except OSError as error:
+        raise UserError(f"hydra.run.dir={folder}", f"cannot be made: {error.strerror}", "hydra.run.dir=ANOTHER_FOLDER") from error  # fmt: skip
+    raise AssertionError("unreachable")

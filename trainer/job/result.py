@@ -1,9 +1,14 @@
-"""The result of a run."""
+"""The result of a run: as it is returned, and read from ``result.json``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.job.ready import Ready
 
 
 @dataclass
@@ -58,3 +63,17 @@ class Result:
     skipped: int = 0
     rewinds: int = 0
     error: str = ""
+
+
+def planned(ready: Ready) -> Result:
+    """Return the result of a command that only shows the plan; its ``error`` tells why the run would be refused."""
+    return Result("planned", ready.plan.run_dir, error="\n".join(ready.plan.lacks))
+
+
+def read_result(run_dir: str, status: str, error: str) -> Result:
+    """Read a job's result from its folder; if there is none, make one of the status and the error."""
+    try:
+        told = json.loads((Path(run_dir) / "result.json").read_text())
+        return Result(**{field.name: told[field.name] for field in fields(Result) if field.name in told})
+    except (OSError, ValueError, TypeError):
+        return Result(status, run_dir, error=error)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.config.keys import leaves
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import RunFailed
@@ -18,7 +19,6 @@ from trainer.host.signals import Grace
 from trainer.planning.assignment import Assignment
 from trainer.planning.endpoints import server_ports
 from trainer.planning.hosts import hosts_of
-from trainer.planning.key_checks import leaves
 from trainer.planning.launcher import launcher_of
 from trainer.planning.plan import Plan
 from trainer.planning.resume import keeps

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trainer.config import keys, schema
-from trainer.config.run_config import option_of
+from trainer.config.keys import every_key, leaves
+from trainer.config.schema import option_of
 from trainer.config.target_source import check_arguments, check_target, parameters
 from trainer.errors import UserError, WrongValue
 from trainer.strategies.builtin import AUTO
@@ -74,23 +75,9 @@ def _known_keys(group: str, target: str) -> tuple[dict[str, keys.Key], bool]:
     return {k.path: k for k in keys.keys(declared, f"{group}.")}, closed
 
 
-def every_key() -> list[str]:
-    """All keys that any option declares, to find the nearest to a mistyped one."""
-    return [key.path for section in keys.sections() for key in section.keys]
-
-
 def _taken_away(declared: keys.Key) -> UserError:
     value = "VALUE" if declared.default == "???" else keys.spelled(declared.default)
     return UserError(f"~{declared.path}", "the run needs this key", f"{declared.path}={value}")
-
-
-def leaves(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a nested config, each with its dotted key."""
-    for name, value in node.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{name}.")
-        elif not isinstance(value, Mapping):
-            yield f"{prefix}{name}", value
 
 
 def check_value(declared: keys.Key, value: Any) -> None:

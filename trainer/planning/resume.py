@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import store
-from trainer.config.keys import spelled
+from trainer.config.keys import leaves, spelled
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
@@ -17,7 +17,6 @@ from trainer.errors import UserError
 from trainer.planning import async_resume
 from trainer.planning.async_resume import lost
 from trainer.planning.batches import CONTIGUOUS
-from trainer.planning.key_checks import leaves
 from trainer.planning.plan import Plan
 from trainer.terminal.status import read_status
 from trainer.wording import counted

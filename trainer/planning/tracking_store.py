@@ -18,11 +18,15 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.config.redact import text
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError, first_line
+
+if TYPE_CHECKING:
+    from trainer.planning.plan import Plan
 
 DRIVERS = {"sqlite": "sqlite3", "postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
 """MLflow's databases, with the module that SQLAlchemy takes for each where the address names none."""
@@ -185,6 +189,15 @@ def _deleted(experiment: str) -> UserError:
 
 
 # --- one try, before anything starts --------------------------------------------------------------------------------
+
+
+def try_tracking(config: RunConfig, plan: Plan) -> str:
+    """Call the run's tracking store once, from host 0 before anything starts; returns why it does not answer, or ''.
+
+    Raises:
+        UserError: it will never take a run.
+    """
+    return "" if not plan.tracking or plan.node_rank else try_store(config.tracking, config.experiment)
 
 
 def try_store(tracking: TrackingConfig, experiment: str) -> str:

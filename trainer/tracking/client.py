@@ -199,3 +199,22 @@ def _remembered(run_dir: Path, error: str) -> dict[str, Any]:
         points.seek(told.sent_bytes)
         unsent = points.read().count(b"\n")
     return {"run_id": told.run_id, "unsent": unsent, "error": error}
+
+
+@contextlib.contextmanager
+def tracking(uri: str, away: str = "") -> Iterator[Tracker | None]:
+    """Context manager: yields the :class:`Tracker`, a client of the process that records to MLflow; None without.
+
+    Args:
+        away: why the store did not answer when it was tried.
+    """
+    if not uri:
+        yield None
+        return
+    from trainer.terminal.screen import Screen
+
+    tracker = Tracker(lambda line: Screen().print(line), away)
+    try:
+        yield tracker
+    finally:
+        tracker.end()

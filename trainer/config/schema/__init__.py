@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional  # OmegaConf reads them
 
+from trainer.config import schema
 from trainer.config.schema.data import (
     ArraysData,
     AugmentedData,
@@ -182,3 +183,9 @@ NOT_ARGUMENTS = {
 
 WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 """What the name of a file of weights ends with."""
+
+
+def option_of(group: str, target: str) -> type:
+    """The schema class for a config group's ``_target_``; for a user's own target, the group's first class."""
+    options = schema.GROUPS[group]
+    return {str(getattr(c, "_target_", None)): c for c in options}.get(target, options[0])

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from trainer.cli import compose
+from trainer.cli.explain import sentences
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
     """Let Hydra answer a command with one of its own flags: ``--cfg``, ``--info`` or ``--shell-completion``."""
-    with compose.sentences(app, args.overrides, config_name):
+    with sentences(app, args.overrides, config_name):
         if args.cfg:
             app.show_cfg(config_name, args.overrides, args.cfg, args.package, args.resolve)
         elif args.info:
