@@ -54,8 +54,7 @@ from trainer.data.sets.image_folder import ImageFolder
 from trainer.data.source import DataSource, Splits
 from trainer.host import hardware
 from trainer.host.memory import keep_freed_memory
-from trainer.job.ready import this_machine
-from trainer.planning.auto import ModelFacts, choose
+from trainer.planning.auto import Machine, ModelFacts, choose
 
 BATCH = 64
 Epoch = Callable[[], int]
@@ -156,7 +155,7 @@ def chosen(slow: bool) -> tuple[int, int, bool]:
     with hydra_app() as app:
         config = RunConfig.of(plain(compose(app, ["+recipe=resnet50_flowers"])))
     device = "cuda" if hardware.gpus() else "cpu"
-    values, why = choose(config, device, ModelFacts(25_000_000, convolutional=True), this_machine(), 1, slow)
+    values, why = choose(config, device, ModelFacts(25_000_000, convolutional=True), Machine.here(), 1, slow)
     print(
         f"auto: num_workers={values.num_workers} ({why['num_workers']}), prefetch={values.prefetch} ({why['prefetch']})"
     )

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from trainer.data.criteo.blocks import CriteoBlocks
-from trainer.data.criteo.files import SplitRows
+from trainer.data.criteo.blocks import SplitRows
+from trainer.data.criteo.row_stream import CriteoBlocks
 from trainer.data.criteo.source import Criteo
 from trainer.data.criteo.teacher import Teacher, write
-from trainer.models.rows import materialise
+from trainer.models.embedding_tables import materialise
 from trainer.models.wide_and_deep import WideAndDeep
 
 BATCH, SIZE = 512, 1_000_001

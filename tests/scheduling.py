@@ -34,7 +34,7 @@ LONGEST = (
     "strategies/pserver/test_hostile.py", "strategies/test_ddp.py", "launch/test_server_hosts.py", "e2e/test_run.py",
     "strategies/pserver/test_delivery.py", "simulation/test_simulation.py", "faults/test_ledgers.py", "e2e/test_canaries.py",
     "faults/test_lost.py", "faults/test_elastic.py", "launch/test_rendezvous.py", "e2e/test_click_predictions.py", "planning/test_plan.py",
-    "e2e/test_own_code.py", "e2e/test_images.py", "launch/test_tasks.py", "job/test_batch_size.py", "strategies/test_truth.py",
+    "e2e/test_own_code.py", "e2e/test_images.py", "launch/test_tasks.py", "job/test_batch_size_search.py", "strategies/test_truth.py",
 )  # fmt: skip
 
 

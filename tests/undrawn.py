@@ -29,6 +29,6 @@ def nothing_is_drawn(patch: pytest.MonkeyPatch) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """As ``curves.save``, with the picture of one pixel."""
+    """As ``figures.save``, with the picture of one pixel."""
     files.start_empty(path)
     path.write_bytes(PIXEL)

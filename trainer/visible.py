@@ -34,7 +34,7 @@ def printed(text: str) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST_NAME) -> str:
-    """Shorten a long name or path for a sentence by leaving out its middle."""
+    """Shorten a long name or path by leaving out its middle, so that both ends stay visible."""
     if len(text) <= longest:
         return text
     left = (longest - 3) // 2

@@ -252,7 +252,7 @@ def test_predictions_of_flowers_have_names_and_the_validations_preprocessing(tmp
     from torchvision.models import resnet18
     from torchvision.transforms import v2
 
-    from trainer.data.drawn_flowers.draw import class_names
+    from trainer.data.drawn_flowers.species import class_names
 
     torch.manual_seed(0)
     model = resnet18(num_classes=102).eval()

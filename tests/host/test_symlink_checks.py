@@ -15,7 +15,7 @@ from trainer.errors import UserError
 from trainer.host import files
 from trainer.host.files import replace_file
 from trainer.host.symlink_checks import check_run_folder
-from trainer.job.pictures import curves
+from trainer.job.pictures import figures
 from trainer.run_folder.report import Report
 from trainer.worker import example
 
@@ -118,7 +118,7 @@ def test_a_link_planted_while_a_run_goes_on_is_replaced(tmp_path: Path) -> None:
     run.mkdir()
     for name in ("picture.png", "example.npz"):
         (run / name).symlink_to(precious)
-    curves.save(curves.figure_of((2, 2), "title"), run / "picture.png")
+    figures.save(figures.figure_of((2, 2), "title"), run / "picture.png")
     example.keep(run, {}, "fp32", SimpleNamespace(mean=None, std=None), torch.zeros(1, 2))  # type: ignore[arg-type]
     assert precious.read_text() == "mine"
     assert not any((run / name).is_symlink() for name in ("picture.png", "example.npz"))

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from trainer.data.drawn_flowers import species as flower_species
-from trainer.job.pictures import curves, validation
+from trainer.job.pictures import curves, lettering, validation
 from trainer.job.pictures.lettering import Ruler
 from trainer.metrics import validation_file
 from trainer.metrics.examination import Examination, Mistake
@@ -126,9 +126,9 @@ def test_a_name_is_whole_where_it_fits_and_else_has_its_beginning_and_end() -> N
 
 
 def test_names_in_letters_that_no_font_has_are_numbers_and_the_picture_says_so() -> None:
-    shown, _, footnote = validation.drawable(["rose", "\U00012000" * 3])  # cuneiform
+    shown, _, footnote = lettering.drawable(["rose", "\U00012000" * 3])  # cuneiform
     assert shown == ["rose", "class 1"] and "per_class.csv" in footnote
-    assert validation.drawable(["rose", "lily"])[2] == ""
+    assert lettering.drawable(["rose", "lily"])[2] == ""
 
 
 @pytest.mark.parametrize("names", [["rose"], ["n" * 60 + str(n) for n in range(52)]], ids=["one", "fifty-two"])

@@ -11,7 +11,8 @@ from torch import nn
 
 from trainer.config.instantiate import call_target
 from trainer.errors import UserError
-from trainer.optim.sparse import DenseAndSparse, RowwiseAdagrad, SparseRule, clip_norm, rule_of, sparse_optimizer
+from trainer.optim.gradient_clipping import clip_norm
+from trainer.optim.sparse import DenseAndSparse, RowwiseAdagrad, SparseRule, rule_of, sparse_optimizer
 from trainer.optim.updater import Updater
 
 ROWS, DIM = 6, 3

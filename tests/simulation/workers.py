@@ -21,7 +21,7 @@ from tests.simulation.stage import STAGE
 from tests.simulation.world import Process, Violation, World
 from trainer.data.feed import Batch, Feed
 from trainer.errors import RunFailed
-from trainer.models.rows import RowEmbedding
+from trainer.models.embedding_tables import RowEmbedding
 from trainer.optim.groups import Rate
 from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
 from trainer.optim.updater import Updater

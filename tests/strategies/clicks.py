@@ -11,7 +11,7 @@ from torch import nn
 
 from trainer.data.arrays.tensors import ArrayDataset
 from trainer.data.source import DataSource, Facts, Splits
-from trainer.models.rows import RowEmbedding
+from trainer.models.embedding_tables import RowEmbedding
 
 ROWS = 50
 

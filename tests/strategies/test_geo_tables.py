@@ -14,7 +14,7 @@ from tests.strategies import launching
 from tests.strategies.clicks import Tabled, clicks
 from tests.strategies.launching import Case, hand_over, start
 from tests.strategies.test_tables import BASE
-from trainer.models.rows import materialise
+from trainer.models.embedding_tables import materialise
 
 EPOCHS, EACH, LR = 8, 4, 0.5
 

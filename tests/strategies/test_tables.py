@@ -17,7 +17,7 @@ from torch import nn
 from tests.strategies import launching
 from tests.strategies.clicks import ROWS, Tabled, clicks
 from tests.strategies.launching import Case, hand_over, start
-from trainer.models.rows import materialise
+from trainer.models.embedding_tables import materialise
 from trainer.optim.sparse import RowwiseAdagrad
 
 STEPS = 25

@@ -16,11 +16,11 @@ from rich.table import Table
 from trainer.config.redact import HERE, values
 from trainer.config.secret_parts import HIDDEN
 from trainer.data.picture_preprocessing import Preprocessing
-from trainer.job.plan_table import console
 from trainer.launch import in_process
 from trainer.run_folder import csv_files
 from trainer.run_folder.csv_files import cell
 from trainer.terminal import streams
+from trainer.terminal.screen import Screen
 from trainer.visible import one_line, visible
 from trainer.worker.predict import Pictures, write
 
@@ -66,8 +66,8 @@ def test_user_text_is_no_markup_anywhere_on_the_console(capsys: pytest.CaptureFi
     table.add_column(evil[1])
     for text in evil:
         table.add_row(text)
-        console().print(f"line {text}", style="bold red")
-    console().print(table)
+        Screen().print(f"line {text}", style="bold red")
+    Screen().print(table)
     shown = capsys.readouterr().out
     for text in evil[:5]:
         assert shown.count(text) >= 2, text
@@ -82,7 +82,7 @@ def test_what_anybody_prints_is_cleaned_line_by_line(capsys: pytest.CaptureFixtu
         print("half s3cret-va", end="")
         sys.stdout.flush()
         print(" 10%\r 20%\r\nwindows\r\n\udcff", file=sys.stderr)
-        console().print("s3cret-value", style="bold")
+        Screen().print("s3cret-value", style="bold")
     shown = capsys.readouterr()
     assert shown.out == f"key {HIDDEN} \\x1b[2J\\x07\nhalf s3cret-va{HIDDEN}\n"
     assert shown.err == " 10%\n 20%\nwindows\n\\xff\n"

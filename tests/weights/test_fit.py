@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from trainer.errors import UserError
+from trainer.models.embedding_tables import RowEmbedding
 from trainer.models.finetune import architecture, finetuned
-from trainer.models.rows import RowEmbedding
 from trainer.weights import fit, tensor_files, torch_files
 from trainer.worker.model import save
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import Remote, named, nothing_at
 from trainer.errors import UserError
-from trainer.job.fetching import bring
+from trainer.job.fetch_checkpoints import bring
 from trainer.run_folder.hold import Hold
 from trainer.terminal.screen import Screen
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from trainer.checkpoint import store
 from trainer.config.redact import command
-from trainer.job.batch_size import repeatable
+from trainer.job.batch_size_search import repeatable
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.terminal.screen import Screen

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from trainer.data.augment.randomness import own_randomness
+from trainer.data.augment.global_generators import own_randomness
 from trainer.data.source import DataSource, Facts, Splits
 from trainer.errors import RunFailed, UserError, failed, first_line
 
@@ -117,7 +117,7 @@ def _sample(dataset: Any, index: int, where: str) -> tuple[Any, torch.Tensor]:
 
 
 def check_shape(inputs: Any, shape: Any, where: str) -> None:
-    """Refuse (RunFailed) a sample's inputs (1, ...) whose shape is not the one in the facts."""
+    """Refuse (RunFailed) a split's sample whose inputs (1, ...) have another shape than the facts tell."""
     found = {name: tuple(tensor.shape[1:]) for name, tensor in inputs.items()} if isinstance(inputs, Mapping) else tuple(inputs.shape[1:])  # fmt: skip
     if found != shape:
         raise RunFailed(f"{where} has samples of {found}, and its facts say {shape}")

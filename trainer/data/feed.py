@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from trainer.data.auto_num_workers import Growth
+from trainer.data.batch_inputs import Inputs
 from trainer.data.batch_reordering import Turn
-from trainer.data.inputs import Inputs
 from trainer.data.leased_blocks import MapWork, StreamWork
 from trainer.data.placement import Placement
 from trainer.data.reader import HERE, Addresses, BlockReader, Reader, Reading, Scatter, ScatteredReader

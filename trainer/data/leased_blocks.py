@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from trainer.data.inputs import Inputs
+from trainer.data.batch_inputs import Inputs
 from trainer.data.reader import BlockReader
 from trainer.data.sampler import DistributedBatchSampler
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer.data.inputs import Inputs, each
+from trainer.data.batch_inputs import Inputs, each
 from trainer.data.picture_preprocessing import Preprocessing
 from trainer.data.source import Splits
 

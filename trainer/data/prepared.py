@@ -21,7 +21,7 @@ MARKER = "complete.json"
 
 
 def place_of(kind: str, files: Iterable[Path]) -> Path:
-    """The cache folder for what is made of these files; its name changes when one of the files changes."""
+    """The folder in the cache for data prepared from these files; its name changes when one of the files changes."""
     about = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return cache_root() / kind / hashlib.blake2b(json.dumps(about).encode(), digest_size=12).hexdigest()
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from trainer.data.augment.mixing import Mixing
 from trainer.data.augment.seeded import Seeded
 from trainer.data.auto_num_workers import Rest
-from trainer.data.inputs import Inputs, each
+from trainer.data.batch_inputs import Inputs, each
 from trainer.data.reading_processes import ReaderDataset, as_it_is, end_processes, from_processes, reading_process
 from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
 from trainer.data.shared_batches import SharedBatches

@@ -45,7 +45,7 @@ class ReaderDataset(Dataset[Any]):
 
 
 def from_processes(loader: Iterable[Any], shared: SharedBatches | None = None) -> Iterator[Any]:
-    """Yield the batches of a ``DataLoader`` over a :class:`ReaderDataset`; a refusal is raised here.
+    """Yield the batches that the reading processes of a ``DataLoader`` send; their refusals are raised here.
 
     Raises:
         RunFailed: a reading process cannot read a file, or has died.

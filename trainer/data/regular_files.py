@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import IO
 
 from trainer.data.limits import DEFAULTS, Limits
-from trainer.visible import one_line
 
 KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -50,24 +49,19 @@ def read_regular(path: str | Path, limits: Limits = DEFAULTS, start: int = 0, le
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size if length < 0 else length
         if size > limits.file_bytes:
-            raise too_large(path, f"has {size:,} bytes", limits)
+            raise _too_large(path, f"has {size:,} bytes", limits)
         file.seek(start)
         content = file.read(limits.file_bytes + 1 if length < 0 else length)
     if len(content) > limits.file_bytes:
-        raise too_large(path, "grows while it is read", limits)
+        raise _too_large(path, "grows while it is read", limits)
     if length >= 0 and len(content) < length:
         raise OSError(errno.EIO, f"ends {length - len(content):,} bytes too soon", str(path))
     return content
 
 
-def too_large(path: str | Path, what: str, limits: Limits) -> OSError:
+def _too_large(path: str | Path, what: str, limits: Limits) -> OSError:
     """The error for a data file that is larger than ``data.max_file_mib``."""
     return OSError(errno.EFBIG, f"{what}, more than data.max_file_mib={limits.file_mib}", str(path))
-
-
-def printable(name: str) -> str:
-    r"""A data file's name as one printable line; bytes that are not UTF-8 become ``\xff``."""
-    return one_line(name)
 
 
 def _refuse_special(path: str | Path, mode: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.data.inputs import Inputs
+from trainer.data.batch_inputs import Inputs
 
 SLOTS = 64
 """Batches of one reading process that can be in memory at a time; memory is taken for those that are."""

@@ -87,12 +87,12 @@ READING = {f.name for f in fields(PicturesData)}
 
 
 def digest_of(*parts: Any) -> str:
-    """Hash plain data for a data source's fingerprint: 32 hexadecimal digits of a SHA-256."""
+    """The digest of plain data for a :class:`DataSource`'s fingerprint: 32 hexadecimal digits of a SHA-256."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def listed(folder: Path) -> list[tuple[str, int]]:
-    """List the files below a data source's folder as sorted (name, size); the basis of its fingerprint."""
+    """The files of a :class:`DataSource`'s folder as sorted (name, size), for its fingerprint."""
     files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return sorted((path.relative_to(folder).as_posix(), path.stat().st_size) for path in files)
 

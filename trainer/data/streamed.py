@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from trainer.data.augment.randomness import own_randomness, seed_for_sample
+from trainer.data.augment.global_generators import own_randomness, seed_for_sample
+from trainer.data.batch_inputs import Inputs
 from trainer.data.checked_splits import check_labels, check_shape
-from trainer.data.inputs import Inputs
 from trainer.data.source import Facts
 from trainer.errors import RunFailed, UserError, failed, first_line
 
@@ -90,7 +90,7 @@ class Streamed(Dataset[Any]):
 
     def __init__(self, stream: Any, name: str, facts: Facts, shape: Any, part: Part = WHOLE) -> None:
         self.name, self.facts, self.shape, self.part = name, facts, shape, part
-        if not callable(stream) and iter_is_itself(stream):
+        if not callable(stream) and _iter_is_itself(stream):
             raise RunFailed(f"{name} is an iterator, which can be read once, and each epoch reads it from its beginning. Return a function that makes one, or an IterableDataset")  # fmt: skip
         if part.shard == "files":
             stream = _own_files(stream, name, part)
@@ -219,7 +219,7 @@ END = object()
 """What comes after a stream's last sample."""
 
 
-def iter_is_itself(stream: Any) -> bool:
+def _iter_is_itself(stream: Any) -> bool:
     """Whether an iterable is an iterator (e.g. a generator), which can be read only once."""
     return hasattr(stream, "__next__")
 

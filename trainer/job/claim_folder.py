@@ -1,4 +1,4 @@
-"""Prepares a run's folder before the run begins: emptied, or set back to the checkpoint from which it resumes."""
+"""Claims a run's folder before the run begins: made, held, and emptied or set back to the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE_S = 30.0
 
 
 def wait_for_the_life_before(run_dir: Path, say: Callable[[str], None]) -> None:
-    """Wait until all processes of the run's previous life have ended.
+    """Wait until the run's folder can be claimed: all processes of its previous life have ended.
 
     Raises:
         UserError: it does not end.
@@ -41,7 +41,7 @@ def wait_for_the_life_before(run_dir: Path, say: Callable[[str], None]) -> None:
 
 @contextmanager
 def held(ready: Ready) -> Iterator[None]:
-    """Context manager: holds the run's folder, so that no other run begins or works there.
+    """Context manager: claims the run's folder, so that no other run begins or works there.
 
     A run that goes on has waited before it looked for the newest checkpoint, and does not wait again. Of several hosts host 0
     sees to this; the others begin to work there when all have met.

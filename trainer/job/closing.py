@@ -55,10 +55,10 @@ class Closing:
 
 def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker | None) -> None:
     """Close a run: status, result, pictures, the end of the MLflow run; a failing step does not stop the others."""
-    from trainer.job.plan_table import console
     from trainer.run_folder.json_files import leave
+    from trainer.terminal.screen import Screen
 
-    closing = Closing(lambda line: console().print(line, soft_wrap=True))
+    closing = Closing(lambda line: Screen().print(line, soft_wrap=True))
     with closing.step("status.json"):
         _close_status(result, run_dir, ready.plan)
     with closing.step("result.json"):
@@ -118,7 +118,7 @@ def _draw(closing: Closing, run_dir: Path, ready: Ready) -> None:
 
 def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker) -> None:
     """What is not sent yet, how the run ended, its artifacts."""
-    from trainer.job.plan_table import console
+    from trainer.terminal.screen import Screen
     from trainer.tracking.describe import NOTE, note
 
     ended = {"done": "FINISHED", "failed": "FAILED"}.get(result.status, "KILLED")
@@ -145,7 +145,7 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
     answer = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)
     result.run_id, result.experiment_id = answer["run_id"], answer.get("experiment_id")
     if answer["error"] or answer["unsent"]:
-        console().print(
+        Screen().print(
             f"MLflow: not everything is sent ({answer['error']}; {counted(answer['unsent'], 'line')} of metrics.jsonl left). Later: "
             f"python -m trainer.tracking.recorder resend {run_dir}"
         )

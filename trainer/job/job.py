@@ -14,7 +14,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts, Progress
 from trainer.errors import BY_CTRL_C, PREEMPTED, Interrupted, RunFailed, RunPreempted, UserError
 from trainer.host.signals import termination_raises, undisturbed
-from trainer.job.batch_size import found, repeatable
+from trainer.job.batch_size_search import found, repeatable
 from trainer.job.checkpoint_rows import kept_rows
 from trainer.job.claim_folder import make_room
 from trainer.job.closing import finish
@@ -100,9 +100,9 @@ def execute(
 
 
 def _say(line: str) -> None:
-    from trainer.job.plan_table import console
+    from trainer.terminal.screen import Screen
 
-    console().print(line, soft_wrap=True)
+    Screen().print(line, soft_wrap=True)
 
 
 def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
@@ -129,7 +129,7 @@ def _chosen(plan: Plan) -> dict[str, Any]:
 
 
 def prepared(ready: Ready) -> Ready:
-    """Download or draw the job's data; returns the job, planned again if the facts of the data have changed."""
+    """Prepare the data of a job (download, draw); returns the job, planned again if the facts have changed."""
     from trainer.terminal.bar import preparing
     from trainer.worker.probe import before_start
 
@@ -137,12 +137,12 @@ def prepared(ready: Ready) -> Ready:
     if checked.files:  # the data set itself is not looked at
         return ready
     with preparing(checked.config.verbosity) as show:
-        facts = prepared_facts(checked, show)
+        facts = _prepared_facts(checked, show)
     before_start("prepare", checked.config.model)
     return ready.with_facts(facts)
 
 
-def prepared_facts(checked: Checked, show: Progress) -> Facts:
+def _prepared_facts(checked: Checked, show: Progress) -> Facts:
     """Call the data source's ``prepare``; returns the facts of the data.
 
     Raises:

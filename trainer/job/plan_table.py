@@ -18,18 +18,13 @@ MOST_BUCKETS_SHOWN = 12
 INSECURE = "the hosts have no secret in common: whoever reaches the meeting point can change the training"
 
 
-def console() -> Screen:
-    """The screen for the plan table; when its output is piped, lines are not wrapped."""
-    return Screen()
-
-
 def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, str]] = ()) -> None:
-    """Print the resolved plan, the environment of each role's first process, and warnings.
+    """Print the table of the resolved plan, the environment of each role's first process, and warnings.
 
     Args:
         more: lines at the plan's end.
     """
-    out = console()
+    out = Screen()
     if verbosity != "quiet":
         out.facts(f"Plan of {plan.name}", [*rows(plan), *more])
         for role, variables in plan.environment.items():
@@ -38,8 +33,8 @@ def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, s
 
 
 def show_briefly(plan: Plan, verbosity: str = "normal") -> None:
-    """Print one line for a job of a sweep after the first, and its warnings."""
-    out = console()
+    """Print the plan of a sweep's job after the first in one line, and its warnings."""
+    out = Screen()
     if verbosity != "quiet":
         done = f"{counted(plan.total_steps, 'update')} of {counted(plan.global_batch_size, 'sample')}"
         out.print(f"{_how(plan)}, {plan.device}, {plan.chosen.precision}; {done}; {plan.run_dir}")
@@ -62,7 +57,7 @@ def _warn(out: Screen, plan: Plan) -> None:
             out.print(f"ATTENTION: {said}", style="bold red")
 
 
-def preprocessed(done: Mapping[str, Any]) -> Iterator[str]:
+def _preprocessed(done: Mapping[str, Any]) -> Iterator[str]:
     """Describe in a few words for the plan table what validation does to an image (resize, crop, mean, std)."""
     if done["resize"] is not None:
         yield f"shorter side to {done['resize']}, centre {done['crop']} x {done['crop']},"
@@ -89,7 +84,7 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def exchanged(buckets: Buckets, precision: str) -> str:
-    """Describe for the plan table the buckets in which gradients are exchanged: how many, and their sizes."""
+    """The plan table's cell of the buckets in which gradients are exchanged: how many, and their sizes."""
     sizes = [f"{size:.2g}" if size < 1 else f"{size:.1f}" for size in (n / MIB for n in buckets.sizes)]
     shown = sizes if len(sizes) <= MOST_BUCKETS_SHOWN else [*sizes[: MOST_BUCKETS_SHOWN - 1], "...", sizes[-1]]
     about = "about " if precision in ("bf16", "fp16") and len(sizes) > 1 else ""  # autocast moves some by one parameter
@@ -171,7 +166,7 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
         if facts.val_shape:
             yield "  validated", f"on samples of {_shape(facts.val_shape)}"
     if plan.preprocessing:
-        yield "  images", " ".join(preprocessed(plan.preprocessing))
+        yield "  images", " ".join(_preprocessed(plan.preprocessing))
     if plan.predict:
         return
     if facts.cache:

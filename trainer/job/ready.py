@@ -15,7 +15,6 @@ from trainer.config.redact import values
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError
-from trainer.host import hardware
 from trainer.host.folder_checks import LEAST, check_folder
 from trainer.planning import resume as resuming
 from trainer.planning.assignment import Assignment
@@ -69,7 +68,7 @@ class Ready:
         if facts == self.checked.facts:
             return self
         checked = replace(self.checked, facts=facts)
-        plan = make_plan(checked, self.model, this_machine(), self.plan.run_dir)
+        plan = make_plan(checked, self.model, Machine.here(), self.plan.run_dir)
         left_out, blocks = self.plan.left_out, self.plan.lease_batches
         return replace(self, checked=checked, plan=replace(plan, left_out=left_out, lease_batches=blocks))
 
@@ -134,9 +133,9 @@ def _get_ready(
 
     checked, resume = ready.checked, None
     with checked.lacks:
-        folder = checkpoint(checked.config, ready.plan)
+        folder = _checkpoint(checked.config, ready.plan)
         if folder is not None and checked.searches:
-            ready = as_in_checkpoint(sized, folder)
+            ready = _as_in_checkpoint(sized, folder)
         resume = None if folder is None else resuming.fit(ready.checked.config, ready.plan, folder)
     lacks = list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))
     plan = replace(resuming.as_begun(ready.plan, resume), lacks=lacks)
@@ -144,7 +143,7 @@ def _get_ready(
     return replace(ready, plan=plan, resume=resume, sized=sizes, of_hosts=of_hosts if plan.least_nnodes else None)
 
 
-def as_in_checkpoint(sized: Callable[[int], Ready], folder: Path) -> Ready:
+def _as_in_checkpoint(sized: Callable[[int], Ready], folder: Path) -> Ready:
     """The job with its checkpoint's batch size, in place of a search for ``data.batch_size=auto``."""
     data = store.about(folder).config.get("data", {})
     ready = sized(int(data.get("batch_size", 0)) or FIRST_TRY)
@@ -173,18 +172,18 @@ def _planned(
     if checked.config.mode != "train":
         _check_weights(checked.config)
     check_places(checked, model, Path(run_dir), place)
-    plan = make_plan(checked, model, this_machine(), run_dir)
+    plan = make_plan(checked, model, Machine.here(), run_dir)
     return Ready(checked, model, replace(plan, lacks=list(checked.lacks)))
 
 
-def checkpoint(config: RunConfig, plan: Plan) -> Path | None:
+def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
     """Find the checkpoint from which a job resumes; None if it starts anew.
 
     Raises:
         UserError: it cannot.
     """
     from trainer.job.claim_folder import wait_for_the_life_before
-    from trainer.job.fetching import fetched
+    from trainer.job.fetch_checkpoints import fetched
     from trainer.terminal.screen import Screen
     from trainer.tracking.run_lookup import folder_of
 
@@ -226,8 +225,3 @@ def _check_weights(config: RunConfig) -> None:
     from trainer.worker.probe import build
 
     fit.check(Path(str(config.weights)), build(config), str(config.model["_target_"]))
-
-
-def this_machine() -> Machine:
-    """This machine's cores, CPU flags and GPUs, from which a job's plan is made."""
-    return Machine(hardware.cores(), hardware.cpu_flags(), hardware.gpus())

@@ -159,21 +159,21 @@ def _again(
 
 
 def screen() -> Callable[[str], None]:
-    from trainer.job.plan_table import console
+    from trainer.terminal.screen import Screen
 
-    out = console()
+    out = Screen()
     return lambda line: out.print(line, soft_wrap=True)
 
 
 def whence(resume: str) -> str:
-    """Where a life of the run resumes from, in words."""
+    """Where a run resumes from when it restarts, in words."""
     return f"from {Path(resume).name}" if resume else "from the beginning: there is no checkpoint yet"
 
 
 def begin_again(
     ready: Ready, tracker: Tracker | None, how: str, update: int, why: str, workers: int
 ) -> tuple[store.About | None, str]:
-    """Set the run's folder back to its newest checkpoint and begin another life.
+    """Restart a run: set its folder back to its newest checkpoint, and begin another life.
     Returns that checkpoint's facts and folder (another run's if this run has none yet).
 
     Args:
@@ -192,7 +192,7 @@ def begin_again(
 
 
 def workers_update(death: Died) -> int:
-    """How many updates the worker that was furthest had done; if a server has died, its own count."""
+    """How many updates were done when a death led to a restart: by the worker that was furthest, or the dead server."""
     return max([n for name, n in death.done.items() if name.startswith("worker")] or [death.update])
 
 

@@ -42,7 +42,7 @@ def classifier(name: str, **arguments: Any) -> nn.Module:
 
 
 def unfilled(name: str, weights: Any = None, **arguments: Any) -> nn.Module:
-    """Make the same model as :func:`classifier` without reading its weights, because others will be loaded."""
+    """Make a classifier as :func:`classifier` does, without reading its weights, because others will be loaded."""
     if weights is not None and name in TURNED:
         arguments = {"transform_input": True, **arguments}
     return classifier(name, **arguments)

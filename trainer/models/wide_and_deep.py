@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from trainer.models.rows import RowEmbedding
+from trainer.models.embedding_tables import RowEmbedding
 
 
 class WideAndDeep(nn.Module):

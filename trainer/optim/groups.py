@@ -85,7 +85,7 @@ def check_patterns(model: nn.Module, node: Mapping[str, Any]) -> None:
 
 
 def freeze(model: nn.Module, node: Mapping[str, Any], tables: Iterable[Any] = ()) -> None:
-    """Turn off the gradients of parameters whose learning-rate factor is 0.
+    """Turn off the gradients of parameters in groups whose learning-rate factor is 0.
 
     Args:
         tables: the model's sparse tables, which keep theirs (a server holds them, or will); their rate is 0.
@@ -110,7 +110,7 @@ def grouped(named: Iterable[tuple[str, Any]], found: Mapping[str, Rate]) -> list
 
 
 def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = None) -> torch.optim.Optimizer:
-    """Make the optimizer of an ``optimizer`` node for these parameter groups.
+    """Make an optimizer with these parameter groups from an ``optimizer`` node.
 
     Args:
         node: the ``optimizer`` node.

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.optim.gradient_clipping import clip_norm, clip_value
 from trainer.optim.schedules import Plateau
-from trainer.optim.sparse import clip_norm, clip_value
 
 
 @dataclass(frozen=True)

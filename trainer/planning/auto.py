@@ -8,6 +8,7 @@ from typing import Any, Literal
 from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.data.prefetch import ready_each
+from trainer.host import hardware
 from trainer.host.hardware import Gpu
 from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
@@ -54,6 +55,11 @@ class Machine:
     cores: int | None
     cpu_flags: frozenset[str]
     gpus: tuple[Gpu, ...]
+
+    @staticmethod
+    def here() -> Machine:
+        """This machine's cores, CPU flags and GPUs."""
+        return Machine(hardware.cores(), hardware.cpu_flags(), hardware.gpus())
 
 
 @dataclass(frozen=True)

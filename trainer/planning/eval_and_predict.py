@@ -199,7 +199,8 @@ def _rows(config: RunConfig, node: dict[str, Any]) -> LookedAt:
     Raises:
         UserError: there is none, one does not begin with rows, or the run that left the weights read rows otherwise.
     """
-    from trainer.data.criteo.files import Block, find, pieces
+    from trainer.data.criteo.blocks import Block, pieces
+    from trainer.data.criteo.files import find
 
     reader: RowReader = call_target(node, "data")
     run = _run_of(Path(str(config.weights)))

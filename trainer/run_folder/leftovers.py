@@ -66,7 +66,7 @@ def check_reads(config: Mapping[str, Any], run_dir: Path, place: str) -> None:
         UserError: a text of the config names something there that a run leaves.
     """
     folder = os.path.realpath(run_dir)
-    for key, value in texts(config):
+    for key, value in _texts(config):
         if key in WRITTEN_TO or not _there(value):
             continue
         below = Path(os.path.realpath(os.path.expanduser(value)))
@@ -77,16 +77,16 @@ def check_reads(config: Mapping[str, Any], run_dir: Path, place: str) -> None:
             raise UserError(f"{key}={value}", f"lies in the run's own folder {run_dir}, which is written anew", f"{place}=ANOTHER")  # fmt: skip
 
 
-def texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield each text in a nested config with its key."""
     if isinstance(node, str):
         yield key, node
     elif isinstance(node, Mapping):
         for name, value in node.items():
-            yield from texts(value, f"{key}.{name}" if key else str(name))
+            yield from _texts(value, f"{key}.{name}" if key else str(name))
     elif isinstance(node, (list, tuple)):
         for number, value in enumerate(node):
-            yield from texts(value, f"{key}[{number}]")
+            yield from _texts(value, f"{key}[{number}]")
 
 
 def _there(value: str) -> bool:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from trainer.terminal import streams
 from trainer.terminal.screen import Screen
-from trainer.terminal.status import read_json, read_status
+from trainer.terminal.status import read_status
 
 LOOK_EVERY_S = 0.25
 SHOWN = ("loss", "acc1", "acc5", "auc")
@@ -92,7 +92,7 @@ def measured(status: dict[str, Any]) -> str:
 
 def peers(run_dir: Path) -> str:
     """The bar's text of how far each worker is, if they have no common step: ``worker 0: 120 worker 1: 117``."""
-    told = [(int(path.suffixes[-2][1:]), read_json(path)) for path in run_dir.glob(PEERS)]
+    told = [(int(path.suffixes[-2][1:]), read_status(run_dir, path.name)) for path in run_dir.glob(PEERS)]
     return "  ".join(f"worker {rank}: {status['step']}" for rank, status in sorted(told, key=lambda t: t[0]) if status)
 
 

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 
-def read_status(run_dir: Path) -> dict[str, Any]:
-    """Read a run's status.json; {} if it does not exist or cannot be read."""
-    return read_json(run_dir / "status.json")
+def read_status(run_dir: Path, name: str = "status.json") -> dict[str, Any]:
+    """Read the status that a run reports to the terminal, status.json; {} if it does not exist or cannot be read.
 
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a run; {} if it does not exist or cannot be read."""
+    Args:
+        name: of the file; where workers go their own ways each has one.
+    """
     try:
-        return json.loads(path.read_text())  # type: ignore[no-any-return]
+        return json.loads((run_dir / name).read_text())  # type: ignore[no-any-return]
     except (OSError, ValueError):
         return {}

@@ -19,7 +19,7 @@ from trainer.visible import visible
 
 
 def clean(text: str) -> str:
-    """Return a text without secrets that this process knows and without control characters."""
+    """Return a text for stdout or stderr: without secrets that this process knows and without control characters."""
     return visible(redact.text(text))
 
 
@@ -168,7 +168,7 @@ def stand_in(out: Any, error: Any) -> None:
 
 
 def confide(payload: Any) -> None:
-    """In a started process: guard its streams, and learn the secrets that its launcher knows."""
+    """Guard the streams of a started process, and learn the secrets that its launcher knows."""
     HERE.learn(getattr(payload, "secrets", ()))
     guard()
     for stream in (sys.stdout, sys.stderr):
@@ -176,7 +176,7 @@ def confide(payload: Any) -> None:
 
 
 def log(path: Path, goes_on: bool = False) -> IO[str]:
-    """Open the log file for a process's stdout and stderr: a new one, or with ``goes_on`` that of the life before."""
+    """Open the log file to which the streams stdout and stderr of a process go: a new one, or with ``goes_on`` that of the life before."""
     files.start(path, goes_on)
     return path.open("a", encoding="utf-8", errors="backslashreplace")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config.instantiate import locate
-from trainer.data.inputs import Inputs
+from trainer.data.batch_inputs import Inputs
 from trainer.data.placement import Placement
 from trainer.host import files
 from trainer.run_folder.json_files import leave

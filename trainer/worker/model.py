@@ -13,8 +13,8 @@ from torch import nn
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.host.files import replacing
+from trainer.models.embedding_tables import materialise, tables, without_empty_tables
 from trainer.models.residual import zero_last_norms
-from trainer.models.rows import materialise, tables, without_empty_tables
 from trainer.models.strided_bf16 import write_all_gradients
 from trainer.optim.groups import Rate, freeze, grouped, optimizer_of, rates
 from trainer.optim.schedules import Plateau

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 from trainer.config.instantiate import call_target
 from trainer.data.picture_preprocessing import Preprocessing
 from trainer.data.placement import Placement
-from trainer.data.regular_files import printable
 from trainer.data.rows import RowReader
 from trainer.data.source import DataSource, Splits
 from trainer.errors import why
@@ -23,6 +22,7 @@ from trainer.planning.plan import Plan
 from trainer.run_folder import csv_files
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat, Strategy
+from trainer.visible import one_line
 from trainer.weights import fit
 from trainer.wording import counted
 from trainer.worker import predict_rows
@@ -201,7 +201,7 @@ def write(output: Path, blocks: Iterator[torch.Tensor], pictures: Pictures, name
         table.row(["file", *header, "error"])
         for rows in blocks:
             for row in rows.tolist():
-                path = printable(pictures.files[number])
+                path = one_line(pictures.files[number])
                 if row[0]:
                     table.row([*_columns(row, names), ""], name=path)
                 else:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from trainer.config import redact
-from trainer.data.criteo.files import Block, pieces
+from trainer.data.criteo.blocks import Block, pieces
 from trainer.data.placement import Placement
 from trainer.data.rows import RowReader
 from trainer.host.files import replacing

@@ -19,8 +19,8 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
 from trainer.metrics.best import AVERAGED, RAW
+from trainer.models.embedding_tables import tables
 from trainer.models.residual import NoResidualBlocks, last_norms
-from trainer.models.rows import tables
 from trainer.optim.groups import Groups, check_patterns, freeze, grouped, optimizer_of, rates
 from trainer.optim.sparse import rule_of
 from trainer.planning.auto import Buckets, ModelFacts

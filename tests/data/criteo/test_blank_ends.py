@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.data.criteo.files import PIECE
+from trainer.data.criteo.blocks import PIECE
 from trainer.data.criteo.rows import CriteoRowReader
 from trainer.worker.predict_rows import MOST_BLANK, chunks
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.data.criteo.blocks import CriteoBlocks
-from trainer.data.criteo.files import Block, RowCounts, SplitRows, blocks_of, find, pieces
+from trainer.data.criteo.blocks import Block, RowCounts, SplitRows, blocks_of, pieces
+from trainer.data.criteo.files import find
+from trainer.data.criteo.row_stream import CriteoBlocks
 from trainer.data.criteo.source import Criteo
 from trainer.data.leased_blocks import StreamWork
 from trainer.errors import UserError
@@ -74,7 +75,7 @@ def test_chunks_have_the_size_that_was_asked_for(folder: Path) -> None:
 def test_pieces_are_cut_at_lines_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a"
     path.write_bytes(text(range(50)))
-    monkeypatch.setattr("trainer.data.criteo.files.PIECE", 64)
+    monkeypatch.setattr("trainer.data.criteo.blocks.PIECE", 64)
     cut = list(pieces(Block(path, 0, 0, None)))
     assert b"".join(piece for _, piece in cut) == path.read_bytes()
     assert all(piece.endswith(b"\n") and len(piece) < 300 for _, piece in cut)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.strategies.pserver.harness import Cluster, Weather, config, impatient, in_threads
-from trainer.models.rows import RowEmbedding
+from trainer.models.embedding_tables import RowEmbedding
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.strategies.pserver.worker.geo import PserverGeo
 

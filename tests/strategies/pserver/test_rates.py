@@ -11,7 +11,7 @@ from torch import nn
 from tests.strategies.pserver.harness import config as payload
 from tests.strategies.pserver.states import whole
 from trainer.config.schema.strategy import Entry
-from trainer.models.rows import dense_of
+from trainer.models.embedding_tables import dense_of
 from trainer.optim.groups import rates
 from trainer.planning.assignment import Assignment
 from trainer.strategies.builtin import ELEMENTWISE

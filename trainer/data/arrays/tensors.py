@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from trainer.data.inputs import Inputs, each
+from trainer.data.batch_inputs import Inputs, each
 
 
 class ArrayDataset(Dataset[tuple[Inputs, torch.Tensor]]):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, default_collate
 
+from trainer.data.augment.global_generators import own_randomness, seed_for_sample
 from trainer.data.augment.mixing import Mixing
-from trainer.data.augment.randomness import own_randomness, seed_for_sample
 
 
 class Seeded(Dataset[Any]):

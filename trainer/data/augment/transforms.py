@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from trainer.config.instantiate import call_target
-from trainer.data.augment.randomness import own_randomness, seed_cpu
+from trainer.data.augment.global_generators import own_randomness, seed_cpu
 from trainer.errors import RunFailed, UserError, first_line
 
 TRIES = 8

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from trainer.config.schema import AugmentedData, ImagesData
 from trainer.data.augment.boxes import NUMBERS, random_crops, random_patches
 from trainer.data.augment.draws import Draw, uniform
-from trainer.data.augment.randomness import own_randomness
+from trainer.data.augment.global_generators import own_randomness
 from trainer.data.augment.transforms import Transforms
 
 ERASED, ERASED_RATIO = (0.02, 1 / 3), (0.3, 3.3)
@@ -29,7 +29,7 @@ TRANSFORMS = 2 * NUMBERS + 3
 COUNT = 2 * NUMBERS + 4
 
 
-def policy_of(name: str, ops: int, magnitude: int, fill: list[int]) -> Callable[[Any], Any] | None:
+def _policy_of(name: str, ops: int, magnitude: int, fill: list[int]) -> Callable[[Any], Any] | None:
     """Return torchvision's augmentation policy of that name: RandAugment, TrivialAugment or AutoAugment.
     After Cubuk et al. (2020) and Mueller & Hutter (2021)."""
     if name == "randaugment":
@@ -63,7 +63,7 @@ class Augmentation:
     def of(options: AugmentedData, mean: tuple[float, ...]) -> Augmentation:
         """Make the augmentation that a data source's options ask for."""
         fill = [round(255 * m) for m in mean]
-        policy = policy_of(options.augment, options.randaugment_ops, options.randaugment_magnitude, fill)
+        policy = _policy_of(options.augment, options.randaugment_ops, options.randaugment_magnitude, fill)
         nodes = options.transforms if isinstance(options, ImagesData) else []
         transforms = Transforms(nodes) if nodes else None
         return Augmentation(options.flip, policy, options.erasing, torch.tensor(fill, dtype=torch.uint8), transforms)
@@ -132,7 +132,7 @@ class WindowView:
         numbers = uniform(draw, addresses, COUNT)
         windows = []
         for image, (down, right) in zip(images, numbers[:, :2].tolist(), strict=True):
-            larger = shorter_side(image, self.resize)
+            larger = _shorter_side(image, self.resize)
             top, left = (int(n * (side - self.size + 1)) for n, side in zip((down, right), larger.shape[-2:], strict=True))  # fmt: skip
             windows.append(larger[:, top : top + self.size, left : left + self.size])
         return self.augmentation.finish(_stacked(windows), numbers)
@@ -151,10 +151,10 @@ class CentreView:
 
     def one(self, image: torch.Tensor) -> torch.Tensor:
         """Return the centre view (C, size, size) of one image (C, H, W) uint8."""
-        return v2.functional.center_crop(shorter_side(image, self.resize), [self.size, self.size])  # type: ignore[no-any-return]
+        return v2.functional.center_crop(_shorter_side(image, self.resize), [self.size, self.size])  # type: ignore[no-any-return]
 
 
-def shorter_side(image: torch.Tensor, resize: int) -> torch.Tensor:
+def _shorter_side(image: torch.Tensor, resize: int) -> torch.Tensor:
     """Resize an image (C, H, W) uint8 so that its shorter side is ``resize``.
 
     Of an image that is more than ``LONGEST`` times as long as wide, what lies further out is cut off before: a strip of

@@ -1,97 +1,161 @@
-"""Criteo rows read anew in every epoch, block by block, for workers that lease blocks."""
+"""Cuts Criteo files into blocks of rows, reads a block in pieces, and counts and refuses bad lines."""
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import numpy as np
-import torch
 
-from trainer.data.criteo.files import MOST_NAMED, RowCounts, SplitRows, blocks_of, rows_of
+from trainer.data.criteo.parse import Parsed, parse
+from trainer.data.regular_files import open_regular
+from trainer.errors import UserError, why
+from trainer.hashing import mixed
 
-Rows = tuple[dict[str, torch.Tensor], torch.Tensor]
-Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+PIECE = 1 << 20
+LONGEST_LINE = 16 << 20
+MOST_NAMED = 5
 
 
-class CriteoBlocks:
-    """A data set of click rows read by block: ``dense`` (N, 13) float32, ``sparse`` (N, 26) int64, labels (N,) int64.
+@dataclass(frozen=True)
+class Block:
+    """A block of one file: the lines whose first byte is in [``start``, ``end``); ``end=None``: to the end of file."""
+
+    path: Path
+    number: int
+    start: int
+    end: int | None
+
+
+def blocks_of(files: list[Path], size: int) -> list[Block]:
+    """Cut Criteo's files into blocks: plain text every ``size`` bytes; each .gz file is one block."""
+    found = []
+    for number, path in enumerate(files):
+        if path.suffix == ".gz":
+            found.append(Block(path, number, 0, None))
+            continue
+        length = path.stat().st_size
+        found += [Block(path, number, start, min(start + size, length)) for start in range(0, length, size)]
+    return found
+
+
+def pieces(block: Block, key: str = "data.path") -> Iterator[tuple[int, bytes]]:
+    """Read a block of a Criteo file in pieces of whole lines, about 1 MiB each, with their offset in the unpacked file.
 
     Args:
-        files: plain text or .gz.
-        hash_size: ids are below it; None: below 2^63.
-        part: of the rows.
-        block_bytes: piece of a plain file that makes a block; a .gz is one.
-        chunk_rows: rows at a time that ``read_chunks`` gives, which bounds its memory.
-        max_bad_fraction: greatest share of malformed lines of a block with at least 100 of them.
+        key: that names the file, for messages.
+
+    Raises:
+        UserError: the file is broken, or has no lines.
     """
+    try:
+        with _opened(block.path) as file:
+            yield from _lines(file, block, key)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{key}={block.path}", f"cannot be read: {why(error)}") from error
 
-    def __init__(
-        self, files: list[Path], hash_size: int | None, part: SplitRows, block_bytes: int, chunk_rows: int,
-        max_bad_fraction: float,
-    ) -> None:  # fmt: skip
-        self.hash_size = hash_size
-        self.part = part
-        self.chunk_rows = chunk_rows
-        self.max_bad_fraction = max_bad_fraction
-        self.places = blocks_of(files, block_bytes)
-        self.tally = RowCounts()
 
-    def blocks(self) -> int:
-        """The number of blocks in the click-log files."""
-        return len(self.places)
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    with open_regular(path) as raw:
+        yield gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw  # type: ignore[misc]
 
-    def read(self, block: int) -> Rows:
-        """Read all rows of a block as one batch."""
-        chunks = list(self.read_chunks(block))
-        if not chunks:
-            return _tensors((np.zeros(0, np.uint8), np.zeros((0, 13), np.float32), np.zeros((0, 26), np.int64)))
-        inputs = {name: torch.cat([chunk[0][name] for chunk in chunks]) for name in chunks[0][0]}
-        return inputs, torch.cat([labels for _, labels in chunks])
 
-    def read_chunks(self, block: int) -> Iterator[Rows]:
-        """Read the rows of a block in chunks of ``chunk_rows``; the last one may have fewer.
+def _lines(file: IO[bytes], block: Block, key: str) -> Iterator[tuple[int, bytes]]:
+    place = block.start
+    if block.start:  # a line that begins before the block is the one's before it
+        file.seek(block.start - 1)
+        place += len(file.readline(LONGEST_LINE)) - 1
+    rest = b""
+    while block.end is None or place < block.end:
+        got = file.read(PIECE)
+        text = rest + got
+        cut = _cut(text, place, block.end, last=not got)
+        if cut:
+            lines = text[:cut]
+            yield place, lines if lines.endswith(b"\n") else lines + b"\n"
+            place += cut
+        rest = text[cut:]
+        if not got:
+            return
+        if len(rest) > LONGEST_LINE:
+            raise UserError(f"{key}={block.path}", f"has no end of line within {LONGEST_LINE >> 20} MiB: it is no text file")  # fmt: skip
+
+
+def _cut(text: bytes, place: int, end: int | None, last: bool) -> int:
+    """Up to where ``text`` is whole lines that begin before ``end``; ``last``: the file ends here."""
+    if end is not None and place + len(text) >= end:
+        newline = text.find(b"\n", max(0, end - place - 1))
+        if newline >= 0:
+            return newline + 1
+    return len(text) if last else text.rfind(b"\n") + 1
+
+
+@dataclass
+class RowCounts:
+    """Counts the rows and the bad lines of click logs, and remembers where the first few bad ones are."""
+
+    rows: int = 0
+    bad: int = 0
+    named: list[str] = field(default_factory=list)
+
+    def add(self, parsed: Parsed, where: str, lines_before: int) -> None:
+        """Count the rows of a parsed piece; ``where`` is its file, for naming its bad lines (from 1)."""
+        self.rows += len(parsed.labels)
+        self.bad += len(parsed.bad)
+        for line, reason in parsed.bad[: max(0, MOST_NAMED - len(self.named))]:
+            self.named.append(f"{where}:{lines_before + line + 1}: {reason}")
+
+    def check(self, most: float) -> None:
+        """Refuse data with too large a share of malformed lines, or without any row.
 
         Raises:
-            UserError: too many lines are malformed, or the file is broken.
+            UserError: with the first few bad lines.
         """
-        tally = RowCounts()
-        waiting: list[Arrays] = []
-        for arrays in self._arrays(block, tally):
-            waiting.append(arrays)
-            if sum(len(labels) for labels, _, _ in waiting) < self.chunk_rows:
-                continue
-            together = _joined(waiting)
-            whole = len(together[0]) // self.chunk_rows * self.chunk_rows
-            for start in range(0, whole, self.chunk_rows):
-                yield _tensors(tuple(a[start : start + self.chunk_rows] for a in together))  # type: ignore[arg-type]
-            waiting = [tuple(a[whole:] for a in together)]  # type: ignore[list-item]
-        if waiting and len((rest := _joined(waiting))[0]):
-            yield _tensors(rest)
-        self.tally.rows += tally.rows
-        self.tally.bad += tally.bad
-        self.tally.named += tally.named[: max(0, MOST_NAMED - len(self.tally.named))]
-        if tally.bad > 100 * self.max_bad_fraction:  # in a short block one bad line is a large share
-            tally.check(self.max_bad_fraction)
-
-    def left_out(self) -> str:
-        """Return a sentence about the malformed lines skipped since the last call, or '' if there were none."""
-        tally, self.tally = self.tally, RowCounts()
-        lines = tally.rows + tally.bad
-        return f"{tally.bad} of {lines} lines are malformed and left out, the first: {'; '.join(tally.named)}" if tally.bad else ""  # fmt: skip
-
-    def _arrays(self, block: int, tally: RowCounts) -> Iterator[Arrays]:
-        place = self.places[block]
-        for parsed, start in rows_of(place, self.hash_size, tally):
-            chosen = self.part.chosen(parsed.offsets + start, place.number)
-            yield parsed.labels[chosen], parsed.dense[chosen], parsed.sparse[chosen]
+        total = self.rows + self.bad
+        if self.bad > most * total:
+            share = min(1.0, self.bad / total * 1.1)
+            raise UserError(f"data.max_bad_fraction={most:g}", f"{self.bad} of {total} lines are not rows of a label, 13 integers and 26 tokens: {'; '.join(self.named)}", f"data.max_bad_fraction={share:.2g} if they may be left out")  # fmt: skip
+        if not self.rows:
+            raise UserError("data.path", "there is not one row in it")
 
 
-def _joined(parts: list[Arrays]) -> Arrays:
-    labels, dense, sparse = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return labels, dense, sparse
+@dataclass(frozen=True)
+class SplitRows:
+    """Selects the rows that belong to a split: all rows, or one side of a division by a hash of each row's place.
+
+    Attributes:
+        fraction: share of the rows that is held out; 0: none.
+        held_out: this part is the held-out one.
+    """
+
+    fraction: float = 0.0
+    held_out: bool = False
+
+    def chosen(self, offsets: np.ndarray, number: int) -> np.ndarray:
+        """A mask (N,) of the rows that belong to this split; ``offsets`` (N,): their first bytes in file ``number``."""
+        if not self.fraction:
+            return np.full(len(offsets), not self.held_out)
+        key = np.uint64((number + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
+        share = (mixed(offsets.astype(np.uint64) ^ key) >> np.uint64(11)) * 2.0**-53
+        chosen: np.ndarray = (share < self.fraction) == self.held_out
+        return chosen
 
 
-def _tensors(arrays: Arrays) -> Rows:
-    labels, dense, sparse = (torch.from_numpy(np.ascontiguousarray(a)) for a in arrays)
-    return {"dense": dense, "sparse": sparse}, labels.long()
+def rows_of(block: Block, hash_size: int | None, tally: RowCounts) -> Iterator[tuple[Parsed, int]]:
+    """Read and parse a block of a Criteo file, piece by piece; bad lines are counted and left out.
+
+    A bad line's name is ``file:line``, or in a block that begins within the file ``file, from byte N:line``.
+    """
+    where = f"{block.path}, from byte {block.start}" if block.start else str(block.path)
+    lines = 0
+    for place, text in pieces(block):
+        parsed = parse(text, hash_size)
+        tally.add(parsed, where, lines)
+        lines += parsed.lines
+        yield parsed, place

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from trainer.data.criteo.files import RowCounts, SplitRows, blocks_of, rows_of
+from trainer.data.criteo.blocks import RowCounts, SplitRows, blocks_of, rows_of
 from trainer.data.criteo.parse import DENSE, SLOTS, Parsed
 from trainer.data.prepared import known, made_once
 

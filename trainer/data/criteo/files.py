@@ -1,28 +1,15 @@
-"""Finds Criteo files, cuts them into blocks of rows, and counts and refuses bad lines."""
+"""Finds the Criteo files that a path, folder or pattern means."""
 
 from __future__ import annotations
 
 import glob
-import gzip
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
-
-from trainer.data.criteo.parse import Parsed, parse
+from trainer.data.folder_walk import distinct
 from trainer.data.regular_files import open_regular
-from trainer.data.walk import distinct
 from trainer.errors import UserError, why
-from trainer.hashing import mixed
 from trainer.wording import some
-
-PIECE = 1 << 20
-LONGEST_LINE = 16 << 20
-MOST_NAMED = 5
 
 
 def find(given: Any, key: str) -> list[Path]:
@@ -38,7 +25,7 @@ def find(given: Any, key: str) -> list[Path]:
 
 
 def other_names(*given: Any) -> str:
-    """Return a sentence about files that are given under several names, or '' if there are none."""
+    """Return a sentence about Criteo files that are given under several names, or '' if there are none."""
     others = [name for one in given if one is not None for name in distinct(_meant(one, "data.path"))[1]]
     return f"{len(others)} names of the same files are passed over: {some(others)}" if others else ""
 
@@ -70,142 +57,3 @@ def _check(path: Path, key: str) -> None:
         raise UserError(
             f"{key}={path}", "ends in .gz and is no gzip file", f"{key}={path.with_suffix('')} if it is text"
         )
-
-
-@dataclass(frozen=True)
-class Block:
-    """A block of one file: the lines whose first byte is in [``start``, ``end``); ``end=None``: to the end of file."""
-
-    path: Path
-    number: int
-    start: int
-    end: int | None
-
-
-def blocks_of(files: list[Path], size: int) -> list[Block]:
-    """Cut Criteo's files into blocks: plain text every ``size`` bytes; each .gz file is one block."""
-    found = []
-    for number, path in enumerate(files):
-        if path.suffix == ".gz":
-            found.append(Block(path, number, 0, None))
-            continue
-        length = path.stat().st_size
-        found += [Block(path, number, start, min(start + size, length)) for start in range(0, length, size)]
-    return found
-
-
-def pieces(block: Block, key: str = "data.path") -> Iterator[tuple[int, bytes]]:
-    """Read a block of a Criteo file in pieces of whole lines, about 1 MiB each, with their offset in the unpacked file.
-
-    Args:
-        key: that names the file, for messages.
-
-    Raises:
-        UserError: the file is broken, or has no lines.
-    """
-    try:
-        with _opened(block.path) as file:
-            yield from _lines(file, block, key)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{key}={block.path}", f"cannot be read: {why(error)}") from error
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    with open_regular(path) as raw:
-        yield gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw  # type: ignore[misc]
-
-
-def _lines(file: IO[bytes], block: Block, key: str) -> Iterator[tuple[int, bytes]]:
-    place = block.start
-    if block.start:  # a line that begins before the block is the one's before it
-        file.seek(block.start - 1)
-        place += len(file.readline(LONGEST_LINE)) - 1
-    rest = b""
-    while block.end is None or place < block.end:
-        got = file.read(PIECE)
-        text = rest + got
-        cut = _cut(text, place, block.end, last=not got)
-        if cut:
-            lines = text[:cut]
-            yield place, lines if lines.endswith(b"\n") else lines + b"\n"
-            place += cut
-        rest = text[cut:]
-        if not got:
-            return
-        if len(rest) > LONGEST_LINE:
-            raise UserError(f"{key}={block.path}", f"has no end of line within {LONGEST_LINE >> 20} MiB: it is no text file")  # fmt: skip
-
-
-def _cut(text: bytes, place: int, end: int | None, last: bool) -> int:
-    """Up to where ``text`` is whole lines that begin before ``end``; ``last``: the file ends here."""
-    if end is not None and place + len(text) >= end:
-        newline = text.find(b"\n", max(0, end - place - 1))
-        if newline >= 0:
-            return newline + 1
-    return len(text) if last else text.rfind(b"\n") + 1
-
-
-@dataclass
-class RowCounts:
-    """Counts the rows and the bad lines of click logs, and remembers where the first few bad ones are."""
-
-    rows: int = 0
-    bad: int = 0
-    named: list[str] = field(default_factory=list)
-
-    def add(self, parsed: Parsed, where: str, lines_before: int) -> None:
-        """Count the rows of a parsed piece; ``where`` is its file, for naming its bad lines (from 1)."""
-        self.rows += len(parsed.labels)
-        self.bad += len(parsed.bad)
-        for line, reason in parsed.bad[: max(0, MOST_NAMED - len(self.named))]:
-            self.named.append(f"{where}:{lines_before + line + 1}: {reason}")
-
-    def check(self, most: float) -> None:
-        """Refuse data with too large a share of malformed lines, or without any row.
-
-        Raises:
-            UserError: with the first few bad lines.
-        """
-        total = self.rows + self.bad
-        if self.bad > most * total:
-            share = min(1.0, self.bad / total * 1.1)
-            raise UserError(f"data.max_bad_fraction={most:g}", f"{self.bad} of {total} lines are not rows of a label, 13 integers and 26 tokens: {'; '.join(self.named)}", f"data.max_bad_fraction={share:.2g} if they may be left out")  # fmt: skip
-        if not self.rows:
-            raise UserError("data.path", "there is not one row in it")
-
-
-@dataclass(frozen=True)
-class SplitRows:
-    """Selects the rows that belong to a split: all rows, or one side of a division by a hash of each row's place.
-
-    Attributes:
-        fraction: share of the rows that is held out; 0: none.
-        held_out: this part is the held-out one.
-    """
-
-    fraction: float = 0.0
-    held_out: bool = False
-
-    def chosen(self, offsets: np.ndarray, number: int) -> np.ndarray:
-        """A mask (N,) of the rows that belong to this split; ``offsets`` (N,): their first bytes in file ``number``."""
-        if not self.fraction:
-            return np.full(len(offsets), not self.held_out)
-        key = np.uint64((number + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
-        share = (mixed(offsets.astype(np.uint64) ^ key) >> np.uint64(11)) * 2.0**-53
-        chosen: np.ndarray = (share < self.fraction) == self.held_out
-        return chosen
-
-
-def rows_of(block: Block, hash_size: int | None, tally: RowCounts) -> Iterator[tuple[Parsed, int]]:
-    """Read and parse a block of a Criteo file, piece by piece; bad lines are counted and left out.
-
-    A bad line's name is ``file:line``, or in a block that begins within the file ``file, from byte N:line``.
-    """
-    where = f"{block.path}, from byte {block.start}" if block.start else str(block.path)
-    lines = 0
-    for place, text in pieces(block):
-        parsed = parse(text, hash_size)
-        tally.add(parsed, where, lines)
-        lines += parsed.lines
-        yield parsed, place

@@ -60,8 +60,8 @@ class RowFiles(DataSource):
         return replace(found, attention=facts.attention)
 
     def open(self, facts: Facts) -> Splits:
-        from trainer.data.criteo.blocks import CriteoBlocks
         from trainer.data.criteo.cache import CriteoArrays
+        from trainer.data.criteo.row_stream import CriteoBlocks
 
         conversion = self._conversion()
         folder, size = conversion.folder(), self.options.hash_size
@@ -124,7 +124,8 @@ class Criteo(RowFiles):
 
     def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
         """Files and parts of them for training and for validation."""
-        from trainer.data.criteo.files import SplitRows, find
+        from trainer.data.criteo.blocks import SplitRows
+        from trainer.data.criteo.files import find
 
         files = find(self.options.path, "data.path")
         if self.options.val_path is not None:
@@ -137,7 +138,7 @@ class Criteo(RowFiles):
 
     def _estimate(self, conversion: Conversion) -> dict[str, int]:
         """Rows of each part, from the sizes of the files and the length of their first lines."""
-        from trainer.data.criteo.files import RowCounts
+        from trainer.data.criteo.blocks import RowCounts
 
         files, parts = self._sources()
         tally, rows = RowCounts(), {}
@@ -152,7 +153,7 @@ class Criteo(RowFiles):
 
 def _rows(path: Path, tally: Any) -> float:
     """About how many rows a file has; its first ones are parsed and counted."""
-    from trainer.data.criteo.files import Block, pieces
+    from trainer.data.criteo.blocks import Block, pieces
     from trainer.data.criteo.parse import parse
 
     for _, text in pieces(Block(path, 0, 0, None)):

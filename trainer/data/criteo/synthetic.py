@@ -65,7 +65,8 @@ class SyntheticCriteo(RowFiles):
         return self._place() / "synthetic-criteo" / name
 
     def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
-        from trainer.data.criteo.files import SplitRows, find
+        from trainer.data.criteo.blocks import SplitRows
+        from trainer.data.criteo.files import find
 
         folder = self._folder()
         files = {"train": find(folder / "train", "data.path"), "val": find(folder / "val.txt", "data.val_path")}

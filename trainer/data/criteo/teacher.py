@@ -77,7 +77,7 @@ class Teacher:
 
 
 def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The area under the ROC curve of scores (N,) without ties, by the positives' ranks (Mann & Whitney, 1947)."""
+    """The area under the ROC curve of a teacher's scores (N,) without ties, by the positives' ranks (Mann & Whitney, 1947)."""
     ranks = np.empty(len(scores))
     ranks[np.argsort(scores)] = np.arange(1, len(scores) + 1)
     positives = int(labels.sum())
@@ -86,7 +86,7 @@ def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def write(file: IO[bytes], rows: DrawnRows) -> None:
-    """Write the teacher's click rows as text in Criteo's format.
+    """Write rows that a :class:`Teacher` has drawn as text in Criteo's format.
 
     Every field has its place in a table of bytes, filled up with zeros, which are then left out.
     """

@@ -12,11 +12,11 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainer.data.drawn_flowers.species import CLASSES, VERSION, species
+from trainer.data.drawn_flowers.species import CLASSES, VERSION
 from trainer.data.drawn_flowers.worker import SPLITS, Job
 from trainer.data.prepared import MARKER, beside, cache_root, known, locked
 
-__all__ = ["CLASSES", "VERSION", "class_names", "draw", "folder", "is_drawn"]
+__all__ = ["CLASSES", "VERSION", "draw", "folder", "is_drawn"]
 
 _MOST_PROCESSES = 16
 _WORTH_A_PROCESS = 24  # pictures; below that, starting an interpreter costs more than it saves
@@ -31,11 +31,6 @@ def folder(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = C
 def is_drawn(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> bool:
     """Whether all flowers with these parameters were drawn. Reads one small file, so it misses deleted pictures."""
     return known(folder(seed, per_class, size, classes)) is not None
-
-
-def class_names() -> list[str]:
-    """The readable, distinct names of the 102 flower classes, in the order of the labels."""
-    return [kind.name for kind in species()]
 
 
 def draw(

@@ -206,7 +206,7 @@ def paint(kind: Species, size: int, rng: np.random.Generator) -> Image.Image:
 
 
 def jpeg(picture: Image.Image) -> bytes:
-    """Encode a picture as the bytes of a JPEG file."""
+    """Encode a painted picture as the bytes of a JPEG file."""
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG", quality=88)
     return buffer.getvalue()

@@ -127,3 +127,8 @@ def species() -> list[Species]:
         for first, other_petals, other_trait in _FAMILIES
         for kind in (first, replace(first, petals=other_petals), replace(first, **other_trait))  # type: ignore[arg-type]
     ]
+
+
+def class_names() -> list[str]:
+    """The readable, distinct names of the 102 flower classes, in the order of the labels."""
+    return [kind.name for kind in species()]

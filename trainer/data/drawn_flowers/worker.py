@@ -43,7 +43,7 @@ class Job:
             yield split, label, index
 
 
-def picture_path(folder: Path, split: int, label: int, index: int) -> Path:
+def _picture_path(folder: Path, split: int, label: int, index: int) -> Path:
     """The path of one drawn flower picture, in the folder layout of torchvision's ImageFolder."""
     return folder / SPLITS[split] / f"{label:03d}" / f"{index:02d}.jpg"
 
@@ -60,7 +60,7 @@ def _draw(job: Job) -> None:
         # the generator depends on the picture alone, so neither order nor number of processes can show in it
         rng = np.random.default_rng([VERSION, job.seed, split, label, index])
         content = jpeg(paint(kinds[label], job.size, rng))
-        path = picture_path(Path(job.folder), split, label, index)
+        path = _picture_path(Path(job.folder), split, label, index)
         try:
             path.write_bytes(content)
         except OSError as error:

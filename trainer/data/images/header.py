@@ -22,7 +22,7 @@ class BadImage(Exception):
 
 
 def opened(content: bytes, limits: Limits = DEFAULTS) -> Image:
-    """Open an encoded image with Pillow, which reads only the header until the pixels are needed.
+    """Read the header of an encoded image: it is opened with Pillow, which reads pixels only when they are needed.
 
     Raises:
         BadImage: it is of none of ``FORMATS``, whatever its name says; the header is not readable; or the image has

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.data.folder_walk import Walk, leads_back, once_each
 from trainer.data.limits import DEFAULTS, Limits
-from trainer.data.regular_files import printable, read_regular
-from trainer.data.walk import Walk, leads_back, once_each
+from trainer.data.regular_files import read_regular
+from trainer.visible import one_line
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif", ".avif")
 
@@ -49,7 +50,7 @@ class Listing:
         """Make a listing of files that hold one image each."""
         spans = np.tile(np.array([0, -1], np.int64), (len(paths), 1))
         everything = np.arange(len(paths))
-        return Listing(paths, everything, spans, labels, [printable(path) for path in paths], everything, limits)
+        return Listing(paths, everything, spans, labels, [one_line(path) for path in paths], everything, limits)
 
     def __len__(self) -> int:
         return len(self.file)
@@ -71,7 +72,7 @@ class Listing:
 
     def split(self, fraction: float, seed: int) -> tuple[Listing, Listing]:
         """Divide this listing into training and validation; ``fraction`` of each class is held out for validation."""
-        out = held_out(self.labels, fraction, seed)
+        out = _held_out(self.labels, fraction, seed)
         return self._only(~out).renumbered(), self._only(out).renumbered()
 
     def renumbered(self) -> Listing:
@@ -136,12 +137,12 @@ def folder_of_classes(root: Path, classes: list[str], limits: Limits = DEFAULTS)
 def _no_classes(root: Path) -> list[str]:
     """Links in the place of class folders that lead back or nowhere."""
     links = sorted(entry.path for entry in os.scandir(root) if entry.is_symlink())
-    nowhere = [f"{printable(link)} leads nowhere" for link in links if not os.path.exists(link)]
+    nowhere = [f"{one_line(link)} leads nowhere" for link in links if not os.path.exists(link)]
     back = [link for link in links if os.path.isdir(link) and leads_back(link)]
-    return [*nowhere, *(f"{printable(link)} leads back to a folder that it lies in" for link in back)]
+    return [*nowhere, *(f"{one_line(link)} leads back to a folder that it lies in" for link in back)]
 
 
-def held_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+def _held_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """A boolean mask of the images held out for validation: ``fraction`` of each class, at least one if it has two."""
     chosen = np.zeros(len(labels), bool)
     random = np.random.default_rng(seed)

@@ -57,7 +57,7 @@ class ImageSource(DataSource):
             return replace(facts, cached=False, cache="none: images are decoded each time")
         try:
             train, val = listings or self.listings(facts)
-            total = decoded_bytes(train) + decoded_bytes(val)
+            total = _decoded_bytes(train) + _decoded_bytes(val)
         except OSError:
             return replace(facts, cached=None, cache=f"{wanted}: decided when the images are there")
         memory, disk = free_of_machine(), free_disk(self._cache_folder())
@@ -165,7 +165,7 @@ class ImageSource(DataSource):
         return self._cache_folder() / f"{whose:016x}-{listing.digest()}"
 
 
-def decoded_bytes(listing: Listing) -> int:
+def _decoded_bytes(listing: Listing) -> int:
     """Estimate the memory (bytes) that a listing's decoded images would take, from the headers of some of them.
 
     Raises:
@@ -177,8 +177,3 @@ def decoded_bytes(listing: Listing) -> int:
         with suppress(BadImage):  # broken images are looked for elsewhere
             sizes.append(3 * math.prod(size_of(content, listing.limits)))
     return int(np.mean(sizes) * len(listing)) if sizes else 0
-
-
-def no_such_folder(key: str, folder: Any, what: str) -> UserError:
-    """The error for an image folder that is not where the config says."""
-    return UserError(f"{key}={folder}", f"there is no such folder, which should hold {what}", f"{key}=FOLDER")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trainer.data.images.listing import Listing
-from trainer.data.regular_files import printable
 from trainer.errors import UserError
+from trainer.visible import one_line
 from trainer.wording import some
 
 
@@ -57,7 +57,7 @@ def in_both(train: Listing, val: Listing) -> list[str]:
         return []
     known = {identity: path for path, identity in _identities(train)}
     found = ((path, known.get(identity)) for path, identity in _identities(val))
-    return [f"{printable(path)} is {printable(first)}" for path, first in found if first]
+    return [f"{one_line(path)} is {one_line(first)}" for path, first in found if first]
 
 
 def _identities(listing: Listing) -> Iterator[tuple[str, tuple[int, int]]]:

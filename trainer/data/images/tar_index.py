@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from trainer.data.regular_files import printable
-from trainer.visible import shortened
+from trainer.visible import one_line, shortened
 
 BLOCK = 512
 MOST_HEADER = 1 << 20
@@ -67,7 +66,7 @@ def members(file: IO[bytes], total: int) -> Iterator[TarMember]:
         elif kind in FILES:
             sparse = any(key.startswith(b"GNU.sparse") for key in told)
             name = told.get(b"GNU.sparse.name")
-            yield TarMember(printable(_text(name)) if name else _name(block, told), start, size, sparse)
+            yield TarMember(one_line(_text(name)) if name else _name(block, told), start, size, sparse)
             told = {}
         else:
             if kind == SPARSE:
@@ -125,9 +124,9 @@ def _records(data: bytes) -> dict[bytes, bytes]:
 
 def _name(block: bytes, told: dict[bytes, bytes]) -> str:
     if (path := told.get(b"path")) is not None:
-        return printable(_text(path))
+        return one_line(_text(path))
     name, prefix = block[:100].split(b"\0")[0], block[345:500].split(b"\0")[0]
-    return printable(_text(prefix + b"/" + name if prefix and block[257:263] == b"ustar\0" else name))
+    return one_line(_text(prefix + b"/" + name if prefix and block[257:263] == b"ustar\0" else name))
 
 
 def _text(name: bytes) -> str:

@@ -11,7 +11,8 @@ from trainer.config.schema import Cifar10Data
 from trainer.data.arrays.array_source import ArraySource
 from trainer.data.arrays.npy_files import Pair
 from trainer.data.download import File, Site, absent, fetch
-from trainer.data.drawn_flowers.draw import VERSION, class_names, draw, folder
+from trainer.data.drawn_flowers.draw import VERSION, draw, folder
+from trainer.data.drawn_flowers.species import class_names
 from trainer.data.images.listing import class_folders, folder_of_classes
 from trainer.data.limits import DEFAULTS, Limits
 from trainer.data.regular_files import read_regular
@@ -87,7 +88,7 @@ class Cifar10(ArraySource):
         if facts.kind == "embedded":
             return class_names()[: DRAWN["classes"]]
         path = self._folder() / "batches.meta"
-        names = unpickled(path, Limits.of(self.options)).get("label_names")
+        names = _unpickled(path, Limits.of(self.options)).get("label_names")
         if (
             not isinstance(names, list)
             or len(names) != CLASSES
@@ -114,7 +115,7 @@ class Cifar10(ArraySource):
         Raises:
             UserError: it is damaged.
         """
-        content = unpickled(path, Limits.of(self.options))
+        content = _unpickled(path, Limits.of(self.options))
         try:
             data, labels = content["data"], content["labels"]
             pixels = data.made() if isinstance(data, Array) else np.zeros(0)
@@ -151,7 +152,7 @@ def _drawn(split: str) -> Pair:
     return np.stack([centre.one(decode(listing.read(n))).numpy() for n in range(len(listing))]), listing.labels
 
 
-def unpickled(path: Path, limits: Limits = DEFAULTS) -> dict[str, Any]:
+def _unpickled(path: Path, limits: Limits = DEFAULTS) -> dict[str, Any]:
     """Read a pickled file of CIFAR-10 as a dict, without running anything in it.
 
     Raises:

@@ -8,8 +8,9 @@ import numpy as np
 
 from trainer.config.schema import EmbeddedFlowersData, Flowers102Data
 from trainer.data.download import File, Site, absent, fetch
-from trainer.data.drawn_flowers.draw import CLASSES, VERSION, class_names, draw, is_drawn
+from trainer.data.drawn_flowers.draw import CLASSES, VERSION, draw, is_drawn
 from trainer.data.drawn_flowers.draw import folder as drawn_folder
+from trainer.data.drawn_flowers.species import class_names
 from trainer.data.images.listing import Listing, class_folders, folder_of_classes
 from trainer.data.images.source import ImageSource
 from trainer.data.limits import Limits

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trainer.config.schema import ImageFolderData
 from trainer.data.images.listing import EXTENSIONS, Listing, class_folders, folder_of_classes
-from trainer.data.images.source import ImageSource, no_such_folder
+from trainer.data.images.source import ImageSource
 from trainer.data.images.split_checks import attention, refuse_untrained
 from trainer.data.limits import Limits
-from trainer.data.regular_files import printable
 from trainer.data.source import Facts
 from trainer.errors import UserError
+from trainer.visible import one_line
 from trainer.wording import some
 
 VALIDATION = ("val", "valid", "validation", "test")
@@ -27,7 +28,7 @@ class ImageFolder(ImageSource):
     def facts(self, global_batch_size: int) -> Facts:
         root = Path(self.options.root)
         if not root.is_dir():
-            raise no_such_folder("data.root", root, "class folders of images, or train/ and val/ with such folders")
+            raise _no_such_folder("data.root", root, "class folders of images, or train/ and val/ with such folders")
         classes = self._classes()
         train, val = self._found()
         for split, listing in (("training", train), ("validation", val)):
@@ -35,10 +36,10 @@ class ImageFolder(ImageSource):
                 raise UserError(f"data.root={root}", f"{len(listing.missing)} of its {split} images {'is a link that leads' if len(listing.missing) == 1 else 'are links that lead'} nowhere: {some(list(listing.missing))}", "data.on_bad=skip, or repair them")  # fmt: skip
             if not len(listing):
                 raise UserError(f"data.root={root}", f"holds no {split} images ({', '.join(EXTENSIONS)})")
-        source = f"images in {printable(str(root))}"
+        source = f"images in {one_line(str(root))}"
         facts = Facts(source, "folder", len(train), len(val), self.shape(), len(classes), slow=True)
         names = self.class_names(facts)
-        refuse_untrained(f"data.root={printable(str(root))}", train, val, names, folders=True)
+        refuse_untrained(f"data.root={one_line(str(root))}", train, val, names, folders=True)
         facts = replace(facts, attention=attention(train, val, names))
         return self.sized(facts, (train, val))
 
@@ -55,7 +56,7 @@ class ImageFolder(ImageSource):
         if self.options.val:
             named = root / str(self.options.val)
             if not named.is_dir():
-                raise no_such_folder("data.val", self.options.val, f"the validation images, in {root}")
+                raise _no_such_folder("data.val", self.options.val, f"the validation images, in {root}")
             return named
         if self._train_folder() == root:
             return None
@@ -88,4 +89,9 @@ class ImageFolder(ImageSource):
 
     def class_names(self, facts: Facts) -> list[str]:
         """The names of the classes, which are those of their folders."""
-        return [printable(name) for name in self._classes()]
+        return [one_line(name) for name in self._classes()]
+
+
+def _no_such_folder(key: str, folder: Any, what: str) -> UserError:
+    """The error for an image folder that is not where the config says."""
+    return UserError(f"{key}={folder}", f"there is no such folder, which should hold {what}", f"{key}=FOLDER")

@@ -77,7 +77,7 @@ class Mnist(ArraySource):
         return train, val
 
     def embedded(self) -> tuple[Pair, Pair]:
-        return enlarged_digits()
+        return _enlarged_digits()
 
     def _folder(self) -> Path | None:
         root = Path(self.options.root)
@@ -100,7 +100,7 @@ class Mnist(ArraySource):
         return pixels[:, None], numbers.astype(np.int64)
 
 
-def enlarged_digits() -> tuple[Pair, Pair]:
+def _enlarged_digits() -> tuple[Pair, Pair]:
     """Return MNIST's stand-in: scikit-learn's digits enlarged to (1, 28, 28) uint8; 1,437 to train, 360 to validate."""
     import torch
 

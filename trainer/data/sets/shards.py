@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from trainer.config.schema import ShardsData
+from trainer.data.folder_walk import distinct
 from trainer.data.images.listing import EXTENSIONS, Listing
 from trainer.data.images.source import ImageSource
 from trainer.data.images.split_checks import attention, refuse_untrained
@@ -27,7 +28,6 @@ from trainer.data.limits import Limits
 from trainer.data.prepared import known, made_once, place_of
 from trainer.data.regular_files import open_regular
 from trainer.data.source import Facts, Progress
-from trainer.data.walk import distinct
 from trainer.errors import UserError, why
 from trainer.visible import shortened
 from trainer.wording import some
@@ -90,7 +90,7 @@ class Shards(ImageSource):
         files = self._files(key)
         folder = place_of("shards", files)
         index = (
-            json.loads((folder / "index.json").read_text()) if known(folder) else indexed(files, self._label_limits())
+            json.loads((folder / "index.json").read_text()) if known(folder) else _indexed(files, self._label_limits())
         )
         if not index["names"]:
             raise UserError(
@@ -143,12 +143,12 @@ def how_many(pattern: str) -> int:
 
 def _write_index(folder: Path, files: list[Path], limits: LabelLimits) -> dict[str, Any]:
     folder.mkdir(parents=True)
-    index = indexed(files, limits)
+    index = _indexed(files, limits)
     (folder / "index.json").write_text(json.dumps(index))
     return {"samples": len(index["names"])}
 
 
-def indexed(files: list[Path], limits: LabelLimits) -> dict[str, list[Any]]:
+def _indexed(files: list[Path], limits: LabelLimits) -> dict[str, list[Any]]:
     """Index the tar files of shards: where each sample's image lies, and its label.
 
     Raises:
@@ -210,7 +210,7 @@ def _label(shard: IO[bytes], member: TarMember, limits: LabelLimits) -> int | st
     shard.seek(member.start)
     content = shard.read(member.size)
     as_json = member.name.lower().endswith(".json")
-    if as_json and deeper(content, limits.depth):
+    if as_json and _deeper(content, limits.depth):
         return f"lists or mappings deeper than data.max_depth={limits.depth} in {shortened(member.name)}"
     try:
         label = int(str(json.loads(content)["label"]) if as_json else content)
@@ -219,7 +219,7 @@ def _label(shard: IO[bytes], member: TarMember, limits: LabelLimits) -> int | st
     return label if abs(label) < MOST else f"a label of {len(str(label))} digits in {shortened(member.name)}"
 
 
-def deeper(content: bytes, depth: int) -> bool:
+def _deeper(content: bytes, depth: int) -> bool:
     """Whether a JSON text nests lists and mappings deeper than ``depth``; brackets inside strings do not count."""
     if content.count(b"[") + content.count(b"{") <= depth:
         return False

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.host import files
-from trainer.job.pictures.lettering import DPI, Ruler, families
+from trainer.job.pictures.figures import figure_of, save
+from trainer.job.pictures.lettering import families
 from trainer.run_folder.lives import read
 from trainer.visible import printed
 
@@ -77,24 +77,6 @@ def _as_trained(series: tuple[list[int], list[float]]) -> tuple[list[int], list[
     return (steps[:-1], values[:-1]) if rest else series
 
 
-def figure_of(size: tuple[float, float], title: str, arranged: bool = True) -> Any:
-    """Make an empty matplotlib figure of this size in inches with a title, without a display.
-
-    Args:
-        arranged: its axes find their places themselves.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=DPI, layout="constrained" if arranged else None)
-    FigureCanvasAgg(figure)
-    fonts = families([title])
-    told = Ruler(12, fonts).wrap(title, size[0] - 0.5, 2)
-    top = {} if arranged else {"y": 1.0 - 0.1 / size[1]}
-    figure.suptitle(told, fontsize=12, fontfamily=fonts, parse_math=False, **top)
-    return figure
-
-
 SIDE, EDGE, FOOT, HEAD = 0.9, 0.25, 0.55, 0.75
 """Inches around the panels: numbers and name of the upward axis, nothing, those of the other axis, two lines of title."""
 Panel = Callable[[Any], None]
@@ -123,12 +105,6 @@ def _saved(path: Path, title: str, panels: Sequence[Panel | None]) -> Path | Non
         return None
     save(figure, path)
     return path
-
-
-def save(figure: Any, path: Path) -> None:
-    """Save a figure as a picture file, replacing what is there and following no link."""
-    files.start_empty(path)
-    figure.savefig(path, dpi=DPI)
 
 
 def lines(

@@ -124,3 +124,15 @@ def _without_middle(text: str, letters: int) -> str:
 
 def _some(text: str) -> str:
     return text if len(text) <= MOST else _without_middle(text, MOST)
+
+
+UNDRAWN = "No font of this machine has the letters of classes that are shown by number; per_class.csv has their names."
+
+
+def drawable(names: Sequence[str]) -> tuple[list[str], list[str], str]:
+    """Class names for the pictures, the fonts that they need, and a footnote if some names are shown as numbers."""
+    names = [printed(name) for name in names]
+    fonts = families(names)
+    lacking = missing(names, fonts)
+    shown = [f"class {n}" if lacking.intersection(name) else name for n, name in enumerate(names)]
+    return shown, fonts, UNDRAWN if shown != names else ""

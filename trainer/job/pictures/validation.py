@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from trainer.job.pictures.curves import figure_of, save
-from trainer.job.pictures.lettering import Ruler, families, missing
+from trainer.job.pictures.figures import figure_of, save
+from trainer.job.pictures.lettering import Ruler, drawable
 from trainer.metrics.examination import Mistake
 from trainer.metrics.validation_file import WHICH, Findings, read
 from trainer.run_folder import csv_files
-from trainer.visible import printed
 
 FILES = ("confusion.png", "per_class.csv", "mistakes.csv", "mistakes.png")
 MOST_NUMBERS = 20
@@ -31,7 +30,6 @@ LINE = 0.15
 GAP, HEAD, FOOT = 0.1, 0.55, 0.45
 """Inches between images, of the title's place and of the footnote's."""
 NAME_LINES = 3
-UNDRAWN = "No font of this machine has the letters of classes that are shown by number; per_class.csv has their names."
 
 
 def file_names(which: str) -> tuple[str, ...]:
@@ -88,15 +86,6 @@ def _write_mistakes(path: Path, mistakes: Sequence[Mistake], names: Sequence[str
 
 def _guess(mistake: Mistake, names: Sequence[str]) -> str:
     return names[mistake.guess] if mistake.guess >= 0 else "(none)"
-
-
-def drawable(names: Sequence[str]) -> tuple[list[str], list[str], str]:
-    """Class names for the pictures, the fonts that they need, and a footnote if some names are shown as numbers."""
-    names = [printed(name) for name in names]
-    fonts = families(names)
-    lacking = missing(names, fonts)
-    shown = [f"class {n}" if lacking.intersection(name) else name for n, name in enumerate(names)]
-    return shown, fonts, UNDRAWN if shown != names else ""
 
 
 def confusion_figure(matrix: np.ndarray, names: Sequence[str], title: str) -> Any:

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
-from trainer.models.rows import dense_of, tables
+from trainer.models.embedding_tables import dense_of, tables
 from trainer.optim.groups import Rate, optimizer_of, rates
 from trainer.optim.sparse import rule_of
 from trainer.strategies.builtin import PserverDeclaration

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainer.models.rows import RowEmbedding
+from trainer.models.embedding_tables import RowEmbedding
 from trainer.optim.groups import Rate, grouped
 from trainer.strategies.pserver.protocol.layout import Layout, TableSpec
 from trainer.strategies.pserver.protocol.sharding import (

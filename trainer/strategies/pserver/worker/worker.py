@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainer.config.schema import PserverStrategy
-from trainer.models.rows import dense_of, tables
+from trainer.models.embedding_tables import dense_of, tables
 from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Seat, Share, Strategy
 from trainer.strategies.pserver.protocol.messages import CREATES, SAVES, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.worker.agreement import agree_on

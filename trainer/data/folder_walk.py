@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.data.regular_files import kind_of, printable
+from trainer.data.regular_files import kind_of
 from trainer.errors import UserError, why
+from trainer.visible import one_line
 
 Identity = tuple[int, int]
 """Device and inode: what a file is, whatever it is called."""
@@ -76,9 +77,9 @@ class Walk:
         if kind_of(about.st_mode) != "a folder":
             self.entries.append(FoundFile(number, link, about, True))
         elif leads_back(link):
-            self.again.append(f"{printable(link)} leads back to a folder that it lies in")
+            self.again.append(f"{one_line(link)} leads back to a folder that it lies in")
         elif known := self._folders.get(_identity(about)):
-            self.again.append(f"{printable(link)} leads to {printable(known)}, which is read already")
+            self.again.append(f"{one_line(link)} leads to {one_line(known)}, which is read already")
         else:
             yield from self._below(number, link, True)
 
@@ -90,7 +91,7 @@ class Walk:
             try:
                 about = os.stat(folder)
                 if (known := self._folders.setdefault(_identity(about), folder)) != folder:
-                    self.again.append(f"{printable(folder)} is {printable(known)} by another name")
+                    self.again.append(f"{one_line(folder)} is {one_line(known)} by another name")
                     continue
                 with os.scandir(folder) as found:
                     entries = sorted(found, key=lambda entry: entry.name)
@@ -102,7 +103,7 @@ class Walk:
                     else:
                         self.entries.append(FoundFile(number, entry.path, entry.stat(), linked))
             except OSError as error:
-                raise UserError(printable(folder), f"cannot be read: {why(error)}") from error
+                raise UserError(one_line(folder), f"cannot be read: {why(error)}") from error
         return links
 
 
@@ -119,7 +120,7 @@ def distinct(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         known.setdefault(_identity(os.stat(path)), path)
     kept = set(known.values())
     others = [p for p in paths if p not in kept]
-    return sorted(kept), [f"{printable(str(p))} is {printable(str(known[_identity(os.stat(p))]))} by another name" for p in others]  # fmt: skip
+    return sorted(kept), [f"{one_line(str(p))} is {one_line(str(known[_identity(os.stat(p))]))} by another name" for p in others]  # fmt: skip
 
 
 def _identity(about: os.stat_result) -> Identity:
@@ -127,7 +128,7 @@ def _identity(about: os.stat_result) -> Identity:
 
 
 def once_each(entries: Sequence[FoundFile]) -> tuple[list[FoundFile], list[str], list[str]]:
-    """Sort entries into regular files, each once; what is skipped and why; and links that lead nowhere.
+    """Sort the entries of a :class:`Walk` into regular files, each once; what is skipped and why; links to nowhere.
 
     A file's own name comes before links to it, because ``Walk`` finds it first.
     """
@@ -135,11 +136,11 @@ def once_each(entries: Sequence[FoundFile]) -> tuple[list[FoundFile], list[str],
     kept, passed, missing = [], [], []
     for entry in entries:
         if entry.about is None:
-            missing.append(printable(entry.path))
+            missing.append(one_line(entry.path))
         elif entry.broken:
-            passed.append(f"{printable(entry.path)} {entry.broken}")
+            passed.append(f"{one_line(entry.path)} {entry.broken}")
         elif (first := known.setdefault(_identity(entry.about), entry.path)) != entry.path:
-            passed.append(f"{printable(entry.path)} is {printable(first)} by another name")
+            passed.append(f"{one_line(entry.path)} is {one_line(first)} by another name")
         else:
             kept.append(entry)
     return kept, passed, missing

@@ -21,11 +21,11 @@ from tests import runs
 from trainer.errors import RunFailed, UserError
 from trainer.host import memory
 from trainer.host.memory import GIB
-from trainer.job.batch_size import MOST, largest, repeatable
+from trainer.job.batch_size_search import MOST, largest, repeatable
 from trainer.planning import tracking_store
 from trainer.tracking import client
 
-HERE = "tests.job.test_batch_size"
+HERE = "tests.job.test_batch_size_search"
 SMALL = (
     "+recipe=digits_lenet", "device=cpu", "execution.threads=1", "max_steps=4", "execution.log_every=1", "verbosity=quiet",
     "~model.in_channels", "~model.image_size", "data.num_workers=0", "optimizer.lr=0.01",

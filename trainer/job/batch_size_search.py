@@ -46,7 +46,7 @@ class Try:
 
 
 def largest(fits: Callable[[int], bool], most: int, first: int = FIRST_TRY) -> int:
-    """Find the largest size up to ``most`` that fits into memory, by doubling and then bisection; 0 if none does.
+    """Search for the largest batch size up to ``most`` that fits into memory, by doubling and then bisection; 0 if none does.
 
     Up to 16 it is found exactly, above to less than a sixteenth, in whole steps of a power of two.
     """

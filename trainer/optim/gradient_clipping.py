@@ -1,0 +1,41 @@
+"""Clips gradients by their norm or by value, dense ones and sparse ones alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+
+def _values_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The values of these parameters' gradients; sparse ones are coalesced first, for right norms and limits."""
+    values = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+        values.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+    return values
+
+
+def clip_value(parameters: Iterable[torch.Tensor], limit: float) -> None:
+    """Clip each gradient element into [-limit, limit] like ``torch.nn.utils.clip_grad_value_``, dense or sparse."""
+    for values in _values_of(parameters):
+        values.clamp_(-limit, limit)
+
+
+def clip_norm(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
+    """Scale gradients to an L2 norm of at most ``limit`` like ``torch.nn.utils.clip_grad_norm_``, dense or sparse.
+
+    Returns:
+        The norm before.
+    """
+    values = _values_of(parameters)
+    if not values:
+        return torch.zeros(())
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(v) for v in values]))
+    factor = (limit / (norm + 1e-6)).clamp_max(1.0)
+    for value in values:
+        value.mul_(factor)
+    return norm
