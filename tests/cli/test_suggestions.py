@@ -40,7 +40,7 @@ def nothing_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 
 def refusal(app: Any, argv: list[str]) -> UserError | None:
     """What the checks that need no torch say to a command line."""
-    overrides = arguments.quoted([word for word in argv if word != "-m"])
+    overrides = arguments.hydra_overrides([word for word in argv if word != "-m"])
     try:
         if "-m" not in argv:
             config = compose.compose(app, overrides)

@@ -39,7 +39,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if len(modes) > 1:
         raise UserError(" ".join(modes), "do not go together; choose one", modes[-1])
 
-    args.overrides = quoted(args.overrides)
+    args.overrides = hydra_overrides(args.overrides)
     return args
 
 
@@ -119,7 +119,7 @@ def typed_flags(args: argparse.Namespace) -> list[str]:
     return [word for flag, value in given if value for word in (flag, str(value))]
 
 
-def quoted(overrides: list[str]) -> list[str]:
+def hydra_overrides(overrides: list[str]) -> list[str]:
     """Rewrite typed overrides for Hydra: ``resume=X`` becomes ``resume.path=X``, and texts with commas are quoted."""
     overrides = [f"resume.path={o.removeprefix('resume=')}" if o.startswith("resume=") else o for o in overrides]
     return [f"{o.partition('=')[0]}='{o.partition('=')[2]}'" if _has_commas(o) else o for o in overrides]

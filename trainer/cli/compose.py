@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.cli.arguments import quoted
+from trainer.cli.arguments import hydra_overrides
 from trainer.cli.explain import sentences
 from trainer.cli.hydra_schema import register
 from trainer.config import schema
@@ -107,7 +107,7 @@ def compose(app: Hydra, overrides: list[str], config_name: str = "config", multi
     from omegaconf import OmegaConf
 
     mode = RunMode.MULTIRUN if multirun else RunMode.RUN
-    overrides = quoted(overrides)
+    overrides = hydra_overrides(overrides)
     with sentences(app, overrides, config_name):
         config = app.compose_config(config_name, [*overrides, f"hydra.mode={mode.name}"], run_mode=mode)
         _check_schema(app, config)

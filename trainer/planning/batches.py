@@ -17,7 +17,7 @@ FIRST_TRY = 32
 
 
 def searched(config: RunConfig, typed: set[str]) -> bool:
-    """Whether ``data.batch_size`` is ``auto``, unless a typed ``data.global_batch_size`` sets the batches.
+    """Whether ``data.batch_size`` is ``auto``. A typed ``data.global_batch_size`` goes before a recipe's ``auto``.
 
     Raises:
         UserError: the global batch is given as well, or not all workers are on this host.
