@@ -18,7 +18,7 @@ from torchvision.datasets import mnist as theirs
 from tests import pictures
 from tests.pictures import config, silent
 from trainer.config import schema
-from trainer.data.arrays.augmented import shifted
+from trainer.data.arrays.augmented import _shifted
 from trainer.data.feed import Feed
 from trainer.data.placement import Placement
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
@@ -218,7 +218,7 @@ def test_windows_are_cut_from_the_framed_image() -> None:
     places = np.linspace(0, 0.999, 5)
     for down in places:
         for right in places:
-            mine = shifted(images, 2, np.array([down, 0.0]), np.array([right, 0.999]))
+            mine = _shifted(images, 2, np.array([down, 0.0]), np.array([right, 0.999]))
             framed = torch.nn.functional.pad(images, (2, 2, 2, 2))
             top, left = int(5 * down), int(5 * right)
             assert torch.equal(mine[0], framed[0, :, top : top + 5, left : left + 4])

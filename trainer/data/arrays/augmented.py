@@ -42,11 +42,11 @@ class AugmentedArrays(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         numbers = uniform(draw, addresses, COUNT)
         images = self.images[chosen]
         if self.pad_crop:
-            images = shifted(images, self.pad_crop, numbers[:, 0], numbers[:, 1])
+            images = _shifted(images, self.pad_crop, numbers[:, 0], numbers[:, 1])
         return self.augmentation.finish(images, numbers), self.labels[chosen]
 
 
-def shifted(images: torch.Tensor, pad: int, down: np.ndarray, right: np.ndarray) -> torch.Tensor:
+def _shifted(images: torch.Tensor, pad: int, down: np.ndarray, right: np.ndarray) -> torch.Tensor:
     """Shift each image at random: pad it with ``pad`` zeros on each side and cut a window of its size from it.
 
     Args:

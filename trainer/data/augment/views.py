@@ -113,7 +113,7 @@ class TrainView:
         numbers = uniform(draw, addresses, COUNT)
         boxes = random_crops(numbers[:, FIRST], sizes[:, 0], sizes[:, 1], self.scale, self.ratio)
         crops = [
-            resized(image[:, top : top + height, left : left + width], self.size, self.size)
+            _resized(image[:, top : top + height, left : left + width], self.size, self.size)
             for image, (top, left, height, width) in zip(images, boxes.tolist(), strict=True)
         ]
         return self.augmentation.finish(_stacked(crops), numbers)
@@ -164,10 +164,10 @@ def _shorter_side(image: torch.Tensor, resize: int) -> torch.Tensor:
     height, width = (min(side, LONGEST * short) for side in image.shape[-2:])
     if image.shape[-2:] != (height, width):
         image = v2.functional.center_crop(image, [height, width])
-    return resized(image, height * resize // short, width * resize // short)
+    return _resized(image, height * resize // short, width * resize // short)
 
 
-def resized(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+def _resized(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Resize an image to (C, height, width) uint8, bilinear with antialiasing as in torchvision.
     It is fastest for an image that lies in memory as (H, W, C)."""
     if image.shape[-2:] == (height, width):

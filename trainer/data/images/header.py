@@ -61,7 +61,7 @@ def size_of(content: bytes, limits: Limits = DEFAULTS) -> tuple[int, int]:
 
 
 def reason(error: Exception) -> str:
-    """Word in one line why an image cannot be decoded, without the location in the decoder's source."""
+    """Word in one line why an image's header or pixels cannot be read, without the location in the decoder's source."""
     line = why(error)
     if not str(error).strip() or not isinstance(error, (OSError, ValueError, SyntaxError, RuntimeError)):
         line = f"breaks its decoder, {type(error).__name__}" + f": {line}" * bool(str(error).strip())

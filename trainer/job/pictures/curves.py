@@ -84,7 +84,7 @@ Panel = Callable[[Any], None]
 
 
 def drawn(title: str, panels: Sequence[Panel | None]) -> Any:
-    """Make a figure of the panels that are not None, two in a row; None if there are none."""
+    """Make the figure of a run's curves: the panels that are not None, two in a row; None if there are none."""
     there = [panel for panel in panels if panel is not None]
     if not there:
         return None
