@@ -32,7 +32,7 @@ from trainer.strategies.pserver.server.part_writer import Forked
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
 from trainer.weights.fresh_rows import RowInit
-from trainer.weights.server_parts import SINCE, ServerFile, full_name, part_name
+from trainer.weights.server_files import SINCE, ServerFile, full_name, part_name
 
 AT_ONCE, CALM_S = 4096, 5.0
 """Rows of a push, and how long pushes are timed while nothing is written."""

@@ -23,7 +23,7 @@ from trainer.config.schema import CheckpointConfig
 from trainer.strategies.pserver.protocol.messages import Kind, Record, Verb, text
 from trainer.strategies.pserver.server import increments
 from trainer.strategies.pserver.server.sparse_table import SparseTable
-from trainer.weights.server_parts import SINCE, ServerFile, full_name, parts_of
+from trainer.weights.server_files import SINCE, ServerFile, full_name, parts_of
 
 Truth = dict[str, torch.Tensor]
 TABLE = {"number": 1, "name": "t", "dim": 2, "rows": None, "init": "uniform", "scale": 0.1}

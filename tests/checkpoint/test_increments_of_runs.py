@@ -14,7 +14,7 @@ from tests.checkpoint.test_servers import CLICKS, run
 from tests.runs import trainer
 from trainer.checkpoint import durable_folder, store
 from trainer.weights import checkpoints
-from trainer.weights.server_parts import SINCE, parts_of
+from trainer.weights.server_files import SINCE, parts_of
 
 COMMAND = (
     *CLICKS, *EVERYTHING, "checkpoint.background=true", "strategy=pserver_sync", "data.batch_size=null", "data.global_batch_size=16",

@@ -21,7 +21,7 @@ from tests.pace import wait_for
 from tests.runs import read, trainer
 from tests.zygote import Started
 from trainer.checkpoint import store
-from trainer.weights.server_parts import SINCE, parts_of
+from trainer.weights.server_files import SINCE, parts_of
 
 BASE = (
     "+recipe=digits_lenet", "data.batch_size=8", "limit_train_batches=40", "limit_val_batches=3", "epochs=2", "execution.log_every=1",

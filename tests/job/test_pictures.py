@@ -17,7 +17,7 @@ from trainer.data.drawn_flowers import species as flower_species
 from trainer.job.pictures import curves, lettering, validation
 from trainer.job.pictures.lettering import Ruler
 from trainer.metrics import validation_file
-from trainer.metrics.examination import Examination, Mistake
+from trainer.metrics.confusion import Examination, Mistake
 from trainer.run_folder import leftovers
 
 pytestmark = pytest.mark.usefixtures("drawn")

@@ -15,7 +15,7 @@ from tests.simulation.part_writer import Moment
 from tests.simulation.world import Violation, World
 from trainer.checkpoint.streamed import Streamed
 from trainer.errors import RunFailed
-from trainer.weights.server_parts import part_name
+from trainer.weights.server_files import part_name
 
 WORKERS = 0
 """The host of the workers. A server is there, or on a host of its own."""
@@ -97,7 +97,7 @@ class Disks:
         )
 
     def parts_of(self, folder: Path) -> list[SavedPart]:
-        """As :func:`server_parts.parts_of`."""
+        """As :func:`server_files.parts_of`."""
         return [part for _, part in sorted(self.parts[str(folder)].items())]
 
     def forget(self, folder: Path, server: int) -> None:
@@ -168,7 +168,7 @@ class Disks:
 
 
 class SavedPart(dict[str, torch.Tensor]):
-    """A server's part, as :class:`server_parts.ServerFile`."""
+    """A server's part, as :class:`server_files.ServerFile`."""
 
     def __init__(self, server: int, meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         super().__init__(tensors)

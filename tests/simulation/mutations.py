@@ -42,7 +42,7 @@ from trainer.strategies.pserver.worker import (
     sync,
     worker,
 )
-from trainer.worker import returned
+from trainer.worker import coming_back
 
 Defect = Callable[[], Any]
 MUTATIONS: dict[str, Defect] = {}
@@ -340,7 +340,7 @@ def who_comes_back_is_waited_for_before_it_is_let_in(
     return original(self, rank, life)
 
 
-@replaces(returned, "is_lost")
+@replaces(coming_back, "is_lost")
 def who_comes_back_waits_for_the_lost(_: Any, *arguments: Any) -> bool:
     return False
 

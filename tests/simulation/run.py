@@ -20,10 +20,10 @@ from tests.simulation.stage import STAGE
 from tests.simulation.workers import KILLED, LEAVES, SimulatedWorker, step
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
+from trainer.strategies.lost_workers import is_lost
 from trainer.strategies.pserver.protocol.messages import Message, Verb
 from trainer.strategies.pserver.worker.geo import PserverGeo
 from trainer.strategies.pserver.worker.worker import PserverWorker
-from trainer.strategies.stopping import is_lost
 
 LONGEST_S = 10_000.0
 """Of virtual time; no run may take longer."""

@@ -58,7 +58,7 @@ class Stage(io.TextIOBase):
         return json.loads(told) if self.codec else marshal.loads(told)
 
     def life(self) -> int:
-        """As ``stopping.new_life``: drawn from the seed."""
+        """As ``lost_workers.new_life``: drawn from the seed."""
         return self.world.random.getrandbits(62) | 1
 
     @contextlib.contextmanager

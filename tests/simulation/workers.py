@@ -32,7 +32,8 @@ from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker.export import save_checkpoint
 from trainer.strategies.pserver.worker.remote_model import Looked
 from trainer.strategies.pserver.worker.worker import PserverWorker
-from trainer.worker.returned import NOBODY, NOT_WRITTEN, Returned, TooLate, let_in, wait_for
+from trainer.worker.coming_back import NOBODY, TooLate, let_in, wait_for
+from trainer.worker.returned import NOT_WRITTEN, Returned
 
 KINDS: dict[str, type[PserverWorker]] = {
     "async": async_and_ssp.PserverAsync, "ssp": async_and_ssp.PserverSsp, "geo": geo.PserverGeo, "sync": sync.PserverSync,

@@ -16,7 +16,7 @@ from trainer.strategies import builtin
 from trainer.strategies.contract import Declaration, GoesByValidations, LeasesWork, Scatters, Seat, Strategy
 from trainer.strategies.process_group import ProcessGroup
 from trainer.strategies.single import Single
-from trainer.worker.build import check_abilities
+from trainer.worker.user_strategy import check_abilities
 
 from .launching import Case, launched, payload
 

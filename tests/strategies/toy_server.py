@@ -242,10 +242,10 @@ class Server:
             return current.reply
 
     def start(self, brought: list[list[torch.Tensor]]) -> dict[str, Any]:
-        from trainer.worker.model import make_updater
+        from trainer.worker.model import Updaters
 
         self.parameters = nn.ParameterList(brought[0])
-        self.updater = make_updater(self.run.config, self.run.plan, self.parameters)
+        self.updater = Updaters(self.run.config, self.run.plan)(self.parameters)
         return self.agreed()
 
     def agreed(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from trainer.checkpoint import store
 from trainer.checkpoints import main
 from trainer.errors import UserError
 from trainer.planning.eval_and_predict import weights_file
-from trainer.weights import checkpoints, server_parts
+from trainer.weights import checkpoints, server_files
 
 RECIPE = ["+recipe=digits_lenet", "tracking=none", "limit_train_batches=8"]
 RUNS = {
@@ -162,7 +162,7 @@ def test_parts_of_servers_that_make_no_model_are_refused_with_a_sentence(tmp_pat
     }
     rows = {"table|t|ids": torch.tensor([2]), "table|t|rows": torch.ones(1, 4)}
     parts({"t": table}, **{"dense|a|0": torch.ones(4)}, **rows)
-    made = server_parts.parameters(tmp_path, model)
+    made = server_files.parameters(tmp_path, model)
     assert made["a"].tolist() == [1] * 4 and made["t.weight"].tolist() == [[0, 0], [0, 0], [1, 1]]
     for wrong, tensors, said in (
         ({}, {"dense|a|0": torch.ones(3)}, "pieces are missing"),
@@ -173,7 +173,7 @@ def test_parts_of_servers_that_make_no_model_are_refused_with_a_sentence(tmp_pat
     ):
         parts(wrong, **tensors)
         with pytest.raises(UserError, match=said):
-            server_parts.parameters(tmp_path, model)
+            server_files.parameters(tmp_path, model)
     (tmp_path / "server-0.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match="cannot be put together"):
-        server_parts.parameters(tmp_path, model)
+        server_files.parameters(tmp_path, model)

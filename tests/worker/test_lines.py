@@ -15,8 +15,8 @@ from torch import nn
 from tests.worker.test_loop import Lines, Recording
 from trainer.data.feed import Batch
 from trainer.metrics.binary import Binary
+from trainer.worker.lines import line_of
 from trainer.worker.loop import Rhythm, Training, fit
-from trainer.worker.state import line_of
 
 SIZES = [3, 4, 5, 4, 2]
 """Samples of an epoch's batches."""

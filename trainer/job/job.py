@@ -130,8 +130,8 @@ def _chosen(plan: Plan) -> dict[str, Any]:
 
 def prepared(ready: Ready) -> Ready:
     """Prepare the data of a job (download, draw); returns the job, planned again if the facts have changed."""
+    from trainer.planning.user_class_checks import before_start
     from trainer.terminal.bar import preparing
-    from trainer.worker.probe import before_start
 
     checked = ready.checked
     if checked.files:  # the data set itself is not looked at

@@ -203,7 +203,7 @@ def updates_since(death: Died, checkpoint: str) -> int:
     Args:
         checkpoint: its folder; empty: the run goes back to its beginning.
     """
-    from trainer.weights.server_parts import parts_of
+    from trainer.weights.server_files import parts_of
 
     at_servers = {int(name.split()[1]): n for name, n in death.done.items() if name.startswith("server")}
     saved = {part.server: part.version for part in parts_of(Path(checkpoint))} if checkpoint else {}

@@ -43,7 +43,7 @@ from trainer.launch.whereabouts import Whereabouts, tell
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.report import OWN
 from trainer.strategies.contract import Seat
-from trainer.strategies.stopping import new_life
+from trainer.strategies.lost_workers import new_life
 from trainer.terminal import streams
 
 LONGEST_FOLDER = 80

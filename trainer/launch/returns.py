@@ -12,7 +12,7 @@ from trainer.launch.engine import Start
 from trainer.launch.server_snapshot import snapshot_of
 from trainer.launch.supervisor import END_S, Handle, StartedProcess, end
 from trainer.launch.whereabouts import Whereabouts
-from trainer.strategies.stopping import new_life
+from trainer.strategies.lost_workers import new_life
 from trainer.wording import counted
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.checkpoint import store
 from trainer.launch.engine import Start
-from trainer.weights.server_parts import parts_of
+from trainer.weights.server_files import parts_of
 
 
 @dataclass(frozen=True)

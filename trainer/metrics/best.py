@@ -23,8 +23,6 @@ WORDS = {
     "accuracy5": ("acc5",), "rocauc": ("auc",), "f1score": ("f1",), "error": ("loss",),
 }  # fmt: skip
 """Other words for metrics."""
-PLATEAU = "trainer.optim.schedules.Plateau"
-"""The schedule that goes by validations."""
 NOBODY: Mapping[str, bool] = {}
 """No metric of a user's that says whether less is better."""
 RAW, AVERAGED = "val/", "val_ema/"
@@ -70,11 +68,6 @@ def meant(metric: str, known: Iterable[str]) -> str:
     words = WORDS.get(name.lower().replace("_", "").replace("-", "").replace("top", ""), ())
     found = [k for word in words for k in known if k == f"{prefix or 'val'}/{word}" or k == f"{RAW}{word}"]
     return found[0] if found else ""
-
-
-def is_plateau(target: str) -> bool:
-    """Whether a ``_target_`` is the schedule Plateau, which depends on a validation metric (as early stop does)."""
-    return target == PLATEAU
 
 
 def best_metric(config: RunConfig, task: str) -> str:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from trainer.metrics.best import best_of
+from trainer.metrics.confusion import Examination, Tally, tally_of
 from trainer.metrics.contract import Sums
-from trainer.metrics.examination import Examination, Tally, tally_of
 
 HEAD = 3
 """Loss, hits of acc1, hits of acc5 come first in a vector of sums."""

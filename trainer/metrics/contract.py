@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.metrics.examination import Examination
+from trainer.metrics.confusion import Examination
 
 
 class Sums(Protocol):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from trainer.host.files import replacing
-from trainer.metrics.examination import Examination, Mistake
+from trainer.metrics.confusion import Examination, Mistake
 
 WHICH = ("last", "best")
 CHANNELS = (1, 3)

@@ -9,6 +9,9 @@ from typing import Any
 
 from trainer.metrics.best import Best
 
+PLATEAU = "trainer.optim.schedules.Plateau"
+"""The schedule that goes by validations."""
+
 
 class Constant:
     """scheduler=constant: a constant learning rate after an optional linear warm-up; base of the other schedules.
@@ -198,3 +201,8 @@ class Plateau(Constant):
         """Restore what :meth:`state` returned."""
         self.scale, self.bad, self.resting = scale, bad, resting
         self.best.load(best)
+
+
+def is_plateau(target: str) -> bool:
+    """Whether a ``_target_`` is the schedule Plateau, which depends on a validation metric (as early stop does)."""
+    return target == PLATEAU

@@ -6,6 +6,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from trainer.config import schema
+from trainer.config.instantiate import locate
 from trainer.config.target_source import check_target
 from trainer.data.source import Facts
 from trainer.errors import RunFailed, UserError, first_line
@@ -101,3 +103,14 @@ def checked_facts(facts: Any, what: str, method: str) -> Facts:
     if not all(isinstance(shape, tuple) and all(isinstance(n, int) and n > 0 for n in shape) for shape in shapes):
         raise UserError(what, f"its {method} returned Facts with shape={facts.shape!r}. It must be a tuple of whole numbers, such as (3, 224, 224), or a dict of these by input")  # fmt: skip
     return facts
+
+
+def before_start(what: str, node: Mapping[str, Any]) -> None:
+    """Call the class method ``check`` (writes nothing) or ``prepare`` (once per host) of the model, if it has one.
+
+    Raises:
+        UserError: what it needs is not there.
+    """
+    step = getattr(locate(str(node["_target_"]), "model._target_"), what, None)
+    if callable(step) and not isinstance(step, type):
+        step(**{k: v for k, v in node.items() if k not in ("_target_", *schema.NOT_ARGUMENTS["model"])})

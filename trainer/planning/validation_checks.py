@@ -11,6 +11,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.metrics import best
+from trainer.optim.schedules import is_plateau
 from trainer.planning.checked_config import Checked
 
 
@@ -73,7 +74,7 @@ def _check_metric_names(config: RunConfig, facts: Facts) -> None:
 
 def _watched(config: RunConfig) -> Iterator[tuple[str, str, str]]:
     """Yield each key that names a validation metric (such as ``best.metric``), that metric, and a default."""
-    plateau = config.node("scheduler").get("metric") if best.is_plateau(config.scheduler._target_) else None
+    plateau = config.node("scheduler").get("metric") if is_plateau(config.scheduler._target_) else None
     for name, metric in (
         ("best", config.best.metric),
         ("early_stop", config.early_stop.metric),

@@ -12,8 +12,8 @@ from trainer.config import redact
 from trainer.errors import first_line
 from trainer.run_folder.hold import Hold
 from trainer.tracking import reopened_run, tracking_file
+from trainer.tracking.points import Point, Sent, metrics_of, points_of, without
 from trainer.tracking.recorder_answers import NO_ANSWER, UNREACHED, tell
-from trainer.tracking.sent_points import Point, Sent, metrics_of, points_of, without
 from trainer.tracking.tracking_file import Remembered
 
 BATCH = 1000

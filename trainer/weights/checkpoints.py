@@ -11,7 +11,7 @@ import torch
 
 from trainer.checkpoint import store, tensor_tree
 from trainer.errors import UserError
-from trainer.weights import server_parts
+from trainer.weights import server_files
 
 Tensors = dict[str, torch.Tensor]
 
@@ -58,7 +58,7 @@ def read(folder: Path, averaged: bool = False) -> Tensors:
     shares = _shares(parts)
     model = {name: _mean([one[name] for one in models], shares) for name in models[0]}
     if about.servers:
-        model = server_parts.parameters(folder, model)
+        model = server_files.parameters(folder, model)
     first, everybody = parts[0].buffers, about.config.get("strategy", {}).get("buffers") == "average"
     alike = [1 / len(parts)] * len(parts)
     buffers = {

@@ -31,21 +31,22 @@ from trainer.data.sampler import (
 from trainer.data.source import Facts, Splits
 from trainer.data.streamed import Part, Streamed, is_stream
 from trainer.errors import RunFailed, why
-from trainer.metrics.best import EarlyStop, is_plateau
+from trainer.metrics.best import EarlyStop
 from trainer.metrics.binary import Binary
 from trainer.metrics.classification import Classification
 from trainer.metrics.contract import Objective
 from trainer.metrics.user_metrics import OwnMetrics
 from trainer.optim.averaged import averaged_weights
+from trainer.optim.schedules import is_plateau
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import GoesByValidations, LeasesWork, LooksAhead, Scatters, Seat, Strategy, whole
+from trainer.strategies.contract import LeasesWork, LooksAhead, Scatters, Seat, Strategy, whole
 from trainer.worker.callbacks import made
 from trainer.worker.loop import Rhythm, Training
 from trainer.worker.model import Updaters, arithmetic, build_model, save
 from trainer.worker.nonfinite import KINDS
 from trainer.worker.settings import seed_all
-from trainer.worker.user_strategy import check_set_up
+from trainer.worker.user_strategy import check_abilities, check_set_up
 
 UNLIMITED = 1 << 62
 
@@ -82,23 +83,6 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         guard=KINDS[config.on_nonfinite](seat.rank, seat.size, plan.traits.lockstep and plan.traits.same_everywhere),
     )
     return _following(run, config, plan) if plan.mode == "train" else run
-
-
-def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
-    """Refuse (RunFailed) a strategy without the methods that this run needs: leased blocks, scatter, validations.
-
-    Raises:
-        RunFailed: its declaration has promised what its worker cannot do.
-    """
-    needs: dict[str, tuple[bool, type]] = {
-        "data.work=leased": (plan.leased, LeasesWork),
-        "data.read=scatter": (config.data.read == "scatter", Scatters),
-        "scheduler=plateau": (plan.mode == "train" and is_plateau(config.scheduler._target_), GoesByValidations),
-    }
-    for what, (needed, ability) in needs.items():
-        if needed and not isinstance(strategy, ability):
-            kind = type(strategy)
-            raise RunFailed(f"{what} needs a strategy of kind trainer.strategies.contract.{ability.__name__}, and {kind.__module__}.{kind.__qualname__} lacks its methods")  # fmt: skip
 
 
 def _following(run: Training, config: RunConfig, plan: Plan) -> Training:

@@ -19,14 +19,15 @@ from trainer.errors import Preempted, RunFailed, why
 from trainer.host.signals import LEAVE, StopRequest
 from trainer.models.empty_batch import counting
 from trainer.strategies.contract import Rehearses, Seat
+from trainer.strategies.lost_workers import LooksUp, TakesBack, is_lost
 from trainer.strategies.replicas import HasReplicas
-from trainer.strategies.stopping import LooksUp, TakesBack, is_lost
+from trainer.worker.lines import line_of
 from trainer.worker.loop import Training
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.other_strategy import for_servers, from_servers
 from trainer.worker.replicas import averaged
 from trainer.worker.returned import NOT_WRITTEN, Returned
-from trainer.worker.state import WorkerState, go_on, line_of, part_of, randomness
+from trainer.worker.state import WorkerState, go_on, part_of, randomness
 
 SLOW_S = 1.0
 """How long the training waits for the write before; then there is no checkpoint this time."""

@@ -1,14 +1,27 @@
-"""Lets a restarted worker begin at the checkpoint that the others have just saved."""
+"""A restarted worker comes back: it waits to be let in, and begins at the checkpoint that the others have just saved."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from trainer.checkpoint import durable_folder, store
 from trainer.errors import RunFailed
+from trainer.host.notes_board import Board
 from trainer.strategies.contract import Seat
-from trainer.strategies.stopping import TakesBack
+from trainer.strategies.lost_workers import ADMITTED, TakesBack, is_lost
 from trainer.worker.checkpoints import Checkpoints, resume
 from trainer.worker.loop import Training
-from trainer.worker.returned import NOBODY, TooLate, let_in, wait_for
+from trainer.worker.returned import COMES, LET_IN, NOT_WRITTEN
+
+NOBODY = "it has come back, and nobody is left who could let it in"
+LOOK_S, TELL_S = 0.05, 1.0
+
+
+class TooLate(RunFailed):
+    """The error of a restarted worker that the run can do without; it does not end the run."""
+
+    ends_run = False
 
 
 def come_back(run: Training, seat: Seat) -> None:
@@ -30,3 +43,55 @@ def come_back(run: Training, seat: Seat) -> None:
     run.samples, run.line.before = 0, None  # the first worker counts its own
     strategy.take_part()
     print(f"takes part again after update {run.step}", flush=True)
+
+
+def let_in(
+    seat: Seat, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic
+) -> tuple[int, int, int]:
+    """In a restarted worker: wait until one of the others lets it in.
+    Returns the numbers of the last note that asks for a checkpoint, of the last meeting and of the last stop.
+
+    Raises:
+        TooLate: the run has ended before, or who let it in, or all others, are lost.
+    """
+    board, told = seat.store.under("checkpoint"), now() - TELL_S
+    others = [rank for rank in range(seat.size) if rank != seat.rank]
+    key = LET_IN.format(seat.rank, seat.life)
+    print("is there again, and waits to be let in", flush=True)
+    while not board.check([key]):
+        if any(seat.store.check([f"done/worker/{rank}"]) for rank in others):
+            raise TooLate("it has come back, and the run was over before it could take part")
+        if all(is_lost(seat.store, rank) for rank in others) or _is_forgotten(seat, board, key):
+            raise TooLate(NOBODY)
+        if now() - told >= TELL_S:
+            told = now()
+            board.set(COMES, f"{seat.rank} {seat.life}")
+        sleep(LOOK_S)
+    asked, meeting, stop = board.get(key).split()
+    return int(asked), int(meeting), int(stop)
+
+
+def _is_forgotten(seat: Seat, board: Board, key: str) -> bool:
+    """Whether the servers count this worker in, and the one that asked for it was lost before it could say so."""
+    by = ADMITTED.format(seat.rank, seat.life)
+    return bool(seat.store.check([by]) and is_lost(seat.store, int(seat.store.get(by))) and not board.check([key]))
+
+
+def wait_for(
+    written: Callable[[], bool], seat: Seat, name: str, writer: int, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """In a restarted worker: wait until the checkpoint at which it comes back, and which the others write, is complete.
+
+    Args:
+        written: whether it is. name: its folder's. writer: rank of the worker that completes it.
+
+    Raises:
+        TooLate: they cannot.
+    """
+    board, key = seat.store.under("checkpoint"), NOT_WRITTEN.format(name)
+    while not written():
+        if board.check([key]):
+            raise TooLate(f"it cannot come back without a checkpoint: {board.get(key).decode()}")
+        if is_lost(seat.store, writer) and not written():
+            raise TooLate(f"it cannot come back without a checkpoint: worker {writer}, which wrote it, was lost")
+        sleep(LOOK_S)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -107,3 +107,22 @@ def _of_last_batch(run: Training, sums: torch.Tensor) -> torch.Tensor | None:
     meter = run.task.meter()
     meter.add(*run.line.last)
     return meter.sums(sums.device)
+
+
+def line_of(parts: Sequence[Mapping[str, Any]], first: Mapping[str, Any], lockstep: bool) -> dict[str, Any]:
+    """Combine the log lines in progress of the former workers whose place a worker takes: several, one, or none.
+
+    Args:
+        first: that of the first worker; lockstep: the sums of lines are of all workers, else of each alone.
+    """
+
+    def values(name: str) -> list[torch.Tensor]:
+        return [value for part in parts if (value := part.get(name)) is not None]
+
+    found = dict(parts[0] if parts else first)
+    if (start := first.get("earlier")) is not None:  # the workers add it up
+        found |= {"earlier": sum(values("earlier"), torch.zeros_like(start))}
+    if not lockstep:
+        sums = values("epoch")
+        found |= {"epoch": torch.stack(sums).sum(0) if sums else None}
+    return found

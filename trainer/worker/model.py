@@ -53,39 +53,38 @@ class Updaters:
         self.config, self.plan = config, plan
 
     def __call__(self, module: nn.Module) -> Updater:
-        return make_updater(self.config, self.plan, module)
+        """Make the updater of a worker's model: optimizers (dense and sparse), schedule, clipping and loss scale."""
+        found = rates(module, self.config.optimizer)
+        sparse = {id(table.weight): (table.weight, found[f"{name}.weight"].lr) for name, table in tables(module)}
+        trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
+        optimizer = optimizer_of(self.config.optimizer, grouped(trained, found), self.plan.lr)
+        if sparse:
+            rule = rule_of(self.config.optimizer, optimizer)
+            weights, factors = zip(*sparse.values(), strict=True)
+            optimizer = DenseAndSparse(optimizer, sparse_optimizer(rule, weights, factors), rule)
+        of = {id(p): name for name, p in module.named_parameters()}
+        schedule = call_target(
+            self.config.node("scheduler"),
+            "scheduler",
+            total_steps=self.plan.total_steps,
+            steps_per_epoch=self.plan.steps_per_epoch,
+        )
+        if isinstance(schedule, Plateau):
+            schedule.best.lower = self.plan.lower
+        return Updater(
+            optimizer,
+            schedule.factor,
+            self.config.strategy.clip_norm,
+            loss_scaling=self.plan.chosen.precision == "fp16",
+            clip_value=self.config.strategy.clip_value,
+            plateau=schedule if isinstance(schedule, Plateau) else None,
+            lr=self.plan.lr,
+            names=[of.get(id(p), "") for group in optimizer.param_groups for p in group["params"]],
+        )
 
     def rates(self, module: nn.Module) -> dict[str, Rate]:
         """The :class:`Rate` of each parameter, by name."""
         return rates(module, self.config.optimizer)
-
-
-def make_updater(config: RunConfig, plan: Plan, module: nn.Module) -> Updater:
-    """Make the updater of a worker's model: optimizers (dense and sparse), schedule, clipping and loss scale."""
-    found = rates(module, config.optimizer)
-    sparse = {id(table.weight): (table.weight, found[f"{name}.weight"].lr) for name, table in tables(module)}
-    trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
-    optimizer = optimizer_of(config.optimizer, grouped(trained, found), plan.lr)
-    if sparse:
-        rule = rule_of(config.optimizer, optimizer)
-        weights, factors = zip(*sparse.values(), strict=True)
-        optimizer = DenseAndSparse(optimizer, sparse_optimizer(rule, weights, factors), rule)
-    of = {id(p): name for name, p in module.named_parameters()}
-    schedule = call_target(
-        config.node("scheduler"), "scheduler", total_steps=plan.total_steps, steps_per_epoch=plan.steps_per_epoch
-    )
-    if isinstance(schedule, Plateau):
-        schedule.best.lower = plan.lower
-    return Updater(
-        optimizer,
-        schedule.factor,
-        config.strategy.clip_norm,
-        loss_scaling=plan.chosen.precision == "fp16",
-        clip_value=config.strategy.clip_value,
-        plateau=schedule if isinstance(schedule, Plateau) else None,
-        lr=plan.lr,
-        names=[of.get(id(p), "") for group in optimizer.param_groups for p in group["params"]],
-    )
 
 
 def arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:

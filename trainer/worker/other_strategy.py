@@ -11,8 +11,8 @@ import torch
 
 from trainer.optim.states import COLUMNS, States, put
 from trainer.optim.updater import UpdaterState
-from trainer.weights import server_parts
-from trainer.weights.server_parts import DENSE, TABLE
+from trainer.weights import server_files
+from trainer.weights.server_files import DENSE, TABLE
 from trainer.worker.loop import Training
 from trainer.worker.state import WorkerState
 
@@ -20,8 +20,8 @@ from trainer.worker.state import WorkerState
 def from_servers(run: Training, folder: Path, part: WorkerState) -> WorkerState:
     """Make a worker's state from the servers' files, for a strategy whose workers hold parameters and optimizer."""
     assert part.model is not None
-    updater, parts = run.strategy.updater, server_parts.parts_of(folder)
-    model = server_parts.parameters(folder, part.model)
+    updater, parts = run.strategy.updater, server_files.parts_of(folder)
+    model = server_files.parameters(folder, part.model)
     states = _dense(parts, model)
     for name, about in parts[0].tables.items():
         states[f"{name}.weight"] = _rows(parts, name, about, updater.sparse_start)
@@ -46,12 +46,12 @@ def _before(part: WorkerState) -> UpdaterState:
     return UpdaterState(**part.strategy["updater"])
 
 
-def _dense(parts: Sequence[server_parts.ServerFile], model: Mapping[str, torch.Tensor]) -> States:
+def _dense(parts: Sequence[server_files.ServerFile], model: Mapping[str, torch.Tensor]) -> States:
     """What the servers' optimizer remembers of each dense parameter."""
     states: States = {}
-    for kind, cut in server_parts.pieces(parts).items():
+    for kind, cut in server_files.pieces(parts).items():
         for name, some in cut.items() if kind != DENSE else ():
-            states.setdefault(name, {})[kind.removeprefix(f"{DENSE}.")] = server_parts.whole(model[name], some)
+            states.setdefault(name, {})[kind.removeprefix(f"{DENSE}.")] = server_files.whole(model[name], some)
     numbers = {
         key.removeprefix(f"{DENSE}.").partition("|")[0]: value
         for part in parts
@@ -63,7 +63,7 @@ def _dense(parts: Sequence[server_parts.ServerFile], model: Mapping[str, torch.T
 
 
 def _rows(
-    parts: Sequence[server_parts.ServerFile], name: str, about: server_parts.TableFacts, start: float
+    parts: Sequence[server_files.ServerFile], name: str, about: server_files.TableFacts, start: float
 ) -> dict[str, Any]:
     """What a table's optimizer remembers, of all rows; of untouched ones its start."""
     rule, rows, dim = about.kernel, about.num_rows, about.dim

@@ -24,7 +24,7 @@ from trainer.models.residual import NoResidualBlocks, last_norms
 from trainer.optim.groups import Groups, check_patterns, freeze, grouped, optimizer_of, rates
 from trainer.optim.sparse import rule_of
 from trainer.planning.auto import Buckets, ModelFacts
-from trainer.planning.user_class_checks import refusals
+from trainer.planning.user_class_checks import before_start, refusals
 from trainer.strategies.contract import Declaration
 from trainer.wording import counted
 from trainer.worker.callbacks import HOOKS
@@ -148,17 +148,6 @@ def _try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str,
     classes = outputs.shape[1] if isinstance(outputs, torch.Tensor) and outputs.dim() == 2 else facts.classes
     found = {name: try_out(name, node, classes, facts.task == "binary") for name, node in config.metrics.items()}
     return {prefix + name: not higher for name, higher in found.items() if higher is not None for prefix in (RAW, AVERAGED)}  # fmt: skip
-
-
-def before_start(what: str, node: Mapping[str, Any]) -> None:
-    """Call the class method ``check`` (writes nothing) or ``prepare`` (once per host) of the model, if it has one.
-
-    Raises:
-        UserError: what it needs is not there.
-    """
-    step = getattr(locate(str(node["_target_"]), "model._target_"), what, None)
-    if callable(step) and not isinstance(step, type):
-        step(**{k: v for k, v in node.items() if k not in ("_target_", *schema.NOT_ARGUMENTS["model"])})
 
 
 def _build_optimizer(node: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:

@@ -78,7 +78,7 @@ def part_of(run: Training, share: Share, epoch: int, whole: bool) -> WorkerState
 
 
 def go_on(run: Training, folder: Path, part: WorkerState, first: WorkerState) -> None:
-    """Restore a worker from its part of a checkpoint.
+    """Put the state that :func:`part_of` has collected back into a worker: model, optimizer, feed, log line, random numbers.
 
     Args:
         folder: of the checkpoint.
@@ -105,25 +105,6 @@ def go_on(run: Training, folder: Path, part: WorkerState, first: WorkerState) ->
         setattr(run.line, name, part.line[name])
     run.line.meter.load(on_device(part.seen, _device_of(run)))
     _put_randomness(_device_of(run), **part.randomness)
-
-
-def line_of(parts: Sequence[Mapping[str, Any]], first: Mapping[str, Any], lockstep: bool) -> dict[str, Any]:
-    """Combine the log lines in progress of the former workers whose place a worker takes: several, one, or none.
-
-    Args:
-        first: that of the first worker; lockstep: the sums of lines are of all workers, else of each alone.
-    """
-
-    def values(name: str) -> list[torch.Tensor]:
-        return [value for part in parts if (value := part.get(name)) is not None]
-
-    found = dict(parts[0] if parts else first)
-    if (start := first.get("earlier")) is not None:  # the workers add it up
-        found |= {"earlier": sum(values("earlier"), torch.zeros_like(start))}
-    if not lockstep:
-        sums = values("epoch")
-        found |= {"epoch": torch.stack(sums).sum(0) if sums else None}
-    return found
 
 
 def _device_of(run: Training) -> torch.device:

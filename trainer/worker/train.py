@@ -31,7 +31,7 @@ from trainer.planning.plan import Plan
 from trainer.planning.resume import keeps
 from trainer.run_folder.report import OWN, Report
 from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
-from trainer.strategies.stopping import LooksUp
+from trainer.strategies.lost_workers import LooksUp
 from trainer.worker import example
 from trainer.worker.build import build
 from trainer.worker.checkpoints import Checkpoints, resume

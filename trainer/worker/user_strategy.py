@@ -1,4 +1,4 @@
-"""Checks the classes and functions that a user's own strategy names for its processes."""
+"""Checks a user's own strategy: the classes and functions that it names for its processes, and what its worker can do."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 from torch import nn
 
 from trainer.config.instantiate import locate
+from trainer.config.run_config import RunConfig
 from trainer.errors import RunFailed, UserError
-from trainer.strategies.contract import Declaration, Strategy
+from trainer.optim.schedules import is_plateau
+from trainer.planning.plan import Plan
+from trainer.strategies.contract import Declaration, GoesByValidations, LeasesWork, Scatters, Strategy
 from trainer.wording import kind
 
 
@@ -57,3 +60,20 @@ def check_set_up(strategy: Strategy, forward: object) -> None:
         raise RunFailed(f"{name}: setup returned {kind(forward)}. Return the module to call in training, as a rule the model that it was given")  # fmt: skip
     if not hasattr(strategy, "updater") and type(strategy).lr is Strategy.lr:  # one without has a rate of its own
         raise RunFailed(f"{name}: setup made no optimizer. Write self.updater = make_updater(model) in it")
+
+
+def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
+    """Refuse (RunFailed) a strategy without the methods that this run needs: leased blocks, scatter, validations.
+
+    Raises:
+        RunFailed: its declaration has promised what its worker cannot do.
+    """
+    needs: dict[str, tuple[bool, type]] = {
+        "data.work=leased": (plan.leased, LeasesWork),
+        "data.read=scatter": (config.data.read == "scatter", Scatters),
+        "scheduler=plateau": (plan.mode == "train" and is_plateau(config.scheduler._target_), GoesByValidations),
+    }
+    for what, (needed, ability) in needs.items():
+        if needed and not isinstance(strategy, ability):
+            kind = type(strategy)
+            raise RunFailed(f"{what} needs a strategy of kind trainer.strategies.contract.{ability.__name__}, and {kind.__module__}.{kind.__qualname__} lacks its methods")  # fmt: skip

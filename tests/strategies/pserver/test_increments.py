@@ -17,7 +17,7 @@ from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
 from trainer.weights.fresh_rows import RowInit
 from trainer.weights.merged_rows import MergedRows
-from trainer.weights.server_parts import SINCE, ServerFile, full_name, part_name
+from trainer.weights.server_files import SINCE, ServerFile, full_name, part_name
 
 DIM, IDS = 3, 90
 SOME = st.lists(st.integers(0, IDS - 1), max_size=25, unique=True)

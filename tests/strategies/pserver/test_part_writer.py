@@ -31,7 +31,7 @@ from trainer.strategies.pserver.protocol.messages import CREATES, WANTS_DENSE, V
 from trainer.strategies.pserver.protocol.shared_memory import Pool
 from trainer.strategies.pserver.server.part_writer import LONGEST_LOOK_S, STILL_S, Forked, processor_time
 from trainer.strategies.pserver.server.rules import BACKUPS
-from trainer.weights.server_parts import ServerFile
+from trainer.weights.server_files import ServerFile
 
 
 class Gate:

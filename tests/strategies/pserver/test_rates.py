@@ -17,8 +17,9 @@ from trainer.planning.assignment import Assignment
 from trainer.strategies.builtin import ELEMENTWISE
 from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.server.shard import Shard
-from trainer.strategies.pserver.worker.remote_model import DenseMap, layouts
-from trainer.worker.model import make_updater
+from trainer.strategies.pserver.worker.initial_values import layouts
+from trainer.strategies.pserver.worker.remote_model import DenseMap
+from trainer.worker.model import Updaters
 
 OPTIMIZERS = {
     "adamw": {"_target_": "torch.optim.AdamW", "lr": 0.05, "weight_decay": 0.1},
@@ -108,7 +109,7 @@ def test_servers_update_as_one_process_does_and_go_on_on_another_number_of_them(
     made = run(optimizer, OWN)
     alone, served = net(), net()
     given = Assignment.of(made)
-    updater = make_updater(given.config, given.plan, alone)
+    updater = Updaters(given.config, given.plan)(alone)
     cluster = Servers(made, served, servers, slice_above)
     for step in range(12):
         if step == 6:

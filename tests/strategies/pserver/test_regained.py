@@ -19,7 +19,7 @@ from trainer.host import pulse
 from trainer.strategies.pserver.protocol.messages import TELLS, WANTS_DENSE, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
 from trainer.strategies.pserver.server.part_writer import PartWriter
-from trainer.weights.server_parts import ServerFile
+from trainer.weights.server_files import ServerFile
 
 OPTIONS = {"timeout_s": 100.0, "lost_after_s": 10.0, "slice_above": None, "persistables": False}
 LIVES = 7, 8

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainer.job.pictures.figures import figure_of, save
 from trainer.job.pictures.lettering import Ruler, drawable
-from trainer.metrics.examination import Mistake
+from trainer.metrics.confusion import Mistake
 from trainer.metrics.validation_file import WHICH, Findings, read
 from trainer.run_folder import csv_files
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from trainer.checkpoint import durable_folder, streamed
 from trainer.checkpoint.streamed import Streamed
-from trainer.weights.server_parts import ServerFile, part_name
+from trainer.weights.server_files import ServerFile, part_name
 
 FORMAT = 2
 """2: with mode, optimizer, dtype and the step of the schedule."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from trainer.checkpoint import durable_folder, writer
 from trainer.errors import RunFailed
-from trainer.weights.server_parts import full_name, part_name
+from trainer.weights.server_files import full_name, part_name
 
 PIECE = 8 << 20
 """Bytes of a file that travel at once."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from trainer.strategies.pserver.protocol.codec import decode
+from trainer.strategies.pserver.protocol.compression import decode
 from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message
 from trainer.strategies.pserver.server.shard import Rows, Shard
 

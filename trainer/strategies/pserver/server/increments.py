@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from trainer.checkpoint import durable_folder, store
 from trainer.errors import UserError, why
 from trainer.strategies.pserver.server.shard import Shard
-from trainer.weights.server_parts import ServerFile, full_name, part_name
+from trainer.weights.server_files import ServerFile, full_name, part_name
 
 LEAST = 1 << 26
 """Bytes of all rows; fewer are written in a moment."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainer.strategies.pserver.server.rules import Push
 from trainer.strategies.pserver.server.server_assignment import ServersRun
-from trainer.weights.server_parts import parts_of
+from trainer.weights.server_files import parts_of
 
 LEDGER = "ledger.{}.tsv"
 HEADER = "worker\tpush\tepoch\tblock\tfirst\tafter_last\n"

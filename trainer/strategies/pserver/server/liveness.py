@@ -6,6 +6,7 @@ import numpy as np
 
 from trainer.errors import RunFailed
 from trainer.host.notes_board import Board
+from trainer.strategies.lost_workers import ADMITTED
 from trainer.strategies.pserver.protocol.messages import COMES, Kind, Malformed, Message, Record, Verb
 from trainer.strategies.pserver.server.answers import NotYet, failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases
@@ -14,7 +15,6 @@ from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.regained import Regained
 from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.server.turns import Turns
-from trainer.strategies.stopping import ADMITTED
 
 EVER = 1 << 62
 """Pushes that a server may lack that was started again."""

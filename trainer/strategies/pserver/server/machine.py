@@ -30,7 +30,7 @@ from trainer.strategies.pserver.server.saving import Saving
 from trainer.strategies.pserver.server.server_assignment import ServersRun
 from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.server.turns import Outlet, Turns
-from trainer.weights.server_parts import ServerFile, parts_of
+from trainer.weights.server_files import ServerFile, parts_of
 
 LOOK_S = 0.2
 """So often a server looks who is silent and which requests are overdue; it waits for messages no longer than that."""

@@ -16,7 +16,7 @@ from trainer.strategies.pserver.protocol.layout import TableSpec
 from trainer.strategies.pserver.server.admission import Waiting
 from trainer.strategies.pserver.server.shard import Saved, Shard
 from trainer.weights.fresh_rows import RowInit, fresh_table
-from trainer.weights.server_parts import DENSE, TABLE
+from trainer.weights.server_files import DENSE, TABLE
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from trainer.config.run_config import RunConfig
 from trainer.optim.schedules import Plateau
 from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.pserver.protocol import snapshot
-from trainer.strategies.pserver.protocol.codec import decode
+from trainer.strategies.pserver.protocol.compression import decode
 from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message, Verb, text
 from trainer.strategies.pserver.server import checks
@@ -22,7 +22,7 @@ from trainer.strategies.pserver.server.of_workers import saved_by_workers
 from trainer.strategies.pserver.server.rules import RULES, Rule
 from trainer.strategies.pserver.server.server_assignment import ServersPlan
 from trainer.strategies.pserver.server.shard import Shard
-from trainer.weights.server_parts import ServerFile, parts_of
+from trainer.weights.server_files import ServerFile, parts_of
 
 RULE = "rule|"
 """Begins the names of what a server's rule remembers of workers."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from trainer.strategies.pserver.protocol.codec import encode
+from trainer.strategies.pserver.protocol.compression import encode
 from trainer.strategies.pserver.protocol.messages import (
     CREATES,
     HOLDS,

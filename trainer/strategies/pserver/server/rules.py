@@ -11,7 +11,7 @@ import torch
 
 from trainer.checkpoint.streamed import Streamed, of
 from trainer.config.schema import PserverSspStrategy, PserverStrategy, StaleStrategy
-from trainer.strategies.pserver.protocol.codec import encode
+from trainer.strategies.pserver.protocol.compression import encode
 from trainer.strategies.pserver.protocol.messages import (
     CREATES,
     HOLDS,
@@ -27,7 +27,7 @@ from trainer.strategies.pserver.protocol.messages import (
 from trainer.strategies.pserver.server.answers import NotYet
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.shard import Rows, Shard
-from trainer.strategies.pserver.tables.kernels import summed
+from trainer.strategies.pserver.tables.row_arrays import summed
 
 NEVER = 1 << 62
 BACKUPS = 8

@@ -26,7 +26,7 @@ from trainer.strategies.pserver.server.part_writer import PartWriter
 from trainer.strategies.pserver.server.saved_state_checks import kept_by
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.strategies.pserver.server.turns import Outlet
-from trainer.weights.server_parts import SINCE, full_name
+from trainer.weights.server_files import SINCE, full_name
 
 
 class Saving:

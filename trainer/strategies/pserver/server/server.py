@@ -24,7 +24,7 @@ from trainer.strategies.pserver.server.ledger import opened_ledger
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
 from trainer.strategies.pserver.server.part_writer import Forked
 from trainer.strategies.pserver.server.server_assignment import ServersRun
-from trainer.weights.server_parts import parts_of
+from trainer.weights.server_files import parts_of
 
 SMALLEST_LIMIT = 64 << 20
 

@@ -24,8 +24,8 @@ from trainer.strategies.pserver.server.server_assignment import ServersPlan
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
 from trainer.weights.fresh_rows import RowInit
-from trainer.weights.server_parts import DENSE, Piece, Tensors
-from trainer.weights.server_parts import pieces as pieces_of
+from trainer.weights.server_files import DENSE, Piece, Tensors
+from trainer.weights.server_files import pieces as pieces_of
 
 SUMS = SparseRule("sgd", 0.0, {})
 """Of tables that only add up differences."""

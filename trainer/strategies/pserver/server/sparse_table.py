@@ -15,9 +15,9 @@ from trainer.strategies.pserver.server.changes import Changes
 from trainer.strategies.pserver.server.since_full import SinceFull
 from trainer.strategies.pserver.tables.index import index_of
 from trainer.strategies.pserver.tables.kernels import Kernel
-from trainer.strategies.pserver.tables.whole_rows import gather, put
+from trainer.strategies.pserver.tables.row_arrays import gather, put
 from trainer.weights.fresh_rows import RowInit, draw_rows, table_key
-from trainer.weights.server_parts import REMOVED
+from trainer.weights.server_files import REMOVED
 
 SMALLEST = 64  # rows of a table's first storage
 

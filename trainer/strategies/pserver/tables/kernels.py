@@ -6,14 +6,10 @@ Each gives the numbers of its namesake in ``torch.optim`` for a sparse gradient 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-
-from trainer.strategies.pserver.tables.whole_rows import gather, put
 
 
 class Kernel(Protocol):
@@ -149,27 +145,3 @@ def kernel(name: str, **hyperparameters: Any) -> Kernel:
         beta1, beta2 = hyperparameters.get("betas", Adam.betas)
         return Adam(betas=(float(beta1), float(beta2)), **own("eps"))
     raise ValueError(f"a table's optimizer is sgd, adagrad, rowwise_adagrad or adam, not {name}")
-
-
-def summed(parts: Sequence[tuple[np.ndarray, torch.Tensor]]) -> tuple[np.ndarray, torch.Tensor]:
-    """Add up gradients of the same rows: returns unique ids (U,) ascending, and (U, D).
-    The ids of each part ascend, and are unique."""
-    ids = np.concatenate([ids for ids, _ in parts])
-    order = ids.argsort(kind="stable")  # merges the parts, where np.unique would sort them
-    once, positions = distinct(ids[order], order)
-    total = parts[0][1].new_zeros((len(once), parts[0][1].shape[1]))
-    begin = 0
-    for own, gradients in parts:  # a part has each row once; index_add_ takes longer
-        places = positions[begin : begin + len(own)]
-        put(total, places, gather(total, places).add_(gradients))
-        begin += len(own)
-    return once, total
-
-
-def distinct(ordered: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct ids (U,) of sorted row ids (N,), and each id's index in these (N,), in the order before sorting."""
-    first = np.ones(len(ordered), dtype=np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    positions = np.empty(len(ordered), dtype=np.int64)
-    positions[order] = np.cumsum(first) - 1
-    return ordered[first], positions

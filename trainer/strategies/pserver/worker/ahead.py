@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from trainer.errors import RunFailed
+from trainer.strategies.pserver.tables.row_arrays import unique
 from trainer.strategies.pserver.worker.pull import Fetched
-from trainer.strategies.pserver.worker.remote_model import RemoteTable, unique
+from trainer.strategies.pserver.worker.remote_model import RemoteTable
 
 Ids = dict[int, tuple[torch.Tensor, np.ndarray, torch.Tensor]]
 """Of a batch that comes: by table, its ids, once each (U,), and their positions."""

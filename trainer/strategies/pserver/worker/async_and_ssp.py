@@ -12,7 +12,7 @@ from torch import nn
 from trainer.config.schema import PserverAsyncStrategy, StaleStrategy
 from trainer.strategies.contract import MakeUpdater
 from trainer.strategies.pserver.protocol.messages import RESTS, RESUMES, WAKES, Kind, Message, Record, Verb
-from trainer.strategies.pserver.tables.kernels import summed
+from trainer.strategies.pserver.tables.row_arrays import summed
 from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.client import Request
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values

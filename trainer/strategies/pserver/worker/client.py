@@ -16,6 +16,7 @@ from torch.profiler import record_function
 
 from trainer.errors import RunFailed
 from trainer.strategies.contract import WAITS
+from trainer.strategies.lost_workers import new_life
 from trainer.strategies.pserver.protocol.messages import (
     ACKNOWLEDGED,
     COMES,
@@ -32,7 +33,6 @@ from trainer.strategies.pserver.protocol.messages import (
 )
 from trainer.strategies.pserver.protocol.server_lives import first_incarnation
 from trainer.strategies.pserver.worker.connections import Connections
-from trainer.strategies.stopping import new_life
 
 AGAIN_S = 2.0
 """An unanswered request is sent again after so long; each further wait is twice the last one."""

@@ -19,7 +19,7 @@ from trainer.strategies.pserver.protocol.messages import APART, SAVE_S, Kind, Me
 from trainer.strategies.pserver.worker.client import Client, Fenced
 from trainer.strategies.pserver.worker.initial_values import ROWS_AT_ONCE
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
-from trainer.weights.server_parts import part_name
+from trainer.weights.server_files import part_name
 from trainer.wording import counted
 
 

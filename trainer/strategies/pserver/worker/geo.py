@@ -13,9 +13,10 @@ import torch
 from trainer.config.schema import PserverGeoStrategy
 from trainer.optim.sparse import DenseAndSparse
 from trainer.strategies.contract import MakeUpdater
-from trainer.strategies.pserver.protocol.codec import decode
+from trainer.strategies.pserver.protocol.compression import decode
 from trainer.strategies.pserver.protocol.messages import CREATES, HOLDS, WANTS_DENSE, Kind, Message, Record, Verb
 from trainer.strategies.pserver.tables.kernels import kernel
+from trainer.strategies.pserver.tables.row_arrays import unique
 from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.client import Request
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
@@ -23,7 +24,7 @@ from trainer.strategies.pserver.worker.common_start import CommonStart
 from trainer.strategies.pserver.worker.held_blocks import Covered
 from trainer.strategies.pserver.worker.initial_values import ROWS_AT_ONCE
 from trainer.strategies.pserver.worker.push import WholePush
-from trainer.strategies.pserver.worker.remote_model import RemoteTable, unique
+from trainer.strategies.pserver.worker.remote_model import RemoteTable
 from trainer.strategies.pserver.worker.replica import Replica
 
 

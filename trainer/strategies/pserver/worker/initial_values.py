@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from trainer.strategies.pserver.protocol.codec import encode
+from trainer.strategies.pserver.protocol.compression import encode
 from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.worker.client import Client
-from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable, layouts
+from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable
 
 ROWS_AT_ONCE = 1 << 16
 
@@ -25,6 +25,16 @@ def send_start(client: Client, dense: DenseMap, tables: Sequence[RemoteTable], d
         _send_rows(client, table, last=table is bulky[-1])
     for table in bulky:
         table.start = None
+
+
+def layouts(dense: DenseMap, remote: Sequence[RemoteTable], dtype: torch.dtype, servers: int) -> list[Layout]:
+    """What START tells each server of its part of the model: the :class:`Layout` of dense pieces, tables and learning rates."""
+    specs = [t.spec for t in remote]
+    name = str(dtype).removeprefix("torch.")
+    return [
+        Layout(name, [(p.name, p.start, p.stop) for p in dense.pieces[s]], specs, [(n, r.lr, r.decays) for n, r in dense.groups[s] if n])
+        for s in range(servers)
+    ]  # fmt: skip
 
 
 def _layout(layout: Layout, values: torch.Tensor, last: bool) -> Message:

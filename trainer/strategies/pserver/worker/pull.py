@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from trainer.strategies.pserver.protocol.codec import decode
+from trainer.strategies.pserver.protocol.compression import decode
 from trainer.strategies.pserver.protocol.messages import CREATES, HOLDS, WANTS_DENSE, Kind, Message, Record, Verb
 from trainer.strategies.pserver.worker.client import Client, Request
 from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable

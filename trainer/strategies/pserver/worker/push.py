@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from trainer.strategies.pserver.protocol.codec import Feedback, encode
+from trainer.strategies.pserver.protocol.compression import Feedback, encode
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
 

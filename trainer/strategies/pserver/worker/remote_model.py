@@ -16,7 +16,7 @@ from torch import nn
 
 from trainer.models.embedding_tables import RowEmbedding
 from trainer.optim.groups import Rate, grouped
-from trainer.strategies.pserver.protocol.layout import Layout, TableSpec
+from trainer.strategies.pserver.protocol.layout import TableSpec
 from trainer.strategies.pserver.protocol.sharding import (
     Piece,
     SplitMethod,
@@ -25,7 +25,7 @@ from trainer.strategies.pserver.protocol.sharding import (
     place,
     server_of_bucket,
 )
-from trainer.strategies.pserver.tables.kernels import distinct, summed
+from trainer.strategies.pserver.tables.row_arrays import summed
 from trainer.weights.fresh_rows import RowInit
 
 
@@ -187,26 +187,3 @@ class RemoteTable:
         if len(used) == 1:
             return used[0][0], used[0][1].cpu()
         return summed([(ids, g.cpu()) for ids, g in used])
-
-
-def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
-    """The distinct ids (U,), ascending, of a batch, and each of its ids' position among them."""
-    flat = ids.detach().cpu().numpy().reshape(-1).astype(np.int64, copy=False)
-    bits = len(flat).bit_length()
-    if not len(flat) or flat.min() < 0 or int(flat.max()) >> (63 - bits):
-        once, positions = np.unique(flat, return_inverse=True)
-        return once, torch.from_numpy(positions.reshape(ids.shape)).to(ids.device)
-    packed = (flat << bits) | np.arange(len(flat))  # one sort of id and place together is faster than an argsort
-    packed.sort()
-    once, positions = distinct(packed >> bits, packed & ((1 << bits) - 1))
-    return once, torch.from_numpy(positions.reshape(ids.shape)).to(ids.device)
-
-
-def layouts(dense: DenseMap, remote: Sequence[RemoteTable], dtype: torch.dtype, servers: int) -> list[Layout]:
-    """Make the :class:`Layout` of each server's part of the model: dense pieces, tables, learning rates of groups."""
-    specs = [t.spec for t in remote]
-    name = str(dtype).removeprefix("torch.")
-    return [
-        Layout(name, [(p.name, p.start, p.stop) for p in dense.pieces[s]], specs, [(n, r.lr, r.decays) for n, r in dense.groups[s] if n])
-        for s in range(servers)
-    ]  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 
 from trainer.strategies.pserver.tables.index import index_of
 from trainer.strategies.pserver.tables.kernels import Kernel
-from trainer.strategies.pserver.tables.whole_rows import gather, put
+from trainer.strategies.pserver.tables.row_arrays import gather, put
 
 SMALLEST = 1024
 REMEMBERED = 4

@@ -17,6 +17,7 @@ from trainer.config.schema import PserverStrategy
 from trainer.models.embedding_tables import dense_of, tables
 from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Seat, Share, Strategy
 from trainer.strategies.pserver.protocol.messages import CREATES, SAVES, Kind, Message, Record, Verb, text
+from trainer.strategies.pserver.tables.row_arrays import unique
 from trainer.strategies.pserver.worker.agreement import agree_on
 from trainer.strategies.pserver.worker.ahead import Ahead, place_of
 from trainer.strategies.pserver.worker.client import Client
@@ -28,9 +29,9 @@ from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
 from trainer.strategies.pserver.worker.initial_values import send_start
 from trainer.strategies.pserver.worker.pull import WorkerPulls
 from trainer.strategies.pserver.worker.push import PushEncoder
-from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable, unique
+from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable
 from trainer.strategies.pserver.worker.retelling import Retelling
-from trainer.weights.server_parts import part_name
+from trainer.weights.server_files import part_name
 
 LEASE_LOOK_S = 0.02
 
@@ -374,11 +375,7 @@ class PserverWorker(Retelling, Halting, Strategy):
     def whole(self) -> AbstractContextManager[None]:
         """Context manager: the model holds the rows of its tables of at most ``export_limit`` values.
         Larger ones are left out, with a warning."""
-
-        def rows(table: RemoteTable, ids: np.ndarray) -> torch.Tensor:
-            return self.rows_now(table, ids, training=False)
-
-        return merged_tables(self.remote, rows, self.options.export_limit)
+        return merged_tables(self.remote, partial(self.rows_now, training=False), self.options.export_limit)
 
     def persist(self, folder: Path) -> None:
         """Have every server write its part of the persistables; the first worker completes them."""

@@ -1,4 +1,4 @@
-"""What asynchronous strategies can do: stop all workers together, and take a lost worker back."""
+"""What strategies that go on without a lost worker can do: stop all workers together, and take a restarted one back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ADMITTED = "admitted/worker/{}/{}"
 
 
 def new_life() -> int:
-    """Draw the random number of a worker's new life."""
+    """Draw the random number by which a restarted worker is told from the lost one whose place it takes."""
     return secrets.randbits(62) | 1
 
 

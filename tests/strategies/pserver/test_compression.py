@@ -10,7 +10,7 @@ import torch
 
 from tests.strategies.pserver.harness import Cluster, config
 from tests.strategies.pserver.test_versions import net, placed
-from trainer.strategies.pserver.protocol.codec import Feedback, decode, encode
+from trainer.strategies.pserver.protocol.compression import Feedback, decode, encode
 from trainer.strategies.pserver.protocol.messages import Kind, Record
 
 PUSHES, SIZE = 200, 1300

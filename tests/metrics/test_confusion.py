@@ -11,9 +11,9 @@ from sklearn import metrics as truth
 from torch import nn
 
 from trainer.data.sampler import EvaluationSampler
-from trainer.metrics import examination
+from trainer.metrics import confusion
 from trainer.metrics.classification import Classification
-from trainer.metrics.examination import WORST, Examination, Tally, guessed
+from trainer.metrics.confusion import WORST, Examination, Tally, guessed
 
 
 def drawn(seed: int, samples: int, classes: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,11 +44,11 @@ CASES = st.tuples(st.integers(0, 99), st.integers(1, 60), st.integers(1, 8), st.
 def test_counts_are_those_of_scikit_learn_over_unequal_workers(case: tuple[int, ...], many: bool) -> None:
     seed, samples, classes, further, workers, batch = case
     scores, labels = drawn(seed, samples, classes, classes + further)
-    before, examination.MOST_CLASSES = examination.MOST_CLASSES, 0 if many else examination.MOST_CLASSES
+    before, confusion.MOST_CLASSES = confusion.MOST_CLASSES, 0 if many else confusion.MOST_CLASSES
     try:
         found = examined(scores, labels, classes, workers, batch)
     finally:
-        examination.MOST_CLASSES = before
+        confusion.MOST_CLASSES = before
     guesses = np.argsort(-scores, axis=1, kind="stable")[:, 0]
     guesses = np.where(guesses < classes, guesses, classes)
     matrix = truth.confusion_matrix(labels, guesses, labels=range(classes + 1))[:classes]
@@ -93,7 +93,7 @@ def test_outputs_that_are_no_numbers_are_no_guess_and_do_not_spoil_the_sums() ->
     assert guessed(outputs, 2).tolist() == [2, 2, 0, 0]
     mine = Tally(2)
     mine.add(outputs, torch.tensor([0, 1, 1, 1]), np.arange(4))
-    found = examination.tally_of(2, mine.vector()).examination({})
+    found = confusion.tally_of(2, mine.vector()).examination({})
     assert found.confusion is not None and found.confusion.tolist() == [[0, 0, 1], [2, 0, 1]]
     assert {(m.number, m.guess) for m in found.mistakes} == {(0, -1), (1, -1), (2, 0), (3, 0)}
     assert all(np.isfinite(m.loss) for m in found.mistakes)
