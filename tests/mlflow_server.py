@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 
 from tests.pace import wait_for
-from tests.runs import environment, family, zygote
+from tests.runs import environment, family, kill, zygote
 from tests.zygote import Started
 
 
@@ -43,7 +43,6 @@ class Server:
     def kill(self) -> None:
         """SIGKILL to it and to all that it has started, in whatever they are doing."""
         if self.process is not None:
-            for process in reversed(family(self.process.pid)):
-                process.kill()
+            kill(reversed(family(self.process.pid)))
             self.process.wait()
             self.process = None

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,13 @@ def family(pid: int) -> list[psutil.Process]:
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those that still run."""
     return [p for p in processes if _runs(p)]
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL to each; one may have ended before, as the copies of servers do, and others with who has started them."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _runs(process: psutil.Process) -> bool:

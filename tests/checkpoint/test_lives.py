@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoint.test_servers import run
 from tests.faults.test_ledgers import BASE, EPOCHS, PER_EPOCH, applied
 from tests.pace import wait_for
-from tests.runs import alive, family, start
+from tests.runs import alive, family, kill, start
 from trainer.checkpoint import store
 
 MODES = {
@@ -40,8 +40,8 @@ def test_each_batch_is_applied_once_over_both_lives(case: str, tmp_path: Path) -
         wait_for(saved, 300, "a checkpoint")
         everybody = family(process.pid)
     finally:
-        for one in everybody or [process]:
-            one.kill()
+        kill(everybody)
+        process.kill()
         process.wait(60)
     wait_for(lambda: not alive(everybody), 60, "all are gone")
     run(tmp_path, *command, "resume=auto")

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from tests.pace import wait_for
-from tests.runs import alive, family, start
+from tests.runs import alive, family, kill, start
 from tests.zygote import Started
 
 
@@ -38,5 +38,4 @@ def held_up(
         wait_for(lambda: not alive(everybody), 15, f"{alive(everybody)} end")
     finally:
         process.kill()
-        for other in alive(everybody):
-            other.kill()
+        kill(alive(everybody))

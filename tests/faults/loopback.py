@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runs import alive, family, points, start
+from tests.runs import alive, family, kill, points, start
 from tests.zygote import Started
 from trainer.host.addresses import LOOPBACK, free_port
 
@@ -76,9 +76,7 @@ def loopback(folder: Path, *options: str) -> Iterator[Loopback]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 everybody += family(process.pid) if process.poll() is None else []
             process.kill()
-        for other in alive(everybody):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                other.kill()
+        kill(alive(everybody))
 
 
 def same(found: Sequence[tuple[int, float]], truth: Sequence[tuple[int, float]]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import signal
@@ -15,7 +14,7 @@ import pytest
 from tests.faults.loopback import BASE, GATE, Loopback, loopback, same
 from tests.faults.test_ledgers import applied
 from tests.pace import patient, wait_for
-from tests.runs import family, losses, read, trainer
+from tests.runs import family, kill, losses, read, trainer
 from tests.zygote import Started
 from trainer import run as run_here
 from trainer.errors import UserError
@@ -39,11 +38,9 @@ def together(hosts: Loopback, *numbers: int) -> list[Started]:
     return started
 
 
-def kill(process: Started) -> None:
+def lose_power(process: Started) -> None:
     """As a machine that loses its power: the launcher and all that it has started."""
-    for one in family(process.pid):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
+    kill(family(process.pid))
     process.wait()
 
 
@@ -58,7 +55,7 @@ def test_host_that_is_killed_is_missed_and_one_that_comes_later_is_let_in(
     gates = f"callbacks=[{{_target_:tests.faults.gate.Gate,at:{AT},until:go}},{{_target_:tests.faults.gate.Gate,at:12,until:go2}}]"
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", gates) as hosts:
         first, second, third = together(hosts, 0, 1, 2)
-        kill(second)
+        lose_power(second)
         hosts.go()
         wait_for(lambda: hosts.at_the_gate(12), LONG, "the others go on")
         assert "ATTENTION: host 1 is lost" in hosts.screen(0)
@@ -112,7 +109,7 @@ def test_host_with_servers_that_is_killed_is_missed(tmp_path: Path, by_one_worke
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", *SERVED, GATE.format(AT, "")) as hosts:
         first, second = together(hosts, 0, 1)
         assert "servers on     host 0: 2, host 1: 1" in hosts.screen(0)
-        kill(second)
+        lose_power(second)
         hosts.go()
         assert first.wait(LONG) == 0, hosts.all_screens()
         assert "ATTENTION: host 1 is lost" in hosts.screen(0)
@@ -147,7 +144,7 @@ def test_hosts_without_a_common_step_die_and_come_and_each_batch_is_applied_once
         tmp_path, *ELASTIC, "launch.nnodes=1:2", "strategy=pserver_async", *APART, gates((AT, ""), (16, "2"))
     ) as hosts:
         first, second = together(hosts, 0, 1)
-        kill(second)
+        lose_power(second)
         hosts.go()
         wait_for(lambda: hosts.at_the_gate(16), LONG, "host 0 goes on")
         assert "ATTENTION: host 1 is lost" in hosts.screen(0)
@@ -219,7 +216,7 @@ def test_too_few_hosts_are_waited_for_and_then_the_run_ends_with_how_to_go_on(tm
     within = patient(8)
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", f"launch.timeout_s={within}", "launch.join_s=1", GATE.format(AT, "")) as hosts:  # fmt: skip
         first, second = together(hosts, 0, 1)
-        kill(second)
+        lose_power(second)
         hosts.go()
         assert first.wait(LONG) == 1, hosts.all_screens()
         lines = hosts.screen(0).splitlines()
@@ -235,7 +232,7 @@ def test_too_few_hosts_are_waited_for_and_then_the_run_ends_with_how_to_go_on(tm
 def test_run_ends_with_host_0_and_the_others_tell_how_to_go_on(tmp_path: Path) -> None:
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", GATE.format(AT, "")) as hosts:
         first, second = together(hosts, 0, 1)
-        kill(first)
+        lose_power(first)
         hosts.go()
         assert second.wait(LONG) == 1, hosts.all_screens()
         assert "host 0" in hosts.screen(1) and "is gone" in hosts.screen(1)
@@ -308,7 +305,7 @@ def test_hosts_that_come_leave_and_die_at_random_change_nothing(seed: int, tmp_p
                 others[number].send_signal(which := chance.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGINT]))
                 happened.append(f"{number} leaves by {which.name}")
             else:
-                kill(others[number])
+                lose_power(others[number])
                 happened.append(f"{number} dies")
         assert first.wait(600) == 0, f"{happened}\n{hosts.all_screens()}"
         print(happened, lives(hosts.run))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.stormy import SEED
 from tests.pace import wait_for
-from tests.runs import alive, family, read, start
+from tests.runs import alive, family, kill, read, start
 
 EPOCHS = 2
 PER_EPOCH = 179  # 1438 samples in whole batches of 8
@@ -84,8 +84,7 @@ def one_run(folder: Path, seed: int) -> None:
         wait_for(lambda: process.poll() is not None, 600, "the run ends")
     finally:
         process.kill()
-        for other in alive(everybody):
-            other.kill()
+        kill(alive(everybody))
     screen = (folder / "screen.txt").read_text()
     assert process.returncode == 0, f"seed {seed}, {mode}, {what}: {screen[-3000:]}"
     assert read(run / "result.json")["status"] == "done"

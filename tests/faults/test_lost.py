@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.pace import patient, wait_for
-from tests.runs import alive, family, points, read, start, trainer
+from tests.runs import alive, family, kill, points, read, start, trainer
 from tests.zygote import Started
 
 BASE = (
@@ -46,8 +46,7 @@ def running(folder: Path, *overrides: str) -> Iterator[tuple[Started, Path, list
         wait_for(lambda: not alive(everybody), 10, f"{alive(everybody)} end")
     finally:
         process.kill()
-        for other in alive(everybody):
-            other.kill()
+        kill(alive(everybody))
 
 
 def let_go(run: Path, *gates: str) -> None:

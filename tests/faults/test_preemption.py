@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.pace import wait_for
-from tests.runs import TORCHRUN, alive, family, losses, mlflow_runs, points, read, start, torchrun, trainer
+from tests.runs import TORCHRUN, alive, family, kill, losses, mlflow_runs, points, read, start, torchrun, trainer
 from tests.zygote import Started
 
 BASE = [
@@ -33,8 +33,7 @@ def at_the_gate(folder: Path, *overrides: str) -> Iterator[tuple[Started, Path]]
         wait_for(lambda: not alive(everybody), 15, f"{alive(everybody)} end")
     finally:
         process.kill()
-        for other in alive(everybody):
-            other.kill()
+        kill(alive(everybody))
 
 
 def waits(run: Path, process: Started, folder: Path) -> bool:

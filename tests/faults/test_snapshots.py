@@ -16,7 +16,7 @@ from tests.faults.slow_disk import GO
 from tests.faults.test_lost import member, screen
 from tests.faults.test_returns import WORK, check_both_servers, check_ledgers
 from tests.pace import wait_for
-from tests.runs import alive, family, points, read, start, trainer
+from tests.runs import alive, family, kill, points, read, start, trainer
 from tests.zygote import Started
 from trainer.checkpoint import store
 
@@ -50,8 +50,7 @@ def held(folder: Path, mode: str, *overrides: str) -> Iterator[tuple[Started, Pa
         wait_for(lambda: not alive(everybody), 15, f"{alive(everybody)} end")
     finally:
         process.kill()
-        for other in alive(everybody):
-            other.kill()
+        kill(alive(everybody))
 
 
 def copy_of(run: Path, server: int) -> psutil.Process:
