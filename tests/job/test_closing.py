@@ -24,9 +24,9 @@ from trainer.job import closing, job
 from trainer.job.closing import Closing
 from trainer.job.pictures import curves, validation
 from trainer.job.ready import get_ready
-from trainer.launch.in_process import _Tee
 from trainer.run_folder import json_files, report
 from trainer.terminal import status as status_file
+from trainer.terminal.streams import _Tee
 from trainer.tracking import mlflow_run
 
 CAUSE = "worker 1 broke: the first cause"

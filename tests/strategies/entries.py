@@ -25,7 +25,7 @@ from torch import nn
 
 from trainer.config.instantiate import locate
 from trainer.errors import RunFailed
-from trainer.launch.forkserver import resolve
+from trainer.launch.process import resolve
 from trainer.models.sync_batch_norm import synchronised
 from trainer.planning.assignment import Assignment
 from trainer.run_folder.report import Report

@@ -24,9 +24,9 @@ from trainer.config.run_config import RunConfig
 from trainer.job import plan_table
 from trainer.job.result import Result
 from trainer.launch.forkserver import _shown
-from trainer.launch.in_process import teed
 from trainer.terminal import bar
 from trainer.terminal.screen import Screen
+from trainer.terminal.streams import teed
 
 RUN = "6ec23ca3c72c43c8b4d7ab39a4e58a38"
 FOLDER = "/srv/somebody/outputs/digits_lenet/2026-11-22_10-52-31"

@@ -16,7 +16,6 @@ from rich.table import Table
 from trainer.config.redact import HERE, values
 from trainer.config.secret_parts import HIDDEN
 from trainer.data.picture_preprocessing import Preprocessing
-from trainer.launch import in_process
 from trainer.run_folder import csv_files
 from trainer.run_folder.csv_files import cell
 from trainer.terminal import streams
@@ -109,7 +108,7 @@ def test_a_secret_is_hidden_on_every_road(road: Any, secret: str, teed: bool, mo
     monkeypatch.setattr(sys, "__stderr__", own)
     with streams.guarded():
         HERE.learn(values({"password": secret}))
-        with in_process.teed(log) if teed else contextlib.nullcontext():
+        with streams.teed(log) if teed else contextlib.nullcontext():
             print("before, s3", file=sys.stderr)
             road(secret)
             print(" after, tig", file=sys.stderr, end="", flush=True)

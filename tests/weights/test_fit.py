@@ -152,7 +152,7 @@ def test_tensors_that_no_model_takes_are_one_sentence_that_names_the_file(name: 
     else:
         torch.save({"weight": content}, path)
     model = torch.nn.Linear(2, 2, bias=False)
-    for use in (lambda: fit.check(path, model, "m"), lambda: fit.load(path, model), lambda: tensor_files.into(model, tensor_files.read(path, f"weights={path}"), f"weights={path}")):  # fmt: skip
+    for use in (lambda: fit.check(path, model, "m"), lambda: fit.load(path, model), lambda: fit.into(model, tensor_files.read(path, f"weights={path}"), f"weights={path}")):  # fmt: skip
         with pytest.raises(UserError, match=says) as caught:
             use()
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)

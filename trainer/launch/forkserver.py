@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.util
@@ -19,12 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from trainer.checkpoint.store import CHECKPOINTS
-from trainer.errors import BY_CTRL_C, Died, Interrupted, RunFailed, first_line
+from trainer.errors import BY_CTRL_C, Died, Interrupted, RunFailed
 from trainer.host import files, private, pulse
-from trainer.host.addresses import free_port, listening
+from trainer.host.addresses import free_port
 from trainer.host.notes_board import NoNote, OwnBoard, SealedBoard
 from trainer.host.parent_death import end_with
 from trainer.host.patient_store import PatientStore
@@ -32,10 +28,10 @@ from trainer.host.signals import LEAVE, NUMBERS, Grace, StopRequest, requests, s
 from trainer.launch.engine import Engine, Start
 from trainer.launch.hang import Hang
 from trainer.launch.log_on_screen import Shown
-from trainer.launch.meeting_place import Place
+from trainer.launch.meeting_place import Place, open_store
 from trainer.launch.other_hosts import OtherHosts
 from trainer.launch.preload import start_forkserver
-from trainer.launch.process import Child
+from trainer.launch.process import Child, resolve
 from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.returns import Returns
 from trainer.launch.supervisor import END_S, Handle, HostResults, Role, StartedProcess, Supervisor, end
@@ -215,36 +211,6 @@ def _place(meeting: Meeting, scratch: Path, here: list[Any]) -> Place:
     return place
 
 
-def open_store(meeting: Meeting) -> dist.TCPStore:
-    """Open host 0's TCPStore, bound to its address alone, or connect to it from another host.
-
-    Raises:
-        RunFailed: host 0 does not answer.
-    """
-    timeout = datetime.timedelta(seconds=meeting.timeout_s)
-    if not meeting.serves:
-        try:
-            return dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
-        except dist.DistError as error:
-            where = f"{meeting.where} within {meeting.timeout_s:g} s (launch.timeout_s)"
-            alone = meeting.host.startswith("127.") and not meeting.labels
-            hint = " (that is this host itself: give launch.master_addr)" if alone else ""
-            raise RunFailed(f"{meeting.label(0)} did not answer at {where}{hint}: {first_line(error)}") from error
-    try:
-        serving = listening(meeting.host, meeting.port, backlog=512)
-    except OSError as error:
-        raise RunFailed(f"{meeting.label(0)} cannot listen at {meeting.where}: {error.strerror}") from error
-    port = serving.getsockname()[1]
-    return dist.TCPStore(
-        meeting.host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timeout,
-        master_listen_fd=serving.detach(),
-    )
-
-
 def _start(
     role: Role,
     payload: Any,
@@ -328,9 +294,3 @@ def enter(start: Start) -> Any:
         pulse=start.pulse, port=start.port, life=start.life, returns=start.returns,
     )  # fmt: skip
     return resolve(role.entry)(seat, start.payload)
-
-
-def resolve(entry: str) -> Callable[..., Any]:
-    """Import the entry function that ``module:name`` names."""
-    module, _, name = entry.partition(":")
-    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]

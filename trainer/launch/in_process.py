@@ -6,9 +6,8 @@ import contextlib
 import errno
 import os
 import secrets
-import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
     quiet = assignment.config.verbosity == "quiet"
     with (
         _kept_log(run_dir / "workerlog.0", assignment.goes_on) as log,
-        teed(log, quiet),
+        streams.teed(log, quiet),
         interpreter.at_work(),
         alone(),
     ):
@@ -87,42 +86,3 @@ def _kept_log(path: Path, goes_on: bool = False) -> Iterator[Any]:
     finally:
         with contextlib.suppress(OSError):
             log.close()
-
-
-class _Tee:
-    """A text stream that also writes to a file; a silent one, to the file alone."""
-
-    def __init__(self, stream: Any, log: Any, silent: bool = False) -> None:
-        self.stream = stream
-        self.log = log
-        self.silent = silent
-
-    def write(self, text: str) -> int:
-        self._keep(lambda log: log.write(text))
-        return len(text) if self.silent else int(self.stream.write(text))
-
-    def flush(self) -> None:
-        self._keep(lambda log: log.flush())
-        self.stream.flush()
-
-    def _keep(self, step: Callable[[Any], Any]) -> None:
-        """Into the log, as long as that goes: what is printed may be the reason why a run ends, a full disk among them."""
-        if self.log is None:
-            return
-        try:
-            step(self.log)
-        except OSError as error:
-            name, self.log = self.log.name, None
-            self.stream.write(f"{name} is not written any more: {error.strerror}\n")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-
-@contextlib.contextmanager
-def teed(log: Any, quiet: bool = False) -> Iterator[None]:
-    """Context manager: what this process prints goes to the log, too; ``quiet``: to the log only, except stderr."""
-    with streams.restored():
-        out, error = _Tee(sys.stdout, log, quiet), _Tee(sys.stderr, log)
-        streams.stand_in(streams.Guard(out), streams.Guard(error))
-        yield

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from trainer.config.schema import LaunchConfig
 from trainer.host.notes_board import OwnBoard, SealedBoard
 from trainer.host.patient_store import PatientStore
-from trainer.launch.forkserver import open_store
 from trainer.launch.lobby import LOST_S
+from trainer.launch.meeting_place import open_store
 from trainer.launch.rendezvous import Meeting
 from trainer.planning.run_secret import secret_of_hosts
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from trainer.errors import RunFailed, first_line
+from trainer.host.addresses import listening
 from trainer.host.notes_board import FolderBoard, OwnBoard, SealedBoard
 from trainer.host.patient_store import PatientStore
+from trainer.launch.rendezvous import Meeting
 
 BOARD, GROUP = "board", "group"
 CONNECT_S = 300
@@ -46,3 +49,33 @@ class Place:
             return FolderBoard(Path(self.folder, BOARD)), dist.FileStore(str(Path(self.folder, GROUP)), -1)
         store = dist.TCPStore(self.host, self.port, is_master=False, timeout=datetime.timedelta(seconds=CONNECT_S))
         return SealedBoard(PatientStore(store.clone(), self.name, self.patience_s), self.secret), store
+
+
+def open_store(meeting: Meeting) -> dist.TCPStore:
+    """Open host 0's TCPStore, bound to its address alone, or connect to it from another host.
+
+    Raises:
+        RunFailed: host 0 does not answer.
+    """
+    timeout = datetime.timedelta(seconds=meeting.timeout_s)
+    if not meeting.serves:
+        try:
+            return dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
+        except dist.DistError as error:
+            where = f"{meeting.where} within {meeting.timeout_s:g} s (launch.timeout_s)"
+            alone = meeting.host.startswith("127.") and not meeting.labels
+            hint = " (that is this host itself: give launch.master_addr)" if alone else ""
+            raise RunFailed(f"{meeting.label(0)} did not answer at {where}{hint}: {first_line(error)}") from error
+    try:
+        serving = listening(meeting.host, meeting.port, backlog=512)
+    except OSError as error:
+        raise RunFailed(f"{meeting.label(0)} cannot listen at {meeting.where}: {error.strerror}") from error
+    port = serving.getsockname()[1]
+    return dist.TCPStore(
+        meeting.host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=serving.detach(),
+    )

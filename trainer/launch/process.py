@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import multiprocessing
 import os
@@ -213,3 +214,9 @@ def _for_pipe(text: str) -> str:
     if len(text) <= MOST_TEXT:
         return text
     return f"{text[: MOST_TEXT // 3]}\n... ({len(text)} characters)\n{text[-MOST_TEXT // 2 :]}"
+
+
+def resolve(entry: str) -> Callable[..., Any]:
+    """Import the function in which a process enters, which ``module:name`` names."""
+    module, _, name = entry.partition(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]

@@ -14,7 +14,6 @@ from trainer.config.redact import text
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import files
 from trainer.host.notes_board import OwnBoard
-from trainer.launch.in_process import teed
 from trainer.launch.torchrun_handover import Handover, handover
 from trainer.launch.whereabouts import environment, leave_plan
 from trainer.planning.assignment import Assignment
@@ -59,7 +58,7 @@ def _start(way: Handover, store: Any, assignment: Assignment) -> dict[str, Any]:
     leave_plan(replace(plan, environment={"worker": environment()}))
     way.give(assignment.as_dict())
     quiet = assignment.config.verbosity == "quiet"
-    with streams.log(Path(plan.run_dir) / "workerlog.0", assignment.goes_on) as log, teed(log, quiet):
+    with streams.log(Path(plan.run_dir) / "workerlog.0", assignment.goes_on) as log, streams.teed(log, quiet):
         return _work(store, way.board(), assignment, 0)
 
 

@@ -13,7 +13,7 @@ from trainer.config.schema import WEIGHT_FILES
 from trainer.errors import UserError
 from trainer.host.https import unreachable
 from trainer.models.classifiers import HEADS, unfilled
-from trainer.weights import tensor_files
+from trainer.weights import fit, tensor_files
 
 
 def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", **arguments: Any) -> nn.Module:
@@ -100,7 +100,7 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
 def _load(model: nn.Module, given: dict[str, torch.Tensor], what: str) -> None:
     """All but layers that tell another number of classes apart, and auxiliary classifiers that the model goes without."""
     own = model.state_dict()
-    named = tensor_files.unwrapped(given, own)
+    named = fit.unwrapped(given, own)
     found = {name: tensor for name, tensor in named.items() if name in own or name.partition(".")[0] not in HEADS}
     strange = [name for name in found if name not in own]
     missing = [name for name in own if name not in found and not name.endswith("num_batches_tracked")]
@@ -114,7 +114,7 @@ def _load(model: nn.Module, given: dict[str, torch.Tensor], what: str) -> None:
     wrong = [name for name in other if found[name].shape[1:] != own[name].shape[1:]]
     if wrong:
         raise UserError(what, f"belongs to another model: {wrong[0]} is {tuple(found[wrong[0]].shape)} there and {tuple(own[wrong[0]].shape)} here")  # fmt: skip
-    tensor_files.into(model, {n: t for n, t in found.items() if n not in other}, what)
+    fit.into(model, {n: t for n, t in found.items() if n not in other}, what)
 
 
 def _freeze(model: nn.Module, num_classes: int) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -186,3 +186,42 @@ def unguarded(stream: Any) -> Any:
     while isinstance(stream, Guard) or hasattr(stream, "rich_proxied_file"):
         stream = stream.stream if isinstance(stream, Guard) else stream.rich_proxied_file
     return stream
+
+
+class _Tee:
+    """A text stream that also writes to a file; a silent one, to the file alone."""
+
+    def __init__(self, stream: Any, log: Any, silent: bool = False) -> None:
+        self.stream = stream
+        self.log = log
+        self.silent = silent
+
+    def write(self, text: str) -> int:
+        self._keep(lambda log: log.write(text))
+        return len(text) if self.silent else int(self.stream.write(text))
+
+    def flush(self) -> None:
+        self._keep(lambda log: log.flush())
+        self.stream.flush()
+
+    def _keep(self, step: Callable[[Any], Any]) -> None:
+        """Into the log, as long as that goes: what is printed may be the reason why a run ends, a full disk among them."""
+        if self.log is None:
+            return
+        try:
+            step(self.log)
+        except OSError as error:
+            name, self.log = self.log.name, None
+            self.stream.write(f"{name} is not written any more: {error.strerror}\n")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def teed(log: Any, quiet: bool = False) -> Iterator[None]:
+    """Context manager: what this process prints goes to the log, too; ``quiet``: to the log only, except stderr."""
+    with restored():
+        out, error = _Tee(sys.stdout, log, quiet), _Tee(sys.stderr, log)
+        stand_in(Guard(out), Guard(error))
+        yield

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from trainer.errors import UserError, first_line
 from trainer.visible import shortened
@@ -18,10 +17,7 @@ NESTED = ("state_dict", "model")
 """Where checkpoints of others keep the state_dict."""
 LEFT_OUT = "left_out"
 """In the header of a run's own safetensors: the tables that it goes without."""
-WRAPPED = "module."
-"""What DistributedDataParallel and DataParallel put before every name."""
 MOST_NAMED = 4
-T = TypeVar("T")
 
 
 def read(path: Path, what: str) -> dict[str, torch.Tensor]:
@@ -89,32 +85,6 @@ def _converts(kind: torch.dtype) -> bool:
     return True
 
 
-def refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what: str) -> None:
-    """Refuse complex tensors in a file of weights for real parameters.
-
-    Raises:
-        UserError: those of these names should.
-    """
-    wrong = [name for name in names if name in own and not own[name].is_complex()]
-    if wrong:
-        raise UserError(what, f"holds complex numbers where the model's are real ({some(wrong)})", "weights of this model")  # fmt: skip
-
-
-def into(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) -> None:
-    """Copy tensors from a file into the model, in its dtypes and on its device; its other tensors stay.
-
-    Raises:
-        UserError: it cannot take them.
-    """
-    own = model.state_dict()
-    refuse_complex((name for name, tensor in by_name.items() if tensor.is_complex()), own, what)
-    try:
-        model.load_state_dict(by_name, strict=False)
-    except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise UserError(what, f"does not go into the model: {shortened(' '.join(lines[-1:]))}") from error
-
-
 class Outline(NamedTuple):
     """The shape of a tensor in a weights file, and whether it is complex; known without reading its values."""
 
@@ -156,11 +126,6 @@ def left_out(path: Path) -> list[str]:
 
     with safe_open(str(path), "pt") as file:
         return str((file.metadata() or {}).get(LEFT_OUT, "")).split()
-
-
-def unwrapped(by_name: Mapping[str, T], own: Container[str]) -> dict[str, T]:
-    """Rename a file's tensors to the model's own names, without the prefix ``module.`` of a wrapper such as DDP."""
-    return {name if name in own else name.removeprefix(WRAPPED): one for name, one in by_name.items()}
 
 
 def some(names: Iterable[object], between: str = ", ") -> str:
