@@ -35,7 +35,7 @@ def begin(folder: Path) -> Path:
 
 
 def write(folder: Path, name: str, write_to: Callable[[Path], Any]) -> None:
-    """Write a file of the folder to come. The folder exists after :func:`complete` only.
+    """Write one file of a durable folder, with its seal. The folder exists after :func:`complete` only.
 
     Args:
         folder: an older one there stays as it is until then.
@@ -86,7 +86,7 @@ def is_written(folder: Path, name: str) -> bool:
 
 
 def complete(folder: Path, names: Sequence[str], version: int) -> None:
-    """Make these files the folder. Called once, after all are written.
+    """Make a durable folder of the files that were written: all of them, under its name, at once. Called once, at the end.
 
     Args:
         version: of the files' format, which :func:`whole` asks for.
@@ -139,7 +139,7 @@ def whole(folder: Path, version: int, verify: bool = True) -> Path:
 
 
 def files(folder: Path, version: int) -> Mapping[str, dict[str, Any]]:
-    """Name -> size and checksum of each file, from a marker that is whole.
+    """The files of a durable folder, as its marker tells them: name -> size and checksum.
 
     Raises:
         UserError: the marker is missing or damaged, or of another format version.
@@ -165,7 +165,7 @@ def files(folder: Path, version: int) -> Mapping[str, dict[str, Any]]:
 
 
 def check_own(folder: Path) -> None:
-    """Refuse to replace a folder that holds something other than a sealed snapshot.
+    """Refuse to write a durable folder in place of one that is there, holds something, and has no marker.
 
     Raises:
         UserError: there is such a folder.

@@ -219,7 +219,7 @@ def told_by(text: bytes, path: str) -> About:
 
 
 def complete(folder: Path, names: Sequence[str]) -> None:
-    """Make what was written the checkpoint, and the newest one.
+    """Make the parts of a run's checkpoint that are written a whole one, and the newest.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -253,7 +253,7 @@ def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
 
 
 def forget_unfinished(checkpoints: Path) -> None:
-    """Remove the checkpoints in a run's folder that the run before did not complete, before a run goes on."""
+    """Of a run's checkpoints, remove those that were not completed, before the run goes on."""
     _forget_unfinished(checkpoints, None)
 
 

@@ -41,12 +41,12 @@ class Streamed:
 
 
 def of(array: np.ndarray) -> Streamed:
-    """An array that is there, and is not copied."""
+    """A tensor to write piece by piece: an array that is there, and is not copied."""
     return Streamed(array.shape, array.dtype, lambda: [array])
 
 
 def taken(array: np.ndarray, places: Callable[[], np.ndarray], count: int) -> Streamed:
-    """Rows of an array (N, ...), copied piece by piece.
+    """A tensor to write piece by piece: rows of an array (N, ...), copied when their piece is written.
 
     Args:
         places: (count,) which rows, asked for when the first are written.
@@ -62,7 +62,7 @@ def _taken(array: np.ndarray, places: Callable[[], np.ndarray]) -> Iterable[np.n
 
 
 def write(path: Path, tensors: Mapping[str, Streamed], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file.
+    """Write a safetensors file piece by piece.
 
     Raises:
         OSError: the disk is full, or will not have it.

@@ -46,7 +46,8 @@ class BackgroundWriter:
 
 
 def write_part(folder: Path, name: str, packed: Packed) -> str:
-    """Write a process's part; returns why it cannot be written, which is left beside it for who waits; or nothing."""
+    """Write a worker's part of a checkpoint. Returns why it cannot be written, and leaves that for the one who completes the
+    checkpoint; returns nothing if it is written."""
     try:
         durable_folder.write(folder, name, packed.write)
     except (OSError, UserError) as error:
@@ -59,7 +60,7 @@ def write_part(folder: Path, name: str, packed: Packed) -> str:
 def complete(
     folder: Path, about: str, names: Sequence[str], patience_s: float, gone: Callable[[str], bool] = lambda name: False
 ) -> str:
-    """Wait for all parts, and make them the checkpoint; returns why it was given up, or nothing.
+    """Wait until all processes have written their parts of a checkpoint, and complete it; returns why it was given up, or nothing.
 
     Args:
         about: for ``checkpoint.json``.
@@ -99,12 +100,13 @@ def _bytes_of(folder: Path) -> int:
 
 
 def failure_of(folder: Path, name: str) -> Path:
-    """Where it is said why a part is not written."""
+    """The file in an unfinished checkpoint that tells why a process's part of it could not be written."""
     return durable_folder.partial_of(folder) / f"{name}.failed"
 
 
 def leave_failure(folder: Path, name: str, why_not: str) -> bool:
-    """Tell who waits for a part that it will not come; returns whether there is nobody to tell any more, or it is told."""
+    """Tell the one who completes a checkpoint that a process's part of it will not come. Returns whether that is told, or there is
+    nobody to tell any more."""
     partial = durable_folder.partial_of(folder)
     if partial.is_symlink() or not partial.is_dir():
         return True

@@ -28,7 +28,7 @@ def cache_root() -> Path:
 
 
 def check_data(folder: Path) -> None:
-    """Refuse a cache folder if another user can write to it, to the cache's root, or to a folder between them.
+    """Refuse a folder of the user's cache for data if another user can write to it, or to one that it is in, up to the root.
 
     Raises:
         UserError: another user could have put something there.
@@ -61,7 +61,7 @@ def read_only(folder: Path) -> UserError:
 
 
 def check_code() -> Path:
-    """Return the cache folder for compiled code, without making it; refuse it if another user could put code there.
+    """Return the folder of the user's cache for compiled code, without making it; refuse it if another user could write there.
 
     Raises:
         UserError: another user could put code there.

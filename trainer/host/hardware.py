@@ -74,5 +74,5 @@ def _asked_of_gpus(properties: str) -> list[list[str]]:
 
 
 def cpp_compiler() -> str | None:
-    """The path of this machine's C++ compiler that torch.compile would call on the CPU; None without one."""
+    """The path of a C++ compiler that this machine has (torch.compile calls it on the CPU); None without one."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")

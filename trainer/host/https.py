@@ -32,7 +32,7 @@ def _open(address: str, timeout: float, method: str = "GET") -> Any:
 
 
 def unreachable(address: str) -> str:
-    """Return why nothing can be fetched from a URL, or '' if its site answers."""
+    """Return why nothing can be fetched over https from an address, or '' if its site answers."""
     try:
         with _open(address, PATIENCE_S, "HEAD"):
             return ""
@@ -41,7 +41,7 @@ def unreachable(address: str) -> str:
 
 
 def fetch_file(address: str, path: Path, size: int, sha256: str) -> None:
-    """Download a file unless it exists with that size and SHA-256. It appears complete and correct, or not at all.
+    """Fetch a file over https unless it exists with that size and SHA-256. It appears complete and correct, or not at all.
 
     Raises:
         OSError: it cannot be had, or another file came.

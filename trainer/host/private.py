@@ -22,7 +22,7 @@ def scratch(prefix: str) -> Path:
 
 
 def temporary_root() -> str:
-    """The system's folder for temporary files, or another one if its path is too long for Unix sockets.
+    """The folder in which private temporary folders are made: the system's, or one with a path short enough for Unix sockets.
 
     Raises:
         UserError: other users can rename what lies in each of them.

@@ -59,7 +59,7 @@ def launch(
     noted: Whereabouts | None = None,
     returns: int = 0,
 ) -> HostResults:
-    """Run this host's processes of the plan to their end; a forkserver starts them unless another engine is given.
+    """Start this host's processes of the plan, from a forkserver unless another engine is given, and watch them to their end.
 
     Args:
         roles: what to start here.

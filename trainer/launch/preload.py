@@ -44,7 +44,7 @@ def modules_of(config: RunConfig, entries: Iterable[str]) -> list[str]:
 
 
 def start_forkserver(names: Iterable[str], folder: Path) -> None:
-    """Start the forkserver with these modules preloaded; a running one stays as it is.
+    """Preload these modules, which all processes need: start the forkserver with them; a running one stays as it is.
 
     Args:
         folder: for temporary files meanwhile: torch._dynamo makes a folder when it is imported.

@@ -273,7 +273,7 @@ class Supervisor:
 
 
 def end(handles: Sequence[Handle], patience_s: float) -> None:
-    """End processes at once by SIGKILL: workers would take SIGTERM for a request, and do not react while they wait."""
+    """End watched processes at once by SIGKILL: workers would take SIGTERM for a request, and do not react while they wait."""
     for handle in handles:
         handle.signal(signal.SIGKILL)
     until = time.monotonic() + patience_s

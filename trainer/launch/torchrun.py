@@ -24,7 +24,7 @@ Start = Callable[[Assignment], dict[str, Any]]
 
 
 def join(lead: Callable[[Start], object]) -> int:
-    """Take part in the run as one of torchrun's ranks; returns the exit code.
+    """Run as a process that torchrun has started: rank 0 leads, the others follow; returns the exit code.
 
     Args:
         lead: called on rank 0 alone; composes the config and runs the job with the ranks as its processes.

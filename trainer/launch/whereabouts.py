@@ -43,12 +43,12 @@ def tell(board: Board, role: str, rank: int, host: str, life: int = 0) -> None:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables of this process by which it finds the others (RANK, MASTER_ADDR, ...)."""
+    """What a process reports of its environment for plan.json: the variables RANK, MASTER_ADDR and the like."""
     return {name: os.environ[name] for name in (*VARIABLES, *WHERE_SEVERAL) if name in os.environ}
 
 
 def leave_plan(plan: Plan) -> None:
-    """Write plan.json into the run's folder again, if it is there."""
+    """Write plan.json again, now that it is known where the processes are; nothing if it is not there."""
     if (path := plan.own_folder / "plan.json").is_file():
         leave(path, plan.as_dict(), private=True)
 

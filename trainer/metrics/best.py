@@ -39,7 +39,7 @@ def falls(metric: str, lower: Mapping[str, bool] = NOBODY) -> bool:
 
 
 def best_of(classes: int) -> int:
-    """The k that ``acc5`` stands for: 5, or all classes but one if there are fewer than 5 (3 classes: ``acc2``)."""
+    """The number of best guesses that ``acc5`` counts: 5, or all classes but one if there are fewer than 5 (3 classes: ``acc2``)."""
     return 5 if classes >= 5 else max(1, classes - 1)
 
 

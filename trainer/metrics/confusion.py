@@ -49,7 +49,7 @@ class Examination:
 
 
 def guessed(outputs: torch.Tensor, classes: int) -> torch.Tensor:
-    """The class with the greatest score in each row; ``classes`` if the data have no such class, or a score is NaN.
+    """The guess of each row of scores, as the confusion counts take it; ``classes`` if it is no class, or a score is NaN.
 
     Args:
         outputs: (N, D) scores, D at least ``classes``. A row with one that is not a number is no guess.
@@ -130,7 +130,7 @@ class Tally:
 
 
 def tally_of(classes: int, total: torch.Tensor) -> Tally:
-    """Make the :class:`Tally` over all workers from the sum of their vectors."""
+    """Make the confusion counts and worst mistakes of all workers (:class:`Tally`) from the sum of their vectors."""
     tally, counted = Tally(classes), _counts(classes)
     tally.counts = total[:counted].double().cpu()
     rows = total[counted:].double().cpu().reshape(-1, FIELDS)

@@ -110,7 +110,7 @@ class OwnMetrics:
 
 
 def probabilities(outputs: torch.Tensor) -> torch.Tensor:
-    """Turn outputs into what metrics take: softmax of class scores (N, C), sigmoid of logits (N,), in float32 or 64."""
+    """Turn outputs into what users' metrics take: softmax of class scores (N, C), sigmoid of logits (N,), in float32 or 64."""
     wide = outputs.detach()
     wide = wide if wide.dtype in (torch.float32, torch.float64) else wide.float()
     return wide.sigmoid() if wide.dim() == 1 else wide.softmax(1)
@@ -140,7 +140,7 @@ def _made(name: str, node: Mapping[str, Any]) -> Any:
 
 
 def try_out(name: str, node: Mapping[str, Any], classes: int, binary: bool) -> bool | None:
-    """Try a user's metric on two samples; returns its ``higher_is_better``, or None if it has none.
+    """Make a user's metric and try it on two samples; returns its ``higher_is_better``, or None if it has none.
 
     Args:
         classes: outputs of the model.

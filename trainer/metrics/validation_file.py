@@ -70,7 +70,7 @@ def read(run_dir: Path, which: str) -> Findings | None:
 
 
 def pictured(inputs: Any) -> np.ndarray | None:
-    """Convert images (N, C, H, W) with 1 or 3 channels to (N, H, W, C) uint8, rescaled; None for other inputs."""
+    """Convert a validation's inputs to the images of its file: (N, C, H, W) to (N, H, W, C) uint8, rescaled; None if they are none."""
     if not isinstance(inputs, torch.Tensor) or inputs.dim() != 4 or inputs.shape[1] not in CHANNELS:
         return None
     if inputs.dtype != torch.uint8:

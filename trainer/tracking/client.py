@@ -167,7 +167,7 @@ def _subject(message: Mapping[str, Any]) -> str:
 
 
 def for_another(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The messages to repeat to a new recorder: each run's, with how far the run has gone back meanwhile."""
+    """What the parent tells another recorder again: each run's message, with how far the run has gone back meanwhile."""
     for message in messages:
         if run_dir := message.get("open"):
             backs = [one for one in messages if one.get("back") == run_dir]

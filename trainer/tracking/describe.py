@@ -57,7 +57,7 @@ def describe(
     lives: Sequence[Life] = (),
     resume: Resume | None = None,
 ) -> dict[str, Any]:
-    """Make the message that opens an MLflow run at the recorder; see ``Tracker.open``.
+    """Describe a training to MLflow: its name, parameters, tags and text, as the message that opens its run; see ``Tracker.open``.
     Only ``uri`` and ``secrets`` in it are confidential.
 
     Args:
@@ -246,7 +246,7 @@ def user() -> str:
 
 
 def git() -> dict[str, str]:
-    """The commit of the working directory and whether it has changes; {} outside a checkout."""
+    """For the tags of an MLflow run: the git commit of the working directory, and whether it has changes; {} outside a checkout."""
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5

@@ -13,7 +13,7 @@ Point = tuple[str, int, int, str]
 
 
 def metrics_of(lines: Sequence[bytes]) -> list[Any]:
-    """Convert lines of metrics.jsonl to MLflow Metric objects."""
+    """Convert the points in lines of metrics.jsonl to MLflow Metric objects."""
     from mlflow.entities import Metric
 
     points = [json.loads(line) for line in lines]

@@ -38,7 +38,7 @@ def _uniforms(key: np.uint64, ids: np.ndarray, columns: int) -> np.ndarray:
 
 
 def draw_rows(key: np.uint64, ids: np.ndarray, dim: int, init: RowInit) -> np.ndarray:
-    """Draw the initial rows (N, dim) float64 of these ids (N,); each depends on its id alone."""
+    """Draw the fresh rows (N, dim) float64 of these ids (N,); each depends on seed, table and id alone."""
     if init.kind == "zeros":
         return np.zeros((len(ids), dim))
     if init.kind == "uniform":
@@ -49,7 +49,7 @@ def draw_rows(key: np.uint64, ids: np.ndarray, dim: int, init: RowInit) -> np.nd
 
 
 def fresh_table(seed: int, name: str, shape: tuple[int, ...], init: RowInit, dtype: torch.dtype) -> torch.Tensor:
-    """Draw a whole table (rows, columns) of initial rows."""
+    """Draw a fresh table (rows, columns): the initial values of all its rows."""
     weight, key = torch.empty(shape, dtype=dtype), table_key(seed, name)
     for start in range(0, len(weight), CHUNK):
         ids = np.arange(start, min(start + CHUNK, len(weight)))

@@ -141,12 +141,12 @@ Piece = tuple[int, torch.Tensor]
 
 
 def part_name(server: int | str) -> str:
-    """The name of the file that a parameter server saves."""
+    """The name of the file in which a parameter server saves its part: ``server-0.safetensors``."""
     return f"server-{server}.safetensors"
 
 
 def full_name(server: int | str) -> str:
-    """The file name of the full part that an increment of a parameter server goes with."""
+    """The name of the server's file that an increment goes with, its full part: ``full-0.safetensors``."""
     return f"full-{server}.safetensors"
 
 
@@ -193,7 +193,7 @@ def parameters(folder: Path, model: Mapping[str, torch.Tensor]) -> dict[str, tor
 
 
 def whole(like: torch.Tensor, cut: Sequence[Piece]) -> torch.Tensor:
-    """Put a parameter, or its optimizer state, together from its pieces.
+    """Put a parameter, or its optimizer state, together from its pieces in the servers' files.
 
     Raises:
         ValueError: some are missing.

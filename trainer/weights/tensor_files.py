@@ -119,7 +119,7 @@ def outlines(path: Path, what: str) -> dict[str, Outline]:
 
 
 def left_out(path: Path) -> list[str]:
-    """The tables that a run has left out of its file of weights (``strategy.export_limit``)."""
+    """The tables that a safetensors file of weights goes without, by its header (``strategy.export_limit``)."""
     if path.suffix != ".safetensors":
         return []
     from safetensors import safe_open

@@ -95,7 +95,7 @@ def arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractCon
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Write the model's parameters and buffers as a safetensors file, which replaces the old one.
+    """Save a model: its parameters and buffers as a safetensors file, which replaces the old one.
     It tells the tables that are left out."""
     from safetensors.torch import save_model
 

@@ -85,12 +85,12 @@ def _shown(tensor: torch.Tensor) -> str:
 
 @torch.no_grad()
 def forward(model: nn.Module, facts: Facts, shape: Shape, train: bool) -> Any:
-    """Like :func:`outputs_of`, without gradients."""
+    """Call the model on two samples of this shape, zeros, without gradients; returns its outputs, or why it does not take them."""
     return outputs_of(model, facts, shape, train)
 
 
 def outputs_of(model: nn.Module, facts: Facts, shape: Shape, train: bool) -> Any:
-    """Return the model's outputs for two samples of zeros, or how it failed (:class:`NotTaken`).
+    """Call the model on two samples of this shape, zeros; returns its outputs, or why it does not take them (:class:`NotTaken`).
 
     Inputs without a name that are no images may be numbers or ids: the model is called with both.
     """

@@ -143,7 +143,7 @@ def _keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
 
 @contextlib.contextmanager
 def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
-    """Context manager: builds everything that a training process needs, and closes it at the end."""
+    """Context manager: one worker of the run, from its report and strategy to model and data; closes them at the end."""
     config, plan = assignment.config, assignment.plan
     run_dir, seat = Path(plan.run_dir), seated(seat, config, plan)
     with deaths_named(), settings(config, plan, seat), membership(seat, assignment) as strategy:
@@ -197,7 +197,7 @@ def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
 
 
 def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
-    """Return the process's seat completed from the plan: even batches, the number of servers and their hosts."""
+    """In a training process: complete its seat from the plan, by even batches, the number of servers and their hosts."""
     sampler = training_sampler(config, plan.facts.train_samples, plan.batch_size, seat.rank, seat.size)
     even = sampler.even(plan.merge, config.limit_train_batches)
     server_hosts = tuple(plan.nodes_of("server")) if plan.nnodes > 1 and not plan.by_role else ()
@@ -212,7 +212,7 @@ def _profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Profi
 
 
 def keep_findings(run: Training, run_dir: Path) -> None:
-    """Write the findings of the last validation, and of the best one if that is another, with mistaken images."""
+    """At the end of a training or evaluation: write the findings of its last validation, and of the best one if that is another."""
     best, last = run.examined.get("best"), run.examined.get("last")
     for which, sums in (("last", last), ("best", None if best is last else best)):
         found = None if sums is None else run.task.examined(sums)

@@ -16,7 +16,7 @@ from trainer.wording import kind
 
 
 def check_worker(declaration: Declaration, what: str) -> None:
-    """Check that a declaration's ``worker`` names a :class:`Strategy` with all methods, and ``entries`` functions.
+    """Check a user's strategy: its ``worker`` names a :class:`Strategy` with all methods, and its ``entries`` functions.
 
     Args:
         what: the key and the class that it names.

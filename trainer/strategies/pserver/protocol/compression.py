@@ -19,7 +19,9 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def encode(values: torch.Tensor, kind: Kind, table: int, form: str = "full") -> list[Record]:
-    """The records that carry a tensor (N,) or (N, D), float32 or float64, on the CPU and contiguous.
+    """Compress a tensor (N,) or (N, D) to the form in which it travels (full, bf16, int8); returns the records that carry it.
+
+    The tensor is float32 or float64, on the CPU and contiguous.
 
     int8 is symmetric: each row (of a vector, each 512 values) is divided by its greatest magnitude / 127.
     """
@@ -36,7 +38,7 @@ def encode(values: torch.Tensor, kind: Kind, table: int, form: str = "full") -> 
 
 
 def decode(array: np.ndarray, scales: np.ndarray | None, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor that records carry, in that dtype; a view of the array where nothing has to be computed.
+    """Decompress the tensor that records carry to that dtype; a view of the array where nothing has to be computed.
 
     Raises:
         Malformed: the scales do not fit.

@@ -169,7 +169,7 @@ class Message:
 
 
 def text(value: Any) -> Record:
-    """A record of a message that holds a JSON value."""
+    """Make the record of a message that holds a JSON value."""
     return Record(Kind.TEXT, np.frombuffer(json.dumps(value).encode(), dtype=np.uint8))
 
 

@@ -324,7 +324,7 @@ def has_trailer(frames: Sequence[Any]) -> bool:
 
 
 def mark_of(frames: Sequence[Any]) -> bytes:
-    """The mark of the process that has sent a message with a trailer."""
+    """The mark that tells whose shared memory a message may refer to: its sender's, in the message's trailer."""
     return bytes(frames[-1][:8])
 
 

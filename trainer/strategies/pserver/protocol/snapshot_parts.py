@@ -84,12 +84,12 @@ def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, A
 
 
 def leave_failure(folder: Path, server: int, why: str) -> bool:
-    """Tell who completes a checkpoint that a server's part will not come; returns False if that cannot be told now."""
+    """Tell the worker that completes a snapshot that a server's part will not come; returns False if that cannot be told now."""
     return writer.leave_failure(folder, part_name(server), failure(server, why))
 
 
 def failure(server: int, why: str) -> str:
-    """The sentence that says why a server's part is not written."""
+    """The sentence about a part of a snapshot that its server could not write."""
     return f"{part_name(server)} cannot be written: {why}"
 
 
@@ -103,7 +103,7 @@ def begin_anew(folder: Path, server: int) -> None:
 
 
 def give_up(checkpoints: Path, server: int) -> None:
-    """Leave a failure in every checkpoint that is not complete and lacks the part of that server, which was started again."""
+    """For a server that was started again: tell of every unfinished snapshot that its part of it will not come."""
     for partial in sorted(checkpoints.glob("step-*.partial")):
         folder = partial.with_name(partial.name.removesuffix(".partial"))
         if not durable_folder.is_written(folder, part_name(server)):

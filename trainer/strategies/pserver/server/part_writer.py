@@ -114,7 +114,8 @@ class Forked:
 
 
 def processor_time(process: int) -> str:
-    """The processor time that a process has used, in ticks of user and system; '' where that cannot be read."""
+    """The processor time that the copy which writes a part has used so far, in ticks of user and system; '' where that cannot be
+    read."""
     try:
         return " ".join(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13])
     except OSError:

@@ -122,7 +122,7 @@ class Adam:
 
 
 def kernel(name: str, **hyperparameters: Any) -> Kernel:
-    """Make the sparse optimizer of that name, with its hyperparameters, for the rows of a server's table.
+    """Make the kernel of that name: a sparse optimizer for gathered rows of a table, with the user's hyperparameters.
 
     Args:
         name: sgd, adagrad, rowwise_adagrad or adam.

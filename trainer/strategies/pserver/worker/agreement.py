@@ -11,7 +11,7 @@ import torch
 def agree_on(
     buffers: Sequence[torch.Tensor], all_reduce_sum: Callable[[torch.Tensor], torch.Tensor], first: bool, average: bool
 ) -> None:
-    """Give all workers the first one's buffers, or their average; a collective call in either case.
+    """Make the buffers of all workers of a parameter server equal: the first one's, or their average. A collective call.
 
     Args:
         first: this is the first worker.

@@ -20,13 +20,13 @@ Place = tuple[int, int, int] | None
 
 
 def place_of(batch: Any) -> Place:
-    """Return where a batch stands in leased work, or None."""
+    """For rows that are fetched ahead: the place of their batch in leased work, or None."""
     work = getattr(batch, "work", None)
     return None if work is None else (work[0], work[1], work[2])
 
 
 def wanted(coming: Ids) -> dict[int, np.ndarray]:
-    """The ids that a batch needs, by table number."""
+    """The ids of the rows to fetch ahead for the next batch, by table number."""
     return {n: once for n, (_, once, _) in coming.items()}
 
 

@@ -65,7 +65,7 @@ def save_persistables(client: Client, folder: Path) -> None:
 
 
 def save_checkpoint(client: Client, folder: Path, behind: bool) -> None:
-    """Have every server save its part of a checkpoint.
+    """In the worker that saves: have every server write its part of a checkpoint.
 
     Args:
         folder: in a folder of the run's folder. behind: servers on this host go on while they write.
@@ -81,7 +81,7 @@ def save_checkpoint(client: Client, folder: Path, behind: bool) -> None:
 
 
 def save_parts(client: Client, folder: Path, checkpoint: bool, behind: bool = False) -> list[int]:
-    """Have every server save its part; returns the servers whose parts had to be fetched from other hosts.
+    """In the worker that saves: have every server write its part, and fetch parts from other hosts; returns whose these were.
 
     Raises:
         RunFailed: a server does not say that it saves its part, or its part is not here in time.
