@@ -20,7 +20,7 @@ LONGEST_KEY = 100
 """Letters; what is longer is not a mistyped key, and is not proposed as one."""
 
 
-def explain(vocabulary: Vocabulary, error: Exception) -> UserError:
+def _explain(vocabulary: Vocabulary, error: Exception) -> UserError:
     """Turn an exception that composing a config has raised into a UserError of one sentence."""
     chain = list(_chain(error))
     text = "\n".join(str(e) for e in chain)
@@ -307,10 +307,9 @@ def sentences(app: Hydra, overrides: list[str], config_name: str = "config") -> 
     except UserError:
         raise
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError) as error:
-        from trainer.cli.explain import explain
         from trainer.cli.vocabulary import Vocabulary
 
-        raise explain(Vocabulary(app, overrides, config_name), error) from error
+        raise _explain(Vocabulary(app, overrides, config_name), error) from error
 
 
 @contextlib.contextmanager

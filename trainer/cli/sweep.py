@@ -42,11 +42,11 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
 
     All points are checked before the first one starts. A job that fails is recorded and the others are done.
     """
-    checked = check(app, overrides, config_name, flags)
+    checked = _check(app, overrides, config_name, flags)
     return checked.show_plans() if checked.points and checked.points[0].checked.config.plan else checked.run()
 
 
-def check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str]) -> Sweep:
+def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str]) -> Sweep:
     """Compose a sweep and check its folder and all its points, without starting anything.
 
     Raises:

@@ -59,7 +59,7 @@ def best_of(jobs: Sequence[Row]) -> int | None:
     return next(number for found, number in done if found == value)
 
 
-def table(jobs: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+def _table(jobs: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Return a sweep's table: column names, and a row of cells for each job (overrides, status, metrics, seconds)."""
     metrics = [m for m in METRICS if any(m in job.result.metrics for job in jobs)]
     watched = sorted({job.watched for job in jobs if job.best is not None})
@@ -77,7 +77,7 @@ def table(jobs: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 def write(jobs: Sequence[Row], folder: Path) -> Path:
     """Write the sweep's table as ``sweep.csv`` into its folder; returns the path."""
-    columns, rows = table(jobs)
+    columns, rows = _table(jobs)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "sweep.csv"
     csv_files.write(path, [columns, *rows], private=True)
@@ -86,7 +86,7 @@ def write(jobs: Sequence[Row], folder: Path) -> Path:
 
 def note(name: str, jobs: Sequence[Row], swept: Collection[str], repeat: str, folder: Path) -> str:
     """A sweep's table in Markdown, with its best job and its command: the description of its MLflow run."""
-    columns, rows = table(jobs)
+    columns, rows = _table(jobs)
     best = best_of(jobs)
     ended = [
         status
@@ -114,7 +114,7 @@ def show_sweep(jobs: Sequence[Row], sweep_dir: Path) -> None:
     """Print the table of a sweep's jobs and metrics, and write it as sweep.csv."""
     if not jobs:
         return
-    columns, rows = table(jobs)
+    columns, rows = _table(jobs)
     spare = [columns.index(name) for name in SPARE if name in columns]
     out = Screen().rows("Sweep", columns, rows, columns.index("overrides"), spare)
     write(jobs, sweep_dir)

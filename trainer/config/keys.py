@@ -274,7 +274,7 @@ def nearest_key(path: str, known: Iterable[str], value: Any = None) -> str:
     Args:
         value: that it has to take; None: any.
     """
-    known = [key for key in known if value is None or takes(key, value)]
+    known = [key for key in known if value is None or _takes(key, value)]
     parent, _, leaf = path.rpartition(".")
     if leaf in known:
         return leaf
@@ -288,7 +288,7 @@ def nearest_key(path: str, known: Iterable[str], value: Any = None) -> str:
     return ""
 
 
-def takes(path: str, value: Any) -> bool:
+def _takes(path: str, value: Any) -> bool:
     """Whether the config key ``path`` accepts a value in any section, as far as the schema tells."""
     declared = [key for section in sections() for key in section.keys if key.path == path]
     return not declared or any(not key.refuse(_as_hydra(key, value)) for key in declared)

@@ -64,7 +64,7 @@ def from_processes(loader: Iterable[Any], shared: SharedBatches | None = None) -
         yield shared.take(batch) if shared is not None and isinstance(batch, Parcel) else batch
 
 
-def tells_of_a_death(error: RuntimeError) -> bool:
+def _tells_of_a_death(error: RuntimeError) -> bool:
     """Whether torch raised this error because a reading process died (it can raise it anywhere in the main thread)."""
     return str(error).startswith("DataLoader worker (pid")
 
@@ -79,7 +79,7 @@ def deaths_named() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not tells_of_a_death(error):
+        if not _tells_of_a_death(error):
             raise
         raise _died(why(error)) from error
 
@@ -111,6 +111,6 @@ def end_processes(loader: DataLoader[Any] | None) -> None:
         try:
             iterator._shutdown_workers()
         except RuntimeError as error:
-            if not tells_of_a_death(error):  # what has died need not be ended
+            if not _tells_of_a_death(error):  # what has died need not be ended
                 raise
         loader._iterator = None

@@ -163,7 +163,7 @@ class Streamed(Dataset[Any]):
                 takes = "epoch" in inspect.signature(self.stream).parameters
                 made = iter(self.stream(epoch=epoch) if takes else self.stream())
         buffer = self.part.buffer
-        self.iterator = made if buffer is None else shuffled(made, buffer, (seed, epoch))
+        self.iterator = made if buffer is None else _shuffled(made, buffer, (seed, epoch))
 
     def _next(self, seed: int, epoch: int) -> Any:
         """The next sample, whose random numbers follow from (seed, epoch, position); ``END`` after the last one."""
@@ -232,7 +232,7 @@ def _own_files(stream: Any, name: str, part: Part) -> Files:
     return stream.shard(part.rank, part.workers)
 
 
-def shuffled(samples: Iterator[Any], size: int, key: tuple[int, int]) -> Iterator[Any]:
+def _shuffled(samples: Iterator[Any], size: int, key: tuple[int, int]) -> Iterator[Any]:
     """Shuffle a stream within a buffer: each sample is drawn from the ``size`` read last, at random by ``key``."""
     draw, held = np.random.default_rng(key), list[Any]()
     for sample in samples:

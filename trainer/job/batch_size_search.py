@@ -174,7 +174,7 @@ class Search:
         (folder / "checkpoints").mkdir(parents=True)
         TrialLimits(self.limit, memory.free(), self.others, len(job.plan.processes)).leave(folder)
         try:
-            outcome = start_here(of_trial(job, folder))
+            outcome = start_here(_of_trial(job, folder))
         except RunFailed as error:
             if reasons := sorted(folder.glob(TOO_LARGE.format("*"))):
                 return Try(False, reasons[0].read_text())
@@ -194,7 +194,7 @@ def _as_many_as_asked_for(ready: Ready) -> bool:
     return one != two
 
 
-def of_trial(job: Ready, folder: Path) -> Assignment:
+def _of_trial(job: Ready, folder: Path) -> Assignment:
     """The :class:`Assignment` of a trial's processes: the run's own, with another entry function and another folder."""
     config, plan = job.checked.config, job.plan
     streams = plan.facts.streams

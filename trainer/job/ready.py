@@ -171,7 +171,7 @@ def _planned(
     model = probe(checked.config, checked.facts, checked.declaration)
     if checked.config.mode != "train":
         _check_weights(checked.config)
-    check_places(checked, model, Path(run_dir), place)
+    _check_places(checked, model, Path(run_dir), place)
     plan = make_plan(checked, model, Machine.here(), run_dir)
     return Ready(checked, model, replace(plan, lacks=list(checked.lacks)))
 
@@ -200,7 +200,7 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
     return resuming.find(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
 
 
-def check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -> None:
+def _check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -> None:
     """Refuse a job whose run folder or ``predict.output`` cannot be written, or has too little room.
 
     Raises:

@@ -26,7 +26,7 @@ def other_workers(plan: Plan, about: store.About) -> bool:
     return plan.strategy in STRATEGIES and about.workers != plan.workers
 
 
-def other_processes(plan: Plan, about: store.About) -> bool:
+def _other_processes(plan: Plan, about: store.About) -> bool:
     """Whether an asynchronous run resumes with another number of workers or servers."""
     servers = plan.roles.get("server", 0)
     return plan.strategy in STRATEGIES and (about.workers, about.servers) != (plan.workers, servers)
@@ -71,7 +71,7 @@ def lost(plan: Plan, about: store.About) -> Iterator[str]:
     """Yield one line for everything that begins anew with another number of workers or servers."""
     if about.workers == plan.workers and 0 < about.lease_batches != plan.lease_batches:
         yield f"blocks of {plan.lease_batches} batches: those of the run stay at {about.lease_batches}"
-    if not other_processes(plan, about):
+    if not _other_processes(plan, about):
         return
     if plan.strategy == GEO:
         yield "what tells the replicas of workers apart: all begin with the servers' parameters, and train again on what they had not exchanged"
@@ -82,6 +82,6 @@ def lost(plan: Plan, about: store.About) -> Iterator[str]:
 
 def other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
     """Yield why updates differ from before, if pserver_geo's workers or servers are now more or fewer."""
-    if plan.strategy == GEO and other_processes(plan, about):
+    if plan.strategy == GEO and _other_processes(plan, about):
         now = plan.roles.get("server", 0)
         yield f"the run had {counted(about.workers, 'worker')} and {counted(about.servers, 'server')}, and has {plan.workers} and {now}; each worker has a replica of its own"

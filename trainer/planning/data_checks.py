@@ -46,10 +46,10 @@ def check_enough(checked: Checked) -> None:
     """Refuse more workers than there are training samples."""
     config, facts, workers = checked.config, checked.facts, checked.workers
     if config.mode == "train" and facts.train_samples < workers:
-        raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", fewer(checked))  # fmt: skip
+        raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", _fewer(checked))  # fmt: skip
 
 
-def fewer(checked: Checked) -> str:
+def _fewer(checked: Checked) -> str:
     """What to type if there are fewer training samples than workers: a smaller ``launch.nproc``."""
     config, samples = checked.config, max(1, checked.facts.train_samples)
     if config.sampler.drop_last and config.data.global_batch_size is None:

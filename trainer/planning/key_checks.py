@@ -29,7 +29,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
             near = keys.nearest_key(name, every_key(), value)
             raise UserError(f"{name}={keys.spelled(value)}", "there is no such key (python -m trainer --help lists them)", near and f"{near}={keys.spelled(value)}")  # fmt: skip
         if name in root and name not in schema.GROUPS:
-            check_value(root[name], value)
+            _check_value(root[name], value)
     for name, declared in root.items():
         if name not in present:
             raise _taken_away(declared)
@@ -49,7 +49,7 @@ def check_group(config: Mapping[str, Any], group: str) -> None:
         if value == "???":
             raise UserError(path, "has no value", f"{path}=VALUE")
         if path in known:
-            check_value(known[path], value)
+            _check_value(known[path], value)
         elif closed and not path.startswith("tracking.tags."):
             near = keys.nearest_key(path, [*known, *(k.path for k in keys.keys(schema.Config))], value)
             names = ", ".join(k.partition(".")[2] for k in known if not k.endswith("._target_"))
@@ -80,7 +80,7 @@ def _taken_away(declared: keys.Key) -> UserError:
     return UserError(f"~{declared.path}", "the run needs this key", f"{declared.path}={value}")
 
 
-def check_value(declared: keys.Key, value: Any) -> None:
+def _check_value(declared: keys.Key, value: Any) -> None:
     if why := declared.refuse(value):
         raise WrongValue(declared.path, f"{declared.path}={keys.spelled(value)}", why, value, declared.instead)
 
@@ -96,12 +96,12 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
         check_target(str(target), f"{group}._target_")
         if group in schema.CONSTRUCTED:
             check_arguments(config[group], group, typed)
-    check_nodes("data.transforms", config["data"].get("transforms") or [], "data.transforms=[{_target_:torchvision.transforms.v2.ColorJitter,hue:0.1}]")  # fmt: skip
-    check_nodes("callbacks", config["callbacks"], "callbacks=[{_target_:my_package.MyCallback}]")
-    check_nodes("metrics", config["metrics"], "metrics={f1w:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:10}}")  # fmt: skip
+    _check_nodes("data.transforms", config["data"].get("transforms") or [], "data.transforms=[{_target_:torchvision.transforms.v2.ColorJitter,hue:0.1}]")  # fmt: skip
+    _check_nodes("callbacks", config["callbacks"], "callbacks=[{_target_:my_package.MyCallback}]")
+    _check_nodes("metrics", config["metrics"], "metrics={f1w:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:10}}")  # fmt: skip
 
 
-def check_nodes(key: str, nodes: Any, example: str) -> None:
+def _check_nodes(key: str, nodes: Any, example: str) -> None:
     """Refuse config nodes, in a list or by name, whose targets do not exist or do not take their keys.
 
     Args:

@@ -293,7 +293,7 @@ def check_tracking(config: RunConfig) -> None:
     for key, most in (("experiment", 256), ("run_name", 250)):
         if len(given := getattr(tracking, key) or "") > most:
             raise UserError(f"tracking.{key}={given}", f"is longer than {most} characters", f"tracking.{key}=null")
-    check_registered(tracking)
+    _check_registered(tracking)
     for name, value in tracking.tags.items():
         if not re.fullmatch(r"[\w\-. :/]{1,250}", str(name)) or os.path.normpath(str(name)) != str(name):
             raise UserError(f"tracking.tags.{name}", "is no name that MLflow takes: letters, digits, _ - . : / and spaces", "+tracking.tags.NAME=VALUE")  # fmt: skip
@@ -301,7 +301,7 @@ def check_tracking(config: RunConfig) -> None:
             raise UserError(f"tracking.tags.{name}", "is longer than the 8000 characters that MLflow takes")
 
 
-def check_registered(tracking: TrackingConfig) -> None:
+def _check_registered(tracking: TrackingConfig) -> None:
     """Refuse a ``tracking.registered_model`` whose name MLflow does not accept, or if no model is logged."""
     name = tracking.registered_model
     if name is None:

@@ -57,16 +57,16 @@ def check_declaration(declaration: Declaration, what: str) -> None:
     if not isinstance(traits, Traits):
         raise UserError(what, f"its traits are {kind(traits)}. Write traits = Traits(exact=..., lockstep=...)")
     worker, entries = getattr(declaration, "worker", None), declaration.entries
-    check_place(worker, what, "worker", "module:class", "the Strategy that runs in each worker")
+    _check_place(worker, what, "worker", "module:class", "the Strategy that runs in each worker")
     if not isinstance(entries, Mapping):
         raise UserError(what, f"its entries are {kind(entries)}. Write entries = {{ROLE: 'module:function'}}")
     for role, place in entries.items():
-        check_place(
+        _check_place(
             place, what, f"entries[{role!r}]", "module:function", f"where each process of the role {role} enters"
         )
 
 
-def check_place(place: Any, what: str, name: str, form: str, purpose: str) -> None:
+def _check_place(place: Any, what: str, name: str, form: str, purpose: str) -> None:
     """Check that a text such as ``my_package.averaging:Averager`` in a user's declaration names something that exists.
 
     Raises:

@@ -60,7 +60,7 @@ def begin(run_dir: Path, before: Iterable[Life], first: int, workers: int, comma
         first: the update that it goes on from.
     """
     lives = tuple(before)
-    life = Life(len(lives) + 1, now(), first=first, last=first, workers=workers, command=command)
+    life = Life(len(lives) + 1, _now(), first=first, last=first, workers=workers, command=command)
     _leave(run_dir, (*lives, life))
     return life
 
@@ -77,7 +77,7 @@ def end(run_dir: Path, how: str, last: int, why: str = "") -> None:
     if not found or found[-1].how:
         return
     *before, life = found
-    _leave(run_dir, (*before, replace(life, ended=now(), how=how, last=max(last, life.first), why=why)))
+    _leave(run_dir, (*before, replace(life, ended=_now(), how=how, last=max(last, life.first), why=why)))
 
 
 def past(run_dir: Path) -> tuple[Life, ...]:
@@ -116,7 +116,7 @@ def _last_point(run_dir: Path) -> int:
         return 0
 
 
-def now() -> str:
+def _now() -> str:
     """The current time, as lives.json writes it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 

@@ -54,7 +54,7 @@ def bar(run_dir: Path, total_steps: int, verbosity: str = "normal") -> Iterator[
             if status.get("state") == "starting" and "doing" in status:
                 progress.update(task, where=f"starting: {status['doing']}")
             elif status.get("state") == "running":
-                progress.below = tuple(filter(None, (measured(status), peers(run_dir))))
+                progress.below = tuple(filter(None, (_measured(status), _peers(run_dir))))
                 progress.update(task, completed=status["step"], total=status["total"], where=f"epoch {status['epoch']}")
 
         with _every(LOOK_EVERY_S, look):
@@ -79,7 +79,7 @@ def _every(seconds: float, look: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def measured(status: dict[str, Any]) -> str:
+def _measured(status: dict[str, Any]) -> str:
     """The bar's text of metrics, rate and the best so far: ``loss 0.31 acc1 0.91 286 samples/s best acc1 0.95``."""
     metrics = status["metrics"]
     parts = [f"{name} {metrics[f'train/{name}']:.4f}" for name in SHOWN if f"train/{name}" in metrics]
@@ -90,7 +90,7 @@ def measured(status: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def peers(run_dir: Path) -> str:
+def _peers(run_dir: Path) -> str:
     """The bar's text of how far each worker is, if they have no common step: ``worker 0: 120 worker 1: 117``."""
     told = [(int(path.suffixes[-2][1:]), read_status(run_dir, path.name)) for path in run_dir.glob(PEERS)]
     return "  ".join(f"worker {rank}: {status['step']}" for rank, status in sorted(told, key=lambda t: t[0]) if status)

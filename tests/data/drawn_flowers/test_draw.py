@@ -17,7 +17,7 @@ from tests.pace import wait_for
 from trainer.data import prepared
 from trainer.data.drawn_flowers import draw
 from trainer.data.drawn_flowers.painter import paint
-from trainer.data.drawn_flowers.species import species
+from trainer.data.drawn_flowers.species import class_names, species
 
 HOME = Path(draw.__file__).resolve().parents[3]
 SMALL: dict[str, Any] = {"per_class": 2, "size": 96, "classes": 6}
@@ -179,7 +179,7 @@ def test_every_set_has_a_folder_of_its_own() -> None:
 
 
 def test_the_102_names_are_distinct_and_so_are_the_classes() -> None:
-    assert len(species.class_names()) == len(set(species.class_names())) == 102
+    assert len(class_names()) == len(set(class_names())) == 102
     assert len(set(species())) == draw.CLASSES == 102
 
 

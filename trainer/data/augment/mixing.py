@@ -46,19 +46,19 @@ class Mixing:
         share = float(lots.beta(alpha, alpha))
         partners = torch.from_numpy(np.roll(np.arange(len(labels)), 1))
         if by_patch:
-            images, share = patched(images, images[partners], share, lots)
+            images, share = _patched(images, images[partners], share, lots)
         else:
-            images = blended(images, images[partners], share)
+            images = _blended(images, images[partners], share)
         return images, share * shares + (1 - share) * shares[partners]
 
 
-def blended(images: torch.Tensor, others: torch.Tensor, share: float) -> torch.Tensor:
+def _blended(images: torch.Tensor, others: torch.Tensor, share: float) -> torch.Tensor:
     """Mixup of two image tensors: ``share`` of the images plus 1 - ``share`` of the others; uint8 is rounded."""
     mixed = share * images.float() + (1 - share) * others.float()
     return mixed.round_().to(torch.uint8) if images.dtype == torch.uint8 else mixed.to(images.dtype)
 
 
-def patched(
+def _patched(
     images: torch.Tensor, others: torch.Tensor, share: float, lots: np.random.Generator
 ) -> tuple[torch.Tensor, float]:
     """CutMix of two image tensors: paste a box of the others into the images. Also returns the share of pixels kept."""

@@ -28,7 +28,7 @@ class Transforms:
     """
 
     def __init__(self, nodes: Nodes) -> None:
-        self.calls: list[Callable[[Any], Any]] = [call_target(node, named(n)) for n, node in enumerate(nodes)]
+        self.calls: list[Callable[[Any], Any]] = [call_target(node, _named(n)) for n, node in enumerate(nodes)]
 
     def __call__(self, image: torch.Tensor, number: float) -> torch.Tensor:
         """The changed image.
@@ -42,8 +42,8 @@ class Transforms:
         seed_cpu(int(number * 2**53))
         for place, call in enumerate(self.calls):
             changed = call(image)
-            if why := unlike(changed, image):
-                raise RunFailed(f"{named(place)}: {why}")
+            if why := _unlike(changed, image):
+                raise RunFailed(f"{_named(place)}: {why}")
             image = changed
         return image
 
@@ -56,7 +56,7 @@ def try_out(nodes: Nodes, side: int) -> None:
     """
     with own_randomness():
         for place, (node, call) in enumerate(zip(nodes, Transforms(nodes).calls, strict=True)):
-            what = f"{named(place)} ({node['_target_']})"
+            what = f"{_named(place)} ({node['_target_']})"
             if not callable(call):
                 raise UserError(what, f"is a {type(call).__name__}, which cannot be called with an image")
             for seed in range(TRIES):
@@ -66,16 +66,16 @@ def try_out(nodes: Nodes, side: int) -> None:
                     changed = call(image.clone())
                 except Exception as error:
                     raise UserError(what, f"does not take an image (3, {side}, {side}) of uint8: {first_line(error)}") from error  # fmt: skip
-                if why := unlike(changed, image):
+                if why := _unlike(changed, image):
                     raise UserError(what, why, "a transform of uint8 images that keeps their size; the device normalises them")  # fmt: skip
 
 
-def named(place: int) -> str:
+def _named(place: int) -> str:
     """The config key of one of data.transforms, for error messages."""
     return f"data.transforms[{place}]"
 
 
-def unlike(changed: Any, image: torch.Tensor) -> str:
+def _unlike(changed: Any, image: torch.Tensor) -> str:
     """Return how a transformed image's shape or dtype differs from the original's, or '' if they are the same."""
     if not isinstance(changed, torch.Tensor):
         return f"gives a {type(changed).__name__} instead of a tensor {tuple(image.shape)} of uint8"

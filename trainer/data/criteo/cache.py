@@ -87,7 +87,7 @@ class Conversion:
         return {"rows": rows, "bad": tally.bad, "named": tally.named}
 
 
-def id_type(hash_size: int | None) -> type[np.integer[Any]]:
+def _id_type(hash_size: int | None) -> type[np.integer[Any]]:
     """The numpy integer type in which ids are stored on disk: int32 if they fit, else int64."""
     return np.int32 if hash_size is not None and hash_size <= 2**31 else np.int64
 
@@ -97,7 +97,7 @@ class RowWriter:
 
     def __init__(self, folder: Path, hash_size: int | None) -> None:
         folder.mkdir(parents=True)
-        self.ids = id_type(hash_size)
+        self.ids = _id_type(hash_size)
         self.rows = 0
         self.files: list[IO[bytes]] = [(folder / name).open("wb") for name in ("label", "dense", "sparse")]
 
@@ -122,7 +122,7 @@ class CriteoArrays(Dataset[Any]):
         self.rows = rows
         self.labels = _mapped(folder / "label", np.uint8, (rows,))
         self.dense = _mapped(folder / "dense", np.float32, (rows, DENSE))
-        self.sparse = _mapped(folder / "sparse", id_type(hash_size), (rows, SLOTS))
+        self.sparse = _mapped(folder / "sparse", _id_type(hash_size), (rows, SLOTS))
 
     def __len__(self) -> int:
         return self.rows

@@ -75,12 +75,12 @@ def parse(block: bytes, hash_size: int | None, label: str = "checked") -> Parsed
 
     labels, labelled = _labels(text, starts[:, 0], lengths[:, 0], label == "checked")
     place = slice(before, before + DENSE)
-    numbers, numeric = integers(text, starts[:, place], lengths[:, place], words[:, place])
+    numbers, numeric = _integers(text, starts[:, place], lengths[:, place], words[:, place])
     dense = np.where(lengths[:, place] == 0, 0.0, (numbers - LEAST) / SPAN).astype(np.float32)
     good = labelled & numeric.all(1)
     kept = slice(None) if good.all() else good
     tokens = slice(before + DENSE, columns)
-    sparse = hashed(block, starts[kept, tokens], lengths[kept, tokens], words[kept, tokens], hash_size)
+    sparse = _hashed(block, starts[kept, tokens], lengths[kept, tokens], words[kept, tokens], hash_size)
     bad = _too_long(sizes) + _reasons(fields, columns, sizes, np.flatnonzero(whole), labelled, numeric)
     return Parsed(labels[kept], dense[kept], sparse, first[kept], sorted(bad), lines)
 
@@ -109,7 +109,7 @@ def _reasons(
     return found
 
 
-def integers(
+def _integers(
     text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, words: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Parse decimal fields (empty, or ``-`` and up to 18 digits) as float64; also returns which are valid."""
@@ -150,7 +150,7 @@ KEEP = np.array([(1 << (8 * n)) - 1 for n in range(WORD)] + [(1 << 64) - 1], dty
 SLOT_KEYS = mixed((np.arange(SLOTS, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
 
 
-def hashed(
+def _hashed(
     block: bytes, starts: np.ndarray, lengths: np.ndarray, words: np.ndarray, hash_size: int | None
 ) -> np.ndarray:
     """Hash tokens of any length into ids (N, 26) int64, which depend on slot and token alone.

@@ -27,7 +27,7 @@ def decode(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
     """
     image = opened(content, limits)
     if image.format not in BY_TORCHCODEC or getattr(image, "is_animated", False):
-        return torch.from_numpy(pixels(image, "RGB")).permute(2, 0, 1)
+        return torch.from_numpy(_pixels(image, "RGB")).permute(2, 0, 1)
     from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
     try:
@@ -43,10 +43,10 @@ def decode_grey(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
     Raises:
         BadImage: as ``decode``.
     """
-    return torch.from_numpy(pixels(opened(content, limits), "L"))[None]
+    return torch.from_numpy(_pixels(opened(content, limits), "L"))[None]
 
 
-def pixels(image: Any, mode: str) -> np.ndarray:
+def _pixels(image: Any, mode: str) -> np.ndarray:
     """The pixels of a Pillow image as uint8, turned upright: (H, W) for mode L, (H, W, 3) for RGB.
 
     Raises:

@@ -13,7 +13,7 @@ from trainer.visible import one_line
 from trainer.wording import some
 
 
-def without(listing: Listing, names: Sequence[str]) -> list[str]:
+def _without(listing: Listing, names: Sequence[str]) -> list[str]:
     """The names of the classes that have no image in a split."""
     return [names[n] for n in np.flatnonzero(np.bincount(listing.labels, minlength=len(names)) == 0).tolist()]
 
@@ -24,9 +24,9 @@ def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[st
     Raises:
         UserError: some have none.
     """
-    untrained = without(train, names)
+    untrained = _without(train, names)
     if not folders:
-        absent = set(without(val, names))
+        absent = set(_without(val, names))
         untrained = [name for name in untrained if name not in absent]
     if not untrained:
         return
@@ -44,14 +44,14 @@ def attention(train: Listing, val: Listing, names: Sequence[str]) -> str:
     if missing := [*train.missing, *(name for name in val.missing if name not in train.missing)]:
         what = "images are links that lead" if len(missing) > 1 else "image is a link that leads"
         said.append(f"{len(missing)} {what} nowhere: {some(missing)}")
-    if unseen := without(val, names):
+    if unseen := _without(val, names):
         said.append(f"{len(unseen)} of {len(names)} classes have no validation images: {some(unseen)}")
-    if both := in_both(train, val):
+    if both := _in_both(train, val):
         said.append(f"{len(both)} of {len(val)} validation images are training images as well: {some(both)}")
     return ". ".join(said)
 
 
-def in_both(train: Listing, val: Listing) -> list[str]:
+def _in_both(train: Listing, val: Listing) -> list[str]:
     """A sentence for each validation image that is also a training image under another name, e.g. through a link."""
     if not (train.linked or val.linked):
         return []

@@ -118,7 +118,7 @@ class Shards(ImageSource):
         given = getattr(self.options, key)
         patterns = [given] if isinstance(given, str) else list(given)
         for pattern in patterns:
-            if (meant := how_many(pattern)) > MOST_SHARDS:
+            if (meant := _how_many(pattern)) > MOST_SHARDS:
                 raise UserError(f"data.{key}={given}", f"means {meant:,} files, more than {MOST_SHARDS:,}", "data.path='DIR/*.tar'")  # fmt: skip
         found = sorted({Path(p) for pattern in patterns for braced in braces(pattern) for p in glob.glob(braced)})
         if not found:
@@ -136,7 +136,7 @@ def braces(pattern: str) -> list[str]:
     return [name for n in numbers for name in braces(pattern[: match.start()] + n + pattern[match.end() :])]
 
 
-def how_many(pattern: str) -> int:
+def _how_many(pattern: str) -> int:
     """The number of names that :func:`braces` would return."""
     return math.prod(max(0, int(last) - int(first) + 1) for first, last in BRACES.findall(pattern))
 

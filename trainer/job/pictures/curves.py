@@ -20,7 +20,7 @@ AUC = ("/auc", "AUC")
 SERVED = (("pushes_per_s", "pushes per second"), ("mb_per_s", "MB per second"), ("rows", "rows of tables"))
 
 
-def points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
+def _points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
     """Read every metric's (updates, values) from a run's metrics.jsonl."""
     series: dict[str, tuple[list[int], list[float]]] = {}
     try:
@@ -41,7 +41,7 @@ def points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
 
 def draw(run_dir: Path, title: str) -> Path | None:
     """Draw ``curves.png`` in the run's folder; returns its path, or None if there is nothing to draw."""
-    series = points(run_dir)
+    series = _points(run_dir)
     begun = tuple(life.first for life in read(run_dir)[1:])
     ranked = any(name.endswith("/auc") for name in series)
     panels: list[Panel | None] = []
@@ -49,7 +49,7 @@ def draw(run_dir: Path, title: str) -> Path | None:
         if wanted == "acc" and ranked:
             wanted, label = AUC
         named = {name: s for name, s in series.items() if wanted in name and not name.endswith("_share")}
-        panels.append(lines(named, "update", label, begun, told=not any(panels)))
+        panels.append(_lines(named, "update", label, begun, told=not any(panels)))
     return _saved(run_dir / "curves.png", title, panels)
 
 
@@ -58,15 +58,15 @@ def draw_servers(run_dir: Path, title: str) -> Path | None:
     told = [json.loads(path.read_text()) for path in sorted(run_dir.glob("server.*.json"))]
     if not told:
         return None
-    series = points(run_dir)
+    series = _points(run_dir)
     panels = []
     for wanted, label in SERVED:
         named = {n: _as_trained(s) for n, s in series.items() if n.startswith("server") and n.endswith(f"/{wanted}")}
         if wanted == "rows" and not any(any(values) for _, values in named.values()):
             named = {}  # a model without tables
-        panels.append(lines(named, "update of the first worker", label))
+        panels.append(_lines(named, "update of the first worker", label))
     stale = {f"server {s['server']}": {int(k): v for k, v in s["staleness"].items()} for s in told}
-    panels.append(bars({name: counts for name, counts in stale.items() if counts}))
+    panels.append(_bars({name: counts for name, counts in stale.items() if counts}))
     return _saved(run_dir / "servers.png", title, panels)
 
 
@@ -107,7 +107,7 @@ def _saved(path: Path, title: str, panels: Sequence[Panel | None]) -> Path | Non
     return path
 
 
-def lines(
+def _lines(
     series: Mapping[str, tuple[list[int], list[float]]], x: str, y: str, begun: Sequence[int] = (), told: bool = False
 ) -> Panel | None:
     """A panel of named curves, with markers on those of validation; None without curves.
@@ -128,7 +128,7 @@ def lines(
             axis.axvline(step, label="resumed" if told and not number else None, color="0.4", linewidth=0.8, linestyle="--", zorder=1)  # fmt: skip
         axis.set_xlabel(x)
         axis.set_ylabel(y)
-        axis.xaxis.set_major_locator(whole_numbers())
+        axis.xaxis.set_major_locator(_whole_numbers())
         if y.endswith(A_RATE):
             axis.set_ylim(0, 1.05 * axis.dataLim.y1 or 1)
         _widen(axis)
@@ -139,7 +139,7 @@ def lines(
     return panel
 
 
-def bars(counts: Mapping[str, Mapping[int, int]]) -> Panel | None:
+def _bars(counts: Mapping[str, Mapping[int, int]]) -> Panel | None:
     """A panel of the pushes of each server by staleness; None if nothing was counted."""
     if not counts:
         return None
@@ -151,8 +151,8 @@ def bars(counts: Mapping[str, Mapping[int, int]]) -> Panel | None:
             axis.bar([place + aside for place in heights], list(heights.values()), width, label=name)
         axis.set_xlabel("staleness: updates between a pull and its push")
         axis.set_ylabel("pushes")
-        axis.xaxis.set_major_locator(whole_numbers())
-        axis.yaxis.set_major_locator(whole_numbers())
+        axis.xaxis.set_major_locator(_whole_numbers())
+        axis.yaxis.set_major_locator(_whole_numbers())
         _widen(axis)
         axis.legend()
 
@@ -167,7 +167,7 @@ def _widen(axis: Any) -> None:
         axis.set_xlim(middle - 1, middle + 1)
 
 
-def whole_numbers() -> Any:
+def _whole_numbers() -> Any:
     """A matplotlib tick locator that marks whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
