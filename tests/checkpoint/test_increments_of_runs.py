@@ -13,7 +13,7 @@ from tests.checkpoint.test_identity import EVERYTHING, back_at, check_equal
 from tests.checkpoint.test_servers import CLICKS, run
 from tests.runs import trainer
 from trainer.checkpoint import durable_folder, store
-from trainer.weights import checkpoints
+from trainer.weights import checkpoint_weights
 from trainer.weights.server_files import SINCE, parts_of
 
 COMMAND = (
@@ -54,7 +54,7 @@ def test_each_checkpoint_has_the_same_weights_and_states(runs: Path) -> None:
     assert not of_increments(runs / "full")
     for folder in found:
         other = runs / "full" / "checkpoints" / folder.name
-        mine, theirs = checkpoints.read(folder), checkpoints.read(other)
+        mine, theirs = checkpoint_weights.read(folder), checkpoint_weights.read(other)
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine), folder
         for one, two in zip(parts_of(folder), parts_of(other), strict=True):
             assert one.keys() == two.keys()

@@ -11,7 +11,7 @@ from trainer.checkpoint import store
 from trainer.checkpoint_tools.show import position
 from trainer.planning.resume import differences
 from trainer.terminal.screen import Screen
-from trainer.weights import checkpoints
+from trainer.weights import checkpoint_weights
 
 
 def compared(one: Path, other: Path) -> int:
@@ -28,7 +28,7 @@ def compared(one: Path, other: Path) -> int:
 
 def _models(one: Path, other: Path) -> Iterator[tuple[str, str]]:
     """For each weight in which two checkpoints differ: its name, and the largest absolute difference or both shapes."""
-    old, new = checkpoints.read(one), checkpoints.read(other)
+    old, new = checkpoint_weights.read(one), checkpoint_weights.read(other)
     for name in {**old, **new}:
         if name not in old or name not in new:
             yield name, f"is in {'A' if name in old else 'B'} alone"

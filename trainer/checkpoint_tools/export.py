@@ -21,7 +21,7 @@ from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
 from trainer.host.files import replacing
 from trainer.terminal.screen import Screen
-from trainer.weights import checkpoints
+from trainer.weights import checkpoint_weights
 from trainer.worker import example
 from trainer.worker.model import save
 
@@ -59,7 +59,7 @@ def built(folder: Path, averaged: bool) -> nn.Module:
     """
     about = store.about(folder)
     model: nn.Module = call_target(for_saved_weights(about.config.get("model", {})), "model")
-    values = checkpoints.read(folder, averaged)
+    values = checkpoint_weights.read(folder, averaged)
     own = model.state_dict(keep_vars=True)
     found = {id(own[name]): value for name, value in values.items() if name in own}
     whole = {name: found[id(tensor)] for name, tensor in own.items() if id(tensor) in found}

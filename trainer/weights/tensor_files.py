@@ -11,7 +11,7 @@ import torch
 
 from trainer.errors import UserError, first_line
 from trainer.visible import shortened
-from trainer.weights import checkpoints, torch_files
+from trainer.weights import checkpoint_weights, torch_files
 
 NESTED = ("state_dict", "model")
 """Where checkpoints of others keep the state_dict."""
@@ -30,7 +30,7 @@ def read(path: Path, what: str) -> dict[str, torch.Tensor]:
         UserError: it cannot be read as what its name says.
     """
     if path.is_dir():
-        return _plain(checkpoints.read(path), what)
+        return _plain(checkpoint_weights.read(path), what)
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 

@@ -24,10 +24,9 @@ from trainer.strategies.replicas import HasReplicas
 from trainer.worker.lines import line_of
 from trainer.worker.loop import Training
 from trainer.worker.nonfinite import check_parameters
-from trainer.worker.other_strategy import for_servers, from_servers
-from trainer.worker.replicas import averaged
 from trainer.worker.returned import NOT_WRITTEN, Returned
 from trainer.worker.state import WorkerState, go_on, part_of, randomness
+from trainer.worker.state_conversion import averaged, for_servers, from_servers
 
 SLOW_S = 1.0
 """How long the training waits for the write before; then there is no checkpoint this time."""

@@ -19,7 +19,7 @@ from trainer.checkpoint import store
 from trainer.checkpoints import main
 from trainer.errors import UserError
 from trainer.planning.eval_and_predict import weights_file
-from trainer.weights import checkpoints, server_files
+from trainer.weights import checkpoint_weights, server_files
 
 RECIPE = ["+recipe=digits_lenet", "tracking=none", "limit_train_batches=8"]
 RUNS = {
@@ -111,12 +111,12 @@ def test_parts_of_servers_make_the_weights_that_the_run_leaves(mode: str, tmp_pa
     )
     newest = store.newest_whole(tmp_path / "run" / "checkpoints")
     assert newest is not None and (newest / "server-0.safetensors").is_file()
-    made = checkpoints.read(newest)
+    made = checkpoint_weights.read(newest)
     assert {
         name for name in wanted if not torch.equal(made[name], wanted[name])
     } == set() and made.keys() == wanted.keys()
     watched = max((store.about(f).watched.worth, f) for f in store.found(tmp_path / "run" / "checkpoints"))[1]
-    made = checkpoints.read(watched)
+    made = checkpoint_weights.read(watched)
     assert {name for name in best if not torch.equal(made[name], best[name])} == set()
 
 
@@ -139,7 +139,7 @@ def test_a_checkpoint_of_servers_is_evaluated_exported_and_compared(
     capsys.readouterr()
     assert main(["diff", str(found[3]), str(found[6])]) == 0
     shown = capsys.readouterr().out
-    one, other = (checkpoints.read(found[step]) for step in (3, 6))
+    one, other = (checkpoint_weights.read(found[step]) for step in (3, 6))
     table = next(name for name in one if len(one[name]) > 400)
     assert f"{(one[table].double() - other[table].double()).abs().max().item():.4g} at most" in shown
 

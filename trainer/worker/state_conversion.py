@@ -1,4 +1,4 @@
-"""Converts a worker's checkpoint between strategies with the optimizer in workers and in servers (pserver_sync)."""
+"""Converts a worker's state in a checkpoint to another strategy (optimizer in workers or servers) or number of replicas."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from typing import Any
 
 import torch
 
+from trainer.checkpoint import store
+from trainer.checkpoint.tensor_tree import read
 from trainer.optim.states import COLUMNS, States, put
 from trainer.optim.updater import UpdaterState
+from trainer.strategies.replicas import HasReplicas
 from trainer.weights import server_files
 from trainer.weights.server_files import DENSE, TABLE
 from trainer.worker.loop import Training
 from trainer.worker.state import WorkerState
+
+OWN, AVERAGED = "own", ("model", "ema", "strategy")
+"""Of a worker's part."""
 
 
 def from_servers(run: Training, folder: Path, part: WorkerState) -> WorkerState:
@@ -82,3 +88,49 @@ def _rows(
     version = parts[0].version
     steps = {"adam": version, "adagrad": torch.tensor(float(version))}
     return state | ({"step": steps[rule]} if rule in steps else {})
+
+
+def averaged(strategy: HasReplicas, folder: Path, first: WorkerState) -> WorkerState:
+    """Return the first worker's part with the mean of all replicas' parameters, moving averages and optimizer states.
+
+    One part after the other is read: two of them are in memory at a time.
+    """
+    names = store.parts(folder)
+    own = [read(folder / name, [OWN])[OWN] for name in names]
+    total = None
+    for name, weight in zip(names, strategy.weights(own), strict=True):
+        total = _add(total, read(folder / name, AVERAGED), weight)
+    mean = _like(total, {name: getattr(first, name) for name in AVERAGED})
+    return replace(first, **mean, own=strategy.averaged(own[0]))
+
+
+def _add(total: Any, node: Any, weight: float) -> Any:
+    """Add a replica's nested state, times its weight, to the sum so far (None: it is the first).
+
+    Floating tensors with a dimension are added up as float64. All else (counts, settings, tensors without a dimension) is as in
+    the first replica that has it.
+    """
+    if isinstance(node, torch.Tensor) and node.is_floating_point() and node.dim():
+        part = node.double() * weight
+        return part if total is None else total + part
+    if isinstance(node, Mapping):
+        before = {} if total is None else total
+        return {**before, **{key: _add(before.get(key), value, weight) for key, value in node.items()}}
+    if isinstance(node, (list, tuple)):
+        before = [] if total is None else total
+        return [_add(before[n] if n < len(before) else None, value, weight) for n, value in enumerate(node)]
+    return node if total is None else total
+
+
+def _like(total: Any, node: Any) -> Any:
+    """Convert a sum's numbers to the types of a replica's state."""
+    if isinstance(total, torch.Tensor):
+        return total.to(node.dtype) if isinstance(node, torch.Tensor) else total
+    if isinstance(total, Mapping):
+        known = node if isinstance(node, Mapping) else {}
+        return {key: _like(value, known.get(key)) for key, value in total.items()}
+    if isinstance(total, list):
+        items = list(node) if isinstance(node, (list, tuple)) else []
+        made = [_like(value, items[n] if n < len(items) else None) for n, value in enumerate(total)]
+        return tuple(made) if isinstance(node, tuple) else made
+    return total
