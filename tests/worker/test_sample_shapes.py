@@ -135,7 +135,7 @@ def test_for_a_gpu_only_layers_that_run_everywhere_are_believed(model: str, is_r
     checked = ready("Net", "+model.channels=1").checked
     config = checked.config.replaced("model", {"_target_": f"{HERE}.{model}", "num_classes": 10})
     config = type(config)(**{**vars(config), "device": "cuda"})
-    built = probe.build(config)
+    built = probe.meta_model(config)
     try:
         assert probe.check_outputs(config, built, nn.CrossEntropyLoss(), checked.facts) == "" and not is_refused
     except UserError as error:

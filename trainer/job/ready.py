@@ -222,6 +222,6 @@ def _check_weights(config: RunConfig) -> None:
         UserError: they do not.
     """
     from trainer.weights import fit
-    from trainer.worker.probe import build
+    from trainer.worker.probe import meta_model
 
-    fit.check(Path(str(config.weights)), build(config), str(config.model["_target_"]))
+    fit.check(Path(str(config.weights)), meta_model(config), str(config.model["_target_"]))

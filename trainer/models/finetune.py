@@ -107,8 +107,8 @@ def _load(model: nn.Module, given: dict[str, torch.Tensor], what: str) -> None:
     if strange or missing:
         raise UserError(
             what,
-            f"belongs to another model: {len(missing)} tensors are missing ({tensor_files.some(missing)}), "
-            f"{len(strange)} are unknown ({tensor_files.some(strange)})",
+            f"belongs to another model: {len(missing)} tensors are missing ({tensor_files.some_names(missing)}), "
+            f"{len(strange)} are unknown ({tensor_files.some_names(strange)})",
         )
     other = [name for name, tensor in found.items() if tensor.shape != own[name].shape]
     wrong = [name for name in other if found[name].shape[1:] != own[name].shape[1:]]

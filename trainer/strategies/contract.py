@@ -392,5 +392,5 @@ class FullModel(Protocol):
 
 
 def whole(strategy: Strategy) -> AbstractContextManager[Any]:
-    """Context manager: the strategy's model holds all its parameters and can be saved."""
+    """Context manager of any strategy, a :class:`FullModel` or not: the model holds all its parameters and can be saved."""
     return strategy.whole() if isinstance(strategy, FullModel) else nullcontext()

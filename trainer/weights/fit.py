@@ -12,7 +12,7 @@ from torch import nn
 from trainer.errors import UserError
 from trainer.visible import shortened
 from trainer.weights import tensor_files
-from trainer.weights.tensor_files import some
+from trainer.weights.tensor_files import some_names
 
 WRAPPED = "module."
 """What DistributedDataParallel and DataParallel put before every name."""
@@ -39,20 +39,20 @@ def check(path: Path, model: nn.Module, called: str) -> None:
     other = [f"{n} is {there[n]} there and {wanted[n]} here" for n in there if n in wanted and there[n] != wanted[n]]
     tables = [name for name in tensor_files.left_out(path) if name in missing]
     faults = [
-        *([f"it lacks {some(lacking)}"] if (lacking := [name for name in missing if name not in tables]) else []),
+        *([f"it lacks {some_names(lacking)}"] if (lacking := [name for name in missing if name not in tables]) else []),
         *(
             [
-                f"the run left the table {some(tables)} out of it (strategy.export_limit) and keeps its rows in checkpoints/persistables"
+                f"the run left the table {some_names(tables)} out of it (strategy.export_limit) and keeps its rows in checkpoints/persistables"
             ]
             if tables
             else []
         ),
-        *([f"it has {some(unknown)}, which the model has not"] if unknown else []),
-        *([some(other, "; ")] if other else []),
+        *([f"it has {some_names(unknown)}, which the model has not"] if unknown else []),
+        *([some_names(other, "; ")] if other else []),
     ]
     if faults:
         raise UserError(f"weights={path}", f"does not fit the model ({called}): {'; '.join(faults)}", "the model and the data that it was trained with")  # fmt: skip
-    refuse_complex((name for name, outline in found.items() if outline.is_complex), own, f"weights={path}")
+    _refuse_complex((name for name, outline in found.items() if outline.is_complex), own, f"weights={path}")
 
 
 def load(path: Path, model: nn.Module) -> None:
@@ -67,7 +67,7 @@ def load(path: Path, model: nn.Module) -> None:
     into(model, found, f"weights={path}")  # of one and the same tensor under several names the file may have one
 
 
-def refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what: str) -> None:
+def _refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what: str) -> None:
     """Refuse complex tensors in a file of weights for real parameters.
 
     Raises:
@@ -75,7 +75,7 @@ def refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what: 
     """
     wrong = [name for name in names if name in own and not own[name].is_complex()]
     if wrong:
-        raise UserError(what, f"holds complex numbers where the model's are real ({some(wrong)})", "weights of this model")  # fmt: skip
+        raise UserError(what, f"holds complex numbers where the model's are real ({some_names(wrong)})", "weights of this model")  # fmt: skip
 
 
 def into(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) -> None:
@@ -85,7 +85,7 @@ def into(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) -> None:
         UserError: it cannot take them.
     """
     own = model.state_dict()
-    refuse_complex((name for name, tensor in by_name.items() if tensor.is_complex()), own, what)
+    _refuse_complex((name for name, tensor in by_name.items() if tensor.is_complex()), own, what)
     try:
         model.load_state_dict(by_name, strict=False)
     except Exception as error:

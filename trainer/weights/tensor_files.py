@@ -52,7 +52,7 @@ def read(path: Path, what: str) -> dict[str, torch.Tensor]:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     if not isinstance(content, dict) or not all(isinstance(t, torch.Tensor) for t in content.values()):
-        kind = f"holds {some(content)}" if isinstance(content, dict) else f"is a {type(content).__name__}"
+        kind = f"holds {some_names(content)}" if isinstance(content, dict) else f"is a {type(content).__name__}"
         raise UserError(what, f"{kind} and not a state_dict, name -> tensor", "torch.save(model.state_dict(), ...)")
     return _plain(content, what)
 
@@ -128,7 +128,7 @@ def left_out(path: Path) -> list[str]:
         return str((file.metadata() or {}).get(LEFT_OUT, "")).split()
 
 
-def some(names: Iterable[object], between: str = ", ") -> str:
+def some_names(names: Iterable[object], between: str = ", ") -> str:
     """The first few of many tensor names, and how many more there are, for an error."""
     listed = [shortened(str(name)) for name in names]
     more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""

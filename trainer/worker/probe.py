@@ -50,7 +50,7 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
             from trainer.data.augment.transforms import try_out
 
             try_out(nodes, config.node("data")["image_size"])
-        model = build(config)
+        model = meta_model(config)
         _check_sizes(config, model)
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"model._target_={config.model['_target_']}", "has no parameters to train")
@@ -215,8 +215,8 @@ def _check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
         raise UserError("model.zero_init_residual=true", f"in {name} there is no last norm of a residual block: {error}", "model.zero_init_residual=false") from error  # fmt: skip
 
 
-def build(config: RunConfig) -> nn.Module:
-    """Build the model on torch's meta device, or on the CPU if it needs values while it is built."""
+def meta_model(config: RunConfig) -> nn.Module:
+    """Build the model for the checks: on torch's meta device, or on the CPU if it needs values while it is built."""
     try:
         with torch.device("meta"):
             return call_target(config.model, "model", kind=nn.Module)  # type: ignore[no-any-return]
