@@ -54,6 +54,7 @@ def _long_number(key: str, value: str) -> bool:
 
 
 def from_elsewhere(value: str) -> bool:
+    """Whether a secret's value tells nothing: empty, hidden, or where it is taken from, as ``${oc.env:NAME}``."""
     return not value or value == HIDDEN or FROM_ELSEWHERE.fullmatch(value) is not None
 
 

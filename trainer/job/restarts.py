@@ -159,6 +159,7 @@ def _again(
 
 
 def screen() -> Callable[[str], None]:
+    """A function that prints a line about restarts on the screen."""
     from trainer.terminal.screen import Screen
 
     out = Screen()
