@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 
 from tests.huge_pages import use_huge_pages
+from tests.importing import import_all_of
 
-MODULES = ("trainer.launch.forkserver", "trainer.worker.train", "torch._dynamo", "tests.strategies.entries")
-
-for module in MODULES:
+for module in ("trainer.launch.forkserver", "torch._dynamo", "numpy.ma", "tests.strategies.entries"):
     importlib.import_module(module)
+for package in ("trainer.data", "trainer.strategies", "trainer.worker"):
+    import_all_of(package)
+gc.collect()
+gc.freeze()
 use_huge_pages()

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import multiprocessing.util
 import os
@@ -34,16 +35,15 @@ from typing import Any, ClassVar, NoReturn
 import pytest
 
 from tests.huge_pages import use_huge_pages
+from tests.importing import import_all_of
 from tests.undrawn import nothing_is_drawn
 
 MODULES = (
-    "torch", "torch._dynamo", "torch.distributed.nn.functional", "torchvision.models", "torchvision.transforms.v2",
-    "sklearn.datasets", "safetensors.torch", "hydra._internal.hydra", "hydra.core.override_parser.overrides_parser",
-    "rich.table", "rich.progress", "PIL.Image", "PIL.PngImagePlugin", "PIL.JpegImagePlugin", "zmq", "matplotlib.backends.backend_agg",
-    "matplotlib.figure", "trainer.cli.commands", "trainer.cli.sweep", "trainer.job.job", "trainer.worker.train", "trainer.worker.probe",
-    "trainer.job.pictures.validation", "trainer.job.plan_table", "trainer.tracking.recorder_answers", "trainer.launch.in_process",
-    "trainer.launch.forkserver",
-    "mlflow.pyfunc", "mlflow.store.tracking.sqlalchemy_store", "mlflow.server.fastapi_app", "mlflow.cli", "uvicorn.main",
+    "torch", "torch._dynamo", "torch.distributed.nn.functional", "torchvision.models", "torchvision.transforms.v2", "sklearn.datasets",
+    "safetensors.torch", "hydra._internal.hydra", "hydra.core.override_parser.overrides_parser", "rich.table", "rich.progress",
+    "PIL.Image", "PIL.PngImagePlugin", "PIL.JpegImagePlugin", "zmq", "matplotlib.backends.backend_agg", "matplotlib.figure",
+    "mlflow.pyfunc", "mlflow.store.tracking.sqlalchemy_store", "mlflow.server.fastapi_app", "mlflow.cli", "uvicorn.main", "numpy.ma",
+    "fsspec",
 )  # fmt: skip
 MOST = 1 << 20
 """Bytes of a request."""
@@ -162,9 +162,13 @@ def import_all(folder: Path) -> tuple[int, Choices]:
         copy_new_stores(folder / "mlflow.db")
         for name in MODULES:
             importlib.import_module(name)
+        warnings.resetwarnings()
+        with contextlib.redirect_stderr(
+            io.StringIO()
+        ):  # mlflow warns of a class; the filters that our modules add stay
+            import_all_of("trainer")
         choices = Choices()
     tempfile.tempdir = None
-    warnings.resetwarnings()
     gc.collect()
     gc.freeze()
     use_huge_pages()

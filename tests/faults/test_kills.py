@@ -54,17 +54,17 @@ LOST = re.compile(r"(\d+) updates? of this server since then")
 """What each command says of servers that it has started again."""
 MOST = 8
 """Times that a run is started again."""
-SHORT, CI, LONG = 1, 5, 63
-"""Kills of each strategy: of `make test`, up to which `make kills` goes on, and in all."""
-WITH_ONE_MORE = ("pserver_sync", "pserver_async", "pserver_ssp", "pserver_geo")
-"""`make kills` plays one more of these, which can be killed in most ways: 40 in all."""
+CI, LONG = 5, 63
+"""Kills of each strategy: up to which `make kills` goes on, and in all."""
+IN_TESTS = ("collective", "pserver_sync", "pserver_async")
+"""`make test` plays the first kill of these, and `make kills` the others up to that number."""
 
 
 def kills() -> Iterator[Any]:
     """Numbers and strategies, each with the mark of who plays it."""
     for number, strategy in itertools.product(range(LONG), STRATEGIES):
-        in_ci = number < CI or (number == CI and strategy in WITH_ONE_MORE)
-        marks = [pytest.mark.kills if in_ci else pytest.mark.long] * (number >= SHORT)
+        in_tests = number == 0 and strategy in IN_TESTS
+        marks = [] if in_tests else [pytest.mark.kills if number < CI else pytest.mark.long]
         yield pytest.param(number, strategy, marks=marks, id=f"{number}-{strategy}")
 
 

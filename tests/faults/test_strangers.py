@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -148,5 +149,6 @@ def test_launcher_of_workers_that_are_all_called_lost_ends_soon(common: Path, tm
         assert run.wait(patient(30)) == 1
     finally:
         run.kill()
-    assert "worker 1: its process ended" in (tmp_path / "screen.txt").read_text()
+    # of the worker whose note was seen first, if the server has not seen both at once
+    assert re.search(r"worker [01]\b.* its process ended|worker [01] was declared lost \(its process ended\)", (tmp_path / "screen.txt").read_text())  # fmt: skip
     wait_for(lambda: not [p for p in everybody if p.is_running()], 30, "all processes end")

@@ -404,8 +404,16 @@ def test_plan_of_a_cluster_too_large_for_the_data_is_shown_and_says_so(tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "ssp", "geo"])
-@pytest.mark.parametrize("recipe", sorted(p.stem for p in (Path(__file__).parents[2] / "recipes" / "recipe").glob("*.yaml")))  # fmt: skip
+MODES = ("sync", "async", "ssp", "geo")
+RECIPES = sorted(path.stem for path in (Path(__file__).parents[2] / "recipes" / "recipe").glob("*.yaml"))
+ON_SERVERS = [
+    pytest.param(recipe, mode, marks=[pytest.mark.long] * ((number + offset) % len(MODES) > 0))
+    for number, recipe in enumerate(RECIPES) for offset, mode in enumerate(MODES)
+]  # fmt: skip
+"""Each recipe with each mode; in ``make test`` each recipe with one, and each mode with several recipes."""
+
+
+@pytest.mark.parametrize(("recipe", "mode"), ON_SERVERS)
 def test_every_recipe_can_run_on_servers(recipe: str, mode: str, tmp_path: Path) -> None:
     plan = planned(f"+recipe={recipe}", f"strategy=pserver_{mode}", *needs(recipe, tmp_path))
     assert plan.roles == {"worker": 2, "server": 1}

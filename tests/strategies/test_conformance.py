@@ -30,8 +30,8 @@ SIZES = {
     "single": [1], "collective": [2, 4], "local_sgd": [2, 4], "toy_server": [1, 2, 4], "pserver_sync": [1, 2, 4],
     "pserver_async": [1, 2], "pserver_ssp": [1, 2], "pserver_geo": [1, 2], "averaging": [2],
 }  # fmt: skip
-SWEPT = [("toy_server", 1), ("toy_server", 4)]
-"""Of ``make test-long``: the suite's own strategy, with other numbers of workers than two."""
+SWEPT = [("toy_server", 1), ("toy_server", 4), ("local_sgd", 4)]
+"""Of ``make test-long``: numbers of workers of the suite's own strategy, and of one that exchanges as ``collective`` does."""
 GROUPED = ("collective", "local_sgd", "averaging")
 """Those with a process group; the last one is the example of docs/adding.md."""
 EXACT = {
