@@ -16,6 +16,7 @@ from trainer.host.files import PART
 FILES = re.compile(
     r"metrics\.jsonl|(result|status|tracking|plan|model|classes|lives)\.json|config\.yaml|example\.npz|predictions\.csv"
     r"|model(_ema)?\.safetensors|(server|status|profile)\.\d+\.json|nonfinite(\.\d+)?\.json|trace\.\d+\.json\.gz|(worker|server)log\.\d+"
+    r"|ledger\.\d+\.tsv(\.before\.\d+)?"
     r"|(curves|servers)\.png|(best_)?(confusion\.png|per_class\.csv|mistakes\.(csv|png))|validation\.(last|best)\.npz"
 )
 """Files in the run's folder, or in ``host.N`` below it."""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from trainer.host.files import replace_file
 from trainer.strategies.pserver.server.rules import Push
 from trainer.strategies.pserver.server.server_assignment import ServersRun
 from trainer.weights.server_files import parts_of
 
 LEDGER = "ledger.{}.tsv"
+BEFORE = "{}.before.{}"
+"""A ledger as it was before a server that was started again cut it back."""
 HEADER = "worker\tpush\tepoch\tblock\tfirst\tafter_last\n"
 
 
@@ -23,9 +29,9 @@ class Ledger:
         """Note a push that was taken."""
 
     @property
-    def bytes(self) -> int:
-        """The length of the ledger's file so far."""
-        return 0
+    def place(self) -> Mapping[str, Any]:
+        """What a checkpoint says of the ledger: its length, and the CRC-32 of what is in it."""
+        return {"ledger": 0}
 
 
 class LedgerFile(Ledger):
@@ -33,30 +39,56 @@ class LedgerFile(Ledger):
 
     Every line is written at once, so that the file tells the truth also if the server is killed.
 
+    Where a server dies that has written its part of a checkpoint which is not complete, it is started again from the
+    checkpoint before, and cuts its ledger back to that; the other checkpoint may be completed nevertheless, and be the one
+    that the next life of the run goes on from. So what is cut back is kept until then, and found by its CRC.
+
     Args:
-        stays: bytes of the file that a run before has left; what it did afterwards is done again.
+        place: what the checkpoint that the run goes on from says; what was applied afterwards is done again.
+        returns: this server alone is started again.
     """
 
-    def __init__(self, path: Path, stays: int = 0) -> None:
-        goes_on = 0 < stays <= (path.stat().st_size if path.is_file() else 0)
-        if goes_on:
-            os.truncate(path, stays)
-        self._file = path.open("a" if goes_on else "w", buffering=1, encoding="utf-8")
-        if not goes_on:
-            self._file.write(HEADER)
+    def __init__(self, path: Path, place: Mapping[str, Any], returns: bool = False) -> None:
+        stays, before = int(place.get("ledger", 0)), list(_before(path))
+        found = next((file for file in (path, *before) if _begins_with(file, stays, place.get("ledger_crc"))), None)
+        text = HEADER if found is None else found.read_bytes()[:stays].decode()
+        if returns and path.is_file():
+            os.replace(path, BEFORE.format(path, len(before)))
+        replace_file(path, text)
+        if not returns:
+            for file in before:
+                file.unlink(missing_ok=True)
+        self._file, self._crc = path.open("ab", buffering=0), zlib.crc32(text.encode())
 
     def __call__(self, push: Push, work: np.ndarray) -> None:
         pieces = work.tolist() or [["", "", "", ""]]
         lines = ("\t".join(str(v) for v in (push.rank, push.sequence, *piece)) + "\n" for piece in pieces)
-        self._file.write("".join(lines))
+        text = "".join(lines).encode()
+        self._file.write(text)
+        self._crc = zlib.crc32(text, self._crc)
 
     @property
-    def bytes(self) -> int:
-        return self._file.tell()
+    def place(self) -> Mapping[str, Any]:
+        return {"ledger": self._file.tell(), "ledger_crc": self._crc}
 
 
-def opened_ledger(server: int, run: ServersRun) -> LedgerFile:
+def opened_ledger(server: int, run: ServersRun, returns: bool = False) -> LedgerFile:
     """When a server starts: open its ledger; where a run goes on, that of the run before up to the checkpoint."""
     parts = parts_of(Path(run.resume)) if run.resume else []
-    stays = int(parts[server].meta.get("ledger", 0)) if server < len(parts) else 0
-    return LedgerFile(Path(run.plan.run_dir) / LEDGER.format(server), stays)
+    place = parts[server].meta if server < len(parts) else {}
+    return LedgerFile(Path(run.plan.run_dir) / LEDGER.format(server), place, returns)
+
+
+def _before(path: Path) -> Iterator[Path]:
+    """Those of earlier lives of this server, the oldest first."""
+    number = 0
+    while (file := Path(BEFORE.format(path, number))).is_file():
+        yield file
+        number += 1
+
+
+def _begins_with(file: Path, stays: int, crc: int | None) -> bool:
+    """Whether a ledger has what a checkpoint says. (Checkpoints of former versions say its length alone.)"""
+    if not 0 < stays <= (file.stat().st_size if file.is_file() else 0):
+        return False
+    return crc is None or zlib.crc32(file.read_bytes()[:stays]) == crc

@@ -181,7 +181,7 @@ class Saving:
             "watermarks": marks,
             "progress": self.work.progress.state(),
             "leases": self.work.leases.state(),
-            "ledger": self.ledger.bytes,
+            **self.ledger.place,
             "age": self.parameters.age,
             "age_before": self.parameters.age_before,
             "evict_by": self.parameters.strategy.evict_by,

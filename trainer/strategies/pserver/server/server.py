@@ -72,7 +72,7 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     try:
         if seat.returns and seat.rank >= len(parts_of(Path(run.resume))):
             raise RunFailed(f"its part of {Path(run.resume).name} is not there any more")
-        kept = opened_ledger(seat.rank, run) if declared.options.ledger else None
+        kept = opened_ledger(seat.rank, run, seat.returns) if declared.options.ledger else None
         machine = Server(
             seat.rank,
             run,
