@@ -15,7 +15,7 @@ import pytest
 
 from trainer.cli.help import show_help
 from trainer.config.keys import sections
-from trainer.config.redact import hide, of_command_line, scrub, text, values
+from trainer.config.redact import command, hide, of_command_line, scrub, text, values
 from trainer.config.secret_parts import HIDDEN, is_secret
 from trainer.wording import quoted
 
@@ -203,3 +203,7 @@ def test_a_hostile_line_takes_about_as_long_as_any_other(piece: str) -> None:
 def test_a_quote_that_nobody_closes_breaks_nothing(line: str) -> None:
     text(line)
     values(line)
+
+
+def test_a_command_line_is_what_a_user_types() -> None:
+    assert command(["+recipe=x", "resume.path=auto", "name=a b"]) == "+recipe=x resume=auto 'name=a b'"

@@ -208,9 +208,10 @@ def _spans(line: str) -> list[tuple[int, int]]:
 
 
 def command(overrides: Iterable[str], known: Iterable[str] = ()) -> str:
-    """Join overrides into one shell command line, with the secrets redacted."""
+    """Join overrides into one shell command line as a user types it (``resume=auto``), with the secrets redacted."""
     known, safe = frozenset(known), "hidden__here"
-    hidden = (text(override, known).replace(HIDDEN, safe) for override in overrides)
+    typed = (re.sub(r"^resume\.path=", "resume=", override) for override in overrides)
+    hidden = (text(override, known).replace(HIDDEN, safe) for override in typed)
     return " ".join(quoted(override).replace(safe, HIDDEN) for override in hidden)
 
 
