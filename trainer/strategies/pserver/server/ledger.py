@@ -58,13 +58,14 @@ class LedgerFile(Ledger):
         if not returns:
             for file in before:
                 file.unlink(missing_ok=True)
-        self._file, self._crc = path.open("ab", buffering=0), zlib.crc32(text.encode())
+        self._file, self._crc = path.open("ab"), zlib.crc32(text.encode())
 
     def __call__(self, push: Push, work: np.ndarray) -> None:
         pieces = work.tolist() or [["", "", "", ""]]
         lines = ("\t".join(str(v) for v in (push.rank, push.sequence, *piece)) + "\n" for piece in pieces)
         text = "".join(lines).encode()
         self._file.write(text)
+        self._file.flush()
         self._crc = zlib.crc32(text, self._crc)
 
     @property
