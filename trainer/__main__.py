@@ -68,12 +68,7 @@ def _answer(argv: list[str]) -> int:
 
 def command() -> NoReturn:
     """Entry point of ``python -m trainer`` and of the script ``trainer``: run the command line and end the process."""
-    interpreter.begin()
-    try:
-        code = main()
-    except SystemExit as end:  # argparse, after --version
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    interpreter.leave(code)
+    interpreter.run_command(main)
 
 
 def _dispatch(argv: list[str]) -> int:

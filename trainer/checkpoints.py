@@ -124,12 +124,7 @@ def _one(path: Path) -> Path:
 
 def command() -> NoReturn:
     """Entry point of ``python -m trainer.checkpoints``: run the command line and end this process."""
-    interpreter.begin()
-    try:
-        code = main()
-    except SystemExit as end:  # argparse, after --help
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    interpreter.leave(code)
+    interpreter.run_command(main)
 
 
 if __name__ == "__main__":

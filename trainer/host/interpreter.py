@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
@@ -22,6 +22,16 @@ _frozen = False
 def begin() -> None:
     """Stop garbage collection at the start of a command, until :func:`at_work`."""
     gc.disable()
+
+
+def run_command(main: Callable[[], int]) -> NoReturn:
+    """Run the command line of a module and end this process with its exit code."""
+    begin()
+    try:
+        code = main()
+    except SystemExit as end:  # argparse, after --help or --version
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    leave(code)
 
 
 @contextmanager
