@@ -49,9 +49,8 @@ class LedgerFile(Ledger):
     """
 
     def __init__(self, path: Path, place: Mapping[str, Any], returns: bool = False) -> None:
-        stays, before = int(place.get("ledger", 0)), list(_before(path))
-        found = next((file for file in (path, *before) if _begins_with(file, stays, place.get("ledger_crc"))), None)
-        text = HEADER if found is None else found.read_bytes()[:stays].decode()
+        before = list(_before(path))
+        text = next((text for file in (path, *before) if (text := _up_to(file, place))), HEADER)
         if returns and path.is_file():
             os.replace(path, BEFORE.format(path, len(before)))
         replace_file(path, text)
@@ -88,8 +87,9 @@ def _before(path: Path) -> Iterator[Path]:
         number += 1
 
 
-def _begins_with(file: Path, stays: int, crc: int | None) -> bool:
-    """Whether a ledger has what a checkpoint says. (Checkpoints of former versions say its length alone.)"""
-    if not 0 < stays <= (file.stat().st_size if file.is_file() else 0):
-        return False
-    return crc is None or zlib.crc32(file.read_bytes()[:stays]) == crc
+def _up_to(file: Path, place: Mapping[str, Any]) -> str:
+    """A ledger up to the place that a checkpoint tells; '' if it is another. (Former versions tell the length alone.)"""
+    stays = int(place.get("ledger", 0))
+    begins = file.read_bytes()[:stays] if file.is_file() else b""
+    same = len(begins) == stays and place.get("ledger_crc") in (None, zlib.crc32(begins))
+    return begins.decode() if same else ""
