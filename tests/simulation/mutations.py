@@ -573,10 +573,10 @@ def a_stop_waits_for_what_a_life_of_a_server_was_asked_first(_: Any, self: halti
 
 @replaces(liveness.Liveness, "_forget_life_before")
 def blocks_of_a_life_that_a_server_never_heard_of_stay_its_own(
-    original: Any, self: liveness.Liveness, rank: int
+    original: Any, self: liveness.Liveness, rank: int, hello: Message
 ) -> None:
     if len(self.members.all[rank].lives) > 1:
-        original(self, rank)
+        original(self, rank, hello)
 
 
 @replaces(lease_requests.LeaseRequests, "stood_still")

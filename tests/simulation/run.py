@@ -246,7 +246,7 @@ class Play:
         """
         if not isinstance(strategy, PserverGeo) or any(s.machine.members.present() != strategy.present for s in self.servers):  # fmt: skip
             return
-        if strategy.regained or any(
+        if strategy.regained or strategy.client.greeting or any(
             s.dead or (s.life if s.again else 0) != self.workers[strategy.seat.rank].lives.get(s.number, 0)
             for s in self.servers
         ):

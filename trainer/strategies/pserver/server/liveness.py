@@ -64,7 +64,7 @@ class Liveness:
         if member.incarnation > before:
             self.board.set(LIFE.format(rank), str(life))
             if before or coming:  # a server that was started again has blocks of the life before, and never heard of it
-                self._forget_life_before(rank)
+                self._forget_life_before(rank, message)
             if coming:
                 self.board.set(f"fenced/worker/{rank}", "its process ended")
                 self._changed()
@@ -81,8 +81,8 @@ class Liveness:
         notes = f"lost/worker/{rank}/{life}", f"fenced/worker/{rank}/{life}"
         return self.members.over(rank, life) or any(self.board.check([note]) for note in notes)
 
-    def _forget_life_before(self, rank: int) -> None:
-        self.turns.drop(rank, f"worker {rank} was started again")
+    def _forget_life_before(self, rank: int, hello: Message) -> None:
+        self.turns.drop(rank, f"worker {rank} was started again", besides=hello)
         self.leases.lose(rank)
         if self.parameters.rule is not None:
             self.parameters.rule.forget(rank)

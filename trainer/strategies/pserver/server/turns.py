@@ -78,14 +78,15 @@ class Turns:
         self.try_again()
 
     def try_again(self) -> None:
-        """Try all waiting requests in the order in which they came; answering one may free another."""
+        """Try all waiting requests in the order in which they came; answering one may free another, or end others."""
         moved = bool(self.waiting)
         while moved:
             moved = False
             for waiting in list(self.waiting):
-                if self._try(waiting):
-                    self.waiting.remove(waiting)
+                if waiting in self.waiting and self._try(waiting):
                     moved = True
+                    if waiting in self.waiting:
+                        self.waiting.remove(waiting)
 
     def _try(self, waiting: WaitingRequest) -> bool:
         """Answer a request if it can be answered now; else it stays in the list."""
@@ -115,9 +116,9 @@ class Turns:
         """Whether this very message is among the waiting requests."""
         return any(w.request is request for w in self.waiting)
 
-    def drop(self, rank: int, why: str) -> None:
-        """Drop the waiting requests of a worker's life that is over."""
-        for waiting in [w for w in self.waiting if w.is_of(rank)]:
+    def drop(self, rank: int, why: str, besides: Message | None = None) -> None:
+        """Drop the waiting requests of a worker's life that is over, besides the HELLO of the next one."""
+        for waiting in [w for w in self.waiting if w.is_of(rank) and w.request is not besides]:
             self.waiting.remove(waiting)
             self.outlet.answer(waiting.address, waiting.request, failed(why, fenced=True))
 
@@ -136,6 +137,8 @@ class Turns:
         """Fail each request that has waited too long, with the name of whom it waits for."""
         now = self.now()
         for waiting in [w for w in self.waiting if now - w.since > self._patience_with(w.request)]:
+            if waiting not in self.waiting:  # the last answer to another one has ended it
+                continue
             self.waiting.remove(waiting)
             self.outlet.answer(waiting.address, waiting.request, self._last_answer(waiting.request))
 

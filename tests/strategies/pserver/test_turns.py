@@ -1,0 +1,92 @@
+"""Requests that wait at a server, and answers that end others of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainer.strategies.pserver.protocol.messages import Message, Verb
+from trainer.strategies.pserver.server.answers import NotYet
+from trainer.strategies.pserver.server.turns import Turns
+
+PATIENCE_S = 10.0
+
+
+class Server:
+    """Turns whose requests all wait, until a function answers them.
+
+    Args:
+        answer: called as soon as the server is open.
+    """
+
+    def __init__(self, answer: Callable[[Turns, Message], Message]) -> None:
+        self.open, self.now = False, 0.0
+        self.answers: list[tuple[Message, Message]] = []
+
+        def when_open(request: Message) -> Message:
+            if not self.open:
+                raise NotYet([0], "its start")
+            return answer(self.turns, request)
+
+        self.turns = Turns(self, when_open, 0, PATIENCE_S, lambda: self.now)  # type: ignore[arg-type]
+
+    def answer(self, address: bytes, request: Message, answer: Message) -> None:
+        self.answers.append((request, answer))
+
+    def waits(self, *requests: Message) -> None:
+        """These requests come, and wait."""
+        for request in requests:
+            self.turns.take(b"", request)
+            assert self.turns.waits(request)
+
+    def told(self) -> list[tuple[Verb, Any]]:
+        """Which requests were answered, and how."""
+        return [(request.verb, answer.verb) for request, answer in self.answers]
+
+
+def _begins_a_life(turns: Turns, request: Message) -> Message:
+    if request.verb == Verb.HELLO:
+        turns.drop(request.rank, "started again", besides=request)
+    return Message(Verb.DONE)
+
+
+def _two_lives() -> list[Message]:
+    return [Message(Verb.PULL, rank=1, number=7), Message(Verb.HELLO, rank=1, number=1)]
+
+
+def test_hello_that_waited_ends_the_requests_of_the_life_before_and_not_itself() -> None:
+    server = Server(_begins_a_life)
+    pull, hello = _two_lives()
+    server.waits(hello, pull)  # late, from the life before
+    server.open = True
+    server.turns.try_again()
+    assert server.told() == [(Verb.PULL, Verb.FAILED), (Verb.HELLO, Verb.DONE)]
+    assert not server.turns.waiting
+
+
+def test_request_that_another_one_s_last_answer_ends_is_answered_once() -> None:
+    server = Server(_begins_a_life)
+    pull, hello = _two_lives()
+    server.waits(hello, pull)
+    server.open, server.now = True, PATIENCE_S + 1.0
+    server.turns.end_overdue()
+    assert server.told() == [(Verb.PULL, Verb.FAILED), (Verb.HELLO, Verb.DONE)]
+    assert not server.turns.waiting
+
+
+def test_request_whose_answer_answers_it_already_stays_answered() -> None:
+    """A HELLO that changes who is there has all that wait tried again, itself among them."""
+    tried: list[Message] = []
+
+    def answer(turns: Turns, request: Message) -> Message:
+        tried.append(request)
+        if len(tried) == 1:
+            turns.try_again()
+        return Message(Verb.DONE)
+
+    server = Server(answer)
+    server.waits(Message(Verb.HELLO, rank=1, number=1))
+    server.open = True
+    server.turns.try_again()
+    assert set(server.told()) == {(Verb.HELLO, Verb.DONE)}
+    assert not server.turns.waiting
