@@ -246,9 +246,13 @@ class Play:
         """
         if not isinstance(strategy, PserverGeo) or any(s.machine.members.present() != strategy.present for s in self.servers):  # fmt: skip
             return
-        if strategy.regained or strategy.client.greeting or any(
-            s.dead or (s.life if s.again else 0) != self.workers[strategy.seat.rank].lives.get(s.number, 0)
-            for s in self.servers
+        if (
+            strategy.regained
+            or strategy.client.greeting
+            or any(
+                s.dead or (s.life if s.again else 0) != self.workers[strategy.seat.rank].lives.get(s.number, 0)
+                for s in self.servers
+            )
         ):
             return
         for number, replica in strategy.replicas.items():
