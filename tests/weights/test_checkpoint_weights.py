@@ -75,6 +75,16 @@ def test_a_run_that_has_only_checkpoints_is_taken_by_its_newest_whole_one(tmp_pa
         package.run([*looked, f"weights={run}"])
 
 
+def test_persistables_are_no_weights_and_the_run_that_has_them_is_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    package.run([*CLICKS, "max_steps=1", "launch.nproc=1", "launch.servers=1", f"hydra.run.dir={run}"])
+    with pytest.raises(UserError, match=rf"this folder has persistables, .*Type instead: weights={run}$"):
+        weights_file(run / "checkpoints" / "persistables")
+    shutil.move(run / "checkpoints" / "persistables", tmp_path / "away" / "persistables")
+    with pytest.raises(UserError, match=r"Type instead: weights=RUN$"):
+        weights_file(tmp_path / "away" / "persistables")
+
+
 def test_what_is_no_workers_part_is_refused_with_a_sentence(tmp_path: Path) -> None:
     saving.save(tmp_path, 10)
     with pytest.raises(UserError, match=r"worker-0\.safetensors: it is no worker's part of a checkpoint"):

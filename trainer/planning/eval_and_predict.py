@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.checkpoint import store
+from trainer.checkpoint import durable_folder, store
 from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
@@ -70,6 +70,9 @@ def weights_file(path: Path) -> Path:
             for folder in (path / "checkpoints", path):
                 if (newest := store.newest_whole(folder)) is not None:
                     return Path(os.path.abspath(newest))
+            if (path / durable_folder.MARKER).is_file():
+                run = Path(os.path.abspath(path)).parents[1]
+                raise UserError(f"weights={path}", "this folder has persistables, which parameter servers start from (strategy.load_from), and no weights", f"weights={run if (run / 'plan.json').is_file() else 'RUN'}")  # fmt: skip
             raise UserError(f"weights={path}", "this folder has no model.safetensors, which a run leaves when it is done, and no whole checkpoint", "weights=FILE")  # fmt: skip
         path = path / "model.safetensors"
     if not path.is_file():
