@@ -5,9 +5,14 @@ from __future__ import annotations
 import io
 import os
 import select
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
-from trainer.terminal.streams import Guard
+import pytest
+
+from trainer.terminal.streams import Guard, LogFile
 
 
 class Held(io.StringIO):
@@ -48,3 +53,31 @@ def test_a_forked_process_prints_though_another_thread_was_printing_when_it_was_
     os.close(there)
     assert told == b"the child's\n"
     assert held.getvalue() == "half a line of the parent's, its end\n"
+
+
+def test_log_leaves_out_what_a_full_disk_refuses_and_says_how_much(tmp_path: Path) -> None:
+    full, log = LogFile("/dev/full", "ab"), LogFile(tmp_path / "log", "ab")
+    assert full.write(b"a line\n") == 7 and full.write(bytearray(b"another\n")) == 8
+    assert full.left_out == 15
+    log.left_out = full.left_out
+    log.write(b"there is room\n")
+    log.write(b"and more\n")
+    text = (tmp_path / "log").read_text()
+    assert text == "\n15 bytes of this log were left out: the disk was full\nthere is room\nand more\n"
+    reads = LogFile(os.open(tmp_path / "log", os.O_RDONLY), "ab")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        reads.write(b"to a descriptor that cannot be written")
+
+
+def test_process_goes_on_to_print_to_a_log_on_a_full_disk(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from trainer.terminal import streams
+streams.to_log(os.open("/dev/full", os.O_WRONLY | os.O_APPEND))
+for number in range(3000):
+    print("a line", number)
+    print("of errors", file=sys.stderr)
+sys.exit(7 if sys.stdout.buffer.raw.left_out > 20_000 else 1)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")

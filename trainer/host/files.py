@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -13,6 +14,8 @@ from pathlib import Path
 
 PART = re.compile(r"^\.(.+)\.\d+-[0-9a-f]{8}$")
 """What a file is called until it takes its place; a process that was killed leaves it."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a disk that takes nothing more for now."""
 PRIVATE, COMMON = 0o600, 0o666
 """Modes of new files: for their owner's eyes alone; for whomever the umask allows."""
 

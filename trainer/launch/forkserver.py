@@ -26,6 +26,7 @@ from trainer.host.parent_death import end_with
 from trainer.host.patient_store import PatientStore
 from trainer.host.signals import LEAVE, NUMBERS, Grace, StopRequest, requests, say_leaving, termination_raises
 from trainer.launch.engine import Engine, Start
+from trainer.launch.full_disk import FullDisk
 from trainer.launch.hang import Hang
 from trainer.launch.log_on_screen import Shown
 from trainer.launch.meeting_place import Place, open_store
@@ -94,7 +95,8 @@ def launch(
                 shown += _shown(members, verbosity, kept)
                 returned = Returns(returns if engine.again else 0, starts, begin, members, noted, log_dir / CHECKPOINTS)
                 with _asked_to_leave(grace, here) as request:
-                    results = _watched(members, here, OtherHosts(here, meeting, roles), scratch, hang_s, returned)
+                    others, disk = OtherHosts(here, meeting, roles), FullDisk(log_dir, partial(print, flush=True))
+                    results = _watched(members, here, others, scratch, hang_s, returned, disk)
                     return replace(results, asked=request.name) if request else results
             except KeyboardInterrupt:
                 raise Interrupted(BY_CTRL_C) from None
@@ -139,6 +141,7 @@ def _watched(
     scratch: Path,
     hang_s: float | None,
     returns: Returns,
+    disk: FullDisk,
 ) -> HostResults:
     """The members' results, when all are done on all hosts. If they end otherwise, the other hosts are told.
 
@@ -150,6 +153,7 @@ def _watched(
 
     def look() -> Mapping[int, str]:
         hang.look()
+        disk.look()
         if returns.noted is not None:
             returns.noted.look(here[0])
         return others.look()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import traceback
@@ -18,13 +17,14 @@ from trainer.config.instantiate import locate
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import interpreter
 from trainer.host.addresses import LOOPBACK, free_port
+from trainer.host.files import FULL
 from trainer.host.notes_board import SealedBoard
+from trainer.launch.process import unwritable
 from trainer.launch.whereabouts import environment, leave_plan
 from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat
 from trainer.terminal import streams
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Reasons why nothing more can be written, which say all by themselves."""
 
 
@@ -54,9 +54,7 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
         except OSError as error:
             if error.errno not in FULL:
                 raise RunFailed(f"worker 0:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
-            raise RunFailed(
-                f"worker 0 cannot write {error.filename or f'below {run_dir}'}: {error.strerror}"
-            ) from error
+            raise RunFailed(f"worker 0: {unwritable(error)}") from error
         except (Exception, SystemExit) as error:  # of the user's own code, which may end the process
             raise RunFailed(f"worker 0:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
 

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import NotFinite, RunFailed, UserError
+from trainer.host.files import FULL
+from trainer.terminal import streams
 
 MOST_TEXT = 30_000
 """Characters of an error, which a pipe takes without a reader."""
@@ -62,6 +64,8 @@ class Failure:
     def of(cls, error: BaseException) -> Failure:
         """Make the failure of a caught exception; an error made for users counts even if another followed from it."""
         at, step = time.monotonic_ns(), error
+        if isinstance(error, OSError) and error.errno in FULL:
+            return cls(at, unwritable(error), True)
         while not isinstance(step, (RunFailed, UserError)):
             if step.__cause__ is not None or step.__context__ is None:
                 return cls(at, _for_pipe("".join(traceback.format_exception(error)).rstrip()), False)
@@ -69,6 +73,11 @@ class Failure:
         where = (step.step, step.epoch, step.update) if isinstance(step, NotFinite) else None
         ends, follows = getattr(step, "ends_run", True), getattr(step, "follows", False)
         return cls(at, _for_pipe(str(step)), True, ends, where, follows)
+
+
+def unwritable(error: OSError) -> str:
+    """The sentence for a full disk that ends a process."""
+    return f"{error.filename or 'a file'} cannot be written: {error.strerror}"
 
 
 class Child:
@@ -189,10 +198,8 @@ def to_log(log: str, folder: str) -> None:
     os.environ.update(TMPDIR=folder)
     tempfile.tempdir = folder
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    streams.to_log(output)
     os.close(output)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable(all_threads=True)
     faulthandler.register(STACKS, all_threads=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -87,9 +86,7 @@ def _follow(way: Handover, store: Any, rank: int) -> int:
     log.parent.mkdir(parents=True, exist_ok=True)
     files.start(log, assignment.goes_on)
     with log.open("a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        streams.to_log(file.fileno())
     streams.confide(assignment)
     _work(store, way.board(), assignment, rank)
     return 0

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from trainer.host.files import replace_file, start_empty
+from trainer.errors import why
+from trainer.host.files import FULL, replace_file, start_empty
 from trainer.host.pulse import Pulse
 from trainer.metrics.best import AVERAGED, NOBODY, RAW, Best, falls
 from trainer.run_folder.json_files import leave
 from trainer.run_folder.lives import number
+from trainer.run_folder.points import Points
 
 STATUS_EVERY_S = 0.5
 KEPT = ("metrics", "best", "samples", "step", "epoch", "elsewhere", "data_waited", "_validated")
@@ -83,10 +84,10 @@ class Report:
         self._window = self._window_before = Window(self.started, 0, 0.0, 0)
         self._next_status = 0.0
         self._validated = -1
-        self._writing = threading.Lock()
+        self._refused = False
         if run_dir and not goes_on:
             start_empty(run_dir / "metrics.jsonl")
-        self._points = (run_dir / "metrics.jsonl").open("a", buffering=1) if run_dir else None
+        self._points = Points(run_dir) if run_dir else None
 
     def doing(self, what: str) -> None:
         """Before the first update, report what the run is waiting for."""
@@ -99,7 +100,8 @@ class Report:
                 "metrics": {},
                 "life": self.life,
             }
-            leave(self.run_dir / "status.json", told)
+            with self._if_the_disk_takes(path := self.run_dir / "status.json"):
+                leave(path, told)
 
     def progress(self, epoch: int, step: int) -> None:
         """After every update, report where the run is."""
@@ -111,7 +113,8 @@ class Report:
                 self.write_status("running", now)
             if self.own:
                 self._next_status = now + STATUS_EVERY_S
-                leave(self.own, {"epoch": epoch, "step": step})
+                with self._if_the_disk_takes(self.own):
+                    leave(self.own, {"epoch": epoch, "step": step})
 
     def training(
         self,
@@ -201,16 +204,17 @@ class Report:
         """Take over reporting from the worker that did it before and is gone."""
         if self.run_dir is None:
             self.run_dir, self.life = run_dir, number(run_dir)
-            self._points = (run_dir / "metrics.jsonl").open("a", buffering=1)
+            self._points = Points(run_dir)
             print("reports from here on", flush=True)
 
     def hand_over(self) -> None:
         """Stop reporting, because a worker with a lower rank has come back."""
         self.run_dir = None
-        with self._writing:
-            if self._points is not None:
-                self._points.close()
-                self._points = None
+        try:
+            self.close()
+        except OSError as error:  # a full disk, which the other worker finds as well
+            print(f"some of this worker's points are lost: {why(error)}", flush=True)
+        self._points = None
 
     def stopped(self, why: str) -> None:
         """Report that the run ends before its last epoch, and why."""
@@ -231,8 +235,7 @@ class Report:
         if self._points is not None:
             time_ms = int(time.time() * 1000) if time_ms is None else time_ms
             point = {"time": time_ms, "step": step, "epoch": epoch, "metrics": dict(metrics)}
-            with self._writing:
-                self._points.write(json.dumps(point) + "\n")
+            self._points.add(json.dumps(point))
 
     def write_status(self, state: str, now: float) -> None:
         """Write status.json."""
@@ -256,13 +259,31 @@ class Report:
             if self.watched.value is not None
             else None,
         }
-        replace_file(self.run_dir / "status.json", json.dumps(status, indent=1))
+        with self._if_the_disk_takes(path := self.run_dir / "status.json"):
+            replace_file(path, json.dumps(status, indent=1))
+
+    @contextmanager
+    def _if_the_disk_takes(self, path: Path) -> Iterator[None]:
+        """Context manager: on a full disk a file that tells how far the run is stays as it is, which is told once."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            if not self._refused:
+                print(f"ATTENTION: {path} cannot be written ({why(error)}); the training goes on", flush=True)
+            self._refused = True
+        else:
+            self._refused = False
 
     @property
     def points(self) -> int | None:
         """The size of metrics.jsonl in bytes; None if another worker writes it."""
-        with self._writing:
-            return self._points.tell() if self._points is not None else None
+        return self._points.size if self._points is not None else None
+
+    def unwritten(self) -> str:
+        """Why some points so far are not in metrics.jsonl yet; '' if all are."""
+        return self._points.unwritten() if self._points is not None else ""
 
     def state(self) -> dict[str, Any]:
         """What was reported so far, for :meth:`load`."""

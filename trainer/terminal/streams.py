@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing.util
 import os
 import sys
@@ -173,6 +174,37 @@ def confide(payload: Any) -> None:
     guard()
     for stream in (sys.stdout, sys.stderr):
         multiprocessing.util.Finalize(None, finish, (stream,), exitpriority=0)
+
+
+class LogFile(io.FileIO):
+    """A log's file that takes all bytes: what a full disk refuses is left out, and how much is told when there is room again."""
+
+    left_out = 0
+
+    def write(self, data: Any) -> int:
+        """Append bytes, if there is room."""
+        try:
+            if self.left_out:
+                super().write(b"\n%d bytes of this log were left out: the disk was full\n" % self.left_out)
+                self.left_out = 0
+            return super().write(data) or 0
+        except OSError as error:
+            if error.errno not in files.FULL:
+                raise
+            self.left_out += memoryview(data).nbytes
+            return memoryview(data).nbytes
+
+
+def to_log(descriptor: int) -> None:
+    """Send what this process prints to its log, which is open for appending."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(descriptor, number)
+        file = io.BufferedWriter(LogFile(number, "ab", closefd=False))
+        stream = io.TextIOWrapper(
+            file, encoding=getattr(sys, name).encoding, errors="backslashreplace", line_buffering=True
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def log(path: Path, goes_on: bool = False) -> IO[str]:

@@ -224,9 +224,11 @@ class Checkpoints:
         waited = self.saved_at - began
         workers = range(self.seat.size) if share.workers is None else share.workers
         names = [*(store.part_of(worker) for worker in workers), *share.files]
-        self.writer.begin(lambda: self._write(folder, packed, about, names, waited))
+        self.writer.begin(lambda: self._write(run, folder, packed, about, names, waited))
 
-    def _write(self, folder: Path, packed: Packed, about: str, names: Sequence[str], waited: float) -> None:
+    def _write(
+        self, run: Training, folder: Path, packed: Packed, about: str, names: Sequence[str], waited: float
+    ) -> None:
         """In the background.
 
         Args:
@@ -239,6 +241,7 @@ class Checkpoints:
             if failed:
                 print(failed, flush=True)
             return
+        failed = failed or run.report.unwritten()
         failed = failed or complete(folder, about, names, self.patience_s, self._is_gone)
         if failed:
             self.gave_up = True

@@ -29,5 +29,5 @@ def figure_of(size: tuple[float, float], title: str, arranged: bool = True) -> A
 
 def save(figure: Any, path: Path) -> None:
     """Save a figure as a picture file, replacing what is there and following no link."""
-    files.start_empty(path)
-    figure.savefig(path, dpi=DPI)
+    with files.replacing(path) as part:
+        figure.savefig(part, dpi=DPI, format=path.suffix.removeprefix("."))

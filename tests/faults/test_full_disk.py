@@ -1,0 +1,71 @@
+"""A disk that is full for a while: the training goes on, says so, and has all its points in the end."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.filler import FILLER
+from tests.runs import points, trainer
+
+BASE = [
+    "+recipe=digits_lenet", "limit_train_batches=12", "epochs=3", "execution.log_every=1", "execution.threads=1",
+    "execution.deterministic=true", "checkpoint.every_steps=4", "tracking=none", "hydra.run.dir=run",
+]  # fmt: skip
+FILLS = "callbacks=[{_target_:tests.faults.filler.Filler,at:AT,until:UNTIL}]"
+HOW = {
+    "in this process": ["launch=in_process"],
+    "two processes": ["launch.nproc=2"],
+    "a parameter server": ["strategy=pserver_sync", "launch.servers=1", "launch.workers=2"],
+}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(place)], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def told(run: Path) -> list[list[tuple[int, float]]]:
+    """What metrics.jsonl has of losses."""
+    return [points(run, name) for name in ("train/loss", "val/loss")]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_disk_that_is_full_for_a_while_costs_no_point_and_no_update(how: str, small: Path, tmp_path: Path) -> None:
+    undisturbed = trainer(*BASE, *HOW[how], cwd=tmp_path)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    fills = FILLS.replace("AT", "6").replace("UNTIL", "21")  # checkpoints, the first validation and its best model
+    done = trainer(*BASE, *HOW[how], fills, cwd=small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert told(small / "run") == told(tmp_path / "run") and len(told(small / "run")[0]) == 36
+    weights = [place / "run" / "model.safetensors" for place in (small, tmp_path)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert done.stdout.count("metrics.jsonl is written again; no point is missing") == 1
+    assert not list((small / "run").rglob(".*-*"))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_disk_that_stays_full_ends_the_run_by_a_sentence_and_it_goes_on_later(
+    how: str, small: Path, tmp_path: Path
+) -> None:
+    undisturbed = trainer(*BASE, *HOW[how], cwd=tmp_path)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    done = trainer(*BASE, *HOW[how], FILLS.replace("AT", "14").replace("UNTIL", "99"), cwd=small)
+    run = small / "run"
+    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
+    assert f"failed: worker 0: {run}/metrics.jsonl cannot be written: No space left on device" in done.stderr
+    assert "resume=auto" in done.stderr.splitlines()[-1]
+    (run / FILLER).unlink()
+    again = trainer(*BASE, *HOW[how], "resume=auto", "resume.allow_changes=true", cwd=small)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert told(run) == told(tmp_path / "run")
+    assert (run / "model.safetensors").read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()

@@ -1,0 +1,38 @@
+"""The launcher tells that the disk of a run is full, and that it has room again, each once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trainer.launch.full_disk import LOOK_S, FullDisk
+
+
+def test_what_has_changed_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = [0.0], list[str]()
+    disk = SimpleNamespace(f_flag=0, f_blocks=100, f_bavail=1, f_bfree=1)
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    watch = FullDisk(Path("run"), said.append, lambda: now[0])
+
+    def looked(**changes: int) -> list[str]:
+        vars(disk).update(changes)
+        said.clear()
+        for _ in range(3):
+            now[0] += LOOK_S
+            watch.look()
+        return [*said]
+
+    assert looked() == []
+    [line] = looked(f_bavail=0)
+    assert line.startswith("\nATTENTION: the disk of run is full; the training goes on")
+    assert looked() == []
+    assert looked(f_bavail=1) == ["the disk of run has room again"]
+    assert "the disk of run is read-only" in looked(f_flag=os.ST_RDONLY)[0]
+    looked(f_flag=0)
+    assert looked(f_bavail=0, f_blocks=0) == [], "a file system that does not know its size"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert looked(f_blocks=100) == [], "root may use what is reserved"

@@ -1,0 +1,71 @@
+"""metrics.jsonl: a line for each point, appended; on a full disk lines wait in memory until there is room."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from trainer.errors import why
+from trainer.host.files import FULL
+
+
+class Points:
+    """Appends lines to a run's metrics.jsonl; can be used from any thread.
+
+    Args:
+        run_dir: the run's folder, which has the file.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / "metrics.jsonl"
+        self.file = self.path.open("ab", buffering=0)
+        self.waiting = b""
+        self.refused = False
+        self.lock = threading.Lock()
+
+    def add(self, line: str) -> None:
+        """Append a line, after those that wait."""
+        with self.lock:
+            self.waiting += line.encode() + b"\n"
+            self._write()
+
+    @property
+    def size(self) -> int:
+        """The bytes of all lines so far, those that wait included."""
+        with self.lock:
+            return self.file.tell() + len(self.waiting)
+
+    def unwritten(self) -> str:
+        """Why some lines still wait for the disk; '' if all are written."""
+        with self.lock:
+            error = self._write()
+            return f"{self.path}: {why(error)}" if error else ""
+
+    def close(self) -> None:
+        """Close the file.
+
+        Raises:
+            OSError: some lines cannot be written.
+        """
+        with self.lock:
+            error = self._write()
+            self.file.close()
+            if error is not None:
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    def _write(self) -> OSError | None:
+        """Write what waits; returns the error of a full disk, which is told once."""
+        try:
+            while self.waiting:
+                self.waiting = self.waiting[self.file.write(self.waiting) :]
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            if not self.refused:
+                print(f"ATTENTION: {self.path} cannot be written ({why(error)}); the training goes on, its points wait until there is room", flush=True)  # fmt: skip
+            self.refused = True
+            return error
+        if self.refused:
+            print(f"{self.path} is written again; no point is missing", flush=True)
+        self.refused = False
+        return None
