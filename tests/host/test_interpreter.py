@@ -60,3 +60,23 @@ def test_garbage_is_collected_at_work_and_the_callers_setting_stays(collecting: 
     finally:
         gc.unfreeze()
         gc.enable()
+
+
+def test_command_has_its_children_though_its_parent_ignores_theirs() -> None:
+    code = """
+import os
+from trainer.host import interpreter
+
+def main():
+    child = os.fork()
+    if not child:
+        os._exit(3)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+interpreter.run_command(main)
+"""
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+    )
+    done = subprocess.run([sys.executable, "-c", ignoring, sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (3, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,3 +119,18 @@ def test_older_note_that_is_put_back_does_not_count() -> None:
     assert reader.get("load") == b"new"
     store.delete_key("board/load")
     assert reader.check(["load"]) and reader.get("load") == b"new"
+
+
+def test_note_counts_though_the_clock_of_its_writer_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now = dist.HashStore(), [10**18]
+    monkeypatch.setattr(time, "time_ns", lambda: now[0])
+    writer, reader = SealedBoard(store, SECRET), SealedBoard(store, SECRET)
+    for number in range(3):
+        writer.set("beat", f"{number}")
+        assert reader.get("beat") == f"{number}".encode()
+        now[0] -= 20 * 10**9
+    again = SealedBoard(store, SECRET)  # of a process that was started again
+    again.set("beat", "again")
+    assert reader.get("beat") == writer.get("beat") == b"again"
+    writer.clone().set("beat", "of a thread")
+    assert reader.get("beat") == b"of a thread"

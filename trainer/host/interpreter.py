@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ def begin() -> None:
 def run_command(main: Callable[[], int]) -> NoReturn:
     """Run the command line of a module and end this process with its exit code."""
     begin()
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # a daemon that ignores it leaves that to its children, who then miss theirs
     try:
         code = main()
     except SystemExit as end:  # argparse, after --help or --version

@@ -29,6 +29,10 @@ class NoNote(RuntimeError):
     """The error for a note that did not come in time, or a lost board (torch's own stores raise RuntimeErrors)."""
 
 
+class FolderLost(NoNote):
+    """The error for a board's folder that cannot be used any more; its message is a sentence for users."""
+
+
 class Board(Protocol):
     """Protocol of a key-value board between the processes of a run; torch.distributed's stores have its methods."""
 
@@ -81,7 +85,7 @@ class FolderBoard:
         try:
             private.write(self._path(key), value)
         except OSError as error:
-            raise NoNote(f"the launcher's folder cannot be written: {error.strerror}") from error
+            raise FolderLost(f"the launcher's temporary folder {self.folder} cannot be written: {error.strerror} (TMPDIR=FOLDER names another place for it)") from error  # fmt: skip
 
     def get(self, key: str) -> bytes:
         """Wait for a note's file, and return its content."""
@@ -100,7 +104,7 @@ class FolderBoard:
             if waited > timeout.total_seconds():
                 raise NoNote(f"{', '.join(keys)}: not there within {timeout.total_seconds():g} s")
             if not self.folder.is_dir():
-                raise NoNote("the launcher's folder is gone")
+                raise FolderLost("the launcher's folder is gone")
             time.sleep(min(SLOWEST_S, max(QUICKEST_S, waited / PART)))
 
     def _path(self, key: str) -> Path:
@@ -123,6 +127,7 @@ class SealedBoard:
         self.key = hashlib.blake2b(b"board", key=secret, digest_size=MAC).digest()
         self._secret = secret
         self._seen: dict[str, tuple[int, str]] = {}
+        self._written: dict[str, int] = {}
         self._told: set[str] = set()
 
     def under(self, prefix: str) -> SealedBoard:
@@ -134,8 +139,11 @@ class SealedBoard:
         return SealedBoard(self.store.clone(), self._secret, self.prefix)
 
     def set(self, key: str, value: str) -> None:
-        """Write a note with a hash that needs the run's secret."""
-        at = time.time_ns()
+        """Write a note with a hash that needs the run's secret, and a later time than the one before has, whatever the clock says."""
+        if key not in self._written:
+            self._look(key)
+        before = max(self._written.get(key, 0), self._seen.get(key, (0, ""))[0])
+        self._written[key] = at = max(time.time_ns(), before + 1)
         self.store.set(self.prefix + key, f"{self._seal(key, at, value)} {at} {value}")
 
     def get(self, key: str) -> bytes:

@@ -21,7 +21,7 @@ from trainer.checkpoint.store import CHECKPOINTS
 from trainer.errors import BY_CTRL_C, Died, Interrupted, RunFailed
 from trainer.host import files, private, pulse
 from trainer.host.addresses import free_port
-from trainer.host.notes_board import NoNote, OwnBoard, SealedBoard
+from trainer.host.notes_board import FolderLost, NoNote, OwnBoard, SealedBoard
 from trainer.host.parent_death import end_with
 from trainer.host.patient_store import PatientStore
 from trainer.host.signals import LEAVE, NUMBERS, Grace, StopRequest, requests, say_leaving, termination_raises
@@ -165,6 +165,8 @@ def _watched(
             returns.noted.look(here[0], now=True)
         others.leave(results.of)
         return replace(results, returned=returns.told, lost_at_servers=returns.lost_at_servers)
+    except FolderLost as error:
+        raise RunFailed(str(error)) from error
     except NoNote as error:
         raise RunFailed(f"{others.meeting.name(0)} cannot be reached: {error}") from error
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:

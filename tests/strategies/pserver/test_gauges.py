@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.strategies.pserver.harness import Bare, Cluster, Sum, config
-from trainer.strategies.pserver.protocol.messages import Message, Verb
+from trainer.strategies.pserver.protocol.messages import Message, Verb, text
 from trainer.strategies.pserver.worker import gauges
 from trainer.strategies.pserver.worker.async_and_ssp import PserverAsync
 
@@ -80,3 +81,19 @@ def test_a_value_that_was_not_measured_anew_is_not_told_again_and_the_end_measur
         seconds = worker.gauge.before[0]["seconds"] - before["seconds"]
         assert last["server0/pushes_per_s"] == pytest.approx(3 / seconds)
         worker.close()
+
+
+def test_rates_of_a_server_that_was_started_again_are_not_those_since_its_life_before() -> None:
+    client = SimpleNamespace(greetings=0)
+    counted = gauges.Gauges(client)  # type: ignore[arg-type]
+
+    def rates(seconds: float, count: int) -> dict[str, float]:
+        told = {"seconds": seconds, "waiting": 0, "rows": 1, "staleness": {}, **dict.fromkeys(gauges.COUNTS, count)}
+        request = SimpleNamespace(server=0, answer=Message(Verb.DONE, records=[text(told)]))
+        return counted._told([request])  # type: ignore[list-item]
+
+    rates(10.0, 1000)
+    assert rates(12.0, 1200)["server0/pushes_per_s"] == 100.0
+    client.greetings += 1
+    assert "server0/pushes_per_s" not in rates(14.0, 200)
+    assert rates(15.0, 230)["server0/pushes_per_s"] == 30.0

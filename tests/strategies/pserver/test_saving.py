@@ -13,6 +13,7 @@ import pytest
 from tests.notes import Notes
 from tests.strategies.pserver.test_regained import OPTIONS, Played
 from trainer.errors import RunFailed
+from trainer.host.notes_board import FolderLost
 from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
 from trainer.strategies.pserver.protocol.messages import (
     APART,
@@ -74,6 +75,23 @@ def test_server_says_that_it_writes_as_long_as_it_does(
     answer = play.asks(0, Verb.SAVE, text({"folder": "checkpoints/1"}))
     assert answer.verb == (Verb.FAILED if full else Verb.DONE)
     assert said == [b"now"] and board.get(note) == b""
+
+
+def test_note_that_cannot_be_written_costs_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    board = Notes()
+    play, write = Played(tmp_path, board), board.set
+    play.starts()
+
+    def full(key: str, value: str) -> None:
+        if key == SAVING.format(0):
+            raise FolderLost("the launcher's folder cannot be written")
+        write(key, value)
+
+    monkeypatch.setattr(board, "set", full)
+    assert play.asks(0, Verb.SAVE, text({"folder": "checkpoints/1"})).verb == Verb.DONE
+    assert "no note tells that this server saves: the launcher's folder" in capsys.readouterr().out
 
 
 def test_note_of_a_life_that_died_as_it_wrote_does_not_stay(tmp_path: Path) -> None:

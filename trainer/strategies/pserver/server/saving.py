@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.checkpoint import durable_folder
 from trainer.checkpoint.streamed import Streamed
-from trainer.host.notes_board import Board
+from trainer.host.notes_board import Board, NoNote
 from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
 from trainer.strategies.pserver.protocol.messages import APART, SAVING, Kind, Malformed, Message, Record, Verb, text
 from trainer.strategies.pserver.protocol.snapshot_parts import DONE_WITH
@@ -139,12 +139,17 @@ class Saving:
     @contextmanager
     def _said(self) -> Iterator[None]:
         """While it lasts, workers that get no answer can read why."""
-        note = SAVING.format(self.parameters.server)
-        self.board.set(note, "now")
+        self._say("now")
         try:
             yield
         finally:
-            self.board.set(note, "")
+            self._say("")
+
+    def _say(self, what: str) -> None:
+        try:
+            self.board.set(SAVING.format(self.parameters.server), what)
+        except NoNote as error:  # workers ask again, and no part is lost for it
+            print(f"no note tells that this server saves: {error}", flush=True)
 
     @property
     def flags(self) -> int:

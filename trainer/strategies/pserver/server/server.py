@@ -13,7 +13,7 @@ from trainer.config.instantiate import call_target
 from trainer.errors import RunFailed
 from trainer.host import descriptors
 from trainer.host.files import replace_file
-from trainer.host.notes_board import NoNote
+from trainer.host.notes_board import FolderLost, NoNote
 from trainer.host.pulse import Pulse
 from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.contract import Seat
@@ -46,6 +46,8 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
             seat.store.set(AGAIN.format(seat.rank), f"{seat.life} {socket.endpoint}")
         print(f"server {seat.rank} listens at {socket.endpoint}", flush=True)
         _run_to_end(server, socket)
+    except FolderLost as error:
+        raise RunFailed(str(error)) from error
     except NoNote as error:
         raise RunFailed(f"the other hosts cannot be reached: {error}") from error
     finally:

@@ -21,6 +21,7 @@ class Gauges:
         self.asked_at = -GAUGES_EVERY_S
         self.requests: list[Request] = []
         self.before: dict[int, dict[str, float]] = {}
+        self.greetings = client.greetings
 
     def now(self) -> dict[str, float]:
         """The servers' rates and sizes since the last call, and this worker's unanswered pushes.
@@ -47,6 +48,8 @@ class Gauges:
 
     def _told(self, requests: list[Request]) -> dict[str, float]:
         """What servers have answered, the last answer of each."""
+        if self.client.greetings != self.greetings:  # a server was started again, and counts anew
+            self.before, self.greetings = {}, self.client.greetings
         found: dict[str, float] = {}
         for request in requests:
             assert request.answer is not None
