@@ -99,6 +99,7 @@ class Soaked:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(SECONDS + 1800)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_that_is_killed_for_half_an_hour(strategy: str, tmp_path: Path) -> None:
     soaked = Soaked(tmp_path, strategy)
