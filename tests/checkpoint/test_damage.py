@@ -106,7 +106,7 @@ def test_a_whole_checkpoint_under_the_name_of_another_is_passed_over(checkpoints
 def test_a_damaged_checkpoint_does_not_count_among_those_that_are_kept(checkpoints: Path) -> None:
     (store.folder_of(checkpoints, 20) / "worker-0.safetensors").write_bytes(b"")
     saving.save(checkpoints, 30, workers=2, keep_last=2)
-    whole = [folder for folder in store.found(checkpoints) if store._is_whole(folder)]
+    whole = [folder for folder in store.found(checkpoints) if store.is_whole(folder)]
     assert whole == [store.folder_of(checkpoints, 30), store.folder_of(checkpoints, 10)]
 
 

@@ -206,6 +206,41 @@ def test_a_run_that_could_go_on_is_not_written_over(machine: Path) -> None:
     assert len(steps(machine / "copies" / "run")) == 9 and not (machine / "run").exists()
 
 
+def flipped(file: Path) -> None:
+    """Its last bit is another one now, as after a fault of the disk that nobody has noticed."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_whole_copy_takes_the_place_of_a_damaged_checkpoint(machine: Path, whole: Path) -> None:
+    back_at(whole / "run", 9, machine / "run")
+    flipped(machine / "run" / "checkpoints" / "step-000000009" / "worker-0.safetensors")
+    said = goes_on(machine)
+    assert "passed over: " in said and "step-000000009/worker-0.safetensors" in said
+    assert f"fetches file://{machine}/copies/run/step-000000009" in said
+    check_equal(machine / "run", whole / "run")
+    assert not list((machine / "copies" / "run").glob("*/ASIDE"))
+
+
+def test_copies_that_are_all_damaged_are_given_up_by_nobody_unasked(machine: Path) -> None:
+    copies = machine / "copies" / "run"
+    for step in steps(copies)[:-1]:
+        shutil.rmtree(copies / step)
+    flipped(copies / "step-000000009" / "worker-0.safetensors")
+    ended = runs.trainer(*RUN, f"checkpoint.to=file://{machine}/copies", "resume=auto", cwd=machine)
+    assert ended.returncode == 2 and "could be fetched; the newest is step-000000009" in ended.stderr
+    assert steps(copies) == ["step-000000009"] and not (copies / "step-000000009" / ASIDE).exists()
+
+
+def test_a_run_that_begins_from_another_gives_up_no_copies_unasked(machine: Path, whole: Path) -> None:
+    told = [*RUN, f"checkpoint.to=file://{machine}/copies"]
+    for source in (f"{whole}/run", f"file://{machine}/copies/run"):
+        ended = runs.trainer(*told, f"resume={source}", cwd=machine)
+        assert ended.returncode == 2 and "resume=auto to go on with that run" in ended.stderr, ended.stderr
+    assert len(steps(machine / "copies" / "run")) == 9 and not list((machine / "copies" / "run").glob("*/ASIDE"))
+
+
 def test_the_plan_fetches_nothing(machine: Path) -> None:
     ended = runs.trainer(*RUN, f"checkpoint.to=file://{machine}/copies", "resume=auto", "plan=true", "verbosity=normal", cwd=machine)  # fmt: skip
     assert ended.returncode == 0 and "would be fetched first" in ended.stdout

@@ -66,7 +66,7 @@ def applied(run: Path) -> int:
 
 def whole(run: Path) -> list[str]:
     """Checkpoints."""
-    return [folder.name for folder in store.found(run / "checkpoints") if store._is_whole(folder)]
+    return [folder.name for folder in store.found(run / "checkpoints") if store.is_whole(folder)]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -105,7 +105,7 @@ def complete(folder: Path, names: Sequence[str], version: int) -> None:
 
 def put_in_place(folder: Path) -> None:
     """The folder to come, in which all files are synced, takes its name; one of that name steps aside until then."""
-    partial, previous = partial_of(folder), _previous_of(folder)
+    partial, previous = partial_of(folder), previous_of(folder)
     sync(partial)
     if os.path.lexists(folder):
         remove(previous)
@@ -124,8 +124,8 @@ def whole(folder: Path, version: int, verify: bool = True) -> Path:
     Raises:
         UserError: there is none, it is incomplete or damaged, or of another format version; it names the file.
     """
-    if not folder.exists() and (_previous_of(folder) / MARKER).is_file():
-        folder = _previous_of(folder)
+    if not folder.exists() and (previous_of(folder) / MARKER).is_file():
+        folder = previous_of(folder)
     if not folder.is_dir():
         why = "there is no such folder"
         if partial_of(folder).is_dir():
@@ -185,7 +185,7 @@ def partial_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.partial")
 
 
-def _previous_of(folder: Path) -> Path:
+def previous_of(folder: Path) -> Path:
     """Where an older folder of that name steps aside."""
     return folder.with_name(f"{folder.name}.previous")
 

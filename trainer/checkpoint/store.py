@@ -25,6 +25,7 @@ CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a run's folder."""
 NAME = re.compile(r"step-(\d{9,})")
 ASIDE = re.compile(r"(step-\d{9,})\.(partial|previous)")
+OF_GIVEN_UP = re.compile(rf"{GIVEN_UP}step-\d{{9,}}")
 FILE = re.compile(r"(worker|server|full)-\d+\.safetensors|(checkpoint|index)\.json|COMPLETE")
 """What a checkpoint has."""
 LINKED = "full-*.safetensors"
@@ -123,6 +124,35 @@ def newest_whole(checkpoints: Path, say: Callable[[str], None] = lambda line: No
         except UserError as error:
             say(f"passed over: {error.what}: {error.why}")
     return None
+
+
+def remains(checkpoints: Path) -> list[Path]:
+    """The folders that hold something of a checkpoint, whole or damaged: the newest first, then those that were given up."""
+    given_up = [path for path in _entries(checkpoints) if OF_GIVEN_UP.fullmatch(path.name) and path.is_dir()]
+    return [path for path in (*found(checkpoints), *reversed(given_up)) if _holds_something(path)]
+
+
+def _holds_something(folder: Path) -> bool:
+    return not folder.is_dir() or any(FILE.fullmatch(path.name) for path in folder.iterdir())
+
+
+def newest_to_go_on(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest whole checkpoint; None: there is none yet.
+
+    Args:
+        say: as of :func:`newest_whole`.
+
+    Raises:
+        UserError: there are some, and none is whole. A disk that fails now may be read later, so nobody begins over them.
+    """
+    passed: list[str] = []
+    newest = newest_whole(checkpoints, passed.append)
+    for line in passed:
+        say(line)
+    if newest is not None or not (there := remains(checkpoints)):
+        return newest
+    why = f"none of its checkpoints is whole ({passed[0]})" if passed else f"holds {there[0].name} alone, of a training that was given up"  # fmt: skip
+    raise UserError(str(checkpoints), why, "the same command when they can be read, or resume=fresh to write over them")
 
 
 def all_in(path: Path) -> list[Path]:
@@ -241,7 +271,7 @@ def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
             they all share a file, the newest one without it stays, too: should that file be damaged, there is another checkpoint.
     """
     older = [path for path in found(checkpoints) if (path / durable_folder.MARKER).is_file()]
-    whole = [path for path in older if path == newest or _is_whole(path)]
+    whole = [path for path in older if path == newest or is_whole(path)]
     kept = {newest, *whole[:last], *_best(whole, best)}
     if last > 1 and all(_share_a_file(path, newest) for path in kept):
         kept.update([path for path in whole if not _share_a_file(path, newest)][:1])
@@ -259,12 +289,13 @@ def forget_unfinished(checkpoints: Path) -> None:
 
 def set_aside_newer(checkpoint: Path) -> None:
     """Before a run goes on from a checkpoint: newer ones beside it are of a training that is given up (``aside-step-...``)."""
+    step = about(checkpoint).step
     for path in found(checkpoint.parent):
-        if path.name <= checkpoint.name:
+        if step_of(path.name) <= step:
             continue
         aside = path.with_name(f"{GIVEN_UP}{path.name}")
         durable_folder.remove(aside)
-        path.rename(aside)
+        (path if path.is_dir() else durable_folder.previous_of(path)).rename(aside)
 
 
 def _forget_unfinished(checkpoints: Path, newest: Path | None) -> None:
@@ -290,10 +321,10 @@ def _remove(folder: Path) -> None:
     durable_folder.begin(folder)
 
 
-def _is_whole(folder: Path) -> bool:
-    """By the sizes of its files."""
+def is_whole(folder: Path, verify: bool = False) -> bool:
+    """Whether a checkpoint of that name is whole, by the sizes of its files; ``verify``: by their checksums."""
     try:
-        return check(folder, verify=False) == folder
+        return check(folder, verify) == folder
     except UserError:
         return False
 

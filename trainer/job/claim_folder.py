@@ -13,6 +13,7 @@ from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.redact import command
 from trainer.errors import UserError
 from trainer.job.ready import Ready
+from trainer.planning.kept_runs import check_nothing_lost, check_still_newest
 from trainer.planning.resume import Resume
 from trainer.run_folder import lives
 from trainer.run_folder.back_to_checkpoint import bring, go_back
@@ -47,7 +48,7 @@ def held(ready: Ready) -> Iterator[None]:
     sees to this; the others begin to work there when all have met.
 
     Raises:
-        UserError: somebody does.
+        UserError: somebody does, or has left there meanwhile what could go on.
     """
     if ready.plan.node_rank:
         yield
@@ -56,11 +57,28 @@ def held(ready: Ready) -> Iterator[None]:
     try:
         patience_s = 0.0 if ready.resume is not None else PATIENCE_S
         _take(hold, run_dir, patience_s, lambda line: print(line, flush=True))
+        _check_still_free(ready, run_dir)
         if not hold.share():
             raise _busy(run_dir)
         yield
     finally:
         hold.leave()
+
+
+def _check_still_free(ready: Ready, run_dir: Path) -> None:
+    """What the folder holds is looked at once more now that nobody else works there: :func:`make_room` may clear it.
+
+    Raises:
+        UserError: a run that could go on would be lost.
+    """
+    config, resume = ready.checked.config, ready.resume
+    try:
+        if resume is not None and resume.here:
+            check_still_newest(config, run_dir, resume.folder)
+        else:
+            check_nothing_lost(config, run_dir, None if resume is None else resume.folder)
+    except OSError as error:
+        raise UserError(str(error.filename or run_dir), f"cannot be read: {error.strerror or error}") from error
 
 
 def _take(hold: Hold, run_dir: Path, patience_s: float, say: Callable[[str], None]) -> None:
@@ -99,7 +117,11 @@ def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tupl
         go_back(run_dir, points, say)
         return before
     best = read_status(source).get("best") or {}
-    bring(source, run_dir, points, best.get("step", resume.step + 1) <= resume.step, say)
+    is_best = best.get("step", resume.step + 1) <= resume.step
+    if resume.folder.name.startswith(store.GIVEN_UP):
+        is_best = False
+        say(f"ATTENTION: the training of {resume.folder.name} was given up: the points before it and the best weights in {source} are those of the training in its place; the weights are left behind")  # fmt: skip
+    bring(source, run_dir, points, is_best, say)
     return lives.until(before, resume.step)
 
 

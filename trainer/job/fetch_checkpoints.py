@@ -12,8 +12,8 @@ from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host.cache import cache_root
+from trainer.planning.kept_runs import AUTO, FRESH, instead, own
 from trainer.planning.plan import Plan
-from trainer.planning.resume import AUTO
 from trainer.run_folder.back_to_checkpoint import CARRIED
 from trainer.terminal.status import read_status
 from trainer.tracking import tracking_file
@@ -25,22 +25,44 @@ def fetched(config: RunConfig, plan: Plan, say: Say) -> RunConfig:
     """Return the config with ``resume`` naming a local folder; fetches the checkpoint from its address if need be.
 
     Raises:
-        UserError: an address cannot be reached or written to, or copies of a run that could go on would be given up unasked.
+        UserError: an address cannot be reached or written to.
     """
-    path, to = config.resume.path, config.checkpoint.to
+    path = config.resume.path
     if config.mode != "train" or plan.node_rank:
         return config
+    remote, run_dir = _copies(config, plan), Path(plan.run_dir)
+    if remote is not None and not config.plan:
+        remote.try_writing()
     if path is not None and is_address(path):
         return config.changed(resume={"path": str(_into_cache(path, say))})
-    if to is not None:
-        remote, run_dir = Remote(address_of(to, Path(plan.run_dir))), Path(plan.run_dir)
-        if not config.plan:
-            remote.try_writing()
-        if path is None:
-            _check_nothing_lost(remote, run_dir)
-        elif path == AUTO:
-            _fetch_newer(remote, run_dir, plan, config.plan, say)
+    if remote is not None and path == AUTO:
+        _fetch_newer(remote, run_dir, plan, config.plan, say)
     return config
+
+
+def check_copies(config: RunConfig, plan: Plan, source: Path | None) -> None:
+    """As :func:`check_nothing_lost`, of the run's copies: those that it does not go on from are given up.
+
+    Raises:
+        UserError: the address holds checkpoints of a run in a folder of that name.
+    """
+    path, run_dir = config.resume.path, Path(plan.run_dir)
+    if config.mode != "train" or plan.node_rank or path == FRESH or (remote := _copies(config, plan)) is None:
+        return
+    if (source is not None and own(source, run_dir) is not None) or (path == AUTO and config.plan):
+        return
+    if (path != AUTO and read_status(run_dir).get("state") == "done") or not (found := remote.found()):
+        return
+    if path == AUTO:
+        why = f"none of the copies at {remote.address} could be fetched; the newest is {found[0]}"
+        raise UserError("resume=auto", why, "the same command when they can be read, or resume=fresh to write over them")  # fmt: skip
+    why = f"{remote.address} holds checkpoints of a run in a folder of that name; the newest is {found[0]}"
+    raise UserError(f"hydra.run.dir={run_dir}", why, instead(config))
+
+
+def _copies(config: RunConfig, plan: Plan) -> Remote | None:
+    to = config.checkpoint.to
+    return None if to is None else Remote(address_of(to, Path(plan.run_dir)))
 
 
 def _into_cache(address: str, say: Say) -> Path:
@@ -56,20 +78,9 @@ def _into_cache(address: str, say: Say) -> Path:
     return checkpoints / step
 
 
-def _check_nothing_lost(remote: Remote, run_dir: Path) -> None:
-    """Refuse to give up what could go on.
-
-    Raises:
-        UserError: the address holds checkpoints of a run in a folder of that name.
-    """
-    if read_status(run_dir).get("state") != "done" and (found := remote.found()):
-        why = f"{remote.address} holds checkpoints of a run in a folder of that name; the newest is {found[0]}"
-        raise UserError(f"hydra.run.dir={run_dir}", why, "resume=auto to go on (or resume=fresh to write over it)")
-
-
 def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, only_plan: bool, say: Say) -> None:
-    """Fetch the newest copy that is whole, if it is newer than what the run's folder holds."""
-    here = store.newest_whole(run_dir / CHECKPOINTS, verify=False)
+    """Fetch the newest copy that is whole, if it is newer than the newest whole checkpoint in the run's folder."""
+    here = store.newest_whole(run_dir / CHECKPOINTS, say)
     for step in remote.found():
         if here is not None and store.step_of(here.name) >= store.step_of(step):
             return

@@ -21,6 +21,7 @@ from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
 from trainer.planning.batches import FIRST_TRY
 from trainer.planning.checked_config import Checked
+from trainer.planning.kept_runs import FRESH
 from trainer.planning.plan import Plan, make_plan
 from trainer.planning.resume import Resume
 from trainer.planning.validate import check
@@ -183,21 +184,27 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
         UserError: it cannot.
     """
     from trainer.job.claim_folder import wait_for_the_life_before
-    from trainer.job.fetch_checkpoints import fetched
+    from trainer.job.fetch_checkpoints import check_copies, fetched
     from trainer.terminal.screen import Screen
     from trainer.tracking.run_lookup import folder_of
 
+    said: set[str] = set()
+
     def say(line: str) -> None:
-        Screen().print(line, soft_wrap=True)
+        if line not in said:  # of a damaged checkpoint, where copies are looked for as well
+            Screen().print(line, soft_wrap=True)
+        said.add(line)
 
     run_dir = Path(plan.run_dir)
     if plan.least_nnodes and plan.node_rank:
         return None  # host 0 tells it, when the hosts have met
-    goes_on = config.resume.path not in (None, resuming.FRESH)
+    goes_on = config.resume.path not in (None, FRESH)
     if goes_on and not (config.plan or plan.node_rank):
         wait_for_the_life_before(run_dir, say)
     config = fetched(config, plan, say)
-    return resuming.find(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
+    folder = resuming.find(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
+    check_copies(config, plan, folder)
+    return folder
 
 
 def _check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -> None:

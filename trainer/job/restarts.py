@@ -14,7 +14,7 @@ from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.redact import text
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Turn
-from trainer.errors import Died, NotFinite, RunFailed, first_line
+from trainer.errors import Died, NotFinite, RunFailed, UserError, first_line
 from trainer.planning.assignment import Assignment
 from trainer.run_folder import lives
 from trainer.run_folder.back_to_checkpoint import POINTS, REPORT, go_back
@@ -179,9 +179,15 @@ def begin_again(
 
     Args:
         how, update, why: the end of the life before.
+
+    Raises:
+        RunFailed: it has checkpoints, and none is whole.
     """
     run_dir, say = Path(ready.plan.run_dir), screen()
-    folder = store.newest_whole(run_dir / CHECKPOINTS, say)
+    try:
+        folder = store.newest_to_go_on(run_dir / CHECKPOINTS, say)
+    except UserError as error:
+        raise RunFailed(f"{error.what}: {error.why}: the run is not started again") from error
     store.forget_unfinished(run_dir / CHECKPOINTS)
     about = store.about(folder) if folder is not None else ready.resume.about if ready.resume is not None else None
     _forget_since(run_dir, about.points if about is not None else 0, tracker, say)

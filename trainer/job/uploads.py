@@ -13,7 +13,8 @@ from trainer.checkpoint.remote import Remote, address_of, reason
 from trainer.checkpoint.store import CHECKPOINTS
 from trainer.job.ready import Ready
 from trainer.job.result import Result
-from trainer.planning.resume import FRESH, keeps
+from trainer.planning.kept_runs import AUTO, FRESH
+from trainer.planning.resume import keeps
 from trainer.run_folder.back_to_checkpoint import CARRIED
 from trainer.wording import counted
 
@@ -163,9 +164,11 @@ def uploading(ready: Ready, result: Result, say: Callable[[str], None]) -> Itera
 
 def _give_up_others(ready: Ready, remote: Remote) -> None:
     """Copies of a training that this run does not go on from are no longer found."""
-    resume = ready.resume
+    resume, path = ready.resume, ready.checked.config.resume.path
     for name in remote.found():
-        if resume is None and ready.checked.config.resume.path == FRESH:
+        if path == FRESH:
             remote.remove(name)
-        elif resume is None or not resume.here or store.step_of(name) > resume.about.step:
+        elif (resume is None and path != AUTO) or (
+            resume is not None and (not resume.here or store.step_of(name) > resume.about.step)
+        ):
             remote.set_aside(name)

@@ -17,11 +17,10 @@ from trainer.errors import UserError
 from trainer.planning import async_resume
 from trainer.planning.async_resume import lost
 from trainer.planning.batches import CONTIGUOUS
+from trainer.planning.kept_runs import AUTO, FRESH, check_name, check_nothing_lost, own
 from trainer.planning.plan import Plan
-from trainer.terminal.status import read_status
 from trainer.wording import counted
 
-AUTO, FRESH = "auto", "fresh"
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 """An MLflow run's id."""
 PRECISION = "precision"
@@ -86,25 +85,32 @@ def find(config: RunConfig, run_dir: Path, say: Callable[[str], None], folder_of
     Raises:
         UserError: there is none, or a run that could go on would be written over.
     """
-    path, own = config.resume.path, run_dir / store.CHECKPOINTS
-    if config.mode != "train":
-        return None
-    if path is None:
-        _check_nothing_lost(run_dir)
-        return None
-    if path == FRESH:
+    folder = _checkpoint(config, run_dir, say, folder_of)
+    check_nothing_lost(config, run_dir, folder)
+    return folder
+
+
+def _checkpoint(
+    config: RunConfig, run_dir: Path, say: Callable[[str], None], folder_of: Callable[[str], Path]
+) -> Path | None:
+    """The checkpoint that ``resume.path`` names; None: there is none to look for, or none yet."""
+    path = config.resume.path
+    if config.mode != "train" or path is None or path == FRESH:
         return None
     if path.lower() in YES_OR_NO:
         raise UserError(
             f"resume={path.lower()}", "says where from: auto, a folder, an MLflow run id, or fresh", "resume=auto"
         )
     if path == AUTO:
-        if (folder := store.newest_whole(own, say)) is None:
-            say(f"resume=auto: there is no checkpoint in {own}; the run begins")
-        return folder
+        if (newest := store.newest_to_go_on(run_dir / store.CHECKPOINTS, say)) is None:
+            say(f"resume=auto: there is no checkpoint in {run_dir / store.CHECKPOINTS}; the run begins")
+        return newest
     if RUN_ID.fullmatch(path) and not Path(path).exists():
-        return _named(path, folder_of(path), say)
-    return _named(path, Path(path).expanduser().absolute(), say)
+        folder = _named(path, folder_of(path), say)
+    else:
+        folder = _named(path, Path(path).expanduser().absolute(), say)
+    check_name(path, folder, run_dir)
+    return folder
 
 
 def _named(asked: str, path: Path, say: Callable[[str], None]) -> Path:
@@ -126,28 +132,14 @@ def _named(asked: str, path: Path, say: Callable[[str], None]) -> Path:
     )
 
 
-def _check_nothing_lost(run_dir: Path) -> None:
-    """Nobody writes over a run that could go on without saying so.
-
-    Raises:
-        UserError: it would be.
-    """
-    state = read_status(run_dir).get("state")
-    if state in (None, "done") or not store.found(run_dir / store.CHECKPOINTS):
-        return
-    step = store.found(run_dir / store.CHECKPOINTS)[0].name
-    why = f"holds a run that did not come to its end; its newest checkpoint is {step}"
-    raise UserError(f"hydra.run.dir={run_dir}", why, "resume=auto to go on (or resume=fresh to write over it)")
-
-
 def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     """Check that a run can resume from a checkpoint with this config; returns the :class:`Resume`.
 
     Raises:
         UserError: the run cannot go on from it as it is configured.
     """
-    about = store.about(folder)
-    here = folder.parent == Path(plan.run_dir) / store.CHECKPOINTS
+    about, mine = store.about(folder), own(folder, Path(plan.run_dir))
+    here, folder = mine is not None, mine or folder
     _check_strategy(plan, about, folder)
     if (about.servers or plan.roles.get("server")) and (why := _kept_in_servers(plan, about)):
         raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")

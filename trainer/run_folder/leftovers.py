@@ -40,7 +40,7 @@ def clear(run_dir: Path, hosts: int | None = None) -> bool:
     Args:
         hosts: of the run that begins, whose launchers see to their own folders ``host.N``; None: this is one of those.
     """
-    found = _clear_files(run_dir, FILES)
+    found = False
     for checkpoints in _folders(run_dir, re.compile(CHECKPOINTS)):
         for snapshot in _folders(checkpoints, SNAPSHOT):
             found |= _clear_files(snapshot, PIECE)
@@ -54,7 +54,7 @@ def clear(run_dir: Path, hosts: int | None = None) -> bool:
         if hosts is not None and int(host.name.partition(".")[2]) >= hosts:
             found |= _clear_files(host, FILES)
             _drop(host)
-    return found
+    return _clear_files(run_dir, FILES) or found  # the last, for status.json tells that the checkpoints may go
 
 
 def check_reads(config: Mapping[str, Any], run_dir: Path, place: str) -> None:
