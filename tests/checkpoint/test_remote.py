@@ -286,3 +286,18 @@ def test_list_and_fetch(machine: Path, whole: Path) -> None:
     assert (machine / "copies" / "run" / folder.name / OF_RUN / "metrics.jsonl").exists()
     none = checkpoints("list", f"file://{machine}/nothing", cwd=machine)
     assert none.returncode == 2 and "no whole checkpoint" in none.stderr
+
+
+def test_fetch_writes_over_no_run_that_is_not_at_the_address(machine: Path, whole: Path) -> None:
+    address, run = f"file://{machine}/copies/run", machine / "run"
+    shutil.copytree(whole / "run", run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    refused = checkpoints("fetch", address, "run", cwd=machine)
+    assert refused.returncode == 2 and "holds a run whose newest checkpoint is step-000000014" in refused.stderr
+    shutil.rmtree(run / "checkpoints")
+    refused = checkpoints("fetch", address, "run", cwd=machine)
+    assert refused.returncode == 2 and "no checkpoint in common" in refused.stderr
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}.items() <= before.items()
+    shutil.copytree(whole / "run" / "checkpoints" / "step-000000008", run / "checkpoints" / "step-000000008")
+    assert checkpoints("fetch", address, "run", cwd=machine).returncode == 0
+    assert steps(run / "checkpoints") == ["step-000000008", "step-000000009"]

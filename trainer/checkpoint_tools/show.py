@@ -14,6 +14,7 @@ from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import Remote, named, nothing_at
 from trainer.errors import UserError
 from trainer.job.fetch_checkpoints import bring
+from trainer.run_folder.back_to_checkpoint import CARRIED
 from trainer.run_folder.hold import Hold
 from trainer.terminal.screen import Screen
 
@@ -163,7 +164,7 @@ def fetched(address: str, run_dir: Path) -> int:
     """Fetch a checkpoint from its remote address, with its run's files, into a local run folder. Returns exit code 0.
 
     Raises:
-        UserError: there is none, or a run still works in that folder.
+        UserError: there is none, a run still works in that folder, or the folder holds what is not at the address.
     """
     remote, step = named(address)
     run_dir = run_dir.expanduser().absolute()
@@ -171,9 +172,35 @@ def fetched(address: str, run_dir: Path) -> int:
     try:
         if not hold.take():
             raise UserError(str(run_dir), "processes of a run still work in this folder", "another folder")
+        _check_its_own(remote, run_dir)
         screen = Screen()
         screen.print(f"fetches {remote.address}/{step} ({_size(remote.size(step))})", soft_wrap=True)
         screen.print(str(bring(remote, step, run_dir)), soft_wrap=True)
     finally:
         hold.leave()
     return 0
+
+
+def _check_its_own(remote: Remote, run_dir: Path) -> None:
+    """What a folder holds is of the run at the address, and its newest checkpoint is there, too: nothing is lost.
+
+    Raises:
+        UserError: the run's files would be written over by those of another run, or by older ones.
+    """
+    there = store.remains(run_dir / store.CHECKPOINTS)
+    if there and _marker(there[0]) == remote.marker(there[0].name):
+        return
+    if there:
+        why = f"holds a run whose newest checkpoint is {there[0].name}, which is not the one at {remote.address}"
+    elif any((run_dir / name).exists() for name in CARRIED):
+        why = f"holds a run that has no checkpoint in common with {remote.address}"
+    else:
+        return
+    raise UserError(str(run_dir), why, "another folder, or mv this one away first")
+
+
+def _marker(folder: Path) -> bytes:
+    try:
+        return (folder / durable_folder.MARKER).read_bytes()
+    except FileNotFoundError:
+        return b"none"
