@@ -12,10 +12,14 @@ import pytest
 
 import trainer
 from tests.planning.test_resume import BASE, files, interrupted, refusal
+from trainer.__main__ import main
 from trainer.checkpoint import store
 from trainer.checkpoint.durable_folder import MARKER
-from trainer.errors import RunFailed
+from trainer.cli import commands
+from trainer.cli.compose import compose, hydra_app
+from trainer.errors import RunFailed, UserError
 from trainer.job import claim_folder
+from trainer.job.ready import Ready, get_ready
 from trainer.job.restarts import begin_again
 
 __all__ = ["interrupted"]
@@ -179,3 +183,45 @@ def test_newer_ones_are_found_by_their_number_and_also_while_they_are_replaced(r
     newest.rename(newest.with_name(f"{newest.name}.previous"))
     store.set_aside_newer(run / "checkpoints" / "step-000000006")
     assert steps(run) == ["aside-step-000000008", "aside-step-1000000000", "step-000000004", "step-000000006"]
+
+
+def test_a_folder_that_a_file_names_is_gone_on_in(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine/recipe").mkdir(parents=True)
+    Path("mine/recipe/fixed.yaml").write_text(
+        "# @package _global_\ndefaults: [digits_lenet]\nhydra: {run: {dir: run}}\n"
+    )
+    (run / "checkpoints" / "step-000000008").rename("newest")
+    typed = ["--config-dir", "mine", "+recipe=fixed", *BASE[1:], "resume=auto"]
+    assert main(typed) == 0, capsys.readouterr().err
+    assert steps(run)[-1] == "step-000000008" and not Path("run-1").exists()
+    assert len((run / "lives.json").read_text().split('"number"')) == 3
+
+
+def test_a_sweep_clears_no_job_that_could_go_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("sweep").mkdir()
+    job = run.rename("sweep/0")
+    before = files(job / "checkpoints")
+    assert main(["-m", *BASE, "hydra.sweep.dir=sweep", "seed=1,2"]) == 1
+    said = capsys.readouterr().out
+    assert f"job failed: hydra.run.dir={job.absolute()}: holds a run that did not come to its end" in " ".join(
+        said.split()
+    )
+    assert files(job / "checkpoints") == before and Path("sweep/1/result.json").is_file()
+    assert [line.split()[2] for line in said.splitlines() if " seed=" in line and "job" not in line] == ["failed", "done"]  # fmt: skip
+
+
+def elastic(run: Path, *more: str) -> Ready:
+    hosts = ["launch.nnodes=1:2", "launch.master_addr=127.0.0.1", "data.global_batch_size=32"]
+    typed = [*BASE, *hosts, f"hydra.run.dir={run}", *more]
+    with hydra_app() as app:
+        return get_ready(commands.plain(compose(app, typed)), commands.typed_keys(typed), str(run))
+
+
+def test_hosts_that_come_and_go_know_the_runs_own_checkpoint_by_any_spelling(run: Path) -> None:
+    Path("link").symlink_to("run")
+    leads = elastic(run, "launch.node_rank=0", "resume.path=link")
+    assert leads.assignment.resume == str(run / "checkpoints" / "step-000000008"), "others are told its name alone"
+    assert leads.resume is not None and leads.resume.here
+    with pytest.raises(UserError, match="did not come to its end"):
+        elastic(run, "launch.node_rank=0")
+    assert elastic(run, "launch.node_rank=1").resume is None, "host 0 tells a host that comes late"

@@ -82,7 +82,8 @@ def run_one(
             return planned(ready)
         if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
             trackers[0].tell_away(away)
-        run_dir = claim(run_dir, chosen="hydra.run.dir" in typed_keys(overrides))
+        goes_on_there = ready.resume is not None and ready.resume.here
+        run_dir = claim(run_dir, chosen=goes_on_there or "hydra.run.dir" in typed_keys(overrides))
         ready.plan = replace(ready.plan, run_dir=str(run_dir))
         try:
             with held(ready):

@@ -139,25 +139,27 @@ class Sweep:
         mine, where = list(hydra.overrides.task), str(hydra.runtime.output_dir)
         shown = tuple(text(override) for override in mine)
         ready: Ready | None = None
+        begun: Ready | None = None
         self._announce(mine)
         try:
             ready = self._ready(config, mine, where)
             with held(ready):
+                begun = ready
                 result = execute(ready, start_here, [*self.flags, *mine], self.tracker, self.folder)
         except (Interrupted, KeyboardInterrupt) as error:
-            self._break(ready)
+            self._break(begun)
             self.cut = error if isinstance(error, Interrupted) else Interrupted(str(error) or BY_CTRL_C)
-            if ready is not None and (resumes := how_to_resume(ready, [*self.flags, *mine])):
+            if begun is not None and (resumes := how_to_resume(begun, [*self.flags, *mine])):
                 self.cut.add_note(resumes)
             status = PREEMPTED if isinstance(error, RunPreempted) else "killed"
-            self._end(shown, read_result(where, status, str(error)), ready)
+            self._end(shown, _left(begun, where, status, str(error)), ready)
             raise KeyboardInterrupt from None  # Hydra takes it for no failure of the job
         except (RunFailed, UserError) as error:
-            self._break(ready)
+            self._break(begun)
             print(f"job failed: {error}", flush=True)
-            if ready is not None and (resumes := how_to_resume(ready, [*self.flags, *mine])):
+            if begun is not None and (resumes := how_to_resume(begun, [*self.flags, *mine])):
                 print(resumes, flush=True)
-            result = read_result(where, "failed", str(error))
+            result = _left(begun, where, "failed", str(error))
         self._end(shown, result, ready)
 
     def _announce(self, mine: list[str]) -> None:
@@ -203,3 +205,8 @@ class Sweep:
 
         told = sweep_table.note(self.points[0].plan.name, every, self.swept, repeat, self.folder)
         tracker.close(self.folder, status, hide({NOTE: told}), FLUSH_S)
+
+
+def _left(begun: Ready | None, where: str, status: str, error: str) -> Result:
+    """The result of a job that broke; of one that had not begun, what lies in its folder is another run's."""
+    return read_result(where, status, error) if begun is not None else Result(status, where, error=error)
