@@ -135,3 +135,67 @@ def test_several_workers_end_as_if_nothing_had_happened(case: str, tmp_path: Pat
         ended = runs.trainer(*command, f"hydra.run.dir=from{step}", "resume=auto", cwd=tmp_path)
         assert ended.returncode == 0, ended.stderr
         check_equal(whole, tmp_path / f"from{step}")
+
+
+CUT = {
+    "one worker": ALONE["dropout, average, early stop"],
+    "merged": (*DIGITS, "strategy.gradient_merge.k_steps=2", "optimizer=adam"),
+    "collective": COMMANDS["collective"],
+    "local_sgd": COMMANDS["local_sgd"],
+    "pserver_sync": (*DIGITS, "strategy=pserver_sync", "launch.nproc=1", "optimizer=adam"),
+    "async, static work": (*DIGITS, "strategy=pserver_async", "launch.nproc=1", "data.work=static"),
+    "async, leased work": (*DIGITS, "strategy=pserver_async", "launch.nproc=1", "data.lease_batches=2"),
+}
+"""Runs that max_steps ends inside the second epoch, after 10 updates, or 6 merged ones."""
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_max_steps_inside_an_epoch_is_kept_wherever_the_run_was_killed(case: str, tmp_path: Path) -> None:
+    """After the last update and before its validation; within the validation's epoch; and when all was saved."""
+    steps = 6 if case == "merged" else 10
+    command = (*CUT[case], *EVERYTHING, f"max_steps={steps}")
+    ended = runs.trainer(*command, "hydra.run.dir=whole", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    whole = tmp_path / "whole"
+    assert runs.read(whole / "result.json")["steps"] == steps
+    for place, told in (("last", ()), ("before", ()), ("saved", ("checkpoint.every_epochs=1", "checkpoint.every_steps=null"))):  # fmt: skip
+        folder = tmp_path / place
+        if place == "saved":
+            ended = runs.trainer(*command, *told, f"hydra.run.dir={place}-whole", cwd=tmp_path)
+            assert ended.returncode == 0, ended.stderr
+        back_at(tmp_path / f"{place}-whole" if told else whole, steps - (place == "before"), folder)
+        ended = runs.trainer(*command, *told, f"hydra.run.dir={place}", "resume=auto", cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        assert runs.read(folder / "result.json")["steps"] == steps
+        check_equal(whole, folder)
+
+
+@pytest.mark.parametrize("case", ["one worker", "merged", "collective", "async, static work"])
+def test_more_updates_than_max_steps_go_on_within_its_epoch(case: str, tmp_path: Path) -> None:
+    """The rest of the epoch that was cut is trained on, not left out."""
+    some, more = (6, 9) if case == "merged" else (10, 17)
+    command = (*CUT[case], *EVERYTHING, "checkpoint.every_epochs=1", "checkpoint.every_steps=null", "early_stop.metric=null", "scheduler=constant")  # fmt: skip
+    for folder, told in (("whole", (f"max_steps={more}",)), ("some", (f"max_steps={some}",))):
+        ended = runs.trainer(*command, *told, f"hydra.run.dir={folder}", cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+    again = (f"max_steps={more}", "hydra.run.dir=some", "resume=auto", "resume.allow_changes=true")
+    ended = runs.trainer(*command, *again, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert runs.read(tmp_path / "some" / "result.json")["steps"] == more
+    ours, theirs = (load_file(tmp_path / folder / "model.safetensors") for folder in ("whole", "some"))
+    assert {name for name in ours if not torch.equal(ours[name], theirs[name])} == set()
+
+
+def test_leased_epoch_that_max_steps_has_cut_is_named(tmp_path: Path) -> None:
+    """Its blocks were counted for the cut: a larger max_steps goes on with the next epoch, and says so."""
+    command = (*CUT["async, leased work"], *EVERYTHING, "hydra.run.dir=run")
+    assert runs.trainer(*command, "max_steps=10", cwd=tmp_path).returncode == 0
+    refused = runs.trainer(*command, "max_steps=17", "resume=auto", cwd=tmp_path)
+    assert refused.returncode == 2 and "the rest of the epoch that max_steps=10 has cut" in refused.stderr
+    again = runs.trainer(
+        *command, "max_steps=17", "resume=auto", "resume.allow_changes=true", "verbosity=normal", cwd=tmp_path
+    )
+    assert again.returncode == 0 and "the rest of the epoch that max_steps=10 has cut" in again.stdout
+    assert runs.read(tmp_path / "run" / "result.json")["steps"] == 14, (
+        "two blocks of the second epoch, 7 updates of the first and 3 of the third"
+    )

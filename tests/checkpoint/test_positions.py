@@ -27,7 +27,7 @@ def test_worker_that_waits_in_a_validation_is_behind_its_last_update(monkeypatch
 
     strategy = SimpleNamespace(weight=lambda samples: 1.0, lr=0.1, synchronize=nothing, all_reduce_sum=lambda values: values)  # fmt: skip
     run: Any = SimpleNamespace(
-        epoch=0, update=0, step=0, samples=0, stop="", lockstep=False, callbacks=None, checkpoints=None, ema=None, compiling="",
+        epoch=0, update=0, step=0, samples=0, stop="", over=False, closed=False, lockstep=False, callbacks=None, checkpoints=None, ema=None, compiling="",
         validated=(0, {}), strategy=strategy, forward=SimpleNamespace(train=nothing), feed=SimpleNamespace(updates=updates),
         report=SimpleNamespace(doing=nothing, progress=nothing), guard=SimpleNamespace(begin=nothing, step=nothing),
         line=SimpleNamespace(begin_epoch=nothing, batches=0, due=99, lr=0.0), profile=Unprofiled(),
@@ -46,7 +46,7 @@ class Worker(SimpleNamespace):
 
     def __init__(self, meetings: int) -> None:
         strategy = SimpleNamespace(meetings=meetings, look=None, meet=lambda: None, members=lambda: (0, 2))
-        super().__init__(strategy=strategy, lockstep=False, step=7, epoch=1)
+        super().__init__(strategy=strategy, lockstep=False, step=7, epoch=1, over=False)
 
 
 @pytest.mark.parametrize(("meetings", "stops"), [(3, False), (4, True)])

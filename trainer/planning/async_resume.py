@@ -71,6 +71,8 @@ def lost(plan: Plan, about: store.About) -> Iterator[str]:
     """Yield one line for everything that begins anew with another number of workers or servers."""
     if about.workers == plan.workers and 0 < about.lease_batches != plan.lease_batches:
         yield f"blocks of {plan.lease_batches} batches: those of the run stay at {about.lease_batches}"
+    if plan.leased and about.config.get("max_steps") and _is_cut(plan, about):
+        yield f"the rest of the epoch that max_steps={about.config.get('max_steps')} has cut: its blocks were counted then, and the next epoch follows"
     if not _other_processes(plan, about):
         return
     if plan.strategy == GEO:
@@ -78,6 +80,12 @@ def lost(plan: Plan, about: store.About) -> Iterator[str]:
         yield "what the workers' optimizers remember of rows"
     if float(about.config.get("strategy", {}).get("delay_compensation") or 0.0):
         yield "the parameters that workers had pulled: a gradient of the first update is not compensated"
+
+
+def _is_cut(plan: Plan, about: store.About) -> bool:
+    """Whether the run before was to end inside the epoch in which the checkpoint is, or before that, and this one goes on."""
+    whole, rest = divmod(about.total_steps, plan.steps_per_epoch)
+    return plan.total_steps > about.total_steps and bool(rest) and about.epoch >= whole
 
 
 def other_numbers(plan: Plan, about: store.About) -> Iterator[str]:

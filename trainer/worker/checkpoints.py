@@ -107,9 +107,9 @@ class Checkpoints:
             if self._ends(run.epoch):
                 if isinstance(run.strategy, LooksUp):
                     run.strategy.meet()  # whoever comes early waits where the first one can still stop all
-                self._take(run, run.epoch + 1)
+                self._take(run, self._next(run))
         elif run.step != self.saved and (self._ends(run.epoch) or self._is_due(run)):
-            self._take(run, run.epoch + 1)
+            self._take(run, self._next(run))
 
     def look(self, run: Training, decides: bool = True) -> None:
         """For asynchronous workers between updates: the first one calls for a checkpoint, others look for its call.
@@ -152,6 +152,10 @@ class Checkpoints:
     def _ends(self, epoch: int) -> bool:
         every = self.told.every_epochs
         return every is not None and ((epoch + 1) % every == 0 or epoch + 1 == self.epochs)
+
+    def _next(self, run: Training) -> int:
+        """The epoch in which the run goes on: the next one, but for one that max_steps has cut, of which more can be asked for."""
+        return run.epoch if run.over and run.update < self.updates else run.epoch + 1
 
     def _ask(self, run: Training) -> None:
         """The first worker says when all are to save, others look whether it has."""
@@ -203,7 +207,7 @@ class Checkpoints:
         """
         check_parameters(run)
         began = self.clock()
-        needed = self.leaving or not _is_first(run) or epoch == self.epochs or run.strategy.halts
+        needed = self.leaving or not _is_first(run) or epoch == self.epochs or run.over or run.strategy.halts
         if not self.writer.wait(None if needed else SLOW_S):
             print(f"no checkpoint at update {run.step}: the one before is still being written", flush=True)
             return

@@ -71,6 +71,7 @@ class Training:
         checkpoints: what the run can go on from is kept; None: nothing is.
         epoch, update: of the training, and updates done in that epoch.
         step: updates done; validated: the last validation's update and metrics; stop: why to end early.
+        closed: what comes after the last of the epoch's updates is done, its validation among it.
         examined: the sums of the last validation and, where this worker keeps the best model, of the best.
         line: what the next line of training will average.
         compiling: what is said to be done in the first update, where that is long.
@@ -104,6 +105,7 @@ class Training:
     samples: int = 0
     validated: tuple[int, dict[str, float]] = (-1, {})
     stop: str = ""
+    closed: bool = False
     examined: dict[str, torch.Tensor] = field(default_factory=dict)
     compiling: str = ""
     guard: Stop = field(default_factory=Stop)
@@ -114,6 +116,11 @@ class Training:
 
     def __post_init__(self) -> None:
         self.line = Line(self.task.meter())
+
+    @property
+    def over(self) -> bool:
+        """Whether no update comes any more."""
+        return self.step >= self.rhythm.total_steps or bool(self.stop)
 
 
 def fit(run: Training) -> dict[str, float]:
@@ -133,6 +140,9 @@ def fit(run: Training) -> dict[str, float]:
 
 def _fit(run: Training) -> dict[str, float]:
     for epoch in range(run.epoch, run.rhythm.epochs):
+        if run.closed and run.over:  # so was the checkpoint: max_steps ended the run inside this epoch
+            break
+        run.closed = False
         train_epoch(run, epoch)
         done = run.step >= run.rhythm.total_steps or (epoch + 1 == run.rhythm.epochs and not run.stop)
         if done or run.stop:
@@ -140,6 +150,7 @@ def _fit(run: Training) -> dict[str, float]:
         due = run.rhythm.val_every and (epoch + 1) % run.rhythm.val_every == 0
         if (due or done or run.stop) and (run.lockstep or not run.stop):
             look(run, epoch)  # workers without a common step are stopped here alone
+        run.closed = True
         if run.checkpoints is not None and not run.stop:
             run.checkpoints.after_epoch(run)
         if done:
@@ -179,6 +190,8 @@ def train_epoch(run: Training, epoch: int) -> None:
     A run that resumes in the middle of an epoch begins with the next one of its updates."""
     if epoch != run.epoch:  # not at the end of the last one: who waits there for others may save where it is
         run.epoch, run.update = epoch, 0
+    if run.over:  # so was the checkpoint that the run goes on from
+        return
     run.forward.train()
     run.report.doing("first batch")
     strategy, line, profile = run.strategy, run.line, run.profile
@@ -222,13 +235,13 @@ def train_epoch(run: Training, epoch: int) -> None:
                 run.forward.train()
         profile.step()
         if run.rhythm.validates and run.rhythm.val_every_steps and run.step % run.rhythm.val_every_steps == 0:
-            if run.step >= run.rhythm.total_steps or run.stop:
+            if run.over:
                 log_rest(run, epoch)
             evaluate(run, epoch)
             run.forward.train()
         if run.checkpoints is not None:
             run.checkpoints.after_update(run)
-        if run.step >= run.rhythm.total_steps or run.stop:
+        if run.over:
             break
 
 

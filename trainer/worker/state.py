@@ -16,8 +16,8 @@ from trainer.errors import RunFailed
 from trainer.strategies.contract import Share
 from trainer.worker.loop import Training
 
-PROGRESS = ("update", "step", "samples", "validated", "examined", "skipped", "in_a_row", "turns")
-"""How far the training is, besides the epoch."""
+PROGRESS = ("update", "step", "samples", "validated", "examined", "skipped", "in_a_row", "turns", "closed")
+"""How far the training is, besides the epoch. Older checkpoints lack the last of them."""
 LINE = ("batches", "printed", "due", "lr", "number", "before", "epoch", "earlier")
 """Of the line of the log that is being averaged, besides its sums."""
 
@@ -86,7 +86,7 @@ def go_on(run: Training, folder: Path, part: WorkerState, first: WorkerState) ->
     """
     run.epoch = part.epoch
     for name in PROGRESS:
-        setattr(run, name, part.progress[name])
+        setattr(run, name, part.progress.get(name, getattr(run, name)))
     whole = first if part.model is None else part
     assert whole.model is not None and whole.strategy is not None
     _put(dict(run.model.named_parameters()), whole.model)
