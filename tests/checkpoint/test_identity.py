@@ -199,3 +199,41 @@ def test_leased_epoch_that_max_steps_has_cut_is_named(tmp_path: Path) -> None:
     assert runs.read(tmp_path / "run" / "result.json")["steps"] == 14, (
         "two blocks of the second epoch, 7 updates of the first and 3 of the third"
     )
+
+
+def test_early_stop_is_kept_and_decided_anew_by_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is of the very update whose validation ended the run."""
+    monkeypatch.chdir(tmp_path)
+    command = (*ALONE["dropout, average, early stop"], "early_stop.patience=3", *EVERYTHING)
+    assert trainer.run([*command, "hydra.run.dir=whole"]).steps == 9, "validations after 3, 6, 7 and 9 updates"
+    for place, told, steps in (
+        ("same", (), 9), ("patient", ("early_stop.patience=4",), 12), ("without", ("early_stop.metric=null",), 21),
+        ("other", ("early_stop.metric=val/acc1",), 18),
+    ):  # fmt: skip
+        back_at(Path("whole"), 9, Path(place))
+        changes = ("resume.allow_changes=true",) if told else ()
+        result = trainer.run([*command, *told, *changes, f"hydra.run.dir={place}", "resume=auto"])
+        assert result.steps == steps, place
+        assert ("early stop at update" in result.ended) == (place != "without")
+    check_equal(Path("whole"), Path("same"))
+    assert runs.read(Path("same/result.json"))["ended"] == runs.read(Path("whole/result.json"))["ended"]
+
+
+def test_what_a_callback_asked_for_is_kept(tmp_path: Path) -> None:
+    """Worker 1 asks after the eighth update, all hear it with the line after the ninth. A callback of other arguments asks anew."""
+
+    def run(stop_at: int, *told: str) -> None:
+        asks = f"callbacks=[{{_target_:tests.e2e.own_callbacks.Recorder,stop_at:{stop_at}}}]"
+        ended = runs.trainer(*COMMANDS["collective"], *EVERYTHING, asks, *told, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+
+    run(8, "hydra.run.dir=whole")
+    whole = runs.read(tmp_path / "whole" / "result.json")
+    assert whole["ended"] == "stopped by a callback at update 9: worker 1 has seen enough"
+    for place, step, stop_at in (("asked", 8, 8), ("agreed", 9, 8), ("other", 9, 12)):
+        back_at(tmp_path / "whole", step, tmp_path / place)
+        run(stop_at, f"hydra.run.dir={place}", "resume=auto", "resume.allow_changes=true")
+        if stop_at == 8:
+            check_equal(tmp_path / "whole", tmp_path / place)
+        ended = runs.read(tmp_path / place / "result.json")["ended"]
+        assert ended == whole["ended"].replace("update 9", f"update {9 if stop_at == 8 else 13}")

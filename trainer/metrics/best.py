@@ -126,17 +126,22 @@ class EarlyStop:
 
     def state(self) -> dict[str, Any]:
         """The best value and the validations waited since, for :meth:`load`."""
-        return {"best": self.best.state(), "waited": self.waited}
+        return {"best": self.best.state(), "waited": self.waited, "metric": self.best.metric}
 
-    def load(self, best: tuple[float | None, int], waited: int) -> None:
-        """Restore what :meth:`state` returned."""
-        self.best.load(best)
-        self.waited = waited
+    def load(self, best: tuple[float | None, int], waited: int, metric: str | None = None) -> None:
+        """Restore what :meth:`state` returned; of another metric nothing. (Older checkpoints do not tell of which.)"""
+        if metric in (None, self.best.metric):
+            self.best.load(best)
+            self.waited = waited
 
     def why(self, step: int, metrics: Mapping[str, float]) -> str:
         """Take in a validation; returns the reason to stop the run, or ''."""
+        self.waited = 0 if self.best.improved(step, metrics.get(self.best.metric)) else self.waited + 1
+        return self.reason(step)
+
+    def reason(self, step: int) -> str:
+        """The reason to stop the run after the validation at update ``step``, which was taken in last, or ''."""
         metric = self.best.metric
-        self.waited = 0 if self.best.improved(step, metrics.get(metric)) else self.waited + 1
         if self.waited < self.patience:
             return ""
         word = "fallen" if falls(metric, self.best.lower) else "risen"

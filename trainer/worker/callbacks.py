@@ -16,6 +16,8 @@ from trainer.metrics.exchange import Total, exchanged
 
 HOOKS = ("on_train_start", "on_update_end", "on_validation_end", "on_train_end", "on_exception")
 """Methods that a callback may have, each called with one event."""
+STOP = "stop"
+"""Beside the callbacks' states: what they have asked for, and the reason that all workers have agreed on."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class Callbacks:
         self.rank, self.size = rank, size
         self.lr = 0.0
         self.requests: list[str] = []
+        self.agreed = ""
         self.hooks: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
             hook: [(name, getattr(one, hook)) for name, one in made if hasattr(one, hook)] for hook in HOOKS
         }
@@ -125,14 +128,23 @@ class Callbacks:
         return any(self.hooks.values())
 
     def state(self) -> dict[str, Any]:
-        """The states of callbacks that have ``state_dict`` and ``load_state_dict``, by name."""
-        return {name: one.state_dict() for name, one in self.remembering.items()}
+        """The states of callbacks that have ``state_dict`` and ``load_state_dict``, by name, and what they have asked for."""
+        states = {name: one.state_dict() for name, one in self.remembering.items()}
+        return {**states, STOP: {"requests": list(self.requests), "agreed": self.agreed}}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state` returned."""
+        """Restore what :meth:`state` returned. Older checkpoints have no requests."""
         for name, one in self.remembering.items():
             if name in state:
                 one.load_state_dict(state[name])
+        asked = state.get(STOP, {})
+        self.requests[:] = asked.get("requests", [])  # the list that events are handed
+        self.agreed = asked.get("agreed", "")
+
+    def forget_stop(self) -> None:
+        """Forget what they have asked for, as callbacks of other arguments did."""
+        self.requests.clear()
+        self.agreed = ""
 
     def train_start(self, lr: float) -> None:
         """Call the callbacks before the first update, whose learning rate will be ``lr``."""
@@ -172,7 +184,8 @@ class Callbacks:
             return ""
         mine = self.requests[0] if self.requests else ""
         reasons = [reason for reason in exchanged(total, self.rank, self.size, mine.encode()) if reason]
-        return f"stopped by a callback at update {step}: {reasons[0].decode() if reasons else ''}"
+        self.agreed = f"stopped by a callback at update {step}: {reasons[0].decode() if reasons else ''}"
+        return self.agreed
 
     def _tell(self, hook: str, kind: type[Event], epoch: int, step: int, **more: Any) -> None:
         if not self.hooks[hook]:

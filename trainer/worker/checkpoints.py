@@ -338,8 +338,22 @@ def _rehearse(run: Training) -> None:
         return
 
 
-def resume(run: Training, folder: Path, seat: Seat) -> None:
-    """Restore a worker's state from a checkpoint."""
+def _stops(run: Training, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Why the run is to stop, as an early stop or a callback had decided before the checkpoint; those of another config decide anew."""
+    if before.get("callbacks") != now.get("callbacks") and run.callbacks:
+        run.callbacks.forget_stop()
+    reason = run.callbacks.agreed if run.callbacks else ""
+    if run.early_stop is not None and before.get("early_stop") == now.get("early_stop"):
+        return run.early_stop.reason(run.validated[0]) or reason
+    return reason
+
+
+def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | None = None) -> None:
+    """Restore a worker's state from a checkpoint.
+
+    Args:
+        config: of the run, without secrets; None: it is the checkpoint's.
+    """
     if isinstance(run.strategy, Rehearses) and run.strategy.rehearses():
         _rehearse(run)
     first = WorkerState(**read(folder / store.parts(folder)[0]))
@@ -352,6 +366,7 @@ def resume(run: Training, folder: Path, seat: Seat) -> None:
         first = averaged(run.strategy, folder, first)
         own = replace(own, model=None, own=first.own)
     go_on(run, folder, own, first)
+    run.stop = _stops(run, about.config, about.config if config is None else config)
     if isinstance(run.checkpoints, Checkpoints):
         run.checkpoints.saved, run.checkpoints.saved_after = about.step, run.step
     if seat.rank == 0:

@@ -63,7 +63,7 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
         if seat.returns:
             come_back(run, seat)
         elif assignment.resume:
-            resume(run, Path(assignment.resume), seat)
+            resume(run, Path(assignment.resume), seat, _shown(assignment))
         if turns := (*run.turns, *assignment.turns):
             run.turns = tuple(Turn(*turn) for turn in turns)
             run.feed.turn(run.turns)
@@ -93,9 +93,8 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
             print(f"ATTENTION: there are no checkpoints, because not all hosts see {folder}", flush=True)
         yield
         return
-    shown = assignment.config.plain()
     about = {
-        "config": hide(shown, values(shown)),
+        "config": _shown(assignment),
         "strategy": plan.strategy,
         "workers": plan.workers,
         "servers": plan.roles.get("server", 0),
@@ -119,6 +118,13 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
             yield
         finally:
             kept.close()
+
+
+def _shown(assignment: Assignment) -> dict[str, Any]:
+    """The run's config without secrets, as checkpoints have it."""
+    plain = assignment.config.plain()
+    shown: dict[str, Any] = hide(plain, values(plain))
+    return shown
 
 
 def _keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
