@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 import trainer
 from tests import runs
+from trainer.checkpoint import store, tensor_tree
+from trainer.weights import server_files
 
 DIGITS = (
     "+recipe=digits_lenet",
@@ -237,3 +239,45 @@ def test_what_a_callback_asked_for_is_kept(tmp_path: Path) -> None:
             check_equal(tmp_path / "whole", tmp_path / place)
         ended = runs.read(tmp_path / place / "result.json")["ended"]
         assert ended == whole["ended"].replace("update 9", f"update {9 if stop_at == 8 else 13}")
+
+
+@pytest.mark.parametrize("case", ["one worker", "local_sgd", "pserver_sync"])
+def test_average_that_is_switched_on_begins_with_the_checkpoints_weights(case: str, tmp_path: Path) -> None:
+    """By hand in float64, from the weights in the checkpoints that follow."""
+    command = (*CUT[case], *EVERYTHING, "early_stop.metric=null", "max_steps=15", "scheduler=constant")
+    ended = runs.trainer(*command, "ema.decay=null", "hydra.run.dir=whole", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    for start in (10, 14, 15):  # within an epoch, at its end, and when nothing is left to train
+        back_at(tmp_path / "whole", start, tmp_path / f"from{start}")
+        again = ("ema.decay=0.8", f"hydra.run.dir=from{start}", "resume=auto", "resume.allow_changes=true")
+        ended = runs.trainer(*command, *again, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        check_average(tmp_path / f"from{start}", range(start, 16), 2 if case == "local_sgd" else 1)
+
+
+def check_average(run: Path, steps: range, workers: int) -> None:
+    """Of decay 0.8 over the weights after these updates, which servers have where there are such; of several workers the mean."""
+    averages = []
+    for worker in range(workers):
+        models = []
+        for step in steps:
+            folder = store.folder_of(run / "checkpoints", step)
+            model = tensor_tree.read(folder / store.part_of(worker), ["model"])["model"]
+            models.append(server_files.parameters(folder, model) if list(folder.glob("server-*")) else model)
+        average = {name: value.double() for name, value in models[0].items()}
+        for model in models[1:]:
+            average = {name: 0.8 * value + 0.2 * model[name].double() for name, value in average.items()}
+        averages.append(average)
+    found = load_file(run / "model_ema.safetensors")
+    for name in averages[0]:
+        mean = torch.stack([average[name] for average in averages]).mean(0)
+        torch.testing.assert_close(found[name].double(), mean, rtol=1e-5, atol=1e-6)
+
+
+def test_average_of_a_run_that_was_all_done_is_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = (*DIGITS, *EVERYTHING, "checkpoint.every_steps=null", "checkpoint.every_epochs=1", "hydra.run.dir=run")
+    trainer.run([*command])
+    trainer.run([*command, "resume=auto", "ema.decay=0.9", "resume.allow_changes=true"])
+    model, average = (load_file(f"run/{name}.safetensors") for name in ("model", "model_ema"))
+    assert {name for name in model if not torch.equal(model[name], average[name])} == set()

@@ -51,6 +51,7 @@ def files(folder: Path) -> dict[str, int]:
     [
         ((), "holds a run that did not come to its end; its newest checkpoint is step-000000008. Type instead: resume=auto to go on (or resume=fresh to write over it)"),
         (("resume=auto", "optimizer.lr=0.5"), "optimizer.lr was 0.05, is 0.5. Type instead: the values of before, or resume.allow_changes=true"),
+        (("resume=auto", "ema.decay=0.9"), "ema.decay was None, is 0.9 (not carried over: ema.decay=0.9 needs an average of the weights, and the checkpoint has none: it begins with the weights of update 8)"),
         (("resume=auto", "data.batch_size=8"), "an update has 8 samples, and had 32"),
         (("resume=auto", "epochs=1"), "epochs was 2, is 1"),
         (("resume=auto", "epochs=1", "resume.allow_changes=true"), "step-000000008 is after update 8. Type instead: epochs=3"),

@@ -11,6 +11,9 @@ from torch import nn
 
 from trainer.config.schema import EmaConfig
 
+NOTHING = -1
+"""Instead of a number of updates: no weights are in the average."""
+
 
 class SumsOverWorkers(Protocol):
     """Protocol of what averaged weights need of a strategy: sums over workers, and who takes part."""
@@ -45,6 +48,10 @@ class AveragedWeights:
         self.buffers = len(list(model.parameters()))
         self.step = 0
 
+    def begin_anew(self) -> None:
+        """Begin with the weights that are followed next. (Not with those of now: a worker may have to pull them first.)"""
+        self.step = NOTHING
+
     def live(self) -> list[torch.Tensor]:
         """The model's own tensors (not the averaged ones): its parameters, then its buffers."""
         return [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
@@ -60,7 +67,7 @@ class AveragedWeights:
         """Add the model's weights after ``step`` updates to the average, once."""
         if step <= self.step:
             return
-        weight = 1.0 - self.decay_at(step - 1)
+        weight = 1.0 if self.step == NOTHING else 1.0 - self.decay_at(step - 1)
         both = list(zip(self.average, self.live(), strict=True))
         floating = [(average, live) for average, live in both if live.is_floating_point()]
         torch._foreach_lerp_([average for average, _ in floating], [live for _, live in floating], weight)

@@ -149,7 +149,7 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
         _check_global_batch(plan, about, folder)
     current = config.plain()
     changes = list(differences(about.config, hide(current, values(current)), plan.strategy != about.strategy))
-    arithmetic, lost = _precision(plan, about), tuple(left_behind(plan, about))
+    arithmetic, lost = _precision(plan, about), (*left_behind(plan, about), *_average(config, about))
     harmless = [key for key, _ in changes if _is_harmless(key) or async_resume.counts_for_others(plan, about, key)]
     serious = [line for key, line in changes if key not in harmless] + [arithmetic] * bool(arithmetic)
     if not serious and about.total_steps != plan.total_steps and not others:  # whose updates are as many together
@@ -263,6 +263,15 @@ def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
     for _ in _other_errors(plan, about):
         yield "what workers have left out of their gradients: it is not added to a later update"
     yield from lost(plan, about)
+
+
+def _average(config: RunConfig, about: store.About) -> Iterator[str]:
+    """Yield what becomes of the moving average of the weights, if only one of the two runs has one."""
+    before, now = about.config.get("ema", {}).get("decay"), config.ema.decay
+    if before is None and now is not None:
+        yield f"ema.decay={now} needs an average of the weights, and the checkpoint has none: it begins with the weights of update {about.step}"
+    if before is not None and now is None:
+        yield "the moving average of the weights, which ema.decay=null does not need"
 
 
 def _other_replicas(plan: Plan, about: store.About) -> Iterator[str]:

@@ -160,7 +160,7 @@ def _fit(run: Training) -> dict[str, float]:
             run.report.stopped(run.stop)
             break
     run.strategy.synchronize()
-    if run.ema is not None and not run.rhythm.validates:
+    if run.ema is not None and (not run.rhythm.validates or run.ema.step < run.step):
         run.ema.follow(run.step)
         run.ema.agree(run.strategy, run.mean)
     if not run.lockstep:

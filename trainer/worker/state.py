@@ -95,6 +95,8 @@ def go_on(run: Training, folder: Path, part: WorkerState, first: WorkerState) ->
     if run.ema is not None and whole.ema is not None:
         run.ema.load(**whole.ema)
         run.ema.load(run.ema.step, [*run.ema.average[: run.ema.buffers], *part.averaged_buffers])
+    elif run.ema is not None:  # it was made of the model's first weights
+        run.ema.begin_anew()
     if run.early_stop is not None and part.early_stop is not None:
         run.early_stop.load(**part.early_stop)
     if run.callbacks:
