@@ -18,6 +18,10 @@ from trainer.host.notes_board import SealedBoard
 from trainer.worker.checkpoints import Checkpoints
 
 
+RUN: Any = SimpleNamespace(report=SimpleNamespace(unwritten=lambda: ""))
+"""A run whose points are all written."""
+
+
 def about(step: int, value: float | None = None) -> str:
     """checkpoint.json."""
     told = store.About(
@@ -48,7 +52,7 @@ def save(
         write_part(folder, store.part_of(worker), tensor_tree.Packed(state(step, life, worker)))
     first = saver(checkpoints, workers, keep_last, keep_best)
     parts = [store.part_of(worker) for worker in range(workers)]
-    first._write(folder, tensor_tree.Packed(state(step, life)), about(step, value), parts, 0.0)
+    first._write(RUN, folder, tensor_tree.Packed(state(step, life)), about(step, value), parts, 0.0)
 
 
 def read(folder: Path) -> tuple[int, int]:

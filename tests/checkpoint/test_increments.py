@@ -75,7 +75,7 @@ class Run:
             first = saving.saver(self.checkpoints, keep_last=self.keep_last)
             parts = [store.part_of(0), "server-0.safetensors"]
             packed = tensor_tree.Packed(saving.state(self.step, 1))
-            first._write(folder, packed, saving.about(self.step), parts, 0.0)
+            first._write(saving.RUN, folder, packed, saving.about(self.step), parts, 0.0)
         else:
             durable_folder.begin(folder)
         return folder
