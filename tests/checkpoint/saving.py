@@ -17,7 +17,6 @@ from trainer.config.schema import CheckpointConfig
 from trainer.host.notes_board import SealedBoard
 from trainer.worker.checkpoints import Checkpoints
 
-
 RUN: Any = SimpleNamespace(report=SimpleNamespace(unwritten=lambda: ""))
 """A run whose points are all written."""
 

@@ -66,15 +66,13 @@ def test_of_another_run_only_lives_before_the_checkpoint_count() -> None:
 
 def test_what_a_run_takes_along_from_another_is_of_the_checkpoints_time(tmp_path: Path) -> None:
     source, run, said = tmp_path / "a", tmp_path / "b", list[str]()
-    (source / "checkpoints").mkdir(parents=True)
-    (source / "checkpoints" / "best.safetensors").write_text("best")
+    source.mkdir()
     (source / "metrics.jsonl").write_text("1\n2\n3\n")
     run.mkdir()
-    bring(source, run, 4, False, said.append)
-    assert (run / "metrics.jsonl").read_text() == "1\n2\n" and not said and not (run / "checkpoints").exists()
-    bring(source, run, 99, True, said.append)
+    bring(source, run, 4, said.append)
+    assert (run / "metrics.jsonl").read_text() == "1\n2\n" and not said
+    bring(source, run, 99, said.append)
     assert (run / "metrics.jsonl").read_text() == "1\n2\n3\n" and "not whole" in said[0]
-    assert (run / "checkpoints" / "best.safetensors").read_text() == "best"
 
 
 def test_a_log_goes_on_and_no_link_is_followed(tmp_path: Path) -> None:

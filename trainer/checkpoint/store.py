@@ -1,6 +1,6 @@
 """The checkpoints of a run: a sealed folder for each, which is the newest whole one, and which are kept.
 
-checkpoints/step-000000120/   checkpoint.json, worker-N.safetensors, and what else the strategy's processes keep
+checkpoints/step-000000120/   checkpoint.json, worker-N.safetensors, best.safetensors, and what else the strategy's processes keep
 checkpoints/latest            the name of the newest
 """
 
@@ -21,12 +21,14 @@ from trainer.errors import UserError, why
 FORMAT = 1
 GIVEN_UP = "aside-"
 ABOUT, LATEST = "checkpoint.json", "latest"
+BEST = "best.safetensors"
+"""The best weights so far: of the run, among its checkpoints, and in each checkpoint those of its time."""
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a run's folder."""
 NAME = re.compile(r"step-(\d{9,})")
 ASIDE = re.compile(r"(step-\d{9,})\.(partial|previous)")
 OF_GIVEN_UP = re.compile(rf"{GIVEN_UP}step-\d{{9,}}")
-FILE = re.compile(r"(worker|server|full)-\d+\.safetensors|(checkpoint|index)\.json|COMPLETE")
+FILE = re.compile(r"(worker|server|full)-\d+\.safetensors|best\.safetensors|(checkpoint|index)\.json|COMPLETE")
 """What a checkpoint has."""
 LINKED = "full-*.safetensors"
 """Files that lie beside parts which are increments, and may be links to those of older checkpoints."""
@@ -60,6 +62,7 @@ class About:
         versions: of the packages that wrote it.
         precision: of the forward pass: what ``auto`` stood for.
         lease_batches: batches in a leased block.
+        best_step: the update of the best weights so far; 0: there are none yet; None: of an older trainer, which did not tell.
     """
 
     step: int
@@ -77,6 +80,7 @@ class About:
     precision: str
     servers: int = 0
     lease_batches: int = 0
+    best_step: int | None = None
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
@@ -243,6 +247,8 @@ def told_by(text: bytes, path: str) -> About:
         or not isinstance(found.precision, str)
     ):
         raise UserError(path, "it tells a value of another kind")
+    if not isinstance(found.best_step, (int, type(None))):
+        raise UserError(path, "it tells a number that is none")
     if not isinstance(found.config, dict) or not isinstance(found.versions, dict):
         raise UserError(path, "it does not tell the config")
     return found
@@ -255,7 +261,7 @@ def complete(folder: Path, names: Sequence[str]) -> None:
         UserError: a file is missing or damaged.
     """
     linked = [path.name for path in sorted(durable_folder.partial_of(folder).glob(LINKED))]
-    beside = [name for name in linked if durable_folder.is_written(folder, name)]
+    beside = [name for name in (*linked, BEST) if durable_folder.is_written(folder, name)]
     durable_folder.complete(folder, [ABOUT, *names, *beside], FORMAT)
     try:
         durable_folder.durable_text(folder.parent / LATEST, folder.name + "\n")
@@ -330,8 +336,9 @@ def is_whole(folder: Path, verify: bool = False) -> bool:
 
 
 def _share_a_file(one: Path, other: Path) -> bool:
-    """Whether two checkpoints have a file that is the same on the disk, by links."""
-    return bool({path.stat().st_ino for path in one.iterdir()} & {path.stat().st_ino for path in other.iterdir()})
+    """Whether two checkpoints have a file that is the same on the disk, by links; but for the best weights, without which they go on."""
+    own, others = ({path.stat().st_ino for path in of.iterdir() if path.name != BEST} for of in (one, other))
+    return bool(own & others)
 
 
 def _best(folders: Sequence[Path], count: int) -> list[Path]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainer.checkpoint import store
+from trainer.checkpoint.best_weights import put_back
 from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.redact import command
 from trainer.errors import UserError
@@ -20,7 +21,6 @@ from trainer.run_folder.back_to_checkpoint import bring, go_back
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.leftovers import clear
 from trainer.run_folder.lives import Life
-from trainer.terminal.status import read_status
 from trainer.tracking import tracking_file
 
 PATIENCE_S = 30.0
@@ -114,14 +114,13 @@ def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tupl
     before = lives.past(source)
     if resume.here:
         tracking_file.cut(run_dir, points)
+        put_back(run_dir, resume.folder, say)
         go_back(run_dir, points, say)
         return before
-    best = read_status(source).get("best") or {}
-    is_best = best.get("step", resume.step + 1) <= resume.step
     if resume.folder.name.startswith(store.GIVEN_UP):
-        is_best = False
-        say(f"ATTENTION: the training of {resume.folder.name} was given up: the points before it and the best weights in {source} are those of the training in its place; the weights are left behind")  # fmt: skip
-    bring(source, run_dir, points, is_best, say)
+        say(f"ATTENTION: the training of {resume.folder.name} was given up: the points before it in {source} are those of the training in its place")  # fmt: skip
+    bring(source, run_dir, points, say)
+    put_back(run_dir, resume.folder, say)
     return lives.until(before, resume.step)
 
 

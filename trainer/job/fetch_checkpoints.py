@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.checkpoint import durable_folder, store
+from trainer.checkpoint.best_weights import put_back
 from trainer.checkpoint.remote import Remote, address_of, is_address, named
 from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.run_config import RunConfig
@@ -109,4 +110,6 @@ def bring(remote: Remote, step: str, run_dir: Path) -> Path:
     folder = remote.fetch(step, run_dir / CHECKPOINTS)
     remote.fetch_run(step, run_dir, CARRIED)
     tracking_file.doubt(run_dir, store.about(folder).points)
+    if (folder / store.BEST).is_file():
+        put_back(run_dir, folder, lambda line: None)
     return folder

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import store
+from trainer.checkpoint.best_weights import put_back
 from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.redact import text
 from trainer.config.run_config import RunConfig
@@ -190,6 +191,7 @@ def begin_again(
         raise RunFailed(f"{error.what}: {error.why}: the run is not started again") from error
     store.forget_unfinished(run_dir / CHECKPOINTS)
     about = store.about(folder) if folder is not None else ready.resume.about if ready.resume is not None else None
+    put_back(run_dir, folder or (ready.resume.folder if ready.resume is not None else None), say)
     _forget_since(run_dir, about.points if about is not None else 0, tracker, say)
     lives.end(run_dir, how, update, text(why, ready.secrets))
     before = lives.read(run_dir)

@@ -99,7 +99,9 @@ class Uploads:
     def _copy(self, folder: Path) -> None:
         began, marker = self.clock(), _marker(folder)
         try:
-            self.remote.put(folder, self.run_dir, CARRIED, self._moves)
+            held = (folder / store.BEST).is_file()  # with the checkpoint's own files
+            names = [name for name in CARRIED if not (held and name.endswith(store.BEST))]
+            self.remote.put(folder, self.run_dir, names, self._moves)
         except Exception:
             if _marker(folder):
                 raise

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from trainer.host.files import replacing, start_empty
+from trainer.run_folder.json_files import leave
+from trainer.terminal.status import read_status
 
 POINTS = "metrics.jsonl"
 REPORT = "nonfinite.json"
 """What a worker tells of numbers that are not finite."""
+OF_BEST = {"best", "bests"}
+"""Of status.json: what may be of validations after the checkpoint."""
 CARRIED = (
     POINTS, "lives.json", "status.json", "tracking.json", "classes.json", "validation.best.npz", "checkpoints/best.safetensors",
 )  # fmt: skip
@@ -28,6 +31,8 @@ def go_back(run_dir: Path, points: int, say: Callable[[str], None]) -> None:
     path = run_dir / POINTS
     (run_dir / "result.json").unlink(missing_ok=True)
     (run_dir / REPORT).unlink(missing_ok=True)
+    if (status := read_status(run_dir)).keys() & OF_BEST:
+        leave(run_dir / "status.json", {name: value for name, value in status.items() if name not in OF_BEST})
     if not path.is_file():
         start_empty(path)
     with path.open("r+b") as file:
@@ -39,12 +44,11 @@ def go_back(run_dir: Path, points: int, say: Callable[[str], None]) -> None:
         say(f"ATTENTION: {path} is shorter than it was at the checkpoint: {points - kept} bytes of points are lost")
 
 
-def bring(source: Path, run_dir: Path, points: int, best: bool, say: Callable[[str], None]) -> None:
-    """Copy the curves and the best model up to the checkpoint from the folder of the run that is resumed.
+def bring(source: Path, run_dir: Path, points: int, say: Callable[[str], None]) -> None:
+    """Copy the curves up to the checkpoint from the folder of the run that is resumed.
 
     Args:
         points: bytes of its metrics.jsonl.
-        best: its best weights are of that time.
         say: is told where it has fewer.
     """
     path = source / POINTS
@@ -53,11 +57,6 @@ def bring(source: Path, run_dir: Path, points: int, best: bool, say: Callable[[s
         part.write_bytes(there[: there.rfind(b"\n") + 1])
     if len(there) < points:
         say(f"ATTENTION: {path} is shorter than it was at the checkpoint: the curves of this run are not whole")
-    weights = Path("checkpoints") / "best.safetensors"
-    if best and (source / weights).is_file():
-        (run_dir / weights).parent.mkdir(exist_ok=True)
-        with replacing(run_dir / weights) as part:
-            shutil.copyfile(source / weights, part)
 
 
 def _head(path: Path, size: int) -> bytes:

@@ -23,7 +23,7 @@ FILES = re.compile(
 CHECKPOINTS, BEST = "checkpoints", re.compile(r"best\.safetensors|latest")
 SNAPSHOT = re.compile(r"(persistables|(aside-)?step-\d{9,})(\.partial|\.previous)?")
 PIECE = re.compile(
-    r"(server|worker|full)-\d+\.(safetensors(\.failed)?|seal)|(index|checkpoint)\.(json|seal)|COMPLETE|.*\.\d+\.tmp|\.tmp\w{6}"
+    r"((server|worker|full)-\d+|best)\.(safetensors(\.failed)?|seal)|(index|checkpoint)\.(json|seal)|COMPLETE|.*\.\d+\.tmp|\.tmp\w{6}"
 )
 """Files in a snapshot of the parameter servers, or in a checkpoint."""
 TRIALS = ".batch_size"

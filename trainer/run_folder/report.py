@@ -288,13 +288,17 @@ class Report:
     def state(self) -> dict[str, Any]:
         """What was reported so far, for :meth:`load`."""
         kept = {name: getattr(self, name) for name in KEPT}
-        return {"kept": kept, "watched": self.watched.state(), "seconds": time.perf_counter() - self.started}
+        watched, metric = self.watched.state(), self.watched.metric
+        return {"kept": kept, "watched": watched, "seconds": time.perf_counter() - self.started, "metric": metric}
 
-    def load(self, kept: Mapping[str, Any], watched: tuple[float | None, int], seconds: float) -> None:
-        """Restore what :meth:`state` returned."""
+    def load(
+        self, kept: Mapping[str, Any], watched: tuple[float | None, int], seconds: float, metric: str | None = None
+    ) -> None:
+        """Restore what :meth:`state` returned; of another ``best.metric`` no best value. (Older checkpoints do not tell of which.)"""
         for name in KEPT:
             setattr(self, name, kept[name])
-        self.watched.load(watched)
+        if metric in (None, self.watched.metric):
+            self.watched.load(watched)
         self.pulse.update(self.step)
         now = time.perf_counter()
         self.started = now - seconds

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from trainer.checkpoint import durable_folder, store
+from trainer.checkpoint.best_weights import BestOfCheckpoints
 from trainer.checkpoint.tensor_tree import Packed, read
 from trainer.checkpoint.writer import BackgroundWriter, complete, write_part
 from trainer.config.schema import CheckpointConfig
@@ -80,6 +81,7 @@ class Checkpoints:
         self.saved = self.saved_after = -1
         self.saved_at = clock()
         self.writer = BackgroundWriter(told.background)
+        self.best = BestOfCheckpoints()
         self.told_at = -TELL_EVERY_S
         self.gave_up = False
         self.leaving = False
@@ -224,6 +226,8 @@ class Checkpoints:
             if run.run_dir is not None:
                 run.report.take_over(run.run_dir)
             about = json.dumps({**self.about, **_position(run, epoch), "step": number}, indent=1)
+            if run.report.watched.value is not None:
+                _try(lambda: self.best.hold(folder))
         self.saved, self.saved_after, self.saved_at = number, run.step, self.clock()
         waited = self.saved_at - began
         workers = range(self.seat.size) if share.workers is None else share.workers
@@ -246,6 +250,7 @@ class Checkpoints:
                 print(failed, flush=True)
             return
         failed = failed or run.report.unwritten()
+        _try(lambda: self.best.seal(folder))
         failed = failed or complete(folder, about, names, self.patience_s, self._is_gone)
         if failed:
             self.gave_up = True
@@ -274,6 +279,14 @@ class Checkpoints:
             store.forget_unfinished(self.folder)
 
 
+def _try(hold: Callable[[], None]) -> None:
+    """A checkpoint is worth having without the best weights."""
+    try:
+        hold()
+    except OSError as error:
+        print(f"the best weights so far are not in this checkpoint: {why(error)}", flush=True)
+
+
 def _position(run: Training, epoch: int) -> dict[str, Any]:
     """The run's position for checkpoint.json: step, epoch, samples, and the metric that marks the best model."""
     watched, (validated, metrics) = run.report.watched, run.validated
@@ -283,6 +296,7 @@ def _position(run: Training, epoch: int) -> dict[str, Any]:
         "update": run.update if epoch == run.epoch else 0,
         "samples": run.report.samples,
         "points": run.report.points,
+        "best_step": watched.step if watched.value is not None else 0,
         "watched": {
             "metric": watched.metric,
             "value": metrics.get(watched.metric.partition("/")[2]) if validated == run.step else None,

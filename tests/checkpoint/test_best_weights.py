@@ -1,0 +1,168 @@
+"""The best weights are those of the training that a run has gone through, whatever way it came back to a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import trainer
+from tests import runs
+from tests.checkpoint.saving import save
+from tests.checkpoint.test_identity import DIGITS, EVERYTHING
+from trainer.checkpoint import durable_folder, store, tensor_tree
+from trainer.checkpoint.best_weights import put_back
+
+RUN = (*DIGITS, *EVERYTHING, "best.metric=val/loss", "execution.val_every_steps=2", "max_steps=12")
+WORSE = ("optimizer.lr=30", "resume.allow_changes=true", "on_nonfinite=skip")
+"""The loss of no later validation is lower."""
+BEST = Path("checkpoints") / "best.safetensors"
+
+
+def weights_after(run: Path, step: int) -> dict[str, torch.Tensor]:
+    """The weights of one worker's run, from its part of the checkpoint of that update."""
+    folder = store.folder_of(run / "checkpoints", step)
+    part: dict[str, torch.Tensor] = tensor_tree.read(folder / store.part_of(0), ["model"])["model"]
+    return part
+
+
+def check_same(found: Path, weights: dict[str, torch.Tensor]) -> None:
+    told = load_file(found)
+    assert {name for name, value in weights.items() if not torch.equal(value, told[name])} == set(), found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("best") / "whole"
+    trainer.run([*RUN, f"hydra.run.dir={folder}"])
+    assert runs.read(folder / "result.json")["best_step"] == 12, "each validation is better than the one before"
+    check_same(folder / BEST, weights_after(folder, 12))
+    return folder
+
+
+def of_older_trainer(run: Path) -> None:
+    """The checkpoints lack the best weights, and do not tell of them."""
+    for folder in store.found(run / "checkpoints"):
+        (folder / "best.safetensors").unlink(missing_ok=True)
+        about = json.loads((folder / store.ABOUT).read_text())
+        del about["best_step"]
+        (folder / store.ABOUT).write_text(json.dumps(about))
+        names = [path.name for path in folder.iterdir() if path.name != durable_folder.MARKER]
+        found = {name: durable_folder.fingerprint(folder / name) for name in names}
+        (folder / durable_folder.MARKER).write_text(durable_folder._marker(found, store.FORMAT))
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_training_that_was_given_up_leaves_no_best_weights(older: bool, whole: Path, tmp_path: Path) -> None:
+    """Another training goes on from update 5, in the run's own folder and in another one, and is worse."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    shutil.copytree(whole, own)
+    if older:
+        of_older_trainer(own)
+    checkpoint = store.folder_of(own / "checkpoints", 5)
+    trainer.run([*RUN, *WORSE, f"resume={checkpoint}", f"hydra.run.dir={other}"])
+    trainer.run([*RUN, *WORSE, f"resume={checkpoint}", f"hydra.run.dir={own}"])
+    for run in (own, other):
+        result = runs.read(run / "result.json")
+        assert result["best_step"] == 4 and result["steps"] == 12
+        assert (run / BEST).exists() != older
+        if not older:
+            check_same(run / BEST, weights_after(whole, 4))
+    if not older:
+        aside = own / "checkpoints" / "aside-step-000000012"
+        trainer.run([*RUN, f"resume={aside}", f"hydra.run.dir={tmp_path}/aside"])
+        check_same(tmp_path / "aside" / BEST, weights_after(whole, 12))
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_run_that_was_killed_as_its_next_life_began_has_its_best_weights(
+    older: bool, whole: Path, tmp_path: Path
+) -> None:
+    """Its status tells of no update then."""
+    source, other = tmp_path / "source", tmp_path / "other"
+    shutil.copytree(whole, source)
+    if older:
+        of_older_trainer(source)
+    starting = {"state": "starting", "doing": "", "step": 0, "total": 12, "metrics": {}, "life": 2}
+    (source / "status.json").write_text(json.dumps(starting))
+    trainer.run([*RUN, *WORSE, "max_steps=14", f"resume={source}", f"hydra.run.dir={other}"])
+    assert runs.read(other / "result.json")["best_step"] == 12
+    check_same(other / BEST, weights_after(source, 12))
+
+
+def test_another_metric_chooses_its_best_weights_anew(whole: Path, tmp_path: Path) -> None:
+    """The lowest loss so far is no accuracy."""
+    shutil.copytree(whole, tmp_path / "run")
+    checkpoint = store.folder_of(tmp_path / "run" / "checkpoints", 11)
+    trainer.run([*RUN, "best.metric=val/acc5", "resume.allow_changes=true", f"resume={checkpoint}", f"hydra.run.dir={tmp_path}/run"])  # fmt: skip
+    assert runs.read(tmp_path / "run" / "result.json")["best_step"] == 12
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("rewind", ("model._target_=tests.faults.poisoned.Poisoned", "+model.at=[7]", "on_nonfinite=rewind")),
+        ("death", ("model._target_=tests.faults.deadly.Deadly", "+model.at=[7]", "+model.rank=1", "launch.nproc=2")),
+    ],
+)
+@pytest.mark.parametrize("checkpoint", [4, 0])
+def test_life_that_begins_again_begins_with_the_best_weights_of_its_checkpoint(
+    how: str, told: tuple[str, ...], checkpoint: int, tmp_path: Path
+) -> None:
+    """Validations after the checkpoint were better, and belong to updates that are given up."""
+    folder = f"+model.folder={tmp_path}" if how == "rewind" else f"+model.deaths={tmp_path}"
+    every = f"checkpoint.every_steps={checkpoint or 100}"
+    command = (*DIGITS, *told, folder, "~model.in_channels", "~model.image_size", *EVERYTHING, every, "best.metric=val/loss")  # fmt: skip
+    noting = ("execution.val_every_steps=1", "max_steps=9", "callbacks=[{_target_:tests.checkpoint.noting.Noting}]")
+    run = tmp_path / "run"
+    ended = runs.trainer(*command, *noting, "hydra.run.dir=run", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = runs.read(run / "result.json")
+    assert result["rewinds"] + result["restarts"] == 1
+    assert (run / "improved.6").exists(), "before it was given up"
+    assert (run / f"found.{checkpoint + 1}").exists() == bool(checkpoint)
+    if checkpoint:
+        best = store.about(store.folder_of(run / "checkpoints", checkpoint)).best_step
+        assert best and 0 < best <= checkpoint
+        check_same(run / f"found.{checkpoint + 1}", load_file(run / f"improved.{best}"))
+    else:
+        assert "best.safetensors, of a validation after the checkpoint" in ended.stdout
+    check_same(run / BEST, load_file(run / f"improved.{result['best_step']}"))
+
+
+def held(checkpoints: Path, step: int) -> int:
+    return (store.folder_of(checkpoints, step) / "best.safetensors").stat().st_ino
+
+
+def test_checkpoints_hold_the_same_file_until_there_is_a_better_one(whole: Path) -> None:
+    """A link takes no room; the checksum is that of the file."""
+    checkpoints = whole / "checkpoints"
+    assert held(checkpoints, 4) == held(checkpoints, 5) != held(checkpoints, 6) == held(checkpoints, 7)
+    assert not (store.folder_of(checkpoints, 1) / "best.safetensors").exists(), "nothing was validated yet"
+
+
+def test_best_weights_count_for_no_shared_file(tmp_path: Path) -> None:
+    """The rule that keeps a checkpoint more is about parts which are increments."""
+    (tmp_path / "best").write_text("weights")
+    for step in (1, 2):
+        save(tmp_path, step, keep_last=2)
+        os.link(tmp_path / "best", store.folder_of(tmp_path, step) / store.BEST)
+    save(tmp_path, 3, keep_last=2)
+    assert [store.step_of(path.name) for path in store.found(tmp_path)] == [3, 2]
+
+
+def test_nothing_is_followed_and_nothing_removed_without_a_word(tmp_path: Path) -> None:
+    said: list[str] = []
+    place, precious = tmp_path / "run" / BEST, tmp_path / "precious"
+    place.parent.mkdir(parents=True)
+    precious.write_text("mine")
+    place.symlink_to(precious)
+    put_back(tmp_path / "run", None, said.append)
+    assert not os.path.lexists(place) and precious.read_text() == "mine" and len(said) == 1
+    put_back(tmp_path / "run", None, said.append)
+    assert len(said) == 1

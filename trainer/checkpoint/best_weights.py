@@ -1,0 +1,92 @@
+"""A run's best weights: each checkpoint holds those of its time, and a run that goes back to it has them again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import durable_folder, store
+from trainer.checkpoint.store import BEST, CHECKPOINTS
+from trainer.host.files import replacing
+from trainer.terminal.status import read_status
+
+
+class BestOfCheckpoints:
+    """Puts the best weights so far into checkpoints, as links: they take no room until better ones replace them."""
+
+    def __init__(self) -> None:
+        self.sealed: tuple[tuple[int, int], dict[str, Any]] | None = None
+
+    def hold(self, folder: Path) -> None:
+        """Put them into the checkpoint to come, before the training goes on and finds better ones.
+
+        Raises:
+            OSError: that cannot be done.
+        """
+        best, partial = folder.parent / BEST, durable_folder.partial_of(folder)
+        if best.is_symlink() or not best.is_file() or partial.is_symlink():
+            return
+        durable_folder.make_folder(partial)
+        durable_folder.seal_of(partial / BEST).unlink(missing_ok=True)
+        (partial / BEST).unlink(missing_ok=True)
+        _link(best, partial / BEST)
+
+    def seal(self, folder: Path) -> None:
+        """Seal them, in the background. Weights that a checkpoint before has, too, are not read again.
+
+        Raises:
+            OSError: that cannot be done.
+        """
+        path = durable_folder.partial_of(folder) / BEST
+        if not path.is_file():
+            return
+        which = (path.stat().st_ino, path.stat().st_mtime_ns)
+        if self.sealed is None or self.sealed[0] != which:
+            self.sealed = which, durable_folder.fingerprint(path)
+        durable_folder.adopt(folder, BEST, self.sealed[1])
+
+
+def put_back(run_dir: Path, checkpoint: Path | None, say: Callable[[str], None]) -> None:
+    """Before a run goes on from a checkpoint: its best weights are those of that time, whatever was found better since.
+
+    Args:
+        checkpoint: of this run or another; None: the run begins anew.
+        say: is told of weights that are removed.
+    """
+    place, found = run_dir / CHECKPOINTS / BEST, None if checkpoint is None else _of(checkpoint)
+    if found is None:
+        if os.path.lexists(place):
+            place.unlink()
+            say(f"removed: {place}, of a validation after the checkpoint")
+        return
+    if place.is_file() and place.samefile(found):
+        return
+    place.parent.mkdir(exist_ok=True)
+    with replacing(place) as part:
+        part.unlink()
+        _link(found, part) if found.parent.parent == place.parent else shutil.copyfile(found, part)
+
+
+def _of(checkpoint: Path) -> Path | None:
+    """The best weights of a checkpoint's time; None: there are none."""
+    if (held := checkpoint / BEST).is_file():
+        return held
+    about, beside = store.about(checkpoint), checkpoint.parent / BEST
+    if about.best_step is not None or not beside.is_file() or checkpoint.name.startswith(store.GIVEN_UP):
+        return None
+    # Written before checkpoints held them: the run's own, unless they are newer.
+    told = (read_status(checkpoint.parent.parent).get("best") or {}).get("step")
+    complete = checkpoint / durable_folder.MARKER
+    older = told <= about.step if told is not None else beside.stat().st_mtime_ns <= complete.stat().st_mtime_ns
+    return beside if older else None
+
+
+def _link(source: Path, place: Path) -> None:
+    """A link, or a copy on a disk without links."""
+    try:
+        os.link(source, place)
+    except OSError:
+        shutil.copyfile(source, place)
