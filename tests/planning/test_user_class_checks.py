@@ -9,7 +9,7 @@ import pytest
 from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
 from trainer.errors import RunFailed, UserError
-from trainer.job.job import prepared
+from trainer.job.prepared_data import prepared
 from trainer.job.ready import Ready, get_ready
 from trainer.strategies.contract import Strategy
 from trainer.strategies.single import Single

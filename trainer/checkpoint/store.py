@@ -63,6 +63,7 @@ class About:
         precision: of the forward pass: what ``auto`` stood for.
         lease_batches: batches in a leased block.
         best_step: the update of the best weights so far; 0: there are none yet; None: of an older trainer, which did not tell.
+        data: the fingerprint of the data; empty: their source has none.
     """
 
     step: int
@@ -81,6 +82,7 @@ class About:
     servers: int = 0
     lease_batches: int = 0
     best_step: int | None = None
+    data: str = ""
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
@@ -240,12 +242,8 @@ def told_by(text: bytes, path: str) -> About:
     numbers = (found.step, found.epoch, found.update, found.samples, found.points, found.workers, found.global_batch_size, found.total_steps)  # fmt: skip
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise UserError(path, "it tells a number that is none")
-    value = found.watched.value
-    if (
-        not isinstance(value, (int, float, type(None)))
-        or not isinstance(found.strategy, str)
-        or not isinstance(found.precision, str)
-    ):
+    value, texts = found.watched.value, (found.strategy, found.precision, found.data)
+    if not isinstance(value, (int, float, type(None))) or not all(isinstance(text, str) for text in texts):
         raise UserError(path, "it tells a value of another kind")
     if not isinstance(found.best_step, (int, type(None))):
         raise UserError(path, "it tells a number that is none")

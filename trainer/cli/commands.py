@@ -56,8 +56,11 @@ def run_one(
     # What follows is imported now: a command line that Hydra refuses is answered without it.
     from trainer.cli.last_lines import how_to_resume, say_broken, say_result
     from trainer.host.symlink_checks import check_run_folder
+    from trainer.job.checkpoint_rows import kept_rows
     from trainer.job.claim_folder import claim, held
     from trainer.job.job import execute
+    from trainer.job.plan_table import show_plan
+    from trainer.job.prepared_data import of_the_same_data
     from trainer.job.ready import get_ready
     from trainer.job.result import planned
     from trainer.launch.start import start_here
@@ -75,11 +78,9 @@ def run_one(
         with usual_values(app, overrides, config_name):
             ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed)
         if ready.checked.config.plan:
-            from trainer.job.checkpoint_rows import kept_rows
-            from trainer.job.plan_table import show_plan
-
             show_plan(ready.plan, more=kept_rows(ready))
             return planned(ready)
+        ready = of_the_same_data(ready)
         if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
             trackers[0].tell_away(away)
         goes_on_there = ready.resume is not None and ready.resume.here

@@ -20,6 +20,7 @@ from trainer.host.symlink_checks import check_sweep_folder
 from trainer.job.claim_folder import held
 from trainer.job.closing import Closing
 from trainer.job.job import execute
+from trainer.job.prepared_data import of_the_same_data
 from trainer.job.ready import Ready, get_ready
 from trainer.job.result import Result, planned, read_result
 from trainer.launch.start import start_here
@@ -142,7 +143,7 @@ class Sweep:
         begun: Ready | None = None
         self._announce(mine)
         try:
-            ready = self._ready(config, mine, where)
+            ready = of_the_same_data(self._ready(config, mine, where))
             with held(ready):
                 begun = ready
                 result = execute(ready, start_here, [*self.flags, *mine], self.tracker, self.folder)

@@ -97,6 +97,13 @@ def listed(folder: Path) -> list[tuple[str, int]]:
     return sorted((path.relative_to(folder).as_posix(), path.stat().st_size) for path in files)
 
 
+def named_sizes(paths: Sequence[str | Path]) -> list[tuple[str, int]]:
+    """(name, size) of each of these files, for a :class:`DataSource`'s fingerprint; names are relative to the folder of all."""
+    whole = [os.path.abspath(path) for path in paths]
+    above = os.path.commonpath([os.path.dirname(path) for path in whole]) if whole else ""
+    return [(path[len(above) :].lstrip(os.sep), os.stat(path).st_size) for path in whole]
+
+
 @dataclass
 class Splits:
     """What a worker opens: the training and validation data sets, and how their images are normalised.
@@ -151,10 +158,16 @@ class DataSource(ABC):
         """A text of at most 36 characters that changes with the data, but not with augmentation or where the data lie.
 
         By default of what was asked for and of the facts; a source of files says their names and sizes (``listed``),
-        or better what is in them. Asked after ``prepare``, but for mode=predict, which does without the data.
+        or better what is in them. Asked after ``prepare``, but for mode=predict, which does without the data. A run that
+        resumes is refused if the fingerprint is another than before.
         """
         asked = {k: v for k, v in self.config.items() if k not in READING}
         return digest_of(type(self).__qualname__, asked, asdict(facts))
+
+    @property
+    def knows_its_data(self) -> bool:
+        """Whether the fingerprint is one of the data. The default one is not: it has no look at them, and tells where they lie."""
+        return type(self).fingerprint is not DataSource.fingerprint
 
     sees_pictures: ClassVar[bool] = False
     """There is a ``preprocessing``, so that mode=predict can look at pictures from elsewhere."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config.redact import hide, text, values
 from trainer.config.run_config import RunConfig
-from trainer.data.source import Facts, Progress
 from trainer.errors import BY_CTRL_C, PREEMPTED, Interrupted, RunFailed, RunPreempted, UserError
 from trainer.host.signals import termination_raises, undisturbed
 from trainer.job.batch_size_search import found, repeatable
@@ -19,15 +18,14 @@ from trainer.job.checkpoint_rows import kept_rows
 from trainer.job.claim_folder import make_room
 from trainer.job.closing import finish
 from trainer.job.elastic import start_on_hosts
+from trainer.job.prepared_data import fingerprinted, prepared
 from trainer.job.ready import Ready
 from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
 from trainer.job.uploads import uploading
 from trainer.planning.assignment import Assignment
-from trainer.planning.checked_config import Checked
 from trainer.planning.eval_and_predict import CLASSES
 from trainer.planning.plan import Plan
-from trainer.planning.user_class_checks import checked_facts
 from trainer.run_folder import lives
 
 if TYPE_CHECKING:
@@ -59,7 +57,7 @@ def execute(
             _leave_config(mine, config)
             if config.mode == "train":
                 (run_dir / "checkpoints").mkdir(exist_ok=True)
-            ready = _with_batch(ready, prepared(ready))
+            ready = fingerprinted(_with_batch(ready, prepared(ready)), tracker is not None)
             overrides = repeatable(overrides, _chosen(ready.plan).get("batch_size"))
             plan = ready.plan
             result.chosen, result.why = _chosen(plan), plan.why
@@ -128,31 +126,6 @@ def _chosen(plan: Plan) -> dict[str, Any]:
     return {**size, **asdict(plan.chosen)}
 
 
-def prepared(ready: Ready) -> Ready:
-    """Prepare the data of a job (download, draw); returns the job, planned again if the facts have changed."""
-    from trainer.planning.user_class_checks import before_start
-    from trainer.terminal.bar import preparing
-
-    checked = ready.checked
-    if checked.files:  # the data set itself is not looked at
-        return ready
-    with preparing(checked.config.verbosity) as show:
-        facts = _prepared_facts(checked, show)
-    before_start("prepare", checked.config.model)
-    return ready.with_facts(facts)
-
-
-def _prepared_facts(checked: Checked, show: Progress) -> Facts:
-    """Call the data source's ``prepare``; returns the facts of the data.
-
-    Raises:
-        UserError: that is something else than facts.
-    """
-    what = f"data._target_={checked.config.data._target_}"
-    facts = checked_facts(checked.source.prepare(checked.facts, show), what, "prepare")
-    return replace(facts, train_samples=checked.facts.train_samples) if facts.iterable else facts
-
-
 def _show(ready: Ready) -> None:
     """The plan on the screen."""
     from trainer.job import plan_table
@@ -169,7 +142,7 @@ def _told(ready: Ready, overrides: Sequence[str], parent: Path | None) -> dict[s
 
     config, plan = ready.checked.config, ready.plan
     told = lives.read(Path(plan.run_dir)) if plan.mode == "train" else ()
-    return describe(config, plan, overrides, parent, _digest(ready), ready.swept, told, ready.resume)
+    return describe(config, plan, overrides, parent, ready.digest, ready.swept, told, ready.resume)
 
 
 def _leave_config(run_dir: Path, config: RunConfig) -> None:
@@ -192,11 +165,3 @@ def _leave_names(run_dir: Path, ready: Ready) -> None:
         return
     if names:
         replace_file(run_dir / CLASSES, json.dumps(names, indent=1))
-
-
-def _digest(ready: Ready) -> str:
-    """The data's fingerprint; a source of the user's own may break where it is asked for one."""
-    try:
-        return ready.checked.source.fingerprint(ready.checked.facts)
-    except OSError as error:
-        raise RunFailed(f"the fingerprint of {ready.checked.facts.source} cannot be taken: {error}") from error

@@ -39,6 +39,7 @@ class Ready:
         swept: keys of which the sweep that it belongs to takes several values.
         later: it is not the first of its sweep, and is told of in few words.
         resume: where it goes on from; None: it begins.
+        digest: the fingerprint of its data, which then are prepared; empty: not taken.
         sized: this job, checked with a batch size per worker; None: its batch size is known.
         of_hosts: this job for so many hosts, of which this is the one of that number, and the port of their meeting; the samples
             of an update stay.
@@ -52,6 +53,7 @@ class Ready:
     swept: frozenset[str] = frozenset()
     later: bool = False
     resume: Resume | None = None
+    digest: str = ""
     sized: Callable[[int], Ready] | None = None
     of_hosts: Callable[[int, int, int], Ready] | None = None
 
@@ -62,6 +64,7 @@ class Ready:
         return Assignment(
             checked.config, self.plan, checked.files, tuple(sorted(self.secrets)), tuple(self.imported),
             str(self.resume.folder) if self.resume is not None else "",
+            data=self.digest if checked.source.knows_its_data else "",
         )  # fmt: skip
 
     def with_facts(self, facts: Facts) -> Ready:

@@ -24,6 +24,7 @@ class Assignment:
         turns: since that checkpoint, how the batches come in another order (:mod:`trainer.data.batch_reordering`).
         returns: how often a worker that dies is started again while the others go on.
         watch: called by the launcher now and then, while the processes run with the board of the run; no process gets it.
+        data: the fingerprint of the data, for checkpoints; empty: there is none, or host 0 has it.
         again: these are not the first processes of this job: others have died.
     """
 
@@ -34,6 +35,7 @@ class Assignment:
     imported: tuple[str, ...] = ()
     resume: str = ""
     turns: tuple[Turn, ...] = ()
+    data: str = ""
     again: bool = False
     returns: int = 0
     watch: Callable[[Board | None], None] | None = None
@@ -47,7 +49,7 @@ class Assignment:
         """Return this assignment as plain data for JSON."""
         return {
             "config": self.config.plain(), "plan": self.plan.as_dict(), "files": self.files, "secrets": self.secrets,
-            "imported": self.imported, "resume": self.resume, "turns": self.turns,
+            "imported": self.imported, "resume": self.resume, "turns": self.turns, "data": self.data,
             "again": self.again, "returns": self.returns,
         }  # fmt: skip
 
@@ -61,6 +63,7 @@ class Assignment:
             **lists,
             resume=plain["resume"],
             turns=tuple(Turn(*turn) for turn in plain.get("turns", ())),
+            data=str(plain.get("data", "")),
             again=bool(plain.get("again", False)),
             returns=int(plain.get("returns", 0)),
         )

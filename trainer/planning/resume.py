@@ -165,6 +165,24 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     return Resume(folder, about, here, tuple(told), lost)
 
 
+def with_data(resume: Resume, now: str, allowed: bool) -> Resume:
+    """The same, with the data compared.
+
+    Args:
+        now: their fingerprint.
+
+    Raises:
+        UserError: they are others, and ``resume.allow_changes`` does not allow it.
+    """
+    before = resume.about.data
+    if before == now:
+        return resume
+    if not allowed:
+        why = f"the data are others than those of {resume.folder}: their fingerprint was {before}, is {now}"
+        raise UserError("resume", why, "the data of before, or resume.allow_changes=true")
+    return replace(resume, changed=(*resume.changed, f"the data: their fingerprint was {before}, is {now}"))
+
+
 def as_begun(plan: Plan, resume: Resume | None) -> Plan:
     """Return the plan with the size of leased blocks from the run's beginning, which never changes in a run."""
     blocks = resume.about.lease_batches if resume is not None else 0

@@ -31,6 +31,8 @@ from trainer.worker.state_conversion import averaged, for_servers, from_servers
 
 SLOW_S = 1.0
 """How long the training waits for the write before; then there is no checkpoint this time."""
+DATA = "data"
+"""The note with the fingerprint of the data."""
 TELL_EVERY_S = 60.0
 """At least so much time is between two lines about checkpoints."""
 
@@ -76,6 +78,8 @@ class Checkpoints:
         self.patience_s, self.clock = patience_s, clock
         self.board = seat.store.under("checkpoint")
         self._returned = Returned(self.board)
+        if seat.rank == 0:
+            self.board.set(DATA, str(about.get("data", "")))
         self.asked = 0
         self.target: int | None = None
         self.saved = self.saved_after = -1
@@ -225,7 +229,7 @@ class Checkpoints:
         if first:
             if run.run_dir is not None:
                 run.report.take_over(run.run_dir)
-            about = json.dumps({**self.about, **_position(run, epoch), "step": number}, indent=1)
+            about = json.dumps({**self.about, **_position(run, epoch), "step": number, "data": self._data()}, indent=1)
             if run.report.watched.value is not None:
                 _try(lambda: self.best.hold(folder))
         self.saved, self.saved_after, self.saved_at = number, run.step, self.clock()
@@ -266,6 +270,10 @@ class Checkpoints:
             self.told_at = began
             size, took = packed.size / 1e6, self.clock() - began
             print(f"checkpoint {folder.name}: {size:.1f} MB, written in {took:.2f} s; the training waited {waited:.3f} s", flush=True)  # fmt: skip
+
+    def _data(self) -> str:
+        """The data's fingerprint, also for a worker of another host that is the first one left: host 0 has taken it."""
+        return self.board.get(DATA).decode() if self.board.check([DATA]) else ""
 
     def _is_gone(self, name: str) -> bool:
         """Whether the worker whose part that is was lost."""

@@ -102,6 +102,7 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
         "total_steps": plan.total_steps,
         "lease_batches": plan.lease_batches,
         "precision": plan.chosen.precision,
+        "data": assignment.data,
         "versions": {"torch": torch.__version__},
     }
     run.checkpoints = kept = Checkpoints(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.pictures import config
+from trainer.config.schema import SyntheticCriteoData
 from trainer.data.criteo.blocks import Block, RowCounts, SplitRows, blocks_of, pieces
 from trainer.data.criteo.files import find
 from trainer.data.criteo.row_stream import CriteoBlocks
 from trainer.data.criteo.source import Criteo
+from trainer.data.criteo.synthetic import SyntheticCriteo
 from trainer.data.leased_blocks import StreamWork
 from trainer.errors import UserError
 from trainer.strategies.contract import Lease
@@ -208,3 +212,30 @@ def test_a_list_and_a_pattern_name_each_file_once(folder: Path) -> None:
     assert [p.name for p in found] == ["a.txt", "b.txt.gz"]
     assert [b.number for b in blocks_of(found, 5000)] == [0, 0, 1] or len(blocks_of(found, 5000)) >= 2
     assert RowCounts().named == []
+
+
+def test_the_fingerprint_is_of_what_the_files_are_and_not_of_their_place_and_time(folder: Path, tmp_path: Path) -> None:
+    def digest(path: Path, **changed: object) -> str:
+        one = source(path, **changed)
+        return one.fingerprint(one.facts(1))
+
+    before = digest(folder)
+    shutil.copytree(folder, tmp_path / "moved")
+    for path in (tmp_path / "moved").iterdir():
+        os.utime(path, (1, 1))
+    assert digest(tmp_path / "moved") == digest(tmp_path / "moved", cache=False) == before
+    assert len({before, digest(folder, val_fraction=0.4), digest(folder, hash_size=7)}) == 3
+    with (tmp_path / "moved" / "a.txt").open("ab") as more:
+        more.write(b"\n" + row(9))
+    assert digest(tmp_path / "moved", cache=False) != before
+
+
+def test_the_fingerprint_of_drawn_rows_is_of_what_they_are_drawn_from(tmp_path: Path) -> None:
+    def drawn(**changed: object) -> SyntheticCriteo:
+        return SyntheticCriteo(**config(SyntheticCriteoData, train_rows=50, val_rows=10, **changed))
+
+    one = drawn(cache_dir=str(tmp_path / "one"))
+    before = one.fingerprint(one.facts(1))
+    assert one.fingerprint(one.prepare(one.facts(1), quiet)) == before
+    assert drawn(cache_dir=str(tmp_path / "other")).fingerprint(one.facts(1)) == before
+    assert drawn(draw_seed=7).fingerprint(one.facts(1)) != before

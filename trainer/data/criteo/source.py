@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.schema import CriteoData, CriteoRows
 from trainer.data.prepared import cache_root
-from trainer.data.source import DataSource, Facts, Progress, Splits
+from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of, named_sizes
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,11 +32,13 @@ class RowFiles(DataSource):
         )  # fmt: skip
 
     def fingerprint(self, facts: Facts) -> str:
-        """A fingerprint of the files' names, sizes and times, by which their conversion is found again."""
+        """A fingerprint of the files' names and sizes, of the rows that are held out, and of ``hash_size``."""
         try:
-            return self._conversion().folder().name[-36:]
+            files, parts = self._sources()
         except UserError:  # mode=predict looks at other files, and these need not be there
             return super().fingerprint(facts)
+        told = {name: (named_sizes(paths), asdict(parts[name])) for name, paths in files.items()}
+        return digest_of(self.options.hash_size, told)
 
     def row_reader(self) -> dict[str, Any]:
         return {"_target_": "trainer.data.criteo.rows.CriteoRowReader", "hash_size": self.options.hash_size}

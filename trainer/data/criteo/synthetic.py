@@ -9,7 +9,7 @@ from typing import Any
 from trainer.config.schema import SyntheticCriteoData
 from trainer.data.criteo.source import RowFiles
 from trainer.data.prepared import known, made_once
-from trainer.data.source import Facts, Progress
+from trainer.data.source import Facts, Progress, digest_of
 
 VERSION = 1
 CHUNK = 20_000
@@ -27,6 +27,13 @@ class SyntheticCriteo(RowFiles):
         drawn = known(self._folder())
         return self._facts(
             _name(drawn), self.options.train_rows, self.options.val_rows, drawn["auc"] if drawn else None
+        )
+
+    def fingerprint(self, facts: Facts) -> str:
+        """A fingerprint of what the rows are drawn from: a .gz of the same rows has another size where zlib is another."""
+        told = self.options
+        return digest_of(
+            "synthetic Criteo rows", VERSION, told.draw_seed, told.train_rows, told.val_rows, told.hash_size
         )
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +17,7 @@ from trainer.data.images.listing import Listing
 from trainer.data.limits import Limits
 from trainer.data.picture_preprocessing import Centre, Preprocessing, normalisation
 from trainer.data.prepared import cache_root
-from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
+from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of, named_sizes
 from trainer.errors import UserError
 from trainer.hashing import hash_of
 from trainer.host.cache import check_data
@@ -138,10 +137,8 @@ class ImageSource(DataSource):
         """A fingerprint of the files' names and sizes and the labels."""
         told: list[Any] = []
         for listing in self.listings(facts):
-            above = os.path.commonpath([os.path.dirname(path) for path in listing.files])
-            files = [(os.path.relpath(path, above), os.stat(path).st_size) for path in listing.files]
             left_out = [number for number, name in enumerate(listing.names) if name in facts.left_out]
-            told += [files, listing.spans.tolist(), listing.labels.tolist(), left_out]
+            told += [named_sizes(listing.files), listing.spans.tolist(), listing.labels.tolist(), left_out]
         return digest_of(*told)
 
     def _centre(self) -> tuple[int, int]:

@@ -1,0 +1,84 @@
+"""Prepares a job's data in the parent process, takes their fingerprint, and compares it with that of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainer.data.source import Facts, Progress
+from trainer.errors import RunFailed, UserError, failed
+from trainer.host.signals import termination_raises
+from trainer.job.ready import Ready
+from trainer.planning.checked_config import Checked
+from trainer.planning.resume import keeps, with_data
+from trainer.planning.user_class_checks import checked_facts
+
+
+def prepared(ready: Ready) -> Ready:
+    """Prepare the data of a job (download, draw); returns the job, planned again if the facts have changed."""
+    from trainer.planning.user_class_checks import before_start
+    from trainer.terminal.bar import preparing
+
+    checked = ready.checked
+    if checked.files or ready.digest:  # the data set itself is not looked at, or is prepared
+        return ready
+    with preparing(checked.config.verbosity) as show:
+        facts = _prepared_facts(checked, show)
+    before_start("prepare", checked.config.model)
+    return ready.with_facts(facts)
+
+
+def _prepared_facts(checked: Checked, show: Progress) -> Facts:
+    """Call the data source's ``prepare``; returns the facts of the data.
+
+    Raises:
+        UserError: that is something else than facts.
+    """
+    what = f"data._target_={checked.config.data._target_}"
+    facts = checked_facts(checked.source.prepare(checked.facts, show), what, "prepare")
+    return replace(facts, train_samples=checked.facts.train_samples) if facts.iterable else facts
+
+
+def fingerprinted(ready: Ready, tracked: bool) -> Ready:
+    """The job with the fingerprint of its prepared data, if that is for MLflow or for checkpoints.
+
+    Host 0 alone takes it, once for all workers: a source of files asks for the size of each.
+    """
+    kept = keeps(ready.checked.config, ready.plan) and ready.checked.source.knows_its_data
+    if ready.digest or ready.plan.node_rank or not (tracked or kept):
+        return ready
+    return replace(ready, digest=_fingerprint(ready))
+
+
+def _fingerprint(ready: Ready) -> str:
+    """The data's fingerprint.
+
+    Raises:
+        RunFailed: it cannot be taken; a source of the user's own may break where it is asked for one.
+    """
+    source, facts = ready.checked.source, ready.checked.facts
+    name = f"{type(source).__module__}.{type(source).__qualname__}"
+    try:
+        told = source.fingerprint(facts)
+    except OSError as error:
+        raise RunFailed(f"the fingerprint of {facts.source} cannot be taken: {error}") from error
+    except (RunFailed, UserError):
+        raise
+    except Exception as error:
+        raise failed(name, "fingerprint", source.fingerprint, error) from error
+    if not isinstance(told, str):
+        raise RunFailed(f"{name}: fingerprint returned something of type {type(told).__name__}. Return a text")
+    return told
+
+
+def of_the_same_data(ready: Ready) -> Ready:
+    """Before anything is written: the job that resumes, with the data that it had.
+
+    Raises:
+        UserError: it has others.
+    """
+    resume = ready.resume
+    if resume is None or not resume.about.data or ready.plan.node_rank or not ready.checked.source.knows_its_data:
+        return ready
+    with termination_raises():
+        ready = fingerprinted(prepared(ready), True)
+    return replace(ready, resume=with_data(resume, ready.digest, ready.checked.config.resume.allow_changes))
