@@ -112,14 +112,29 @@ def test_another_run_starts_from_an_address(bucket: str, whole: Path, tmp_path: 
         assert (tmp_path / "run" / "model.safetensors").read_bytes() == (whole / "run" / "model.safetensors").read_bytes()  # fmt: skip
 
 
+def flipped(file: Path) -> None:
+    """Its last bit is another one now, as after a fault of the disk that nobody has noticed."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
 def test_a_damaged_copy_is_passed_over(machine: Path, whole: Path) -> None:
     damaged = machine / "copies" / "run" / "step-000000009" / "worker-0.safetensors"
-    content = bytearray(damaged.read_bytes())
-    content[-1] ^= 1
-    damaged.write_bytes(content)
+    flipped(damaged)
     said = goes_on(machine)
     assert "passed over: file://" in said and "worker-0.safetensors" in said and "step-000000008" in said
     check_equal(machine / "run", whole / "run")
+
+
+def test_a_plan_does_not_refuse_what_the_copy_would_mend(machine: Path, whole: Path) -> None:
+    back_at(whole / "run", 9, machine / "run")
+    for step in (machine / "run" / "checkpoints").glob("step-*"):
+        flipped(step / "worker-0.safetensors")
+    told = ("resume=auto", "plan=true", "verbosity=normal")
+    planned = runs.trainer(*RUN, f"checkpoint.to=file://{machine}/copies", *told, cwd=machine)
+    assert planned.returncode == 0 and "would be fetched first" in planned.stdout
+    assert "the run begins" not in planned.stdout
 
 
 def checkpoints(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -206,13 +221,6 @@ def test_a_run_that_could_go_on_is_not_written_over(machine: Path) -> None:
     assert len(steps(machine / "copies" / "run")) == 9 and not (machine / "run").exists()
 
 
-def flipped(file: Path) -> None:
-    """Its last bit is another one now, as after a fault of the disk that nobody has noticed."""
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-
-
 def test_a_whole_copy_takes_the_place_of_a_damaged_checkpoint(machine: Path, whole: Path) -> None:
     back_at(whole / "run", 9, machine / "run")
     flipped(machine / "run" / "checkpoints" / "step-000000009" / "worker-0.safetensors")
@@ -231,6 +239,7 @@ def test_copies_that_are_all_damaged_are_given_up_by_nobody_unasked(machine: Pat
     ended = runs.trainer(*RUN, f"checkpoint.to=file://{machine}/copies", "resume=auto", cwd=machine)
     assert ended.returncode == 2 and "could be fetched; the newest is step-000000009" in ended.stderr
     assert steps(copies) == ["step-000000009"] and not (copies / "step-000000009" / ASIDE).exists()
+    assert not (machine / "run" / "checkpoints").exists(), "nothing half fetched stays"
 
 
 def test_a_run_that_begins_from_another_gives_up_no_copies_unasked(machine: Path, whole: Path) -> None:

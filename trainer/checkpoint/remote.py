@@ -142,11 +142,15 @@ class Remote:
         folder = checkpoints / step
         unfinished = durable_folder.partial_of(durable_folder.begin(folder))
         durable_folder.make_folder(unfinished)
-        with self._told():
-            self.files.get_file(self._at(step, durable_folder.MARKER), str(unfinished / durable_folder.MARKER))
-            for file in durable_folder.files(unfinished, store.FORMAT):
-                self.files.get_file(self._at(step, file), str(unfinished / file))
-        durable_folder.whole(unfinished, store.FORMAT)
+        try:
+            with self._told():
+                self.files.get_file(self._at(step, durable_folder.MARKER), str(unfinished / durable_folder.MARKER))
+                for file in durable_folder.files(unfinished, store.FORMAT):
+                    self.files.get_file(self._at(step, file), str(unfinished / file))
+            durable_folder.whole(unfinished, store.FORMAT)
+        except UserError:
+            durable_folder.begin(folder)
+            raise
         for path in unfinished.iterdir():
             durable_folder.sync(path)
         durable_folder.put_in_place(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +37,8 @@ def fetched(config: RunConfig, plan: Plan, say: Say) -> RunConfig:
         remote.try_writing()
     if path is not None and is_address(path):
         return config.changed(resume={"path": str(_into_cache(path, say))})
-    if remote is not None and path == AUTO:
-        _fetch_newer(remote, run_dir, plan, config.plan, say)
+    if remote is not None and path == AUTO and _fetch_newer(remote, run_dir, plan, config.plan, say):
+        return config.changed(resume={"path": FRESH})
     return config
 
 
@@ -79,26 +80,33 @@ def _into_cache(address: str, say: Say) -> Path:
     return checkpoints / step
 
 
-def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, only_plan: bool, say: Say) -> None:
-    """Fetch the newest copy that is whole, if it is newer than the newest whole checkpoint in the run's folder."""
+def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, only_plan: bool, say: Say) -> bool:
+    """Fetch the newest copy that is whole, if it is newer than the newest whole checkpoint in the run's folder.
+
+    Returns:
+        Whether the run can only be planned as one that begins: it would go on from a copy, and a plan fetches nothing.
+    """
     here = store.newest_whole(run_dir / CHECKPOINTS, say)
     for step in remote.found():
         if here is not None and store.step_of(here.name) >= store.step_of(step):
-            return
+            return False
         place = f"{remote.address}/{step}"
         if only_plan:
             say(
                 f"resume=auto: {place} is newer than what is here and would be fetched first; this plan is made without it"
             )
-            return
+            return here is None
         if plan.nnodes > 1:
             raise UserError("resume=auto", f"{place} is newer than what is here, and several hosts have to see it", f"python -m trainer.checkpoints fetch {remote.address} {run_dir}")  # fmt: skip
         say(f"fetches {place} ({remote.size(step) / 1e6:.1f} MB)")
         try:
             bring(remote, step, run_dir)
-            return
+            return False
         except UserError as error:
             say(f"passed over: {place}: {error.what}: {error.why}")
+    with contextlib.suppress(OSError):
+        (run_dir / CHECKPOINTS).rmdir()  # where it was made for what could not be fetched
+    return False
 
 
 def bring(remote: Remote, step: str, run_dir: Path) -> Path:
