@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.planning.test_resume import BASE, files, interrupted, refusal
 from trainer.__main__ import main
 from trainer.checkpoint import store
 from trainer.checkpoint.durable_folder import MARKER
-from trainer.cli import commands
+from trainer.cli import commands, sweep
 from trainer.cli.compose import compose, hydra_app
 from trainer.errors import RunFailed, UserError
 from trainer.job import claim_folder
@@ -197,10 +198,29 @@ def test_a_folder_that_a_file_names_is_gone_on_in(run: Path, capsys: pytest.Capt
     assert len((run / "lives.json").read_text().split('"number"')) == 3
 
 
-def test_a_sweep_clears_no_job_that_could_go_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_with_a_job_that_could_go_on_does_not_begin(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("sweep").mkdir()
     job = run.rename("sweep/0")
-    before = files(job / "checkpoints")
+    before = files(job)
+    assert main(["-m", *BASE, "hydra.sweep.dir=sweep", "seed=1,2"]) == 2
+    said = capsys.readouterr().err
+    assert f"hydra.run.dir={job.absolute()} in job 0 (seed=1): holds a run that did not come to its end" in said
+    assert files(job) == before and not Path("sweep/1").exists()
+
+
+def test_a_sweep_clears_no_job_that_could_go_on_and_came_after_the_check(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("sweep").mkdir()
+    job, check, before = Path("sweep/0"), sweep.check_points, dict[str, int]()
+
+    def checked(*told: Any) -> Any:
+        found = check(*told)
+        run.rename(job)
+        before.update(files(job / "checkpoints"))
+        return found
+
+    monkeypatch.setattr(sweep, "check_points", checked)
     assert main(["-m", *BASE, "hydra.sweep.dir=sweep", "seed=1,2"]) == 1
     said = capsys.readouterr().out
     assert f"job failed: hydra.run.dir={job.absolute()}: holds a run that did not come to its end" in " ".join(

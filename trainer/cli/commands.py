@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from trainer.config.run_config import RunConfig
     from trainer.job.job import Starter
+    from trainer.job.ready import Ready
     from trainer.job.result import Result
     from trainer.planning.checked_config import Checked
     from trainer.tracking.client import Tracker
@@ -56,13 +57,10 @@ def run_one(
     # What follows is imported now: a command line that Hydra refuses is answered without it.
     from trainer.cli.last_lines import how_to_resume, say_broken, say_result
     from trainer.host.symlink_checks import check_run_folder
-    from trainer.job.checkpoint_rows import kept_rows
     from trainer.job.claim_folder import claim, held
     from trainer.job.job import execute
-    from trainer.job.plan_table import show_plan
     from trainer.job.prepared_data import of_the_same_data
     from trainer.job.ready import get_ready
-    from trainer.job.result import planned
     from trainer.launch.start import start_here
     from trainer.planning.tracking_store import try_tracking
     from trainer.tracking.client import tracking
@@ -78,8 +76,7 @@ def run_one(
         with usual_values(app, overrides, config_name):
             ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed)
         if ready.checked.config.plan:
-            show_plan(ready.plan, more=kept_rows(ready))
-            return planned(ready)
+            return _shown(ready)
         ready = of_the_same_data(ready)
         if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
             trackers[0].tell_away(away)
@@ -98,6 +95,16 @@ def run_one(
             raise
     say_result(result, ready, [*flags, *overrides])
     return result
+
+
+def _shown(ready: Ready) -> Result:
+    """Print a job's plan; nothing starts."""
+    from trainer.job.checkpoint_rows import kept_rows
+    from trainer.job.plan_table import show_plan
+    from trainer.job.result import planned
+
+    show_plan(ready.plan, more=kept_rows(ready))
+    return planned(ready)
 
 
 def exit_code(result: Result) -> int:

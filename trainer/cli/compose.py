@@ -111,7 +111,8 @@ def compose(app: Hydra, overrides: list[str], config_name: str = "config", multi
     with sentences(app, overrides, config_name):
         config = app.compose_config(config_name, [*overrides, f"hydra.mode={mode.name}"], run_mode=mode)
         _check_schema(app, config)
-        config.hydra.overrides.hydra = [o for o in config.hydra.overrides.hydra if not o.startswith("hydra.mode=")]
+        own: Any = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)  # each job resolves them anew
+        config.hydra.overrides.hydra = [o for o in own if not o.startswith("hydra.mode=")]
         if not multirun:
             OmegaConf.select(config, "hydra.run.dir")
             with only(config, hydra=False):

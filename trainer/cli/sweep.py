@@ -24,6 +24,7 @@ from trainer.job.prepared_data import of_the_same_data
 from trainer.job.ready import Ready, get_ready
 from trainer.job.result import Result, planned, read_result
 from trainer.launch.start import start_here
+from trainer.planning.kept_runs import AUTO
 from trainer.planning.tracking_store import try_tracking
 from trainer.terminal.screen import Screen
 from trainer.tracking.client import tracking
@@ -115,14 +116,22 @@ class Sweep:
         return [job.result for job in self.ended]
 
     def _tracked(self) -> dict[str, Any]:
-        """The MLflow run over those of the jobs."""
+        """The MLflow run over those of the jobs; with ``resume=auto`` the one that the sweep's folder had before."""
         from trainer.tracking.describe import describe, public
         from trainer.tracking.naming import sweep_name
 
         point = self.points[0]
         run = describe(point.checked.config, point.plan, [*self.flags, "-m", *self.overrides], None, "")
         named = sweep_name(public(self.overrides), self.swept)
-        return {**run, "run_name": named, "params": {}, "dataset": None, "models": {}, "artifacts": ["sweep.csv"]}
+        goes_on = any(one.checked.config.resume.path == AUTO for one in self.points)
+        mine: dict[str, Any] = {
+            "run_name": named,
+            "params": {},
+            "dataset": None,
+            "models": {},
+            "artifacts": ["sweep.csv"],
+        }
+        return {**run, **mine, "resumed": goes_on}
 
     def _run_jobs(self) -> None:
         there = f"hydra.sweep.dir='{self.folder}'"  # its default holds the time, which Hydra would look up again

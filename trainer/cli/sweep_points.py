@@ -49,12 +49,12 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> tuple
     left_out: LeftOut = {}
     refusals: dict[str, UserError] = {}
     kept = _decisive(jobs)
-    for job in jobs:
+    for number, job in enumerate(jobs):
         mine: dict[str, UserError] = {}
         while True:
             used = [o for o in job if o not in mine]
             try:
-                ready = _check_point(app, master, used)
+                ready = _check_point(app, master, used, number)
             except UserError as error:
                 if not (strange := _strange(used, error, kept)):
                     raise UserError(_in_job(error.what, job, jobs), error.why, error.instead) from error
@@ -94,11 +94,22 @@ def _decisive(jobs: list[list[str]]) -> set[str]:
     return {o for o in swept if not {key_of(o).partition(".")[0], "strategy"} & groups}
 
 
-def _check_point(app: Hydra, master: DictConfig, overrides: list[str]) -> Ready:
+def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: int) -> Ready:
+    """Check a job as it will run, in its own folder, from whose checkpoints it may resume."""
     with sentences(app, overrides):
         config = app.config_loader.load_sweep_config(master, overrides)
-    folder = str(compose.named_folder(master, "hydra.sweep.dir"))
-    return get_ready(compose.plain(config), typed_keys(overrides), folder, "hydra.sweep.dir")
+    folder = compose.named_folder(master, "hydra.sweep.dir")
+    mine = folder / _subdir(config, number)
+    return get_ready(compose.plain(config), typed_keys(overrides), str(mine), "hydra.sweep.dir", above=folder)
+
+
+def _subdir(config: DictConfig, number: int) -> str:
+    """The name of a job's folder, which Hydra makes out in the same way when the job begins."""
+    from omegaconf import OmegaConf, open_dict, read_write
+
+    with read_write(config), open_dict(config):
+        config.hydra.job.id = config.hydra.job.num = number
+    return str(OmegaConf.select(config, "hydra.sweep.subdir"))
 
 
 def swept_keys(master: DictConfig) -> set[str]:

@@ -82,17 +82,26 @@ class Ready:
         return values(self.checked.config.plain()) | redact.HERE.values
 
 
+@dataclass(frozen=True)
+class Place:
+    """The folder that the user has named for a run, or for all jobs of a sweep, and the key for it."""
+
+    key: str
+    folder: Path
+
+
 def get_ready(
     config: Mapping[str, Any],
     typed: Sequence[str],
     run_dir: str,
     place: str = "hydra.run.dir",
     passed: Callable[[Checked], None] = lambda checked: None,
+    above: Path | None = None,
 ) -> Ready:
     """Check a config wholly and plan the job; writes nothing, except that it may fetch a checkpoint.
 
     Args:
-        place: the key that names ``run_dir``.
+        place: the key that names ``run_dir``, or the folder ``above`` of the sweep that the job belongs to.
         passed: called when the light checks are passed, before torch is imported.
 
     Raises:
@@ -100,13 +109,13 @@ def get_ready(
     """
     redact.HERE.learn(values(config))
     try:
-        return _get_ready(config, typed, run_dir, place, passed)
+        return _get_ready(config, typed, run_dir, Place(place, above or Path(run_dir)), passed)
     except OSError as error:  # whatever is read here, the config names
         raise UserError(str(error.filename or "the config"), f"cannot be read: {error.strerror or error}") from error
 
 
 def _get_ready(
-    config: Mapping[str, Any], typed: Sequence[str], run_dir: str, place: str, passed: Callable[[Checked], None]
+    config: Mapping[str, Any], typed: Sequence[str], run_dir: str, place: Place, passed: Callable[[Checked], None]
 ) -> Ready:
     before = frozenset(sys.modules)
     ready = _planned(config, typed, run_dir, place, passed)
@@ -158,14 +167,14 @@ def _planned(
     config: Mapping[str, Any],
     typed: Sequence[str],
     run_dir: str,
-    place: str,
+    place: Place,
     passed: Callable[[Checked], None] = lambda checked: None,
 ) -> Ready:
     """The job with its plan, whether or not it goes on from somewhere."""
     checked = check(config, typed)
     with checked.lacks:
         if not checked.elsewhere:
-            check_reads(checked.config.plain(), Path(run_dir), place)
+            check_reads(checked.config.plain(), place.folder, place.key)
     passed(checked)
     from trainer.worker.probe import probe  # imports torch: only what has passed the light checks waits for that
 
@@ -175,7 +184,7 @@ def _planned(
     model = probe(checked.config, checked.facts, checked.declaration)
     if checked.config.mode != "train":
         _check_weights(checked.config)
-    _check_places(checked, model, Path(run_dir), place)
+    _check_places(checked, model, place)
     plan = make_plan(checked, model, Machine.here(), run_dir)
     return Ready(checked, model, replace(plan, lacks=list(checked.lacks)))
 
@@ -210,7 +219,7 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
     return folder
 
 
-def _check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) -> None:
+def _check_places(checked: Checked, model: ModelFacts, place: Place) -> None:
     """Refuse a job whose run folder or ``predict.output`` cannot be written, or has too little room.
 
     Raises:
@@ -219,7 +228,7 @@ def _check_places(checked: Checked, model: ModelFacts, run_dir: Path, key: str) 
     here, output = not checked.elsewhere, checked.config.predict.output
     weights = WEIGHTS_KEPT * 4 * model.parameters if checked.config.mode == "train" else 0
     with checked.lacks:
-        check_folder(run_dir, key, LEAST + weights, here)
+        check_folder(place.folder, place.key, LEAST + weights, here)
     with checked.lacks:
         if output is not None:
             check_folder(Path(output).parent, "predict.output", LEAST, here)
