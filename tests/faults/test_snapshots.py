@@ -83,7 +83,8 @@ def test_pushes_go_on_while_the_parts_are_written_and_the_end_waits_for_them(mod
     [name] = whole(run)
     assert (run / "checkpoints" / "latest").read_text().strip() == name
     files = {path.name for path in (run / "checkpoints" / name).iterdir()}
-    assert files == {"COMPLETE", "checkpoint.json", "best.safetensors", *(f"{role}-{n}.safetensors" for role in ("server", "worker") for n in range(2))}  # fmt: skip
+    files -= {"best.safetensors"}  # which is there after a validation
+    assert files == {"COMPLETE", "checkpoint.json", *(f"{role}-{n}.safetensors" for role in ("server", "worker") for n in range(2))}  # fmt: skip
 
 
 def test_what_is_written_behind_the_training_is_what_the_parameters_were(tmp_path: Path) -> None:
