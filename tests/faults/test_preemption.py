@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.faults.test_ledgers import applied
 from tests.pace import wait_for
 from tests.runs import TORCHRUN, alive, family, kill, losses, mlflow_runs, points, read, start, torchrun, trainer
 from tests.zygote import Started
@@ -103,6 +104,32 @@ def test_scheduler_that_signals_the_whole_process_group_lets_the_run_save(tmp_pa
     assert process.returncode == 75, screen
     assert read(run / "result.json")["status"] == "preempted"
     assert (run / "checkpoints" / "step-000000016" / "worker-1.safetensors").is_file(), screen
+
+
+@pytest.mark.parametrize(("mode", "number"), [("async", signal.SIGTERM), ("sync", signal.SIGUSR1)])
+def test_signal_to_the_whole_process_group_takes_no_update_from_a_server(
+    tmp_path: Path, mode: str, number: signal.Signals
+) -> None:
+    servers = ("launch.servers=2", "strategy.ledger=true", "strategy.persistables=false")
+    with at_the_gate(tmp_path, f"strategy=pserver_{mode}", *servers, "launch.nproc=2", "tracking=none") as (process, run):  # fmt: skip
+        ledgers = [run / f"ledger.{server}.tsv" for server in range(2)]
+        before = [ledger.read_text() for ledger in ledgers]
+        for other in family(process.pid):
+            other.send_signal(number)
+        wait_for(lambda: f"got {number.name}" in (tmp_path / "screen.txt").read_text(), 20, "it says so")
+        (run / "go").touch()
+        screen = ended(process, tmp_path)
+    assert process.returncode == 75, screen
+    result = read(run / "result.json")
+    assert (result["status"], result["restarts"], result["lost_at_servers"]) == ("preempted", 0, 0), screen
+    for ledger, lines in zip(ledgers, before, strict=True):
+        assert len(lines.splitlines()) > 15 and ledger.read_text().startswith(lines)
+    [line] = [line for line in screen if line.startswith("resume ")]
+    resumed(tmp_path, line)
+    for ledger in ledgers:
+        every = applied(ledger)
+        assert mode == "sync" or set(every.values()) == {1}
+        assert (every.total() or len(ledger.read_text().splitlines()[1:])) == 2 * 3 * 12
 
 
 def test_worker_alone_that_gets_the_signal_passes_it_on(tmp_path: Path) -> None:

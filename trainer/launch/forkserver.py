@@ -289,10 +289,10 @@ def enter(start: Start) -> Any:
     multiprocessing.set_start_method("fork", force=True)
     streams.confide(start.payload)
     Hold(start.log.parent).share()  # until this process ends
-    for number in NUMBERS:  # which the forkserver ignores
-        signal.signal(number, signal.SIG_DFL)
-    board, store = start.place.open()
     role = start.role
+    for number in NUMBERS:  # of a scheduler, to the whole process group: workers save, and need the servers for that
+        signal.signal(number, signal.SIG_DFL if role.name == "worker" else signal.SIG_IGN)
+    board, store = start.place.open()
     tell(board, role.name, start.rank, start.host, start.life)
     seat = Seat(
         role.name, start.rank, role.size, start.index, role.here, role.devices[start.index],
