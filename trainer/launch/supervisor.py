@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from trainer.errors import Died, NotFinite, RunFailed
 from trainer.host.notes_board import Board
 from trainer.host.signals import signal_name
 from trainer.launch.process import Failure
+from trainer.strategies.lost_workers import ADMITTED
 
 POLL_S = 0.1
 REASON = 3
@@ -106,6 +108,15 @@ class StartedProcess:
 
 
 @dataclass(frozen=True)
+class Death:
+    """A worker that has died and its error. ``life``: of the process that was started in its place, 0 if none was."""
+
+    of: StartedProcess
+    error: RunFailed
+    life: int
+
+
+@dataclass(frozen=True)
 class HostResults:
     """How the processes of this host ended, and what they returned.
 
@@ -146,12 +157,14 @@ class Supervisor:
         look: Callable[[], Mapping[int, str]] = dict,
         again: Callable[[StartedProcess, RunFailed], StartedProcess | None] = lambda member, death: None,
     ) -> None:
-        self.members, self.board, self.wait, self.clock = members, board, wait, clock
+        self.board, self.wait, self.clock = board, wait, clock
         self.look, self.again = look, again
-        self.running = list(members)
+        self.members, self.running = list(members), list(members)
+        """Without those that the run went on without; without all that have ended."""
         self.results: dict[str, dict[int, Any]] = {member.role.name: {} for member in members}
         self.lost: dict[int, str] = {}
-        self.deaths: list[RunFailed] = []
+        self.deaths: list[Death] = []
+        """Of workers, the latest last. The run went on without them."""
         self._unneeded_since: float | None = None
 
     def watch(self) -> HostResults:
@@ -165,8 +178,9 @@ class Supervisor:
                 member.handle.look()
                 if member.handle.exitcode is not None:
                     self._ended(member)
-            if any(_lingers(member) for member in self.running):
-                raise _failed_first(self.members)
+            for member in self.running:
+                if _lingers(member):
+                    raise self._cause(member)
             for rank, why in self.look().items():
                 self.lost[rank] = why
                 print(f"\nATTENTION: {why}\n  the others go on without it\n", flush=True)
@@ -195,15 +209,17 @@ class Supervisor:
         if not self._can_do_without(member):
             self._replace(member)
             return
-        self.deaths.append(_failed_first([member]))
+        death = _failed_first([member])
         if member.life:
             self.board[0].set(f"lost/{member.role.name}/{member.rank}/{member.life}", "its process ended")
             # until it is let in again, which the life before may have been
             self.board[0].set(f"fenced/{member.role.name}/{member.rank}", "its process ended")
-        if (other := self.again(member, self.deaths[-1])) is not None:
-            self.running.append(other)
+        other = self._other(member, death)
+        self.deaths = [before for before in self.deaths if str(before.of) != str(member)]
+        self.deaths.append(Death(member, death, other.life if other is not None else 0))
+        if other is not None:
             return
-        self.lost[member.rank] = str(self.deaths[-1])
+        self.lost[member.rank] = str(death)
         self.board[0].set(f"lost/{member.role.name}/{member.rank}", "its process ended")
         print(f"\nATTENTION: {self.lost[member.rank]}\n  the others go on without it\n", flush=True)
 
@@ -214,19 +230,32 @@ class Supervisor:
             RunFailed: none is.
         """
         death = _failed_first([member])
-        if member.role.apart or (other := self.again(member, death)) is None:
+        if member.role.apart or self._other(member, death) is None:
             raise self._cause(member)
-        self.deaths.append(death)
-        self.running.append(other)
+
+    def _other(self, member: StartedProcess, death: RunFailed) -> StartedProcess | None:
+        """Have another process started in its place; it is one of the members from now on, and the dead one none."""
+        if (other := self.again(member, death)) is not None:
+            self.running.append(other)
+            self.members.append(other)
+        if other is not None or member.role.apart:
+            self.members.remove(member)
+        return other
 
     def _cause(self, member: StartedProcess) -> RunFailed:
-        """Why the run ends with that member. A server that says why it cannot go on tells what an earlier death has led to, and so
-        does a worker that had it from a server."""
-        if not self.deaths:
-            return _failed_first(self.members)
+        """Why the run ends with that member: the latest death of a worker that the member's own words name as its cause, or else
+        what has failed first now.
+
+        Such words are a server's that cannot go on, or a worker's that had them from a server. Once another worker has been let
+        in for the dead one, nothing follows from that death any more.
+        """
         failure = member.handle.failure
-        echo = failure is not None and (failure.follows or not member.role.apart)
-        return self.deaths[0] if echo else _failed_first([member])
+        if failure is not None and failure.told and (failure.follows or not member.role.apart):
+            for death in reversed(self.deaths):
+                let_in = ADMITTED.format(death.of.rank, death.life)
+                if re.search(rf"\b{death.of}\b", failure.words) and not (death.life and self.board[0].check([let_in])):
+                    return death.error
+        return _failed_first(self.members)
 
     def _can_do_without(self, member: StartedProcess) -> bool:
         """Whether the run goes on although that process failed: others of its role are there, and it just died.
