@@ -12,8 +12,8 @@ import torch.distributed as dist
 from trainer.errors import Died, RunFailed
 from trainer.host.notes_board import SealedBoard
 from trainer.host.signals import LEAVE
-from trainer.job.restarts import Deaths
 from trainer.launch.lobby import HERE, LONGEST_LOOK_S, LOST_S, Guest, Host, Lobby, RunOver
+from trainer.planning.deaths import Deaths
 
 
 class World:

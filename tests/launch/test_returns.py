@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from tests.launch.test_supervisor import Scripted
-from trainer.errors import Died
+from trainer.errors import Died, RunFailed
 from trainer.host import pulse
 from trainer.launch.engine import Start
 from trainer.launch.returns import Returns
 from trainer.launch.supervisor import Role, StartedProcess
+from trainer.planning.deaths import Deaths
 
 
 def test_process_whose_forkserver_was_killed_is_ended_before_another_begins(tmp_path: Path) -> None:
@@ -31,6 +36,63 @@ def test_process_whose_forkserver_was_killed_is_ended_before_another_begins(tmp_
         heard.append("begun")
         return Scripted(tmp_path / "1")
 
-    returns = Returns(3, {"worker 0": told}, begin, [member])
+    returns = Returns(Deaths(3), {"worker 0": told}, begin, [member])
     assert returns.again(member, Died("worker 0 ended with exit code 255", "worker 0")) is not None
-    assert heard == ["ended", "begun"] and returns.deaths == [("worker 0", 9)]
+    assert heard == ["ended", "begun"] and returns.before == ("worker 0", 9)
+
+
+class Worker:
+    """A worker that can be started again: each of its lives has done one more update when it dies.
+
+    Attributes:
+        starts: how often it was.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.pulse = pulse.make(folder / "pulse")
+        self.role = Role("worker", 1, "none:none", ["cpu"], apart=True, again=True)
+        payload: Any = SimpleNamespace(resume="")
+        self.start = Start(self.role, 0, payload, None, "", 0, "", {}, folder / "0", folder, str(self.pulse))  # type: ignore[arg-type]
+        self.lives = 0
+
+    def returns(self, deaths: Deaths) -> Returns:
+        """As those of one life of all processes."""
+        return Returns(deaths, {"worker 0": self.start}, lambda start: Scripted(start.log), [])
+
+    def dies(self, returns: Returns) -> bool:
+        """Whether it is started again."""
+        self.lives += 1
+        pulse.Pulse(str(self.pulse)).update(self.lives)
+        member = StartedProcess(self.role, 0, Scripted(self.start.log, code=-9), self.lives)
+        return returns.again(member, Died("worker 0 was killed by SIGKILL", "worker 0", self.lives)) is not None
+
+
+def test_deaths_that_lie_days_apart_are_all_made_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now, worker = [0.0], Worker(tmp_path)
+    deaths = Deaths(3, lambda: now[0])
+    returns = worker.returns(deaths)
+    for _ in range(20):
+        now[0] += 86400.0
+        assert worker.dies(returns)
+    assert "restart 4 of 3" not in capsys.readouterr().out
+    assert deaths.restart(Died("server 0 was killed by SIGKILL", "server 0")) == "restart 2 of 3"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_restarts_within_an_hour_are_counted_together_whether_of_one_process_or_of_all(seed: int, tmp_path: Path) -> None:  # fmt: skip
+    draw, now, worker = random.Random(seed), [0.0], Worker(tmp_path)
+    most, done = draw.randint(0, 4), list[float]()
+    deaths = Deaths(most, lambda: now[0])
+    returns = worker.returns(deaths)
+    for number in range(40):
+        now[0] += draw.choice((1.0, 600.0, 1500.0, 4000.0, 90000.0))
+        may = sum(now[0] - when <= 3600.0 for when in done) < most
+        if draw.random() < 0.7:
+            assert worker.dies(returns) == may
+        elif may:
+            assert deaths.restart(Died("server 0 died", "server 0", number)).startswith("restart ")
+            returns = worker.returns(deaths)
+        else:
+            with pytest.raises(RunFailed):
+                deaths.restart(Died("server 0 died", "server 0", number))
+        done += [now[0]] * may

@@ -18,8 +18,9 @@ from trainer.checkpoint import store
 from trainer.checkpoint.store import CHECKPOINTS
 from trainer.errors import PREEMPTED, Died, NotFinite, RunFailed, first_line
 from trainer.host.addresses import free_port, with_port
-from trainer.job.restarts import Deaths, begin_again, screen, updates_since, whence, workers_update
+from trainer.job.restarts import begin_again, screen, updates_since, whence, workers_update
 from trainer.planning.assignment import Assignment
+from trainer.planning.deaths import Deaths
 from trainer.planning.resume import left_behind
 from trainer.run_folder import lives
 from trainer.run_folder.json_files import leave

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Turn
 from trainer.errors import Died, NotFinite, RunFailed, UserError, first_line
 from trainer.planning.assignment import Assignment
+from trainer.planning.deaths import Deaths
 from trainer.run_folder import lives
 from trainer.run_folder.back_to_checkpoint import POINTS, REPORT, go_back
 from trainer.wording import counted
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from trainer.job.ready import Ready
     from trainer.job.result import Result
     from trainer.tracking.client import Tracker
-
-WINDOW_S = 3600.0
-"""So many restarts as ``launch.max_restarts`` may be within this time."""
 
 
 def start_and_restart(
@@ -46,14 +43,13 @@ def start_and_restart(
     deaths, assignment = Deaths(ready.plan.restarts, clock), ready.assignment
     while True:
         try:
-            outcome = start(replace(assignment, returns=deaths.left()))
+            outcome = start(replace(assignment, deaths=deaths))
             outcome.pop("asked", None)
             result.returned += outcome.pop("returned", [])
             result.lost_at_servers += outcome.pop("lost_at_servers", 0)
             result.restarts += len(result.returned)
             return outcome
         except Died as death:
-            deaths.count(death.returned)
             result.restarts += death.returned
             result.lost_at_servers += death.lost_at_servers
             which = deaths.restart(death)
@@ -64,48 +60,6 @@ def start_and_restart(
             result.rewinds += 1
             bad = _set_report_aside(Path(ready.plan.run_dir), result.rewinds, error)
             assignment = _again(ready, assignment, bad, which, tracker, result)
-
-
-class Deaths:
-    """Counts how often processes of the run have died, and allows a limited number of restarts in an hour.
-
-    Args:
-        most: so many restarts may be within an hour; clock: in seconds.
-    """
-
-    def __init__(self, most: int, clock: Callable[[], float]) -> None:
-        self.most, self.clock = most, clock
-        self.times = deque[float]()
-        self.before: Died | None = None
-
-    def left(self) -> int:
-        """How many restarts are allowed now."""
-        while self.times and self.clock() - self.times[0] > WINDOW_S:
-            self.times.popleft()
-        return self.most - len(self.times)
-
-    def count(self, returned: int) -> None:
-        """Count ``returned`` processes that were restarted by themselves while the others went on."""
-        self.times.extend([self.clock()] * returned)
-
-    def restart(self, death: Died) -> str:
-        """Allow a restart after this death and return it in words (which of how many).
-
-        Raises:
-            RunFailed: it has none.
-        """
-        most, times, before = self.most, self.times, self.before
-        if not most:
-            raise death
-        if before is not None and (death.who, death.update) == (before.who, before.update):
-            why = f"{death.who} died after update {death.update} twice in a row: the run is not started again"
-            raise RunFailed(f"{death}\n{why}") from death
-        if self.left() <= 0:
-            often = f"{counted(most, 'restart')} within an hour (launch.max_restarts): the run is not started again"
-            raise RunFailed(f"{death}\nafter {often}") from death
-        times.append(self.clock())
-        self.before = death
-        return f"restart {len(times)} of {most}"
 
 
 def _rewind(config: RunConfig, bad: NotFinite, before: int) -> str:

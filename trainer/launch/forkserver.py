@@ -37,6 +37,7 @@ from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.returns import Returns
 from trainer.launch.supervisor import END_S, Handle, HostResults, Role, StartedProcess, Supervisor, end
 from trainer.launch.whereabouts import Whereabouts, tell
+from trainer.planning.deaths import Deaths
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.report import OWN
 from trainer.strategies.contract import Seat
@@ -58,7 +59,7 @@ def launch(
     grace: Grace | None = None,
     hang_s: float | None = None,
     noted: Whereabouts | None = None,
-    returns: int = 0,
+    deaths: Deaths | None = None,
 ) -> HostResults:
     """Start this host's processes of the plan, from a forkserver unless another engine is given, and watch them to their end.
 
@@ -73,7 +74,7 @@ def launch(
         grace: SIGTERM and SIGUSR1 ask the workers to save and end; None: they end all at once.
         hang_s: longest time in which no worker shows a sign of life; None: for ever.
         noted: takes down now and then, and once more at the end, what the processes have told.
-        returns: how often a process that has died is started again while the others go on.
+        deaths: counts those of the run, and allows single processes to be started again; None: none is.
 
     Raises:
         RunFailed: a process died that the others cannot do without; the message names it, its own error and its log.
@@ -93,7 +94,8 @@ def launch(
                 for role in roles:
                     _start(role, payload, log_dir, scratch, meeting, place, begin, members, kept, starts)
                 shown += _shown(members, verbosity, kept)
-                returned = Returns(returns if engine.again else 0, starts, begin, members, noted, log_dir / CHECKPOINTS)
+                allowed = deaths if engine.again else None
+                returned = Returns(allowed, starts, begin, members, noted, log_dir / CHECKPOINTS)
                 with _asked_to_leave(grace, here) as request:
                     others, disk = OtherHosts(here, meeting, roles), FullDisk(log_dir, partial(print, flush=True))
                     results = _watched(members, here, others, scratch, hang_s, returned, disk)

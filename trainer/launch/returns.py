@@ -12,6 +12,7 @@ from trainer.launch.engine import Start
 from trainer.launch.server_snapshot import snapshot_of
 from trainer.launch.supervisor import END_S, Handle, StartedProcess, end
 from trainer.launch.whereabouts import Whereabouts
+from trainer.planning.deaths import Deaths
 from trainer.strategies.lost_workers import new_life
 from trainer.wording import counted
 
@@ -20,7 +21,7 @@ class Returns:
     """Restarts single processes of a run that have died, while the others go on.
 
     Args:
-        most: so many may.
+        deaths: counts them with all others of the run; None: no process is restarted.
         checkpoints: the run's, from which servers go on.
         starts: what each process was told, by name.
         begin: starts a process.
@@ -30,7 +31,7 @@ class Returns:
 
     def __init__(
         self,
-        most: int,
+        deaths: Deaths | None,
         starts: dict[str, Start],
         begin: Callable[[Start], Handle],
         members: list[StartedProcess],
@@ -38,8 +39,9 @@ class Returns:
         checkpoints: Path | None = None,
     ) -> None:
         self.noted, self.checkpoints = noted, checkpoints
-        self.most, self.starts, self.begin, self.members = most, starts, begin, members
-        self.deaths: list[tuple[str, int]] = []
+        self.deaths, self.starts, self.begin, self.members = deaths, starts, begin, members
+        self.before: tuple[str, int] | None = None
+        """Who was restarted last, and after which update it had died."""
         self.told: list[str] = []
         self.lost_at_servers = 0
         """Updates that servers had done since the snapshots from which they were started again."""
@@ -54,8 +56,9 @@ class Returns:
         end([member.handle], END_S)
         start = self.starts[str(member)]
         this = str(member), pulse.look(Path(start.pulse)).update
-        may = member.role.again and isinstance(death, Died) and len(self.told) < self.most
-        if not may or this in self.deaths[-1:]:
+        if not (member.role.again and isinstance(death, Died) and this != self.before):
+            return None
+        if self.deaths is None or self.deaths.left() <= 0:
             return None
         resume, how = start.payload.resume, "; the others go on meanwhile"
         if member.role.name == "server":
@@ -69,10 +72,9 @@ class Returns:
                 f"; {counted(found.lost, 'update')} of this server since then {'is' if found.lost == 1 else 'are'} lost"
             )
             resume, how = str(found.folder), f" from {found.folder.name}{lost}; the workers go on"
-        self.deaths.append(this)
+        self.before = this
         self.told.append(first_line(death))
-        which = f"restart {len(self.told)} of {self.most}"
-        print(f"\nATTENTION: {death}\n{which}: {member} is started again{how}\n", flush=True)
+        print(f"\nATTENTION: {death}\n{self.deaths.count()}: {member} is started again{how}\n", flush=True)
         payload = start.payload if resume == start.payload.resume else replace(start.payload, resume=resume)
         return self._started(member, replace(start, life=new_life(), returns=True, payload=payload))
 

@@ -81,9 +81,9 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     grace = Grace(config.checkpoint.grace_s, lambda: read_status(run_dir).get("state") == "running")
     seen = "workers" if config.execution.log_workers and config.verbosity == "normal" else config.verbosity
     results = launch(
-        _roles(plan, config), replace(assignment, watch=None), run_dir, meeting, engine or Forked(preload), seen,
+        _roles(plan, config), replace(assignment, watch=None, deaths=None), run_dir, meeting, engine or Forked(preload), seen,
         grace if keeps(config, plan) else None, told.hang_timeout_s if config.mode == "train" else None,
-        Whereabouts(plan), assignment.returns,
+        Whereabouts(plan), assignment.deaths,
     )  # fmt: skip
     _leave_statistics(Path(plan.run_dir), results.of.get("server", {}))
     if "worker" not in results.of:

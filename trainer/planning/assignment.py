@@ -9,6 +9,7 @@ from typing import Any
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Turn
 from trainer.host.notes_board import Board
+from trainer.planning.deaths import Deaths
 from trainer.planning.plan import Plan
 
 
@@ -22,7 +23,8 @@ class Assignment:
         imported: packages that the launcher has imported while it checked the config.
         resume: folder of the checkpoint that the run goes on from; empty: it begins.
         turns: since that checkpoint, how the batches come in another order (:mod:`trainer.data.batch_reordering`).
-        returns: how often a worker that dies is started again while the others go on.
+        deaths: counts those of the run for the launcher, which starts single processes again as long as it allows that; None: it does
+            not. No process gets it.
         watch: called by the launcher now and then, while the processes run with the board of the run; no process gets it.
         data: the fingerprint of the data, for checkpoints; empty: there is none, or host 0 has it.
         again: these are not the first processes of this job: others have died.
@@ -37,7 +39,7 @@ class Assignment:
     turns: tuple[Turn, ...] = ()
     data: str = ""
     again: bool = False
-    returns: int = 0
+    deaths: Deaths | None = None
     watch: Callable[[Board | None], None] | None = None
 
     @property
@@ -50,7 +52,7 @@ class Assignment:
         return {
             "config": self.config.plain(), "plan": self.plan.as_dict(), "files": self.files, "secrets": self.secrets,
             "imported": self.imported, "resume": self.resume, "turns": self.turns, "data": self.data,
-            "again": self.again, "returns": self.returns,
+            "again": self.again,
         }  # fmt: skip
 
     @staticmethod
@@ -65,5 +67,4 @@ class Assignment:
             turns=tuple(Turn(*turn) for turn in plain.get("turns", ())),
             data=str(plain.get("data", "")),
             again=bool(plain.get("again", False)),
-            returns=int(plain.get("returns", 0)),
         )
