@@ -96,15 +96,12 @@ class Died(RunFailed):
 
     Attributes:
         done: by name, how many updates each process of the run had done.
-        returned: processes that had been started again before, while the others went on.
-        lost_at_servers: updates that were lost with servers among these.
     """
 
     def __init__(self, message: str, who: str, update: int = 0) -> None:
         super().__init__(message)
         self.who, self.update = who, update
         self.done: dict[str, int] = {}
-        self.returned = self.lost_at_servers = 0
 
 
 class NotFinite(RunFailed):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Turn
 from trainer.errors import Died, NotFinite, RunFailed, UserError, first_line
 from trainer.planning.assignment import Assignment
-from trainer.planning.deaths import Deaths
+from trainer.planning.deaths import Deaths, LostAtServer
 from trainer.run_folder import lives
 from trainer.run_folder.back_to_checkpoint import POINTS, REPORT, go_back
 from trainer.wording import counted
@@ -40,18 +40,25 @@ def start_and_restart(
         RunFailed: a process has died too often, or twice after the same update; numbers were not finite too often; or the run
             failed otherwise.
     """
-    deaths, assignment = Deaths(ready.plan.restarts, clock), ready.assignment
+    deaths = Deaths(ready.plan.restarts, clock)
+    try:
+        return _to_the_end(start, ready, result, tracker, deaths)
+    finally:  # however the run ends
+        result.returned = deaths.returned
+        result.restarts += len(deaths.returned)
+        result.lost_at_servers = sum(loss.updates for loss in deaths.lost)
+
+
+def _to_the_end(
+    start: Callable[[Assignment], dict[str, Any]], ready: Ready, result: Result, tracker: Tracker | None, deaths: Deaths
+) -> dict[str, Any]:
+    assignment = ready.assignment
     while True:
         try:
             outcome = start(replace(assignment, deaths=deaths))
             outcome.pop("asked", None)
-            result.returned += outcome.pop("returned", [])
-            result.lost_at_servers += outcome.pop("lost_at_servers", 0)
-            result.restarts += len(result.returned)
             return outcome
         except Died as death:
-            result.restarts += death.returned
-            result.lost_at_servers += death.lost_at_servers
             which = deaths.restart(death)
             result.restarts += 1
             assignment = _again(ready, assignment, death, which, tracker, result)
@@ -60,6 +67,7 @@ def start_and_restart(
             result.rewinds += 1
             bad = _set_report_aside(Path(ready.plan.run_dir), result.rewinds, error)
             assignment = _again(ready, assignment, bad, which, tracker, result)
+        deaths.lost = still_lost(deaths.lost, assignment.resume)
 
 
 def _rewind(config: RunConfig, bad: NotFinite, before: int) -> str:
@@ -173,6 +181,28 @@ def updates_since(death: Died, checkpoint: str) -> int:
     if at_servers:
         return max(0, *(done - saved.get(server, 0) for server, done in at_servers.items()))
     return max(0, workers_update(death) - (store.about(Path(checkpoint)).step if checkpoint else 0))
+
+
+def still_lost(lost: Sequence[LostAtServer], checkpoint: str) -> list[LostAtServer]:
+    """Of what servers have lost in order, what remains lost where all go back to a checkpoint: what was lost since then is done again.
+
+    Args:
+        checkpoint: its folder; empty: the run goes back to its beginning.
+    """
+    from trainer.weights.server_files import parts_of
+
+    if not checkpoint:
+        return []
+    folder = Path(checkpoint)
+    lives, remain, again = {part.server: part.life for part in parts_of(folder)}, list[LostAtServer](), set[int]()
+    for loss in lost:
+        since = loss.snapshot.parent == folder.parent and store.step_of(folder.name) > store.step_of(loss.snapshot.name)
+        # a checkpoint may be completed after the death with the part that the dead life had written
+        if loss.server in again or not since or lives.get(loss.server) == loss.life:
+            again.add(loss.server)
+        else:
+            remain.append(loss)
+    return remain
 
 
 def _forget_since(run_dir: Path, points: int, tracker: Tracker | None, say: Callable[[str], None]) -> None:

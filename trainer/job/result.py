@@ -27,7 +27,8 @@ class Result:
         mode: what was done; unreadable: with ``predict``, the first files that could not be read.
         restarts: how often all processes, or one of them, were started again because one had died.
         returned: how processes died that were started again while the others went on.
-        lost_at_servers: updates that servers had done since the snapshots from which they were started again by themselves.
+        lost_at_servers: updates that servers had done since the snapshots from which they were started again by themselves, and that
+            were not done again.
         lost_updates: updates after the last checkpoint that deaths took away; they were done again.
         skipped: updates that were left out because they were not finite; rewinds: how often the run went back for that.
         lost_workers: by rank, how workers died whom the others did without.

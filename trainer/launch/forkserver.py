@@ -166,7 +166,7 @@ def _watched(
         if returns.noted is not None:
             returns.noted.look(here[0], now=True)
         others.leave(results.of)
-        return replace(results, returned=returns.told, lost_at_servers=returns.lost_at_servers)
+        return results
     except FolderLost as error:
         raise RunFailed(str(error)) from error
     except NoNote as error:
@@ -175,7 +175,6 @@ def _watched(
         if isinstance(error, Died):
             error.done = {name: pulse.look(path).update for name, path in pulses.items()}
             error.update = error.done.get(error.who, error.update)
-            error.returned, error.lost_at_servers = len(returns.told), returns.lost_at_servers
         why = str(error) or BY_CTRL_C
         if supervisor.ends_all:
             others.end(why)

@@ -12,7 +12,7 @@ from trainer.launch.engine import Start
 from trainer.launch.server_snapshot import snapshot_of
 from trainer.launch.supervisor import END_S, Handle, StartedProcess, end
 from trainer.launch.whereabouts import Whereabouts
-from trainer.planning.deaths import Deaths
+from trainer.planning.deaths import Deaths, LostAtServer
 from trainer.strategies.lost_workers import new_life
 from trainer.wording import counted
 
@@ -42,9 +42,6 @@ class Returns:
         self.deaths, self.starts, self.begin, self.members = deaths, starts, begin, members
         self.before: tuple[str, int] | None = None
         """Who was restarted last, and after which update it had died."""
-        self.told: list[str] = []
-        self.lost_at_servers = 0
-        """Updates that servers had done since the snapshots from which they were started again."""
 
     def again(self, member: StartedProcess, death: RunFailed) -> StartedProcess | None:
         """Restart a process that has died, and return it; None if it must not be restarted.
@@ -67,13 +64,13 @@ class Returns:
             if isinstance(found, str):
                 print(f"\n{member} cannot be started again by itself: {found}", flush=True)
                 return None
-            self.lost_at_servers += found.lost
+            self.deaths.lost.append(LostAtServer(member.rank, start.life, found.folder, found.lost))
             lost = (
                 f"; {counted(found.lost, 'update')} of this server since then {'is' if found.lost == 1 else 'are'} lost"
             )
             resume, how = str(found.folder), f" from {found.folder.name}{lost}; the workers go on"
         self.before = this
-        self.told.append(first_line(death))
+        self.deaths.returned.append(first_line(death))
         print(f"\nATTENTION: {death}\n{self.deaths.count()}: {member} is started again{how}\n", flush=True)
         payload = start.payload if resume == start.payload.resume else replace(start.payload, resume=resume)
         return self._started(member, replace(start, life=new_life(), returns=True, payload=payload))

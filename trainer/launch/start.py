@@ -92,8 +92,6 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         raise RunFailed("; ".join(results.lost.values()) or "no worker of this host is left")
     more = {
         "lost_workers": {str(rank): why.splitlines()[0] for rank, why in results.lost.items()},
-        "returned": list(results.returned),
-        "lost_at_servers": results.lost_at_servers,
         "asked": results.asked,
     }
     return {**workers[min(workers)], **{name: told for name, told in more.items() if told}}

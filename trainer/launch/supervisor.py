@@ -123,15 +123,11 @@ class HostResults:
     Attributes:
         of: by role and rank, what an entry returned.
         lost: by rank, why workers died that the others did without.
-        returned: how processes died that were started again while the others went on.
-        lost_at_servers: updates that servers had done since the snapshots from which they were started again.
         asked: the signal that has asked this host to leave; empty: none has.
     """
 
     of: dict[str, dict[int, Any]]
     lost: dict[int, str]
-    returned: Sequence[str] = ()
-    lost_at_servers: int = 0
     asked: str = ""
 
 
