@@ -49,6 +49,8 @@ class Scripted:
 
     def signal(self, number: signal.Signals) -> None:
         self.heard.append(number.name)
+        if number == signal.SIGKILL and self.exitcode is None:
+            self.code, self.after = -9, self.looks
 
     def join(self, seconds: float) -> None:
         pass
@@ -133,6 +135,19 @@ def test_life_that_follows_one_that_was_let_in_is_not_waited_for_either(tmp_path
     supervisor.again = lambda member, death: third
     found = supervisor.watch()
     assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost (its process ended) and is ended"}
+
+
+@pytest.mark.parametrize("words", ["worker 1 was declared lost: nothing was heard of it for 30 s", "ValueError: 3"])
+def test_one_that_the_others_do_without_may_take_its_time_to_end(tmp_path: Path, words: str) -> None:
+    """A thread of its own holds its process. It is ended, and was no death: nobody takes its place."""
+    told = Failure(time.monotonic_ns() - int(2 * LINGER_S * 1e9), words, True)
+    lingers = Scripted(tmp_path / "1", after=10**9, failure=told)
+    role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=True)
+    members = [StartedProcess(role, 0, Scripted(tmp_path / "0", after=9, value=1), 7), StartedProcess(role, 1, lingers, 8)]  # fmt: skip
+    deaths = list[RunFailed]()
+    found = Supervisor(members, [Notes()], lambda signs, wait: None, again=lambda member, death: deaths.append(death)).watch()  # fmt: skip
+    assert found.of["worker"] == {0: 1} and found.lost == {1: f"worker 1: {words}\n  its log: {tmp_path}/1"}
+    assert lingers.heard.count("SIGKILL") == 1 and [type(death) for death in deaths] == [RunFailed]
 
 
 def test_all_end_by_force(tmp_path: Path) -> None:

@@ -174,9 +174,10 @@ class Supervisor:
                 member.handle.look()
                 if member.handle.exitcode is not None:
                     self._ended(member)
-            for member in self.running:
-                if _lingers(member):
+            for member in filter(_lingers, self.running):
+                if not self._can_do_without(member):
                     raise self._cause(member)
+                member.handle.signal(signal.SIGKILL)  # its own words count then, and not how it ended
             for rank, why in self.look().items():
                 self.lost[rank] = why
                 print(f"\nATTENTION: {why}\n  the others go on without it\n", flush=True)
@@ -251,7 +252,7 @@ class Supervisor:
                 let_in = ADMITTED.format(death.of.rank, death.life)
                 if re.search(rf"\b{death.of}\b", failure.words) and not (death.life and self.board[0].check([let_in])):
                     return death.error
-        return _failed_first(self.members)
+        return _failed_first([m for m in self.members if m is member or not (m.role.apart and _ends_alone(m))])
 
     def _can_do_without(self, member: StartedProcess) -> bool:
         """Whether the run goes on although that process failed: others of its role are there, and it just died.
@@ -259,9 +260,12 @@ class Supervisor:
         What a process says itself of why the run cannot be (a RunFailed, a UserError) ends the run; that it was declared
         lost itself does not.
         """
-        others = any(m.role.name == member.role.name for m in self.running) or self.results[member.role.name]
+        others = (
+            any(m.role.name == member.role.name for m in self.running if m is not member)
+            or self.results[member.role.name]
+        )
         failure = member.handle.failure
-        return member.role.apart and bool(others) and not (failure is not None and failure.ends_run)
+        return member.role.apart and bool(others) and (failure is None or _ends_alone(member))
 
     def _dismiss(self) -> None:
         """Let those end that have returned: all of a role together, as long as none of them can be done without."""
@@ -312,6 +316,12 @@ def _lingers(member: StartedProcess) -> bool:
     """A process has failed some time ago and does not end: a thread of its own, or a library's teardown, holds it."""
     failure = member.handle.failure
     return failure is not None and time.monotonic_ns() - failure.at > LINGER_S * 1e9
+
+
+def _ends_alone(member: StartedProcess) -> bool:
+    """What the process has said of its end is no reason for others to end."""
+    failure = member.handle.failure
+    return failure is not None and not failure.ends_run
 
 
 def _failed_first(members: Sequence[StartedProcess]) -> RunFailed:
