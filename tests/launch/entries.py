@@ -25,6 +25,7 @@ from trainer.data.reader import Reading
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
 from trainer.errors import RunFailed, UserError
+from trainer.host.pulse import Pulse
 from trainer.strategies.contract import Seat
 
 LONG_S = 300
@@ -225,3 +226,11 @@ def leaves_early(seat: Seat, payload: int) -> None:
     """Its own code ends the process before the work is done."""
     if seat.rank == 1:
         sys.exit(payload)
+
+
+def returns_and_stays(seat: Seat, payload: Any) -> int:
+    """All do their work; a thread keeps the process of worker 1 from ending."""
+    Pulse(seat.pulse).update(3)
+    if seat.rank == 1:
+        threading.Thread(target=time.sleep, args=(LONG_S,)).start()
+    return seat.rank

@@ -11,7 +11,7 @@ import pytest
 from tests.launch.test_supervisor import Scripted
 from tests.notes import Notes
 from trainer.errors import Died, RunFailed
-from trainer.launch import supervisor
+from trainer.launch import first_failure
 from trainer.launch.process import Failure
 from trainer.launch.supervisor import LINGER_S, Role, StartedProcess, Supervisor
 from trainer.strategies.lost_workers import ADMITTED
@@ -125,7 +125,7 @@ class History:
 def test_run_ends_with_the_latest_death_that_is_not_made_good_or_with_the_error_that_is_told(
     part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "POLL_S", 0.0)
+    monkeypatch.setattr(first_failure, "POLL_S", 0.0)
     seen = set()
     for seed in range(500 * part, 500 * (part + 1)):
         history = History(seed, tmp_path)

@@ -22,6 +22,7 @@ from tests.launch.entries import Babble
 from tests.pace import patient, wait_for
 from tests.runs import ROOT, alive, environment
 from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.launch import supervisor
 from trainer.launch.forkserver import Meeting, launch
 from trainer.launch.process import Failure
 from trainer.launch.supervisor import HostResults, Role
@@ -128,6 +129,16 @@ def test_rank_that_raises_ends_the_job_with_its_own_error_and_log(tmp_path: Path
 def test_rank_that_raises_and_does_not_end_ends_the_job_too(tmp_path: Path) -> None:
     message = failure("raises_and_stays", tmp_path)
     assert message.startswith("worker 1:\n") and "ValueError: batch 4 is broken" in message
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_rank_that_has_done_its_work_and_does_not_end_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], apart: bool
+) -> None:
+    monkeypatch.setattr(supervisor, "STAY_S", 2)
+    role = Role("worker", 2, entry("returns_and_stays"), ["cpu"] * 2, apart=apart)
+    assert launch([role], None, tmp_path, Meeting(), hang_s=0.5).of == {"worker": {0: 0, 1: 1}}
+    assert "worker 1 has done its work, and does not end within 2 s: it is killed" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

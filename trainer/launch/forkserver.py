@@ -151,7 +151,6 @@ def _watched(
         RunFailed: as ``launch``; or host 0 cannot be reached.
     """
     pulses = {str(m): pulse.of(scratch, m.role.name, m.rank) for m in members}
-    hang = Hang([m for m in members if m.role.name == "worker"], pulses, hang_s)
 
     def look() -> Mapping[int, str]:
         hang.look()
@@ -161,6 +160,7 @@ def _watched(
         return others.look()
 
     supervisor = Supervisor(members, here, multiprocessing.connection.wait, look=look, again=returns.again)
+    hang = Hang(supervisor.at_work, pulses, hang_s)
     try:
         results = supervisor.watch()
         if returns.noted is not None:

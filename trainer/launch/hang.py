@@ -24,18 +24,18 @@ class Hang:
     """Watches the workers' pulses for the launcher, and raises when no worker makes progress.
 
     Args:
-        members: the processes that are watched.
+        at_work: returns the processes that are to make progress now.
         pulses: their files, by name.
         limit_s: longest time without a sign of life of any of them, once there was one; None: not looked at.
     """
 
     def __init__(
-        self, members: Sequence[StartedProcess], pulses: Mapping[str, Path], limit_s: float | None,
+        self, at_work: Callable[[], Sequence[StartedProcess]], pulses: Mapping[str, Path], limit_s: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.members, self.pulses, self.limit_s, self.clock = members, pulses, limit_s, clock
-        self.looked, self.silent = clock(), 0.0
-        self.seen: list[Beat] = []
+        self.at_work, self.pulses, self.limit_s, self.clock = at_work, pulses, limit_s, clock
+        self.looked, self.silent, self.begun = clock(), 0.0, False
+        self.seen: dict[str, Beat] = {}
 
     def look(self) -> None:
         """Check the pulses; call it again and again.
@@ -47,25 +47,25 @@ class Hang:
         if self.limit_s is None or now - self.looked < min(LOOK_S, self.limit_s / 4):
             return
         passed, self.looked = now - self.looked, now
-        beats = [pulse.look(self.pulses[str(member)]) for member in self.members]
-        idle = beats == self.seen and any(beat.total for beat in beats)
+        members = self.at_work()
+        beats = {str(member): pulse.look(self.pulses[str(member)]) for member in members}
+        self.begun = self.begun or any(beat.total for beat in beats.values())
+        idle = self.begun and bool(beats) and beats == self.seen
         self.silent = self.silent + min(passed, LONGEST_LOOK_S) if idle else 0.0
         self.seen = beats
         if self.silent > self.limit_s:
-            raise self._found(beats)
+            raise self._found(members, beats)
 
-    def _found(self, beats: Sequence[Beat]) -> Died:
-        names = [str(member) for member in self.members]
-        stacks = _stacks_of(self.members)
-        stopped = [name for name in names if stacks.get(name) == []]
-        least = min(beat[:2] for beat in beats)
-        late = [name for name, beat in zip(names, beats, strict=True) if beat[:2] == least]
-        behind = stopped or late
-        update = min(beat.update for name, beat in zip(names, beats, strict=True) if name in behind)
+    def _found(self, members: Sequence[StartedProcess], beats: Mapping[str, Beat]) -> Died:
+        stacks = _stacks_of(members)
+        stopped = [name for name in beats if stacks.get(name) == []]
+        least = min(beat[:2] for beat in beats.values())
+        behind = stopped or [name for name, beat in beats.items() if beat[:2] == least]
+        update = min(beat.update for name, beat in beats.items() if name in behind)
         how = "does not even answer: it is stopped" if stopped else "hangs"
         if len(behind) > 1:
             how = "do not even answer: they are stopped" if stopped else "hang"
-        who, logs = ", ".join(behind), self.members[0].handle.log.parent
+        who, logs = ", ".join(behind), members[0].handle.log.parent
         lines = [f"{who} {how}, after {counted(update, 'update')}; no worker has done anything for {self.limit_s:g} s (launch.hang_timeout_s)"]  # fmt: skip
         lines += [f"  {name}: {line}" for name in behind for line in stacks.get(name, [])]
         return Died("\n".join([*lines, f"  the Python stacks of all workers are in their logs, {logs}/workerlog.N"]), who, update)  # fmt: skip

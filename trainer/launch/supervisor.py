@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.errors import Died, NotFinite, RunFailed
+from trainer.errors import RunFailed
 from trainer.host.notes_board import Board
-from trainer.host.signals import signal_name
+from trainer.launch.first_failure import POLL_S, failed_first
 from trainer.launch.process import Failure
 from trainer.strategies.lost_workers import ADMITTED
 
-POLL_S = 0.1
-REASON = 3
-"""Lines before Python's own account of a crash: there C++ has said which exception it was."""
-
 LINGER_S = 5
+STAY_S = 30
+"""So long a process may run on that has done its work: a thread of the user's own may still send something."""
 END_S = 3
 """So long the end of processes that got SIGKILL is waited for."""
 
@@ -162,6 +160,9 @@ class Supervisor:
         self.deaths: list[Death] = []
         """Of workers, the latest last. The run went on without them."""
         self._unneeded_since: float | None = None
+        self._dismissed: dict[str, float] = {}
+        self._stayed = set[str]()
+        """Since when those may end that have done their work, and who of them was killed."""
 
     def watch(self) -> HostResults:
         """Watch the processes to their end; returns what they returned, and why lost ones were done without.
@@ -178,6 +179,7 @@ class Supervisor:
                 if not self._can_do_without(member):
                     raise self._cause(member)
                 member.handle.signal(signal.SIGKILL)  # its own words count then, and not how it ended
+            self._end_dismissed()
             for rank, why in self.look().items():
                 self.lost[rank] = why
                 print(f"\nATTENTION: {why}\n  the others go on without it\n", flush=True)
@@ -191,14 +193,14 @@ class Supervisor:
     def ends_all(self) -> bool:
         """Whether a failure on this host ends the processes of other hosts as well.
         They cannot do without the failed process, or it reported that the run cannot go on."""
-        over = [m for m in self.members if not m.handle.well]
+        over = [m for m in self.members if not self._well(m)]
         return any(not m.role.apart or (m.handle.failure is not None and m.handle.failure.ends_run) for m in over)
 
     def _ended(self, member: StartedProcess) -> None:
         """Keep what it returned, or go on without it."""
         member.handle.look()  # what it sent before it ended
         self.running.remove(member)
-        if member.handle.well:
+        if self._well(member):
             self.results[member.role.name][member.rank] = member.handle.value
             if member.role.apart:
                 self.board[0].set(f"done/{member.role.name}/{member.rank}", "its process has done its work")
@@ -206,7 +208,7 @@ class Supervisor:
         if not self._can_do_without(member):
             self._replace(member)
             return
-        death = _failed_first([member])
+        death = failed_first([member])
         if member.life:
             self.board[0].set(f"lost/{member.role.name}/{member.rank}/{member.life}", "its process ended")
             # until it is let in again, which the life before may have been
@@ -226,7 +228,7 @@ class Supervisor:
         Raises:
             RunFailed: none is.
         """
-        death = _failed_first([member])
+        death = failed_first([member])
         if member.role.apart or self._other(member, death) is None:
             raise self._cause(member)
 
@@ -252,7 +254,7 @@ class Supervisor:
                 let_in = ADMITTED.format(death.of.rank, death.life)
                 if re.search(rf"\b{death.of}\b", failure.words) and not (death.life and self.board[0].check([let_in])):
                     return death.error
-        return _failed_first([m for m in self.members if m is member or not (m.role.apart and _ends_alone(m))])
+        return failed_first([m for m in self.members if m is member or not (m.role.apart and _ends_alone(m))])
 
     def _can_do_without(self, member: StartedProcess) -> bool:
         """Whether the run goes on although that process failed: others of its role are there, and it just died.
@@ -273,6 +275,29 @@ class Supervisor:
             peers = [m for m in self.running if m.role.name == member.role.name and not member.role.apart]
             if member.handle.returned and all(peer.handle.returned for peer in peers):
                 member.handle.dismiss()
+                self._dismissed.setdefault(_which(member), self.clock())
+
+    def _end_dismissed(self) -> None:
+        """End those that have done their work long ago: a thread of their own, or a library's teardown, holds them."""
+        for member in self.running:
+            since = self._dismissed.get(_which(member))
+            if since is not None and self.clock() - since > STAY_S and _which(member) not in self._stayed:
+                self._stayed.add(_which(member))
+                print(f"\n{member} has done its work, and does not end within {STAY_S} s: it is killed\n", flush=True)
+                member.handle.signal(signal.SIGKILL)
+
+    def _well(self, member: StartedProcess) -> bool:
+        """Whether it has done its work, and has ended by itself, or only because it was killed after that."""
+        return member.handle.well or (member.handle.returned and _which(member) in self._stayed)
+
+    def at_work(self) -> list[StartedProcess]:
+        """The workers that run, take part and have not returned; if there are none, the others that have not returned."""
+        busy = [m for m in self.running if not m.handle.returned]
+        return [m for m in busy if m.role.name == "worker" and self._takes_part(m)] or busy
+
+    def _takes_part(self, member: StartedProcess) -> bool:
+        """Whether it does not wait to be let in."""
+        return not member.returns or self.board[0].check([ADMITTED.format(member.rank, member.life)])
 
     def _all_fenced(self) -> bool:
         """Whether the others have declared all that still run lost, for a while: stopped processes end by no word of anybody."""
@@ -312,6 +337,10 @@ def end(handles: Sequence[Handle], patience_s: float) -> None:
         handle.dismiss()
 
 
+def _which(member: StartedProcess) -> str:
+    return f"{member}, life {member.life}"
+
+
 def _lingers(member: StartedProcess) -> bool:
     """A process has failed some time ago and does not end: a thread of its own, or a library's teardown, holds it."""
     failure = member.handle.failure
@@ -322,52 +351,3 @@ def _ends_alone(member: StartedProcess) -> bool:
     """What the process has said of its end is no reason for others to end."""
     failure = member.handle.failure
     return failure is not None and not failure.ends_run
-
-
-def _failed_first(members: Sequence[StartedProcess]) -> RunFailed:
-    """Return the error of the process that failed first; the errors of the others are only its echo.
-
-    A process that was killed says nothing, but those that lost it do, so a signal counts before all errors. SIGTERM and
-    SIGINT count last: they reach many at once, and others of them may have told why. One that told no error has ``Died``.
-    """
-    time.sleep(POLL_S)  # the echo may be here before the cause
-    reports: list[tuple[float, str, Path, str]] = []
-    where: dict[str, tuple[int, int, int]] = {}
-    for member in members:
-        handle = member.handle
-        handle.look()
-        code = handle.exitcode
-        if handle.failure is not None:
-            reports.append((handle.failure.at, f"{member}{handle.failure}", handle.log, ""))
-            if handle.failure.where is not None:
-                where[reports[-1][1]] = handle.failure.where
-        elif code and code < 0:
-            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-            when = float("inf") if -code in (signal.SIGTERM, signal.SIGINT) else -2
-            reports.append(
-                (when, f"{member} was killed by {signal_name(-code)}{hint}{_tail(handle.log)}", handle.log, str(member))
-            )
-        elif code is not None and not handle.well:
-            early = "" if code else ", before it had done its work"
-            reports.append(
-                (-1, f"{member} ended with exit code {code}{early}{_tail(handle.log)}", handle.log, str(member))
-            )
-    _, text, log, died = min(reports, key=lambda report: report[0])
-    message = f"{text}\n  its log: {log}"
-    if text in where:
-        return NotFinite(message, *where[text])
-    return Died(message, died) if died else RunFailed(message)
-
-
-def _tail(log: Path, lines: int = 15) -> str:
-    """What a process said last; of a crash in compiled code the reason, and where the thread was, from the inside."""
-    try:
-        said = log.read_text(errors="replace").rstrip().splitlines()
-    except OSError:
-        return ""
-    last = said[-lines:]
-    if crashed := [number for number, line in enumerate(said) if line.startswith("Fatal Python error")]:
-        after = said[crashed[-1] + 1 :]
-        frames = next((number for number, line in enumerate(after) if line.startswith("Current thread")), 0)
-        last = [*said[max(0, crashed[-1] - REASON) : crashed[-1] + 1], *after[frames : frames + lines]]
-    return "\n  " + "\n  ".join(last) if last else ""

@@ -1,0 +1,174 @@
+"""Who is named when no worker makes progress, over random histories of deaths, returns and workers that are done."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.launch.test_supervisor import Scripted
+from tests.notes import Notes
+from trainer.errors import Died, RunFailed
+from trainer.host import pulse
+from trainer.launch import first_failure, hang
+from trainer.launch.hang import Hang
+from trainer.launch.supervisor import STAY_S, Role, StartedProcess, Supervisor
+from trainer.strategies.lost_workers import ADMITTED
+
+NEVER = 10**9
+LIMIT_S = 6.0
+
+
+@dataclass
+class Worker(Scripted):
+    """A worker that works until it is told otherwise."""
+
+    after: int = NEVER
+    updates: int = 0
+    done: bool = False
+    stopped: bool = False
+
+    def look(self) -> None:
+        self.looks += 1
+        self.returned = self.done
+
+    def dump(self) -> bool:
+        if not self.stopped:
+            self.log.write_text(self.log.read_text() + 'Current thread\n  File "there.py"\n')
+        return True
+
+
+class History:
+    """Workers of a run of async die, come back, are let in and are done; then one of them holds up all others.
+
+    Attributes:
+        hung: names of those that do.
+    """
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.draw, self.folder, self.notes, self.now = random.Random(seed), folder, Notes(), 0.0
+        size = self.draw.randint(2, 4)
+        self.role = Role("worker", size, "none:none", ["cpu"] * size, apart=True)
+        self.lives = 0
+        self.at_work: dict[str, StartedProcess] = {}
+        self.waiting: dict[str, StartedProcess] = {}
+        first = [self.new(rank) for rank in range(size)]
+        self.at_work = {str(member): member for member in first}
+        self.left, self.hung, self.hangs = self.draw.randint(5, 30), set[str](), self.draw.random() < 0.8
+        pulses = {str(member): pulse.of(folder, "worker", member.rank) for member in first}
+        self.supervisor = Supervisor(first, [self.notes], self.wait, lambda: self.now, self.look, self.again)
+        self.detector = Hang(self.supervisor.at_work, pulses, LIMIT_S, lambda: self.now)
+
+    def look(self) -> dict[int, str]:
+        self.detector.look()
+        return {}
+
+    def new(self, rank: int, returns: bool = False) -> StartedProcess:
+        self.lives += 1
+        log = self.folder / f"workerlog.{rank}"
+        log.write_text("")
+        pulse.make(pulse.of(self.folder, "worker", rank))
+        return StartedProcess(self.role, rank, Worker(log), self.lives, returns)
+
+    def again(self, member: StartedProcess, death: RunFailed) -> StartedProcess | None:
+        if self.draw.random() < 0.3:
+            return None
+        other = self.waiting[str(member)] = self.new(member.rank, returns=True)
+        return other
+
+    def works(self, member: StartedProcess) -> Worker:
+        assert isinstance(member.handle, Worker)
+        return member.handle
+
+    def update(self, member: StartedProcess) -> None:
+        handle = self.works(member)
+        handle.updates += 1
+        pulse.Pulse(str(pulse.of(self.folder, "worker", member.rank))).update(handle.updates)
+
+    def wait(self, signs: list[object], seconds: float) -> None:
+        """A second passes."""
+        self.now += 1.0
+        if self.hung:
+            return
+        for member in self.at_work.values():
+            self.update(member)
+        self.left -= 1
+        what = self.draw.choice(("dies", "let in", "done", "", "", ""))
+        who = self.draw.choice(list(self.at_work))
+        if what == "dies" and len(self.at_work) > 1:
+            handle = self.works(self.at_work.pop(who))
+            handle.code, handle.after = -9, 0
+        if what == "let in" and self.waiting:
+            who, member = self.waiting.popitem()
+            self.notes.set(f"fenced/worker/{member.rank}", "")
+            self.notes.set(ADMITTED.format(member.rank, member.life), "0")
+            self.at_work[who] = member
+        if what == "done" and len(self.at_work) > 1:
+            self.is_done(self.at_work.pop(who))
+        if self.left <= 0:
+            self.end()
+
+    def is_done(self, member: StartedProcess) -> None:
+        """Its process ends now, or is held by a thread of its own."""
+        handle = self.works(member)
+        handle.done, handle.value = True, member.rank
+        if self.draw.random() < 0.5:
+            handle.after = 0
+
+    def end(self) -> None:
+        if not self.hangs:
+            for who in list(self.at_work):
+                self.is_done(self.at_work.pop(who))
+            for member in self.waiting.values():
+                self.works(member).after, self.works(member).code = 0, -9
+            self.waiting, self.hung = {}, {"nobody"}
+            self.again = lambda member, death: None  # type: ignore[method-assign]
+            self.supervisor.again = self.again
+            return
+        self.hung = set(self.draw.sample(list(self.at_work), self.draw.randint(1, len(self.at_work))))
+        most = max(self.works(member).updates for member in self.at_work.values())
+        stopped = self.draw.random() < 0.5
+        for who, member in self.at_work.items():
+            handle = self.works(member)
+            handle.stopped = stopped and who in self.hung
+            handle.updates = handle.updates if stopped else most + (who not in self.hung)
+            self.update(member)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_who_holds_up_the_others_is_named_whoever_else_is_dead_done_or_not_let_in(
+    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_failure, "POLL_S", 0.0)
+    seconds = iter(range(NEVER))
+    monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: next(seconds) / 2, sleep=lambda seconds: None))
+    for seed in range(75 * part, 75 * (part + 1)):
+        history = History(seed, tmp_path)
+        if not history.hangs:
+            found = history.supervisor.watch()
+            assert found.of["worker"] and all(value == rank for rank, value in found.of["worker"].items()), seed
+            continue
+        with pytest.raises(Died) as ended:
+            history.supervisor.watch()
+        assert set(ended.value.who.split(", ")) == history.hung, f"seed {seed}: {ended.value}"
+        assert str(ended.value).startswith(ended.value.who) and "launch.hang_timeout_s" in str(ended.value)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_process_that_has_done_its_work_and_does_not_end_is_killed_and_its_work_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], apart: bool
+) -> None:
+    now = iter(range(NEVER))
+    role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=apart, again=True)
+    stays = Worker(tmp_path / "1", value=2, done=True)
+    members = [StartedProcess(role, 0, Scripted(tmp_path / "0", value=1), 7), StartedProcess(role, 1, stays, 8)]
+    notes, deaths = Notes(), list[RunFailed]()
+    watching = Supervisor(members, [notes], lambda signs, wait: None, lambda: float(next(now)), again=lambda member, death: deaths.append(death))  # fmt: skip
+    found = watching.watch()
+    assert found.of == {"worker": {0: 1, 1: 2}} and not found.lost and not deaths and not watching.ends_all
+    assert stays.heard.count("SIGKILL") == 1
+    assert f"worker 1 has done its work, and does not end within {STAY_S} s: it is killed" in capsys.readouterr().out
+    assert ("done/worker/1" in notes) == apart

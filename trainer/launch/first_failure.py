@@ -1,0 +1,69 @@
+"""Names the process that failed first, with its own error and its log."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.errors import Died, NotFinite, RunFailed
+from trainer.host.signals import signal_name
+
+if TYPE_CHECKING:
+    from trainer.launch.supervisor import StartedProcess
+
+POLL_S = 0.1
+"""Longest time between two looks at the processes."""
+REASON = 3
+"""Lines before Python's own account of a crash: there C++ has said which exception it was."""
+
+
+def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
+    """Return the error of the process that failed first; the errors of the others are only its echo.
+
+    A process that was killed says nothing, but those that lost it do, so a signal counts before all errors. SIGTERM and
+    SIGINT count last: they reach many at once, and others of them may have told why. One that told no error has ``Died``.
+    """
+    time.sleep(POLL_S)  # the echo may be here before the cause
+    reports: list[tuple[float, str, Path, str]] = []
+    where: dict[str, tuple[int, int, int]] = {}
+    for member in members:
+        handle = member.handle
+        handle.look()
+        code = handle.exitcode
+        if handle.failure is not None:
+            reports.append((handle.failure.at, f"{member}{handle.failure}", handle.log, ""))
+            if handle.failure.where is not None:
+                where[reports[-1][1]] = handle.failure.where
+        elif code and code < 0:
+            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+            when = float("inf") if -code in (signal.SIGTERM, signal.SIGINT) else -2
+            reports.append(
+                (when, f"{member} was killed by {signal_name(-code)}{hint}{_tail(handle.log)}", handle.log, str(member))
+            )
+        elif code is not None and not handle.well:
+            early = "" if code else ", before it had done its work"
+            reports.append(
+                (-1, f"{member} ended with exit code {code}{early}{_tail(handle.log)}", handle.log, str(member))
+            )
+    _, text, log, died = min(reports, key=lambda report: report[0])
+    message = f"{text}\n  its log: {log}"
+    if text in where:
+        return NotFinite(message, *where[text])
+    return Died(message, died) if died else RunFailed(message)
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    """What a process said last; of a crash in compiled code the reason, and where the thread was, from the inside."""
+    try:
+        said = log.read_text(errors="replace").rstrip().splitlines()
+    except OSError:
+        return ""
+    last = said[-lines:]
+    if crashed := [number for number, line in enumerate(said) if line.startswith("Fatal Python error")]:
+        after = said[crashed[-1] + 1 :]
+        frames = next((number for number, line in enumerate(after) if line.startswith("Current thread")), 0)
+        last = [*said[max(0, crashed[-1] - REASON) : crashed[-1] + 1], *after[frames : frames + lines]]
+    return "\n  " + "\n  ".join(last) if last else ""
