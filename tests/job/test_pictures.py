@@ -165,7 +165,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     from matplotlib.figure import Figure
 
     figures: list[Any] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi, format: (figures.append(figure), figure.canvas.draw()))
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, path, dpi, format: (figures.append(figure), figure.canvas.draw())
+    )
     return figures
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,31 @@ def test_another_folder_goes_on_with_an_mlflow_run(resumed: tuple[Path, str]) ->
     assert at_server(folder, new) == written and [written["train/loss", n] for n in range(1, 47)] == [1] * 46
     assert [life.first for life in lives.read(folder / "other")] == [0, 20, 44]
     assert (folder / "other" / "checkpoints" / "best.safetensors").is_file()
+
+
+def test_a_copied_folder_gets_a_run_of_its_own_and_a_moved_one_keeps_its_run(tmp_path: Path) -> None:
+    typed = [*(t for t in TYPED if not t.startswith("callbacks")), "execution.log_every=9", "resume=auto"]
+    assert trainer(*typed, "hydra.run.dir=run", "epochs=1", cwd=tmp_path).returncode == 0
+    [first] = mlflow_runs(tmp_path)
+    points = at_server(tmp_path, first)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    more = ["epochs=2", "max_steps=48", "resume.allow_changes=true"]
+    done = trainer(*typed, *more, "hydra.run.dir=copy", cwd=tmp_path)
+    said = " ".join(done.stdout.split())
+    assert f"MLflow: {tmp_path}/copy is a copy of {tmp_path}/run, which has the run {first.info.run_id}; this folder gets one of its own" in said, done.stdout + done.stderr  # fmt: skip
+    before, other = sorted(mlflow_runs(tmp_path), key=lambda run: run.info.run_id != first.info.run_id)
+    assert at_server(tmp_path, before) == points and before.data.tags["trainer.run_dir"] == str(tmp_path / "run")
+    assert at_server(tmp_path, other) == in_file(tmp_path / "copy")
+    assert other.data.tags["trainer.resumed_from"] == first.info.run_id
+
+    (tmp_path / "copy").rename(tmp_path / "moved")
+    assert trainer(*typed, *more, "max_steps=50", "hydra.run.dir=moved", cwd=tmp_path).returncode == 0
+    (tmp_path / "link").symlink_to("run")
+    assert trainer(*typed, *more, "hydra.run.dir=link", cwd=tmp_path).returncode == 0
+    before, other = sorted(mlflow_runs(tmp_path), key=lambda run: run.info.run_id != first.info.run_id)
+    assert at_server(tmp_path, other) == in_file(tmp_path / "moved")
+    assert at_server(tmp_path, before) == in_file(tmp_path / "run")
+    assert {max(step for _, step in at_server(tmp_path, run)) for run in (before, other)} == {48, 50}
 
 
 @pytest.mark.parametrize(("more", "why"), [((), "there is no such run at"), (("tracking=none",), "tracking=none asks no server")])  # fmt: skip

@@ -58,6 +58,7 @@ def test_all_jobs_of_both_lives_are_under_one_run(tmp_path: Path) -> None:
     assert [run.info.run_id for run in now if parent_of(run) is None] == [parent.info.run_id]
     assert {parent_of(run) for run in now} == {None, parent.info.run_id}
     assert len(now) == len(before) + 1 == 4, "job 0 goes on in its run, and job 1 begins in a new one"
+    assert [run.data.tags["trainer.run_dir"] for run in now if parent_of(run) is None] == [str(tmp_path / "sweep")]
     assert {run.info.status for run in now} == {"FINISHED"}
 
 

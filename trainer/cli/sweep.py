@@ -121,7 +121,8 @@ class Sweep:
         from trainer.tracking.naming import sweep_name
 
         point = self.points[0]
-        run = describe(point.checked.config, point.plan, [*self.flags, "-m", *self.overrides], None, "")
+        plan = replace(point.plan, run_dir=str(self.folder))
+        run = describe(point.checked.config, plan, [*self.flags, "-m", *self.overrides], None, "")
         named = sweep_name(public(self.overrides), self.swept)
         goes_on = any(one.checked.config.resume.path == AUTO for one in self.points)
         mine: dict[str, Any] = {

@@ -21,11 +21,11 @@ from trainer.planning.plan import Plan
 from trainer.planning.resume import Resume
 from trainer.run_folder.lives import Life
 from trainer.tracking.naming import model_name, run_name
-from trainer.tracking.reopened_run import RESUMED_FROM
+from trainer.tracking.reopened_run import RESUMED_FROM, RUN_DIR
 from trainer.wording import counted
 
 NOTE = "mlflow.note.content"
-RUN_DIR, RESUMED = "trainer.run_dir", "trainer.resumed"
+RESUMED = "trainer.resumed"
 DOING = {"train": "training", "eval": "evaluation of saved weights", "predict": "predictions"}
 ARTIFACTS = (
     "config.yaml",

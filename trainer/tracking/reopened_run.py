@@ -10,9 +10,10 @@ from typing import Any
 
 from trainer.config import redact
 from trainer.tracking import tracking_file
+from trainer.tracking.recorder_answers import tell
 from trainer.tracking.tracking_file import Remembered
 
-RESUMED_FROM = "trainer.resumed_from"
+RESUMED_FROM, RUN_DIR = "trainer.resumed_from", "trainer.run_dir"
 CHANGED = "trainer.changed."
 """Tags of parameters that have another value than in the first life: MLflow keeps a parameter as it was."""
 OF_AN_END = ("trainer.error", "trainer.ended", "trainer.state", "trainer.lost_workers", "trainer.not_copied")
@@ -61,7 +62,20 @@ def taken_up(run_dir: Path, run: Mapping[str, Any]) -> Remembered | None:
     told = tracking_file.read(run_dir)
     if told is None:
         return None
+    if (twin := _twin(run_dir, told)) is not None:
+        whose = f"the run {told.run_id}" if told.run_id else "a run"
+        tell({"told": f"{run_dir} is a copy of {twin}, which has {whose}; this folder gets one of its own, with all points"})  # fmt: skip
+        return Remembered(told.uri, told.experiment, None, run=anew(run, told.run_id or str(twin)))
     if (told.uri, told.experiment) != (redact.text(run["uri"]), run["experiment"]):
         return Remembered(told.uri, told.experiment, None, run=anew(run, told.run_id or told.uri))
     first = {name: told.run.get(name, run[name]) for name in ("opened", "start_time")}
     return replace(told, run={**run, **first})
+
+
+def _twin(run_dir: Path, told: Remembered) -> Path | None:
+    """The folder of which this one is a copy, so that both would write into one MLflow run; None: it was moved, if anything."""
+    before = Path(str(told.run.get("tags", {}).get(RUN_DIR, run_dir)))
+    other = tracking_file.read(before)
+    if other is None or other.run.get("opened") != told.run.get("opened") or before.samefile(run_dir):
+        return None
+    return before

@@ -13,7 +13,7 @@ from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError, first_line
 from trainer.planning.tracking_store import named, tracking_uri
 from trainer.tracking.client import environment
-from trainer.tracking.describe import RUN_DIR
+from trainer.tracking.reopened_run import RUN_DIR
 
 PATIENCE_S = 60.0
 INSTEAD = "resume=FOLDER of the run"
