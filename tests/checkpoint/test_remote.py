@@ -6,10 +6,12 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
 import s3fs
+from fsspec.implementations.local import LocalFileSystem
 from moto.server import ThreadedMotoServer
 
 import trainer
@@ -17,6 +19,7 @@ from tests import runs
 from tests.checkpoint.test_identity import DIGITS, EVERYTHING, back_at, check_equal, lines
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import ASIDE, OF_RUN, Remote
+from trainer.errors import UserError
 from trainer.job.uploads import Uploads
 
 RUN = (*DIGITS, *EVERYTHING, "epochs=2", "ema.decay=0.9", "hydra.run.dir=run")
@@ -229,6 +232,21 @@ def test_a_whole_copy_takes_the_place_of_a_damaged_checkpoint(machine: Path, who
     assert f"fetches file://{machine}/copies/run/step-000000009" in said
     check_equal(machine / "run", whole / "run")
     assert not list((machine / "copies" / "run").glob("*/ASIDE"))
+
+
+def test_an_older_checkpoint_is_not_taken_because_the_network_fails(
+    machine: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back_at(whole / "run", 8, machine / "run")
+
+    def away(*arguments: Any, **more: Any) -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(LocalFileSystem, "get_file", away)
+    with pytest.raises(UserError, match=r"Connection reset by peer\. Type instead: an address that can be reached"):
+        trainer.run([*RUN, f"checkpoint.to=file://{machine}/copies", "resume=auto"])
+    assert not list((machine / "copies" / "run").glob("*/ASIDE"))
+    assert steps(machine / "run" / "checkpoints")[-1] == "step-000000008"
 
 
 def test_copies_that_are_all_damaged_are_given_up_by_nobody_unasked(machine: Path) -> None:

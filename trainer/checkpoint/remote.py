@@ -53,6 +53,10 @@ def _parts(address: str) -> tuple[str, str]:
     return scheme, place.rstrip("/")
 
 
+class Unreachable(UserError):
+    """The error for an address that fails for now; what is there may be whole."""
+
+
 class Remote:
     """The checkpoints at an address.
 
@@ -207,7 +211,8 @@ class Remote:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(self.address, reason(error), "an address that can be reached with this account") from error
+            kind = UserError if isinstance(error, FileNotFoundError) else Unreachable
+            raise kind(self.address, reason(error), "an address that can be reached with this account") from error
 
 
 def reason(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.best_weights import put_back
-from trainer.checkpoint.remote import Remote, address_of, is_address, named
+from trainer.checkpoint.remote import Remote, Unreachable, address_of, is_address, named
 from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
@@ -102,6 +102,8 @@ def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, only_plan: bool, say
         try:
             bring(remote, step, run_dir)
             return False
+        except Unreachable:  # later it may be whole: nobody goes on from an older one, which would give it up
+            raise
         except UserError as error:
             say(f"passed over: {place}: {error.what}: {error.why}")
     with contextlib.suppress(OSError):
