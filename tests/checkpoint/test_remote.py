@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import boto3
@@ -20,6 +22,7 @@ from tests.checkpoint.test_identity import DIGITS, EVERYTHING, back_at, check_eq
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import ASIDE, OF_RUN, Remote
 from trainer.errors import UserError
+from trainer.job.fetch_checkpoints import _into_cache
 from trainer.job.uploads import Uploads
 
 RUN = (*DIGITS, *EVERYTHING, "epochs=2", "ema.decay=0.9", "hydra.run.dir=run")
@@ -113,6 +116,34 @@ def test_another_run_starts_from_an_address(bucket: str, whole: Path, tmp_path: 
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         trainer.run([*RUN, f"resume={address}"])
         assert (tmp_path / "run" / "model.safetensors").read_bytes() == (whole / "run" / "model.safetensors").read_bytes()  # fmt: skip
+
+
+def test_of_two_commands_that_fetch_the_same_one_fetches_and_the_other_waits(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
+    begun, may_end, fetch, fetched, said = Event(), Event(), Remote.fetch, list[str](), list[str]()
+
+    def slow(remote: Remote, step: str, checkpoints: Path) -> Path:
+        fetched.append(step)
+        (begun if len(fetched) == 1 else may_end).set()  # a second one would be the defect
+        assert may_end.wait(60)
+        return fetch(remote, step, checkpoints)
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("waits for another command, which fetches from file://"):
+            may_end.set()
+
+    monkeypatch.setattr(Remote, "fetch", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(_into_cache, f"file://{whole}/copies/run/step-000000009", say)
+        assert begun.wait(60)
+        other = pool.submit(_into_cache, f"file://{whole}/copies/run/step-000000009", say)
+        folder = first.result()
+        assert other.result() == folder and fetched == ["step-000000009"] and len(said) == 2, said
+    assert store.check(folder) == folder
+    assert (folder.parent.parent / "metrics.jsonl").is_file()
 
 
 def flipped(file: Path) -> None:

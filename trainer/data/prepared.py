@@ -78,18 +78,25 @@ def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str,
 
 
 @contextmanager
-def locked(target: Path) -> Iterator[None]:
+def locked(target: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Context manager: holds the lock under which a folder is prepared; makes its parent folders.
+
+    Args:
+        waiting: called once, before it is waited for another process.
 
     Raises:
         UserError: another user could put something there, or this one can only read there.
     """
-    from filelock import FileLock
+    from filelock import FileLock, Timeout
 
     cache.make(target.parent)
     lock = FileLock(target.with_name(f"{target.name}.lock"))
     try:
-        lock.acquire()
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            waiting()
+            lock.acquire()
     except PermissionError as error:
         raise cache.read_only(target.parent) from error
     try:

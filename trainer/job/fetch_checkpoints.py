@@ -12,6 +12,7 @@ from trainer.checkpoint.best_weights import put_back
 from trainer.checkpoint.remote import Remote, Unreachable, address_of, is_address, named
 from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.run_config import RunConfig
+from trainer.data.prepared import locked
 from trainer.errors import UserError
 from trainer.host.cache import cache_root
 from trainer.planning.kept_runs import AUTO, FRESH, instead, own
@@ -68,15 +69,25 @@ def _copies(config: RunConfig, plan: Plan) -> Remote | None:
 
 
 def _into_cache(address: str, say: Say) -> Path:
-    """A checkpoint of another run, with its run's files, in the user's cache; what is there already is not fetched again."""
+    """A checkpoint of another run, with its run's files, in the user's cache; what is there already is not fetched again.
+
+    Of several commands one fetches at a time, and the others then find what it has fetched.
+    """
     remote, step = named(address)
     source = cache_root() / "fetched" / hashlib.blake2b(remote.address.encode(), digest_size=8).hexdigest()
     checkpoints = source / CHECKPOINTS
     marker = checkpoints / step / durable_folder.MARKER
-    if not marker.is_file() or marker.read_bytes() != remote.marker(step):
-        say(f"fetches {remote.address}/{step} ({remote.size(step) / 1e6:.1f} MB)")
-        remote.fetch(step, checkpoints)
-        remote.fetch_run(step, source, CARRIED)
+
+    def is_there() -> bool:
+        return marker.is_file() and marker.read_bytes() == remote.marker(step)
+
+    if is_there():
+        return checkpoints / step
+    with locked(source, lambda: say(f"waits for another command, which fetches from {remote.address}")):
+        if not is_there():
+            say(f"fetches {remote.address}/{step} ({remote.size(step) / 1e6:.1f} MB)")
+            remote.fetch_run(step, source, CARRIED)
+            remote.fetch(step, checkpoints)  # last: what others look for
     return checkpoints / step
 
 
