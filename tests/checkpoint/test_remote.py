@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -247,6 +248,32 @@ def test_an_address_that_fails_is_told_and_tried_again(whole: Path, tmp_path: Pa
     monkeypatch.setattr(remote.files, "put_file", put)
     uploads.step()
     assert not uploads.left() and "is copied to" in said[-1]
+
+
+def test_the_copies_of_a_folder_named_by_its_whole_path_are_found_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = [*RUN, f"checkpoint.to=file://{tmp_path}/copies", f"hydra.run.dir={tmp_path}/at/run", "limit_train_batches=2"]
+    for here in ("at", "at/run", "cron"):
+        (tmp_path / here).mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / here)
+        trainer.run([*run, "resume=auto"])
+        assert len(steps(tmp_path / "copies" / str(tmp_path / "at" / "run").lstrip("/"))) == 4
+        lives = json.loads((tmp_path / "at" / "run" / "lives.json").read_text())
+        assert len(lives) == (1 if here == "at" else 2), "the copy was found: it knows the life before"
+        shutil.rmtree(tmp_path / "at")
+
+
+def test_copies_by_the_other_name_are_told_and_an_empty_address_is_named(machine: Path) -> None:
+    told = (f"checkpoint.to=file://{machine}/copies", "resume=auto", f"hydra.run.dir={machine}/run")
+    whole_name = f"file://{machine}/copies{machine}/run"
+    refused = runs.trainer(*RUN, *told, cwd=machine)
+    assert refused.returncode == 2 and not (machine / "run" / "checkpoints").exists()
+    assert f"there is no copy at {whole_name}, and step-000000009 is at file://{machine}/copies/run" in refused.stderr
+    assert f"python -m trainer.checkpoints fetch file://{machine}/copies/run {machine}/run first" in refused.stderr
+    shutil.rmtree(machine / "copies")
+    begun = runs.trainer(*RUN, *told, "plan=true", "verbosity=normal", cwd=machine)
+    assert begun.returncode == 0 and f"resume=auto: there is no checkpoint at {whole_name}" in begun.stdout
 
 
 def test_a_run_that_could_go_on_is_not_written_over(machine: Path) -> None:

@@ -29,14 +29,18 @@ def is_address(path: str) -> bool:
     return "://" in path
 
 
-def address_of(to: str, run_dir: Path) -> str:
-    """Where the copies of a run's checkpoints are: its folder's name is as seen from the working directory, or else whole.
+def address_of(to: str, run_dir: Path, whole: bool) -> str:
+    """Where the copies of a run's checkpoints are.
+
+    Args:
+        whole: by the whole path of its folder, as the user has named it; else by the path from the working directory.
 
     Raises:
         UserError: there is no such place.
     """
     here = Path.cwd()
-    name = run_dir.relative_to(here) if run_dir.is_relative_to(here) else run_dir.relative_to(run_dir.anchor)
+    whole = whole or not run_dir.is_relative_to(here)
+    name = run_dir.relative_to(run_dir.anchor if whole else here)
     scheme, place = _parts(to)
     return f"{scheme}://{place}/{name.as_posix()}"
 

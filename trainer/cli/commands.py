@@ -74,7 +74,8 @@ def run_one(
             trackers.append(stack.enter_context(tracking(recorded_at(checked.config))))
 
         with usual_values(app, overrides, config_name):
-            ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed)
+            whole = compose.names_whole(config, "hydra.run.dir")
+            ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed, whole=whole)
         if ready.checked.config.plan:
             return _shown(ready)
         ready = of_the_same_data(ready)

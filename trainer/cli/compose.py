@@ -167,6 +167,13 @@ def plain(config: DictConfig) -> dict[str, Any]:
     return resolved  # type: ignore[return-value]
 
 
+def names_whole(config: DictConfig, key: str) -> bool:
+    """Whether a composed config names that folder by a path from the root."""
+    from omegaconf import OmegaConf
+
+    return os.path.isabs(str(OmegaConf.select(config, key)))
+
+
 def named_folder(config: DictConfig, key: str) -> Path:
     """The folder that a composed config names for a run or a sweep, by a key such as ``hydra.run.dir``.
 

@@ -59,8 +59,8 @@ def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[s
     check_sweep_folder(folder, master.hydra.output_subdir)
     jobs = expand(master)
     points, left_out = check_points(app, master, jobs)
-    swept = swept_keys(master)
-    return Sweep(app, overrides, config_name, flags, folder, later, jobs, points, left_out, swept)
+    swept, whole = swept_keys(master), compose.names_whole(master, "hydra.sweep.dir")
+    return Sweep(app, overrides, config_name, flags, folder, later, jobs, points, left_out, swept, whole)
 
 
 @dataclass
@@ -74,6 +74,7 @@ class Sweep:
         jobs: the overrides of each job, points: each of them checked. Both are empty where the sweeper chooses as it goes.
         left_out: what a point has no use for.
         swept: the keys of which it takes several values.
+        whole: the user named its folder by a path from the root.
         ended: its jobs so far; cut: what ended it before the last one.
     """
 
@@ -87,6 +88,7 @@ class Sweep:
     points: list[Ready]
     left_out: LeftOut
     swept: set[str]
+    whole: bool = False
     tracker: Tracker | None = None
     ended: list[sweep_table.Row] = field(default_factory=list)
     cut: Interrupted | None = None
@@ -184,7 +186,7 @@ class Sweep:
     def _ready(self, config: DictConfig, mine: list[str], where: str) -> Ready:
         """The next job, checked once more: the machine may have changed since."""
         number = len(self.ended)
-        ready = get_ready(plain(config), typed_keys(mine), where)
+        ready = get_ready(plain(config), typed_keys(mine), where, whole=self.whole)
         if self.points:
             ready.plan = replace(ready.plan, left_out=self.points[number].plan.left_out)
         ready.swept, ready.later = frozenset(self.swept), number > 0

@@ -98,9 +98,10 @@ def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: i
     """Check a job as it will run, in its own folder, from whose checkpoints it may resume."""
     with sentences(app, overrides):
         config = app.config_loader.load_sweep_config(master, overrides)
-    folder = compose.named_folder(master, "hydra.sweep.dir")
+    key = "hydra.sweep.dir"
+    folder, whole = compose.named_folder(master, key), compose.names_whole(master, key)
     mine = folder / _subdir(config, number)
-    return get_ready(compose.plain(config), typed_keys(overrides), str(mine), "hydra.sweep.dir", above=folder)
+    return get_ready(compose.plain(config), typed_keys(overrides), str(mine), key, above=folder, whole=whole)
 
 
 def _subdir(config: DictConfig, number: int) -> str:

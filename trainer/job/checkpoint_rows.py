@@ -40,7 +40,7 @@ def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
     else:
         yield "checkpoints", f"{rhythm}, {_size(ready)} each, {_stay(told)}"
         if told.to is not None:
-            yield "  copied to", address_of(told.to, Path(plan.run_dir))
+            yield "  copied to", address_of(told.to, Path(plan.run_dir), plan.whole_path)
     if (said := NOT_FINITE.get(ready.checked.config.on_nonfinite)) is not None:
         yield "not finite", said.format(most=ready.checked.config.max_rewinds)
 

@@ -38,7 +38,7 @@ def fetched(config: RunConfig, plan: Plan, say: Say) -> RunConfig:
         remote.try_writing()
     if path is not None and is_address(path):
         return config.changed(resume={"path": str(_into_cache(path, say))})
-    if remote is not None and path == AUTO and _fetch_newer(remote, run_dir, plan, config.plan, say):
+    if remote is not None and path == AUTO and _fetch_newer(remote, run_dir, plan, config, say):
         return config.changed(resume={"path": FRESH})
     return config
 
@@ -65,7 +65,7 @@ def check_copies(config: RunConfig, plan: Plan, source: Path | None) -> None:
 
 def _copies(config: RunConfig, plan: Plan) -> Remote | None:
     to = config.checkpoint.to
-    return None if to is None else Remote(address_of(to, Path(plan.run_dir)))
+    return None if to is None else Remote(address_of(to, Path(plan.run_dir), plan.whole_path))
 
 
 def _into_cache(address: str, say: Say) -> Path:
@@ -91,18 +91,21 @@ def _into_cache(address: str, say: Say) -> Path:
     return checkpoints / step
 
 
-def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, only_plan: bool, say: Say) -> bool:
+def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, config: RunConfig, say: Say) -> bool:
     """Fetch the newest copy that is whole, if it is newer than the newest whole checkpoint in the run's folder.
 
     Returns:
         Whether the run can only be planned as one that begins: it would go on from a copy, and a plan fetches nothing.
+
+    Raises:
+        UserError: there are copies that cannot be reached, or that have the folder's other name.
     """
     here = store.newest_whole(run_dir / CHECKPOINTS, say)
-    for step in remote.found():
+    for step in (found := remote.found()):
         if here is not None and store.step_of(here.name) >= store.step_of(step):
             return False
         place = f"{remote.address}/{step}"
-        if only_plan:
+        if config.plan:
             say(
                 f"resume=auto: {place} is newer than what is here and would be fetched first; this plan is made without it"
             )
@@ -117,9 +120,25 @@ def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, only_plan: bool, say
             raise
         except UserError as error:
             say(f"passed over: {place}: {error.what}: {error.why}")
+    if here is None and not found:
+        _check_other_name(config, plan)
+        say(f"resume=auto: there is no checkpoint at {remote.address}")
     with contextlib.suppress(OSError):
         (run_dir / CHECKPOINTS).rmdir()  # where it was made for what could not be fetched
     return False
+
+
+def _check_other_name(config: RunConfig, plan: Plan) -> None:
+    """The run's copies may have the folder's other name: its whole path, or the path from here.
+
+    Raises:
+        UserError: there are some.
+    """
+    run_dir = Path(plan.run_dir)
+    mine, other = (Remote(address_of(str(config.checkpoint.to), run_dir, whole)) for whole in (plan.whole_path, not plan.whole_path))  # fmt: skip
+    if mine.address != other.address and (found := other.found()):
+        why = f"there is no copy at {mine.address}, and {found[0]} is at {other.address}: hydra.run.dir was typed in another way"  # fmt: skip
+        raise UserError("resume=auto", why, f"python -m trainer.checkpoints fetch {other.address} {run_dir} first, or resume=fresh")  # fmt: skip
 
 
 def bring(remote: Remote, step: str, run_dir: Path) -> Path:

@@ -73,8 +73,8 @@ class Ready:
             return self
         checked = replace(self.checked, facts=facts)
         plan = make_plan(checked, self.model, Machine.here(), self.plan.run_dir)
-        left_out, blocks = self.plan.left_out, self.plan.lease_batches
-        return replace(self, checked=checked, plan=replace(plan, left_out=left_out, lease_batches=blocks))
+        kept = {name: getattr(self.plan, name) for name in ("left_out", "lease_batches", "whole_path")}
+        return replace(self, checked=checked, plan=replace(plan, **kept))
 
     @property
     def secrets(self) -> set[str]:
@@ -84,10 +84,11 @@ class Ready:
 
 @dataclass(frozen=True)
 class Place:
-    """The folder that the user has named for a run, or for all jobs of a sweep, and the key for it."""
+    """The folder that the user has named for a run, or for all jobs of a sweep, the key for it, and whether by its whole path."""
 
     key: str
     folder: Path
+    whole: bool
 
 
 def get_ready(
@@ -97,11 +98,13 @@ def get_ready(
     place: str = "hydra.run.dir",
     passed: Callable[[Checked], None] = lambda checked: None,
     above: Path | None = None,
+    whole: bool = False,
 ) -> Ready:
     """Check a config wholly and plan the job; writes nothing, except that it may fetch a checkpoint.
 
     Args:
         place: the key that names ``run_dir``, or the folder ``above`` of the sweep that the job belongs to.
+        whole: the user named the folder by its whole path.
         passed: called when the light checks are passed, before torch is imported.
 
     Raises:
@@ -109,7 +112,7 @@ def get_ready(
     """
     redact.HERE.learn(values(config))
     try:
-        return _get_ready(config, typed, run_dir, Place(place, above or Path(run_dir)), passed)
+        return _get_ready(config, typed, run_dir, Place(place, above or Path(run_dir), whole), passed)
     except OSError as error:  # whatever is read here, the config names
         raise UserError(str(error.filename or "the config"), f"cannot be read: {error.strerror or error}") from error
 
@@ -186,7 +189,7 @@ def _planned(
         _check_weights(checked.config)
     _check_places(checked, model, place)
     plan = make_plan(checked, model, Machine.here(), run_dir)
-    return Ready(checked, model, replace(plan, lacks=list(checked.lacks)))
+    return Ready(checked, model, replace(plan, lacks=list(checked.lacks), whole_path=place.whole))
 
 
 def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:

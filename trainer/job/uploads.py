@@ -154,7 +154,7 @@ def uploading(ready: Ready, result: Result, say: Callable[[str], None]) -> Itera
     if to is None or plan.node_rank or not keeps(config, plan):
         yield
         return
-    remote = Remote(address_of(to, run_dir))
+    remote = Remote(address_of(to, run_dir, plan.whole_path))
     _give_up_others(ready, remote)
     uploads = Uploads(run_dir, remote, say, config.checkpoint.keep_last)
     uploads.thread.start()

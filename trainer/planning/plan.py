@@ -83,6 +83,7 @@ class Plan:
         insecure: servers take any program that reaches the launcher's store for a process of the run.
         by_role: each process is started by a command of its own, and is a host for itself.
         least_nnodes: hosts may come and go, while so many are there; 0: all stay to the end.
+        whole_path: the user named the run's folder by a path from the root: so are its copies at ``checkpoint.to``.
         transport: how workers and parameter servers reach each other; empty: there are no servers.
     """
 
@@ -133,6 +134,7 @@ class Plan:
     least_nnodes: int = 0
     lease_batches: int = 0
     transport: str = ""
+    whole_path: bool = False
 
     @property
     def own_folder(self) -> Path:
