@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
+from trainer.host.files import FULL
 from trainer.host.notes_board import Board
 from trainer.planning.plan import Plan
 from trainer.planning.processes import Process
@@ -67,7 +68,7 @@ class Whereabouts:
         self.untold, self.unheard = dict(there), {key: p for key, p in there.items() if p.role == "server"}
         self.lives: dict[tuple[str, int], int] = {}
         """Of processes that were started again, the life that is to be told of."""
-        self._looked = clock()
+        self._looked, self._unwritten = clock(), False
 
     def again(self, role: str, rank: int, life: int) -> None:
         """Expect another report: the process (role, rank) has been restarted."""
@@ -80,20 +81,33 @@ class Whereabouts:
         Args:
             now: also if it was looked at a moment ago.
         """
-        if not (self.untold or self.unheard) or (self.clock() - self._looked < LOOK_S and not now):
+        if not (self.untold or self.unheard or self._unwritten) or (self.clock() - self._looked < LOOK_S and not now):
             return
         self._looked = self.clock()
         told = {key: Told(**json.loads(note)) for key, note in self._noted(board, PROCESS, self.untold).items()}
         told = {key: it for key, it in told.items() if it.life == self.lives.get(key, it.life)}
         endpoints = self._noted(board, ENDPOINT, self.unheard)
-        if not told and not endpoints:
-            return
+        if told or endpoints:
+            self._take(told, endpoints)
+        if self._unwritten:
+            self._write()
+
+    def _take(self, told: Mapping[tuple[str, int], Told], endpoints: Mapping[tuple[str, int], str]) -> None:
+        """Into the plan."""
         self.untold = {key: p for key, p in self.untold.items() if key not in told}
         self.unheard = {key: p for key, p in self.unheard.items() if key not in endpoints}
         processes = [_with(p, told.get((p.role, p.rank)), endpoints.get((p.role, p.rank))) for p in self.plan.processes]
         first = {role: dict(one.environment) for (role, rank), one in told.items() if rank == 0}
         self.plan = replace(self.plan, processes=processes, environment={**self.plan.environment, **first})
-        leave_plan(self.plan)
+        self._unwritten = True
+
+    def _write(self) -> None:
+        try:
+            leave_plan(self.plan)
+            self._unwritten = False
+        except OSError as error:
+            if error.errno not in FULL:  # of a full disk the run tells, and this is tried again
+                raise
 
     @staticmethod
     def _noted(board: Board, note: str, missing: Mapping[tuple[str, int], Process]) -> dict[tuple[str, int], str]:
