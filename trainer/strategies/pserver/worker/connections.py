@@ -205,9 +205,14 @@ def _beat(
     frames = pack(Message(Verb.BEAT, rank=seat.rank))
     while not gone.wait(every_s):
         for note in notes:
-            if endpoint := note.news():
-                sockets[note.server].close(0)
-                sockets[note.server] = WorkerSocket(context, seat.secret, seat.rank, note.server, endpoint)
+            known = note.known
+            try:
+                if endpoint := note.news():
+                    before = sockets[note.server]
+                    sockets[note.server] = WorkerSocket(context, seat.secret, seat.rank, note.server, endpoint)
+                    before.close(0)
+            except (OSError, zmq.ZMQError):  # no descriptor is free: this thread has to live on, and tries it again
+                note.known = known
         for socket in sockets:
             try:
                 socket.socket.send_multipart(frames, zmq.NOBLOCK)
