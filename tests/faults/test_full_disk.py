@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_a_disk_that_stays_full_ends_the_run_by_a_sentence_and_it_goes_on_later(
     done = trainer(*BASE, *HOW[how], FILLS.replace("AT", "14").replace("UNTIL", "99"), cwd=small)
     run = small / "run"
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
-    assert f"failed: worker 0: {run}/metrics.jsonl cannot be written: No space left on device" in done.stderr
+    assert re.search(r"^failed: worker 0: .*No space left on device", done.stderr, re.MULTILINE), done.stderr
     assert "resume=auto" in done.stderr.splitlines()[-1]
     (run / FILLER).unlink()
     again = trainer(*BASE, *HOW[how], "resume=auto", "resume.allow_changes=true", cwd=small)

@@ -75,3 +75,12 @@ def test_another_error_is_no_full_disk(tmp_path: Path) -> None:
     points, _ = on_a_disk(tmp_path, 0, errno.EIO)
     with pytest.raises(OSError, match="no room"):
         points.add("a line")
+
+
+def test_half_a_line_of_a_worker_that_is_gone_is_cut_off(tmp_path: Path) -> None:
+    for before, kept in (("", ""), ("half", ""), ("one\nhal", "one\n"), ("one\ntwo\n", "one\ntwo\n")):
+        (tmp_path / "metrics.jsonl").write_text(before)
+        points = Points(tmp_path)
+        points.add("next")
+        points.close()
+        assert (tmp_path / "metrics.jsonl").read_text() == f"{kept}next\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import select
@@ -81,3 +82,25 @@ sys.exit(7 if sys.stdout.buffer.raw.left_out > 20_000 else 1)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+
+
+class Refusing(io.StringIO):
+    """A stream whose file takes nothing."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, os.strerror(self.number))
+
+    def flush(self) -> None:
+        raise OSError(self.number, os.strerror(self.number))
+
+
+def test_who_prints_to_a_screen_on_a_full_disk_goes_on() -> None:
+    guard = Guard(Refusing(errno.ENOSPC))
+    print("a line that goes nowhere", file=guard, flush=True)
+    guard.finish()
+    with pytest.raises(BrokenPipeError):
+        print("nobody reads", file=Guard(Refusing(errno.EPIPE)), flush=True)

@@ -89,4 +89,8 @@ def _link(source: Path, place: Path) -> None:
     try:
         os.link(source, place)
     except OSError:
-        shutil.copyfile(source, place)
+        try:
+            shutil.copyfile(source, place)
+        except BaseException:
+            place.unlink(missing_ok=True)  # half of it would be taken for the whole
+            raise

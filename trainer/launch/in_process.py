@@ -17,9 +17,8 @@ from trainer.config.instantiate import locate
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import interpreter
 from trainer.host.addresses import LOOPBACK, free_port
-from trainer.host.files import FULL
 from trainer.host.notes_board import SealedBoard
-from trainer.launch.process import unwritable
+from trainer.launch.process import full_disk
 from trainer.launch.whereabouts import environment, leave_plan
 from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat
@@ -51,11 +50,9 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
             return outcome
         except (RunFailed, UserError, Interrupted):
             raise
-        except OSError as error:
-            if error.errno not in FULL:
-                raise RunFailed(f"worker 0:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
-            raise RunFailed(f"worker 0: {unwritable(error)}") from error
         except (Exception, SystemExit) as error:  # of the user's own code, which may end the process
+            if full := full_disk(error):
+                raise RunFailed(f"worker 0: {full}") from error
             raise RunFailed(f"worker 0:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
 
 

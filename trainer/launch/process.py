@@ -12,6 +12,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 import select
 import signal
 import sys
@@ -31,6 +32,7 @@ from trainer.terminal import streams
 MOST_TEXT = 30_000
 """Characters of an error, which a pipe takes without a reader."""
 DONE = b""
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
 TOLD_S = 1.0
 """Longest wait until the forkserver tells how a process has ended that is gone."""
 STACKS = signal.SIGUSR2
@@ -64,8 +66,8 @@ class Failure:
     def of(cls, error: BaseException) -> Failure:
         """Make the failure of a caught exception; an error made for users counts even if another followed from it."""
         at, step = time.monotonic_ns(), error
-        if isinstance(error, OSError) and error.errno in FULL:
-            return cls(at, unwritable(error), True)
+        if full := full_disk(error):
+            return cls(at, full, True)
         while not isinstance(step, (RunFailed, UserError)):
             if step.__cause__ is not None or step.__context__ is None:
                 return cls(at, _for_pipe("".join(traceback.format_exception(error)).rstrip()), False)
@@ -75,9 +77,12 @@ class Failure:
         return cls(at, _for_pipe(str(step)), True, ends, where, follows)
 
 
-def unwritable(error: OSError) -> str:
-    """The sentence for a full disk that ends a process."""
-    return f"{error.filename or 'a file'} cannot be written: {error.strerror}"
+def full_disk(error: BaseException) -> str:
+    """The sentence for a full disk that ends a process; '' if the error is another one. (safetensors tells it in words alone.)"""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return f"{error.filename or 'a file'} cannot be written: {error.strerror}"
+    told = OS_ERROR.search(str(error))
+    return f"a file cannot be written: {os.strerror(int(told[1]))}" if told and int(told[1]) in FULL else ""
 
 
 class Child:

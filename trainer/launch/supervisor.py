@@ -254,7 +254,8 @@ class Supervisor:
                 let_in = ADMITTED.format(death.of.rank, death.life)
                 if re.search(rf"\b{death.of}\b", failure.words) and not (death.life and self.board[0].check([let_in])):
                     return death.error
-        return failed_first([m for m in self.members if m is member or not (m.role.apart and _ends_alone(m))])
+        without = [m for m in self.members if self._well(m) or (m.role.apart and _ends_alone(m))]
+        return failed_first([m for m in self.members if m is member or m not in without])
 
     def _can_do_without(self, member: StartedProcess) -> bool:
         """Whether the run goes on although that process failed: others of its role are there, and it just died.
@@ -291,9 +292,12 @@ class Supervisor:
         return member.handle.well or (member.handle.returned and _which(member) in self._stayed)
 
     def at_work(self) -> list[StartedProcess]:
-        """The workers that run, take part and have not returned; if there are none, the others that have not returned."""
-        busy = [m for m in self.running if not m.handle.returned]
-        return [m for m in busy if m.role.name == "worker" and self._takes_part(m)] or busy
+        """The workers that run, take part and have not returned; if there are none, those that wait to be let in.
+
+        A server does nothing while nobody asks it, as in a validation.
+        """
+        busy = [m for m in self.running if m.role.name == "worker" and not m.handle.returned]
+        return [m for m in busy if self._takes_part(m)] or busy
 
     def _takes_part(self, member: StartedProcess) -> bool:
         """Whether it does not wait to be let in."""

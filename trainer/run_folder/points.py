@@ -18,6 +18,7 @@ class Points:
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / "metrics.jsonl"
+        _end_at_a_line(self.path)
         self.file = self.path.open("ab", buffering=0)
         self.waiting = b""
         self.refused = False
@@ -69,3 +70,13 @@ class Points:
             print(f"{self.path} is written again; no point is missing", flush=True)
         self.refused = False
         return None
+
+
+def _end_at_a_line(path: Path) -> None:
+    """Cut off half a line, whose worker is gone: on a full disk it had written so much."""
+    if not path.is_file():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        if content and not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)

@@ -210,11 +210,12 @@ class Report:
     def hand_over(self) -> None:
         """Stop reporting, because a worker with a lower rank has come back."""
         self.run_dir = None
+        points, self._points = self._points, None
         try:
-            self.close()
+            if points is not None:
+                points.close()
         except OSError as error:  # a full disk, which the other worker finds as well
             print(f"some of this worker's points are lost: {why(error)}", flush=True)
-        self._points = None
 
     def stopped(self, why: str) -> None:
         """Report that the run ends before its last epoch, and why."""
@@ -279,11 +280,13 @@ class Report:
     @property
     def points(self) -> int | None:
         """The size of metrics.jsonl in bytes; None if another worker writes it."""
-        return self._points.size if self._points is not None else None
+        points = self._points
+        return points.size if points is not None else None
 
     def unwritten(self) -> str:
         """Why some points so far are not in metrics.jsonl yet; '' if all are."""
-        return self._points.unwritten() if self._points is not None else ""
+        points = self._points
+        return points.unwritten() if points is not None else ""
 
     def state(self) -> dict[str, Any]:
         """What was reported so far, for :meth:`load`."""

@@ -24,6 +24,16 @@ def clean(text: str) -> str:
     return visible(redact.text(text))
 
 
+@contextlib.contextmanager
+def _if_the_disk_takes() -> Iterator[None]:
+    """Context manager: a full disk, to whose file the screen goes, ends nobody who prints."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in files.FULL:
+            raise
+
+
 class Guard:
     """A text stream that cleans what is written to it, line by line; a lone carriage return ends a line as well.
 
@@ -63,7 +73,8 @@ class Guard:
             self._pending = [pending[len(pending) - held :]] if held else []
             if len(pending) > held:
                 self._emit(pending[: len(pending) - held])
-        self.stream.flush()
+        with _if_the_disk_takes():
+            self.stream.flush()
 
     def finish(self) -> None:
         """Pass on everything that is left, because nothing more comes."""
@@ -71,7 +82,8 @@ class Guard:
             pending, self._pending = "".join(self._pending), []
             if pending:
                 self._emit(pending)
-        self.stream.flush()
+        with _if_the_disk_takes():
+            self.stream.flush()
 
     @property
     def buffer(self) -> _Bytes:
@@ -80,11 +92,12 @@ class Guard:
 
     def _emit(self, text: str) -> None:
         text = clean(text.replace("\r\n", "\n").replace("\r", "\n"))
-        try:
-            self.stream.write(text)
-        except UnicodeEncodeError:
-            encoding = getattr(self.stream, "encoding", None) or "ascii"
-            self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        with _if_the_disk_takes():
+            try:
+                self.stream.write(text)
+            except UnicodeEncodeError:
+                encoding = getattr(self.stream, "encoding", None) or "ascii"
+                self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

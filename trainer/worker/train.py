@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -178,8 +178,11 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
             finally:
                 run.profile.close()
                 run.feed.close()
-        finally:
-            report.close()
+        except BaseException:
+            with suppress(OSError):  # what ends the run is the first cause, and not the full disk after it
+                report.close()
+            raise
+        report.close()
 
 
 def _host_watched(seat: Seat, report: Report, every_s: float | None) -> AbstractContextManager[None]:
