@@ -166,3 +166,27 @@ def test_nothing_is_followed_and_nothing_removed_without_a_word(tmp_path: Path) 
     assert not os.path.lexists(place) and precious.read_text() == "mine" and len(said) == 1
     put_back(tmp_path / "run", None, said.append)
     assert len(said) == 1
+
+
+def test_checkpoint_that_could_not_hold_them_does_not_cost_the_run_its_best_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, place: Path) -> None:
+        place.write_bytes(source.read_bytes()[:100])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    run = tmp_path / "run"
+    trainer.run([*RUN, f"hydra.run.dir={run}"])
+    assert (
+        "the best weights so far are not in this checkpoint: No space left on device"
+        in (run / "workerlog.0").read_text()
+    )
+    newest, older = store.found(run / "checkpoints")[:2]
+    assert not (newest / BEST.name).exists() and durable_folder.whole(newest, store.FORMAT) == newest
+    before, said = (run / BEST).read_bytes(), list[str]()
+    put_back(run, newest, said.append)
+    assert (run / BEST).read_bytes() == before and not said
+    put_back(run, older, said.append)
+    assert not (run / BEST).exists(), "they are of a later validation than that checkpoint"

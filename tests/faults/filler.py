@@ -23,7 +23,9 @@ class Filler:
 
     def on_update_end(self, event: UpdateEnd) -> None:
         filler = event.run_dir / FILLER
-        if self.fills and self.at <= event.step < self.until:  # again and again: a checkpoint that is given up leaves room
+        if (
+            self.fills and self.at <= event.step < self.until
+        ):  # again and again: a checkpoint that is given up leaves room
             with filler.open("ab", buffering=0) as file:
                 try:
                     while True:

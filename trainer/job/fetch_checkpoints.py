@@ -74,7 +74,7 @@ def _into_cache(address: str, say: Say) -> Path:
     Of several commands one fetches at a time, and the others then find what it has fetched.
     """
     remote, step = named(address)
-    source = cache_root() / "fetched" / hashlib.blake2b(remote.address.encode(), digest_size=8).hexdigest()
+    source = cache_root() / "fetched" / hashlib.blake2b(f"{remote.address}/{step}".encode(), digest_size=8).hexdigest()
     checkpoints = source / CHECKPOINTS
     marker = checkpoints / step / durable_folder.MARKER
 
