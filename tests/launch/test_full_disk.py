@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from trainer.errors import RunFailed
 from trainer.launch.full_disk import LOOK_S, FullDisk
+from trainer.launch.process import Failure
 
 
 def test_what_has_changed_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,3 +38,10 @@ def test_what_has_changed_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert looked(f_bavail=0, f_blocks=0) == [], "a file system that does not know its size"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert looked(f_blocks=100) == [], "root may use what is reserved"
+
+
+def test_what_is_told_for_users_stays_what_it_is_though_a_full_disk_was_the_cause() -> None:
+    told = Failure.of(RunFailed("worker 1: no checkpoint: I/O error: No space left on device (os error 28)"))
+    assert told.words.startswith("worker 1: no checkpoint") and told.ends_run
+    bare = Failure.of(OSError("I/O error: No space left on device (os error 28)"))
+    assert (bare.words, bare.told) == ("a file cannot be written: No space left on device", True)

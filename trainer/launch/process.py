@@ -66,7 +66,7 @@ class Failure:
     def of(cls, error: BaseException) -> Failure:
         """Make the failure of a caught exception; an error made for users counts even if another followed from it."""
         at, step = time.monotonic_ns(), error
-        if full := full_disk(error):
+        if not isinstance(error, (RunFailed, UserError)) and (full := full_disk(error)):
             return cls(at, full, True)
         while not isinstance(step, (RunFailed, UserError)):
             if step.__cause__ is not None or step.__context__ is None:
