@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
+from tests.small_disk import small_disk
 from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError
 from trainer.host.folder_checks import check_folder
@@ -113,13 +114,8 @@ def open_to_all() -> Iterator[Path]:
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(place)], capture_output=True)
-    if done.returncode:
-        pytest.skip("mounting is not allowed here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with small_disk(tmp_path / "small", "256k") as place:
+        yield place
 
 
 @ROOT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests.faults.filler import FILLER
 from tests.runs import points, trainer
+from tests.small_disk import small_disk
 
 BASE = [
     "+recipe=digits_lenet", "limit_train_batches=12", "epochs=3", "execution.log_every=1", "execution.threads=1",
@@ -27,12 +27,8 @@ HOW = {
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(place)], capture_output=True).returncode:
-        pytest.skip("mounting is not allowed here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with small_disk(tmp_path / "small", "4m") as place:
+        yield place
 
 
 def told(run: Path) -> list[list[tuple[int, float]]]:

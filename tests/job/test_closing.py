@@ -9,7 +9,6 @@ import io
 import json
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import rich.console
 
+from tests.small_disk import small_disk
 from trainer.cli import commands, compose
 from trainer.errors import Interrupted, RunFailed
 from trainer.job import closing, job
@@ -140,12 +140,8 @@ def test_a_closing_step_that_fails_hides_neither_the_cause_nor_the_other_steps(
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of 300 KiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(place)], capture_output=True).returncode:
-        pytest.skip("mounting is not allowed here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with small_disk(tmp_path / "small", "300k") as place:
+        yield place
 
 
 def test_a_disk_that_fills_up_is_what_the_run_says(execute: Execute, small: Path) -> None:

@@ -21,6 +21,16 @@ PRIVATE, COMMON = 0o600, 0o666
 
 
 @contextmanager
+def if_the_disk_takes() -> Iterator[None]:
+    """Context manager: what a full disk refuses is left out, and ends nobody."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+
+
+@contextmanager
 def replacing(path: Path, mode: int = COMMON) -> Iterator[Path]:
     """Context manager: yields a new empty file to write, which replaces ``path`` unless an error occurs.
 

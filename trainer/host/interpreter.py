@@ -28,9 +28,8 @@ def begin() -> None:
 def run_command(main: Callable[[], int]) -> NoReturn:
     """Run the command line of a module and end this process with its exit code."""
     begin()
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # a daemon that ignores it leaves that to its children, who then miss theirs
+    # A daemon that ignores it leaves that to its children, who then miss theirs.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         code = main()
     except SystemExit as end:  # argparse, after --help or --version

@@ -24,8 +24,6 @@ from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat
 from trainer.terminal import streams
 
-"""Reasons why nothing more can be written, which say all by themselves."""
-
 
 def in_place(assignment: Assignment) -> dict[str, Any]:
     """Run the plan's only worker in this process.

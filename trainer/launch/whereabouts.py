@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from trainer.host.files import FULL
+from trainer.host.files import if_the_disk_takes
 from trainer.host.notes_board import Board
 from trainer.planning.plan import Plan
 from trainer.planning.processes import Process
@@ -90,7 +90,9 @@ class Whereabouts:
         if told or endpoints:
             self._take(told, endpoints)
         if self._unwritten:
-            self._write()
+            with if_the_disk_takes():  # of a full disk the run tells, and this is tried again
+                leave_plan(self.plan)
+                self._unwritten = False
 
     def _take(self, told: Mapping[tuple[str, int], Told], endpoints: Mapping[tuple[str, int], str]) -> None:
         """Into the plan."""
@@ -100,14 +102,6 @@ class Whereabouts:
         first = {role: dict(one.environment) for (role, rank), one in told.items() if rank == 0}
         self.plan = replace(self.plan, processes=processes, environment={**self.plan.environment, **first})
         self._unwritten = True
-
-    def _write(self) -> None:
-        try:
-            leave_plan(self.plan)
-            self._unwritten = False
-        except OSError as error:
-            if error.errno not in FULL:  # of a full disk the run tells, and this is tried again
-                raise
 
     @staticmethod
     def _noted(board: Board, note: str, missing: Mapping[tuple[str, int], Process]) -> dict[tuple[str, int], str]:

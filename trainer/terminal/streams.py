@@ -24,16 +24,6 @@ def clean(text: str) -> str:
     return visible(redact.text(text))
 
 
-@contextlib.contextmanager
-def _if_the_disk_takes() -> Iterator[None]:
-    """Context manager: a full disk, to whose file the screen goes, ends nobody who prints."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in files.FULL:
-            raise
-
-
 class Guard:
     """A text stream that cleans what is written to it, line by line; a lone carriage return ends a line as well.
 
@@ -73,7 +63,7 @@ class Guard:
             self._pending = [pending[len(pending) - held :]] if held else []
             if len(pending) > held:
                 self._emit(pending[: len(pending) - held])
-        with _if_the_disk_takes():
+        with files.if_the_disk_takes():
             self.stream.flush()
 
     def finish(self) -> None:
@@ -82,7 +72,7 @@ class Guard:
             pending, self._pending = "".join(self._pending), []
             if pending:
                 self._emit(pending)
-        with _if_the_disk_takes():
+        with files.if_the_disk_takes():
             self.stream.flush()
 
     @property
@@ -92,7 +82,7 @@ class Guard:
 
     def _emit(self, text: str) -> None:
         text = clean(text.replace("\r\n", "\n").replace("\r", "\n"))
-        with _if_the_disk_takes():
+        with files.if_the_disk_takes():
             try:
                 self.stream.write(text)
             except UnicodeEncodeError:
