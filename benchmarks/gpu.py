@@ -74,7 +74,9 @@ def hand_written(config: RunConfig, plan: Plan, seat: Seat, resident: bool) -> L
     optimizer = call_target(config.optimizer, "optimizer", list(model.parameters()))
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     loss_function, size, log_every = nn.CrossEntropyLoss(), plan.batch_size, config.execution.log_every
-    mean, std = (torch.tensor(v, device=device).view(-1, 1, 1) if v else None for v in (splits.mean, splits.std))
+    mean, std = (
+        torch.tensor(v or [fill], device=device).view(-1, 1, 1) for v, fill in ((splits.mean, 0.0), (splits.std, 1.0))
+    )
     data: Any = splits.train
     read = data.batch if hasattr(data, "batch") else lambda numbers: data.augmented((0, 0), numbers)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -82,7 +84,7 @@ def hand_written(config: RunConfig, plan: Plan, seat: Seat, resident: bool) -> L
     def placed(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         images = images.pin_memory().to(device, non_blocking=True).contiguous(memory_format=memory)
         labels = labels.pin_memory().to(device, non_blocking=True)
-        return (images if mean is None else (images - mean) / std), labels
+        return ((images - mean) / std if splits.mean else images), labels
 
     def batches(number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         order = np.random.default_rng(number).permutation(plan.facts.train_samples)

@@ -109,7 +109,7 @@ class Held:
             fds = (door.fileno(), theirs.fileno())
             subprocess.Popen(
                 [sys.executable, "-m", "tests.zygote", *map(str, fds), self._folder.name], cwd=root, pass_fds=fds,
-                env={**os.environ, "PYTHONPATH": root}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
 
 
