@@ -41,7 +41,7 @@ RESNET = [
     "+recipe=resnet50_random",
     "data.batch_size=256",
     "data.batches=40",
-    "data.val_batches=0",
+    "data.val_batches=1",
     "execution.log_every=20",
 ]
 LENET = ["+recipe=digits_lenet", "data.batch_size=128", "execution.log_every=20"]

@@ -157,7 +157,7 @@ def test_preempted_run_ends_with_75_and_goes_on(tmp_path: Path) -> None:
 
 def test_memory_that_is_not_enough_is_a_sentence(tmp_path: Path) -> None:
     too_many = int(torch.cuda.mem_get_info()[1] / 2**30) * 40
-    done = ended("+recipe=resnet50_random", "tracking=none", "hydra.run.dir=run", f"data.batch_size={too_many}", "data.batches=1", "data.val_batches=0", cwd=tmp_path, code=1)  # fmt: skip
+    done = ended("+recipe=resnet50_random", "tracking=none", "hydra.run.dir=run", f"data.batch_size={too_many}", "data.batches=1", cwd=tmp_path, code=1)  # fmt: skip
     assert "Traceback" not in done.stdout + done.stderr
     assert re.search(rf"cuda:0 is out of memory .*batches of {too_many} samples.*the peak of its tensors was [\d.]+ of [\d.]+ GiB", done.stderr), done.stderr  # fmt: skip
 
