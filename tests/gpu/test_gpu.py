@@ -23,8 +23,8 @@ from trainer.host import hardware
 
 pytestmark = pytest.mark.skipif(not hardware.gpus(), reason="nvidia-smi shows no GPU")
 
-DIGITS = ("+recipe=digits_lenet", "tracking=none", "hydra.run.dir=run")
-RESNET = ("+recipe=resnet50_random", "data.image_size=64", "data.batches=4", "data.val_batches=1", "tracking=none", "hydra.run.dir=run")  # fmt: skip
+DIGITS = ("+recipe=digits_lenet", "tracking=none", "hydra.run.dir=run", "execution.threads=1")
+RESNET = ("+recipe=resnet50_random", "data.image_size=64", "data.batches=4", "data.val_batches=1", "tracking=none", "hydra.run.dir=run", "execution.threads=1")  # fmt: skip
 EXACT = ("device=cuda", "execution.deterministic=true", "precision=fp32")
 
 
@@ -222,6 +222,6 @@ def test_run_moves_between_gpu_and_cpu(tmp_path: Path) -> None:
 
 
 def test_load_of_the_gpu_is_in_the_log(tmp_path: Path) -> None:
-    ended(*DIGITS[:1], "hydra.run.dir=run", "tracking=none", "epochs=30", "tracking.system_every_s=1", cwd=tmp_path)
+    ended(*DIGITS[:1], "hydra.run.dir=run", "tracking=none", "epochs=60", "tracking.system_every_s=1", cwd=tmp_path)
     names = {n for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() for n in json.loads(line)["metrics"]}  # fmt: skip
     assert any("gpu0_memory_used_mib" in name for name in names), names
