@@ -17,7 +17,7 @@ from trainer.__main__ import main
 from trainer.checkpoint import store
 from trainer.checkpoint.durable_folder import MARKER
 from trainer.cli import commands, sweep
-from trainer.cli.compose import compose, hydra_app
+from trainer.cli.compose import compose, hydra_app, named_by_time
 from trainer.errors import RunFailed, UserError
 from trainer.job import claim_folder
 from trainer.job.ready import Ready, get_ready
@@ -196,6 +196,30 @@ def test_a_folder_that_a_file_names_is_gone_on_in(run: Path, capsys: pytest.Capt
     assert main(typed) == 0, capsys.readouterr().err
     assert steps(run)[-1] == "step-000000008" and not Path("run-1").exists()
     assert len((run / "lives.json").read_text().split('"number"')) == 3
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_in_the_folder_that_a_file_names(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the next life would look for its checkpoints in ``run``, and this one leave them in ``run-1``."""
+    Path("mine/recipe").mkdir(parents=True)
+    Path("mine/recipe/fixed.yaml").write_text(
+        "# @package _global_\ndefaults: [digits_lenet]\nhydra: {run: {dir: run}}\n"
+    )
+    shutil.rmtree(run / "checkpoints")
+    typed = ["--config-dir", "mine", "+recipe=fixed", *BASE[1:], "resume=auto"]
+    assert main([*typed, "max_steps=4"]) == 0, capsys.readouterr().err
+    assert not Path("run-1").exists() and steps(run)[-1] == "step-000000004"
+    assert main([*typed, "max_steps=6", "resume.allow_changes=true"]) == 0, capsys.readouterr().err
+    assert not Path("run-1").exists() and steps(run)[-1] == "step-000000006"
+
+
+def test_two_runs_of_one_second_have_their_own_folders_also_with_resume_auto(run: Path) -> None:
+    with hydra_app() as app:
+        usual = compose(app, [BASE[0], "resume=auto"])
+        fixed = compose(app, [BASE[0], "resume=auto", "hydra.run.dir=run"])
+    assert named_by_time(usual, "hydra.run.dir") and named_by_time(usual, "hydra.sweep.dir")
+    assert not named_by_time(fixed, "hydra.run.dir")
 
 
 def test_a_sweep_with_a_job_that_could_go_on_does_not_begin(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from trainer.cli.compose import plain
 from trainer.cli.explain import usual_values
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.planning.kept_runs import AUTO, FRESH
 from trainer.terminal import streams
 
 if TYPE_CHECKING:
@@ -81,8 +82,7 @@ def run_one(
         ready = of_the_same_data(ready)
         if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
             trackers[0].tell_away(away)
-        goes_on_there = ready.resume is not None and ready.resume.here
-        run_dir = claim(run_dir, chosen=goes_on_there or "hydra.run.dir" in typed_keys(overrides))
+        run_dir = claim(run_dir, _is_chosen(config, ready, overrides))
         ready.plan = replace(ready.plan, run_dir=str(run_dir))
         try:
             with held(ready):
@@ -96,6 +96,14 @@ def run_one(
             raise
     say_result(result, ready, [*flags, *overrides])
     return result
+
+
+def _is_chosen(config: DictConfig, ready: Ready, overrides: Sequence[str]) -> bool:
+    """Whether the user has named the run's folder, and not just a place for new ones.
+    Where a config names it, resume=auto means it: the next life finds there what this one leaves."""
+    if (ready.resume is not None and ready.resume.here) or "hydra.run.dir" in typed_keys(overrides):
+        return True
+    return ready.checked.config.resume.path in (AUTO, FRESH) and not compose.named_by_time(config, "hydra.run.dir")
 
 
 def _shown(ready: Ready) -> Result:

@@ -174,6 +174,15 @@ def names_whole(config: DictConfig, key: str) -> bool:
     return os.path.isabs(str(OmegaConf.select(config, key)))
 
 
+def named_by_time(config: DictConfig, key: str) -> bool:
+    """Whether a composed config makes that folder's name of the time, as Hydra's usual ones are."""
+    from omegaconf import OmegaConf
+
+    above, _, last = key.rpartition(".")
+    found = OmegaConf.to_container(OmegaConf.select(config, above), resolve=False)
+    return isinstance(found, dict) and "${now:" in str(found[last])
+
+
 def named_folder(config: DictConfig, key: str) -> Path:
     """The folder that a composed config names for a run or a sweep, by a key such as ``hydra.run.dir``.
 
