@@ -18,6 +18,7 @@ from trainer.checkpoint import store
 from trainer.checkpoint.durable_folder import MARKER
 from trainer.cli import commands, sweep
 from trainer.cli.compose import compose, hydra_app, named_by_time
+from trainer.cli.last_lines import how_to_resume
 from trainer.errors import RunFailed, UserError
 from trainer.job import claim_folder
 from trainer.job.ready import Ready, get_ready
@@ -212,6 +213,14 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_in_the_fo
     assert not Path("run-1").exists() and steps(run)[-1] == "step-000000004"
     assert main([*typed, "max_steps=6", "resume.allow_changes=true"]) == 0, capsys.readouterr().err
     assert not Path("run-1").exists() and steps(run)[-1] == "step-000000006"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_command_that_resumes_names_a_configs_folder_as_the_config_does(run: Path, whole: bool) -> None:
+    """The copies at ``checkpoint.to`` have that name."""
+    plan = SimpleNamespace(run_dir=str(run), whole_path=whole, mode="train")
+    said = how_to_resume(SimpleNamespace(plan=plan), ["--config-dir", "mine", "+recipe=fixed"])  # type: ignore[arg-type]
+    assert said.endswith(f"+recipe=fixed hydra.run.dir={run if whole else 'run'} resume=auto")
 
 
 def test_two_runs_of_one_second_have_their_own_folders_also_with_resume_auto(run: Path) -> None:

@@ -63,7 +63,7 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
 
     typed = [o for o in overrides if key_of(o) not in ("resume", "resume.path", "hydra.run.dir")]
     there = [o for o in overrides if key_of(o) == "hydra.run.dir" and "${" not in o] or [
-        _hydra_word("hydra.run.dir", short(folder))
+        _hydra_word("hydra.run.dir", str(folder) if ready.plan.whole_path else short(folder))
     ]
     words = [command([o]) for o in (*typed, *there[-1:], "resume=auto")]
     return f"{'resume':<{INDENT}}python -m trainer {' '.join(words)}"
