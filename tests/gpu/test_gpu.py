@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from tests.checkpoint.test_identity import ALONE, EVERYTHING, back_at, check_equal
@@ -204,13 +205,15 @@ def test_evaluation_and_prediction_take_a_checkpoint_to_either_device(tmp_path: 
     ended(*DIGITS, "epochs=1", "precision=fp32", cwd=tmp_path)
     found = {}
     for device in ("cuda", "cpu"):
-        told = ("mode=eval", "weights=run", "precision=fp32", f"device={device}", f"hydra.run.dir={device}", "tracking=none", "+recipe=digits_lenet")  # fmt: skip
+        told = ("mode=eval", "weights=run", "precision=fp32", f"device={device}", f"hydra.run.dir={device}", *DIGITS[:2], DIGITS[3])  # fmt: skip
         ended(*told, cwd=tmp_path)
         found[device] = read(tmp_path / device / "result.json")["metrics"]
     assert found["cuda"]["val/acc1"] == pytest.approx(found["cpu"]["val/acc1"], abs=0.01)
     assert found["cuda"]["val/loss"] == pytest.approx(found["cpu"]["val/loss"], abs=2e-3)
-    done = ended("mode=predict", "weights=run", "+recipe=digits_lenet", "hydra.run.dir=told", "tracking=none", cwd=tmp_path)  # fmt: skip
-    assert done.stdout
+    (tmp_path / "pictures").mkdir()
+    Image.new("L", (8, 8), 128).save(tmp_path / "pictures" / "grey.png")
+    ended("mode=predict", "weights=run", "predict.input=pictures", "hydra.run.dir=told", *DIGITS[:2], cwd=tmp_path)
+    assert "grey.png" in (tmp_path / "told" / "predictions.csv").read_text()
 
 
 def test_run_moves_between_gpu_and_cpu(tmp_path: Path) -> None:
@@ -222,6 +225,6 @@ def test_run_moves_between_gpu_and_cpu(tmp_path: Path) -> None:
 
 
 def test_load_of_the_gpu_is_in_the_log(tmp_path: Path) -> None:
-    ended(*DIGITS[:1], "hydra.run.dir=run", "tracking=none", "epochs=60", "tracking.system_every_s=1", cwd=tmp_path)
+    ended(*DIGITS, "epochs=20", "tracking.system_every_s=0.5", cwd=tmp_path)
     names = {n for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() for n in json.loads(line)["metrics"]}  # fmt: skip
     assert any("gpu0_memory_used_mib" in name for name in names), names
