@@ -129,6 +129,15 @@ def test_checkpoint_of_a_server_that_was_started_again_says_that_it_may_have_han
     assert asked == [Answer(1, again=True), Answer(2, again=True)]
 
 
+def test_who_asks_for_work_of_an_earlier_epoch_is_told_that_the_epoch_is_over() -> None:
+    leases = Leases()
+    assert leases.ask(Holder(0, 77), 1, 2, ()) == Answer(0)
+    before = leases.state()
+    assert leases.ask(Holder(1, 78), 0, 2, (0, 1)) == Answer(over=True)
+    leases.told(Holder(1, 78), 0, 2, held=(1,), finished=(0,))
+    assert leases.state() == before, "blocks of the present epoch have the same numbers"
+
+
 def test_batch_that_one_of_several_servers_has_applied_counts_as_applied() -> None:
     """One of them was started again, and lacks what it had done since its snapshot."""
     progress = Progress()

@@ -149,6 +149,20 @@ def test_work_that_is_applied_in_part_is_refused_as_a_whole(alone: tuple[Cluster
     assert cluster.servers[0].count["pushes"] == 2 and (worker.look(ONE)[0] == 2.0).all()
 
 
+def test_push_of_an_earlier_epoch_counts_as_applied(alone: tuple[Cluster, Bare]) -> None:
+    """It was sent again, and came after the next epoch had begun here."""
+    cluster, worker = alone
+    for sequence, epoch in ((1, 1), (2, 0)):
+        [message] = worker.gradient(np.full(4, 10.0**sequence), ONE, 1.0, -1.0, clock=sequence)
+        message.sequence = sequence
+        [answer] = worker.client.wait([worker.client.ask(0, work(message, (epoch, 0, 0, 1)))])
+        assert answer.verb == Verb.DONE
+    [server] = cluster.servers
+    assert (worker.look(ONE)[0] == 10.0).all() and worker.look(ONE)[1] == {3: 1.0}
+    assert (server.count["pushes"], server.count["duplicates"]) == (1, 1)
+    assert server.work.progress.state() == {"epoch": 1, "applied": {"0": [(0, 1)]}}
+
+
 def test_clock_of_ssp_advances_for_work_that_was_covered_and_not_for_a_push_that_overtook() -> None:
     with Cluster(config("ssp", 1, staleness=0)) as cluster:
         worker, [server] = Bare(cluster, 0), cluster.servers
