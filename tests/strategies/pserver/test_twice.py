@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.strategies.pserver.harness import Bare, Cluster, config
+from tests.strategies.pserver.states import whole
 from trainer.optim.schedules import Plateau
 from trainer.strategies.pserver.protocol.messages import CREATES, WANTS_DENSE, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.worker.client import Request
@@ -141,6 +142,22 @@ def rate(play: Play) -> None:
     assert schedule.scale == (0.25 if play.meanwhile else 0.5)
 
 
+def shrink(play: Play) -> None:
+    """What was old when the request came first is dropped, and nothing that was not."""
+    play.begin()
+
+    def push(row: int, age: int) -> None:
+        play.first.client.wait(play.first.client.push(play.first.gradient(np.ones(4), np.array([row]), 1.0, -1.0, age)))
+
+    push(1, 500)
+    push(2, 1000)
+    play.twice(play.first, Verb.SHRINK, text({"age": 400}), then=lambda: push(3, 1500))
+    play.first.client.wait([play.first.client.ask(0, Message(Verb.STATS))])  # the copy is done
+    assert play.server.parameters.shard is not None
+    kept = whole(play.server.parameters.shard.tables[1].state())["ids"].tolist()
+    assert kept == ([2, 3] if play.meanwhile else [2])
+
+
 def _holders(play: Play) -> dict[int, int]:
     return {block: holder.rank for block, holder in play.server.leases.epoch.out.items()}
 
@@ -194,8 +211,8 @@ def save(play: Play) -> None:
 
 
 MODES: dict[Callable[[Play], None], str] = {
-    start: "async", meet: "async", commit: "sync", fence: "async", rate: "sync", lease: "async",
-    lease_that_had_to_wait: "async", lease_of_long_ago: "async", save: "async",
+    start: "async", meet: "async", commit: "sync", fence: "async", shrink: "async", rate: "sync",
+    lease: "async", lease_that_had_to_wait: "async", lease_of_long_ago: "async", save: "async",
 }  # fmt: skip
 
 
