@@ -20,8 +20,9 @@ from trainer.strategies.pserver.protocol.messages import (
     Verb,
     text,
 )
+from trainer.strategies.pserver.server import members as members_module
 from trainer.strategies.pserver.server.answers import NotYet
-from trainer.strategies.pserver.server.members import Members, Watermark
+from trainer.strategies.pserver.server.members import MOST_LIVES, Members, Watermark
 from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.worker.client import Fenced
 
@@ -192,6 +193,24 @@ def test_life_that_begins_later_leaves_no_gap() -> None:
     assert mark.done == 9
     with pytest.raises(Malformed):
         mark.begin(10**9)
+
+
+def test_worker_has_so_many_lives_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server keeps the number of each: what a worker can make it keep has an end."""
+    assert MOST_LIVES == 10_000
+    monkeypatch.setattr(members_module, "MOST_LIVES", 3)
+    members = Members(2, 10.0)
+    for life in (7, 8, 9, 9, 7):  # hellos may come twice
+        members.hello(0, life)
+    with pytest.raises(Malformed, match="worker 0 in its life number 4"):
+        members.hello(0, 10)
+    assert members.all[0].lives == [7, 8, 9]
+    members.hello(1, 10)
+    for life in (7, 8, 11):
+        members.fence(0, life)
+    with pytest.raises(Malformed, match="worker 0 has 3 lives that are over"):
+        members.fence(0, 12)
+    assert members.all[0].fenced == {7, 8, 11}
 
 
 def test_worker_that_comes_back_takes_part_when_it_is_let_in_and_not_before() -> None:

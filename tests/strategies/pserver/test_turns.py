@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer.strategies.pserver.protocol.messages import Message, Verb
 from trainer.strategies.pserver.server.answers import NotYet
-from trainer.strategies.pserver.server.turns import Turns
+from trainer.strategies.pserver.server.turns import MOST_WAITING, Turns
 
 PATIENCE_S = 10.0
 
@@ -22,6 +22,7 @@ class Server:
     def __init__(self, answer: Callable[[Turns, Message], Message]) -> None:
         self.open, self.now = False, 0.0
         self.answers: list[tuple[Message, Message]] = []
+        self.refused: list[str] = []
 
         def when_open(request: Message) -> Message:
             if not self.open:
@@ -32,6 +33,9 @@ class Server:
 
     def answer(self, address: bytes, request: Message, answer: Message) -> None:
         self.answers.append((request, answer))
+
+    def refuse(self, why: BaseException) -> None:
+        self.refused.append(str(why))
 
     def waits(self, *requests: Message) -> None:
         """These requests come, and wait."""
@@ -90,3 +94,18 @@ def test_request_whose_answer_answers_it_already_stays_answered() -> None:
     server.turns.try_again()
     assert set(server.told()) == {(Verb.HELLO, Verb.DONE)}
     assert not server.turns.waiting
+
+
+def test_one_request_too_many_of_a_worker_is_refused_and_the_others_wait_on() -> None:
+    server = Server(lambda turns, request: Message(Verb.DONE))
+    server.waits(*(Message(Verb.PULL, rank=1, number=n) for n in range(1, MOST_WAITING + 1)))
+    assert MOST_WAITING == 100 and not server.answers
+    server.turns.take(b"", Message(Verb.PULL, rank=1, number=101))
+    [(request, answer)] = server.answers
+    assert (request.number, answer.verb) == (101, Verb.FAILED)
+    assert "refused PULL of worker 1: 100 of its requests wait already" in answer.mapping()["why"]
+    assert server.refused == ["100 of its requests wait already"]
+    server.waits(Message(Verb.PULL, rank=2, number=1))  # another worker's
+    server.open = True
+    server.turns.try_again()
+    assert server.told()[1:] == [(Verb.PULL, Verb.DONE)] * 101
