@@ -47,6 +47,7 @@ def test_run_leaves_what_servers_did_and_all_that_they_kept(saved: Path) -> None
     screen = " ".join((saved.parent / "screen.txt").read_text().split())
     assert "(curves.png, servers.png, model.safetensors, result.json, workerlog.N, serverlog.N)" in screen
     assert not (saved / "confusion.png").exists()
+    assert not list(saved.rglob("ledger*")), "strategy.ledger=true was not asked for"
 
 
 def test_mlflow_holds_what_each_server_did(saved: Path) -> None:
