@@ -192,6 +192,34 @@ def a_push_is_acknowledged_before_it_is_applied(
     return not covered
 
 
+@replaces(pushes.Pushes, "_take")
+def work_that_is_split_beforehand_is_acknowledged_before_it_is_applied(
+    original: Any, self: pushes.Pushes, message: Message, rule: Any, push: Any, rows: Any
+) -> bool:
+    later = self.__dict__.setdefault("later", [])
+    while later:
+        later.pop()()
+    if rule.lockstep or message.flags or len(rows):
+        return bool(original(self, message, rule, push, rows))
+    self.members.all[message.rank].watermark.mark(message.sequence)
+    later.append(lambda: rule.push(push))
+    return True
+
+
+@replaces(rules.Sync, "changed")
+def a_step_of_sync_keeps_the_push_of_a_lost_worker(original: Any, self: rules.Sync) -> None:
+    kept = {rank: push for rank, push in self.waiting.items() if self.members.all[rank].lost}
+    original(self)
+    if not self.waiting and len(kept) < len(self.members.all):
+        self.waiting |= kept
+
+
+@replaces(rules.Sync, "changed")
+def a_step_of_sync_leaves_out_who_was_lost(original: Any, self: rules.Sync) -> None:
+    self.waiting = {rank: push for rank, push in self.waiting.items() if not self.members.all[rank].lost}
+    original(self)
+
+
 @replaces(members.Members, "admit")
 def a_life_that_is_fenced_goes_on(_: Any, self: members.Members, rank: int, incarnation: int) -> str:
     return ""

@@ -17,6 +17,7 @@ from tests.simulation.nonsense import Nonsense
 from tests.simulation.part_writer import Moment, SlowWriter
 from tests.simulation.scenario import Scenario
 from tests.simulation.stage import STAGE
+from tests.simulation.steps import Steps, pieces_of
 from tests.simulation.world import Process, Violation, World
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import CheckpointConfig, DataConfig, SchedulerConfig
@@ -129,6 +130,7 @@ class SimulatedServer(Process):
         of_model = scenario.vectors or scenario.servers
         self.vectors = [f"vector{n}" for n in range(number, of_model, scenario.servers)]
         self.truth = Truth(self)
+        self.steps = Steps(self) if scenario.mode == "sync" else None
         self.disks, self.host = disks, (scenario.hosts or [0] * scenario.servers)[number]
         self.draw = random.Random(f"{scenario.seed} {number} {life}")  # of its disk: other draws stay what they were
         self.writer = SlowWriter(self)
@@ -342,6 +344,8 @@ class SimulatedServer(Process):
 
     def applied(self) -> np.ndarray:
         """How often each piece of work is applied here."""
+        if self.steps is not None:
+            return self.steps.counted
         shard = self.machine.parameters.shard
         if shard is None:
             return np.zeros(self.scenario.batches * self.scenario.epochs)
@@ -370,7 +374,8 @@ class SimulatedServer(Process):
         if shard is None or shard.version == self.seen_version:
             return
         self.seen_version = shard.version
-        if self.scenario.mode == "sync":
+        if self.steps is not None:
+            self.steps.look(shard.vector.numpy(), shard.version)
             return
         applied = self.applied()
         if self.unsure:
@@ -413,21 +418,25 @@ class Truth:
         life = request.rank, self.server.machine.members.all[request.rank].life
         clock = answer.clock if request.flags & WAKES else request.clock
         self.pushes.setdefault(life, {}).setdefault(request.sequence, (request.flags, clock))
-        work = request.first(Kind.WORK)
-        if work is None:
+        server, work = self.server, request.first(Kind.WORK)
+        if server.steps is not None:
+            server.steps.answered(request)
             return
-        server = self.server
+        pieces = pieces_of(request) if work is None else self._named(work)
+        if not pieces:
+            return
         applied = server.applied() if len(server.vectors) == 1 else server.by_vector().min(0)
+        for piece, times in zip(pieces, applied[pieces].tolist(), strict=True):
+            known = round(times) if piece not in server.unsure else min(1, round(times))
+            if known != 1 and piece not in server.lost:
+                raise Violation(f"{server.name} has acknowledged piece {piece} of worker {request.rank} and applied it {times:g} times")  # fmt: skip
+
+    def _named(self, work: np.ndarray) -> list[int]:
+        scenario, pieces = self.server.scenario, []
         for epoch, block, start, stop in work.tolist():
-            scenario = self.server.scenario
             first = epoch * scenario.batches + block * scenario.block
-            missing = [
-                first + start + n
-                for n, times in enumerate(applied[first + start : first + stop].tolist())
-                if round(times) != 1 and first + start + n not in self.server.lost
-            ]
-            if missing:
-                raise Violation(f"{self.server.name} has acknowledged piece {missing[0]} of worker {request.rank} and applied it {applied[missing[0]]:g} times")  # fmt: skip
+            pieces += range(first + start, first + stop)
+        return pieces
 
     def _pull(self, request: Message) -> None:
         machine = self.server.machine

@@ -30,6 +30,9 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "who_wakes_has_other_clocks_at_other_servers": ("ssp", 23),
     "pushes_that_overtook_are_forgotten": (None, 568),
     "a_push_is_acknowledged_before_it_is_applied": (None, 0),
+    "work_that_is_split_beforehand_is_acknowledged_before_it_is_applied": (None, 5),
+    "a_step_of_sync_keeps_the_push_of_a_lost_worker": (None, 74),
+    "a_step_of_sync_leaves_out_who_was_lost": (None, 278),
     "a_life_that_is_fenced_goes_on": (None, 29),
     "a_block_is_done_with_the_first_push_after_its_end": (None, 1604),
     "a_take_over_ends_no_push_at_bounds": (None, 3341),
@@ -130,6 +133,21 @@ def test_defect_that_is_put_back_is_found(defect: str) -> None:
     mode, seed = FOUND_AT.get(defect, (None, 0))
     if not found_by(defect, range(seed, seed + 1), mode):
         assert found_by(defect, range(MOST), mode), f"{MOST} seeds do not find it"
+
+
+@pytest.mark.parametrize(
+    ("defect", "what"),
+    [
+        ("work_that_is_split_beforehand_is_acknowledged_before_it_is_applied", "has acknowledged piece 1 of worker 1 and applied it 0 times"),
+        ("a_step_of_sync_keeps_the_push_of_a_lost_worker", "has applied piece 2 2 times"),
+        ("a_step_of_sync_leaves_out_who_was_lost", "has acknowledged piece 0, and step 1 goes without it"),
+    ],
+)  # fmt: skip
+def test_defect_is_seen_at_the_answer_or_the_step_where_it_happens(defect: str, what: str) -> None:
+    """The first is seen where no push names its work. The others come after a loss, when a step is the mean of fewer."""
+    mode, seed = FOUND_AT[defect]
+    found = found_by(defect, range(seed, seed + 1), mode)
+    assert found and what in found[1]
 
 
 def test_ssp_counts_the_steps_of_all_in_an_epoch_that_follows_without_a_validation() -> None:
