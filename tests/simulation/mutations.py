@@ -206,6 +206,14 @@ def work_that_is_split_beforehand_is_acknowledged_before_it_is_applied(
     return True
 
 
+@replaces(pushes.Pushes, "_take")
+def a_push_of_sync_is_taken_twice(original: Any, self: pushes.Pushes, message: Message, rule: Any, *more: Any) -> bool:
+    taken = original(self, message, rule, *more)
+    if taken and rule.lockstep:
+        rule.push(more[0])
+    return bool(taken)
+
+
 @replaces(rules.Sync, "changed")
 def a_step_of_sync_keeps_the_push_of_a_lost_worker(original: Any, self: rules.Sync) -> None:
     kept = {rank: push for rank, push in self.waiting.items() if self.members.all[rank].lost}

@@ -31,6 +31,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "pushes_that_overtook_are_forgotten": (None, 568),
     "a_push_is_acknowledged_before_it_is_applied": (None, 0),
     "work_that_is_split_beforehand_is_acknowledged_before_it_is_applied": (None, 5),
+    "a_push_of_sync_is_taken_twice": (None, 20),
     "a_step_of_sync_keeps_the_push_of_a_lost_worker": (None, 74),
     "a_step_of_sync_leaves_out_who_was_lost": (None, 278),
     "a_life_that_is_fenced_goes_on": (None, 29),
