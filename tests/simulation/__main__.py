@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.simulation.seeds import many
-
-SHOWN = 60
-"""Lines of a trace."""
+from tests.simulation.seeds import many, one
 
 
 def main() -> int:
@@ -27,28 +24,11 @@ def main() -> int:
         print(*MUTATIONS, sep="\n")
         return 0
     if told.seed is not None:
-        return one(told.seed, told.mode, told.mutation, told.whole_trace)
+        lines, broken = one(told.seed, told.mode, told.mutation, told.whole_trace)
+        print(*lines, sep="\n")
+        return bool(broken)
     first, last = (int(n) for n in told.seeds.split(":"))
     return many(first, last, told.mode, told.mutation, told.jobs)
-
-
-def one(seed: int, mode: str | None, mutation: str | None, whole: bool) -> int:
-    """A seed with its trace, shortened."""
-    from tests.simulation.mutations import mutated
-    from tests.simulation.run import simulate
-    from tests.simulation.scenario import Scenario
-
-    scenario = Scenario.drawn(seed, mode)
-    print(scenario)
-    with mutated(mutation):
-        outcome = simulate(scenario, tracing=True)
-    lines = outcome.trace
-    if not whole and len(lines) > SHOWN:
-        lines = [*lines[: SHOWN // 6], f"... {len(lines) - SHOWN} lines (--whole-trace)", *lines[-SHOWN * 5 // 6 :]]
-    print(*lines, sep="\n")
-    print(f"ended after {outcome.virtual_s:.1f} s of virtual time: {outcome.end}")
-    print(f"VIOLATION: {outcome.violation}" if outcome.violation else "no promise was broken")
-    return bool(outcome.violation)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -70,7 +71,7 @@ def simulate(scenario: Scenario, tracing: bool = False) -> Outcome:
         except Exception as error:  # a bug of the product, as a traceback would be
             violation = f"{type(error).__name__}: {error}"
             if tracing:
-                raise
+                world.trace += traceback.format_exc().splitlines()
         finally:
             play.close()
     return Outcome(scenario, play.end, violation, world.injected, world.trace, world.now)

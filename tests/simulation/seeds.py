@@ -13,6 +13,10 @@ from typing import Any
 
 PART = 100
 """Seeds that a process plays before it tells."""
+SHOWN = 60
+"""Lines of a trace that is shortened."""
+TRACED = 10
+"""Failing seeds of a call that are printed with their trace: a defect that most seeds find needs no more."""
 
 
 def part(seeds: range, mode: str | None, mutation: str | None) -> tuple[int, Counter[str], Counter[str], list[tuple[int, str]]]:  # fmt: skip
@@ -56,8 +60,25 @@ def found_by(mutation: str, seeds: range, mode: str | None = None) -> tuple[int,
     return None
 
 
+def one(seed: int, mode: str | None, mutation: str | None, whole: bool = False) -> tuple[list[str], str]:
+    """A seed with its trace: the lines to print, and which promise was broken."""
+    from tests.simulation.mutations import mutated
+    from tests.simulation.run import simulate
+    from tests.simulation.scenario import Scenario
+
+    scenario = Scenario.drawn(seed, mode)
+    with mutated(mutation):
+        outcome = simulate(scenario, tracing=True)
+    lines = outcome.trace
+    if not whole and len(lines) > SHOWN:
+        lines = [*lines[: SHOWN // 6], f"... {len(lines) - SHOWN} lines (--whole-trace)", *lines[-SHOWN * 5 // 6 :]]
+    broken = f"VIOLATION: {outcome.violation}" if outcome.violation else "no promise was broken"
+    end = f"ended after {outcome.virtual_s:.1f} s of virtual time: {outcome.end}"
+    return [f"{scenario}", *lines, end, broken], outcome.violation
+
+
 def many(first: int, last: int, mode: str | None, mutation: str | None, jobs: int) -> int:
-    """A range of seeds, and a table of what was injected."""
+    """Play a range of seeds; print those that break a promise, and a table of what was injected. Returns 1 if one is broken."""
     began, done = time.monotonic(), 0
     injected: Counter[str] = Counter()
     ends: Counter[str] = Counter()
@@ -67,9 +88,11 @@ def many(first: int, last: int, mode: str | None, mutation: str | None, jobs: in
         done += size
         injected += more
         ends += how
-        broken += found
-        for seed, violation in found[:10]:
+        for place, (seed, violation) in enumerate(found, len(broken)):
             print(f"seed {seed}: {violation}\n  replay: {_replay(seed, mode, mutation)}", flush=True)
+            if place < TRACED:
+                print(*[f"    {line}" for line in one(seed, mode, mutation)[0]], sep="\n", flush=True)
+        broken += found
         if sys.stderr.isatty():
             print(f"\r{done} of {last - first} runs, {done / (time.monotonic() - began):.0f}/s", end="", file=sys.stderr)  # fmt: skip
     seconds = time.monotonic() - began

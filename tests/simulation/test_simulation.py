@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 
+from tests.simulation.__main__ import main
 from tests.simulation.mutations import MUTATIONS, mutated
 from tests.simulation.run import simulate
 from tests.simulation.scenario import FAULTS, MODES, Scenario
-from tests.simulation.seeds import found_by, many, part
+from tests.simulation.seeds import SHOWN, found_by, many, one, part
+from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
 
 SEEDS = 300
 """`make simulation` plays 20,000, and `make test-long` a million others."""
@@ -162,6 +165,45 @@ def test_seed_is_played_twice_alike() -> None:
     for seed in range(20):
         one, other = (simulate(Scenario.drawn(seed), tracing=True) for _ in range(2))
         assert one.trace == other.trace and one.trace
+
+
+def test_seeds_that_break_a_promise_are_printed_with_their_replay_and_trace_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command(told: str) -> tuple[int, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["tests.simulation", *told.split()])
+        code = main()
+        return code, capsys.readouterr().out.splitlines()
+
+    defect = "--mode ssp --mutation the_staleness_bound_is_off_by_one"
+    code, lines = command(f"--seeds 9:11 {defect}")
+    first = next(line for line in lines if line.startswith("seed 10: "))
+    violation = first.removeprefix("seed 10: ")
+    assert code == 1 and "gave worker" in violation
+    replay = lines[lines.index(first) + 1]
+    assert replay == f"  replay: python -m tests.simulation --seed 10 {defect}"
+    trace = lines[lines.index(replay) + 1 : lines.index(f"    VIOLATION: {violation}") + 1]
+    assert SHOWN < len(trace) < SHOWN + 5 and any("lines (--whole-trace)" in line for line in trace)
+
+    code, replayed = command(replay.split(" -m tests.simulation ")[1])
+    assert code == 1 and [f"    {line}" for line in replayed] == trace
+    code, whole = command(f"--seed 10 {defect} --whole-trace")
+    assert code == 1 and len(whole) > len(replayed)
+    assert [line for line in whole if line in replayed] == [line for line in replayed if "(--whole-trace)" not in line]
+
+
+def test_seeds_that_break_no_promise_exit_with_code_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert many(0, 2, "ssp", None, jobs=1) == 0
+    assert "2 runs" in (told := capsys.readouterr().out) and "seed" not in told
+
+
+def test_trace_of_a_seed_whose_run_ends_by_a_bug_has_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(HeldBlocks, "note", fails)
+    lines, violation = one(1, "async", None)
+    assert violation == "ZeroDivisionError: a bug" and any(line.startswith("Traceback") for line in lines)
 
 
 @pytest.mark.long
