@@ -3,9 +3,10 @@ connections reset. Real processes, started by the command line with ``strategy._
 
 from __future__ import annotations
 
+import json
 import os
 import random
-import threading
+from pathlib import Path
 from typing import Any
 
 from tests.strategies.pserver.harness import Resetting, StormySocket, Weather
@@ -17,6 +18,33 @@ from trainer.strategies.pserver.worker.connections import Sockets, connect
 
 SEED = "STORM"
 """Environment variable: the weather's seed."""
+NOTES = "STORM_NOTES"
+"""Environment variable: a folder, where each worker N that ends by itself leaves ``storm.N``: what has happened to its messages."""
+
+
+class Storm(Weather):
+    """Bad weather that resets the connections of a relay now and then: after a number of messages, however fast they come."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__(draw.randrange(1 << 30), drop=0.03, double=0.05, delay=0.1)
+        self.draw = draw
+        self.relays: list[Resetting] = []
+        self.calm = self._until_the_next_reset()
+
+    def _until_the_next_reset(self) -> int:
+        return self.draw.randint(10, 60)
+
+    def copies(self) -> list[float]:
+        self.calm -= 1
+        if self.calm < 0:
+            self.calm = self._until_the_next_reset()
+            self.draw.choice(self.relays).reset()
+        return super().copies()
+
+    def note(self, rank: int) -> None:
+        """Leave word of what has happened to the messages of that worker."""
+        told = {**self.counts, "reset": sum(relay.resets for relay in self.relays)}
+        Path(os.environ[NOTES], f"storm.{rank}").write_text(json.dumps(told))
 
 
 def through_a_relay(worker: Any) -> Sockets:
@@ -25,30 +53,29 @@ def through_a_relay(worker: Any) -> Sockets:
     seat, told = worker.seat, worker.options
     client.AGAIN_S = 0.05
     connections_module.WorkerSocket = StormySocket  # type: ignore[misc]
-    StormySocket.weather = Weather(draw.randrange(1 << 30), drop=0.03, double=0.05, delay=0.1)
-    relays: list[Resetting] = []
+    StormySocket.weather = storm = Storm(draw)
     resolved = seat.store.get
 
     def instead(key: str) -> bytes:
         endpoint = resolved(key)
         if key not in {ENDPOINT.format(n) for n in range(seat.servers)}:
             return bytes(endpoint)
-        relays.append(Resetting(endpoint.decode()))
-        return relays[-1].endpoint.encode()
+        storm.relays.append(Resetting(endpoint.decode()))
+        return storm.relays[-1].endpoint.encode()
 
     seat.store.get = instead
     try:
         made = connect(seat, seat.servers, told.timeout_s, told.lost_after_s, worker.io_threads)
     finally:
         seat.store.get = resolved
-    threading.Thread(target=_resets, args=(relays, draw), daemon=True).start()
+    close = made.close
+
+    def closing(*arguments: Any, **options: Any) -> None:
+        storm.note(seat.rank)
+        close(*arguments, **options)
+
+    made.close = closing  # type: ignore[method-assign]
     return made
-
-
-def _resets(relays: list[Resetting], draw: random.Random) -> None:
-    pause = threading.Event()
-    while not pause.wait(0.3 + draw.random()):
-        draw.choice(relays).reset()
 
 
 class AsyncWorker(async_and_ssp.PserverAsync):
