@@ -16,11 +16,18 @@ from coverage import Coverage
 
 PSERVER = Path("trainer/strategies/pserver")
 SIDES = {
-    "server": ("machine", "turns", "answers", "members", "liveness", "parameters", "pulls", "pushes", "rules", "checks", "lease_requests", "epoch_blocks", "totals", "saving"),
-    "worker": ("client", "worker", "halting", "held_blocks", "async_and_ssp", "geo", "sync", "pull", "push", "ahead", "agreement", "clipping"),
-    "protocol": ("index_intervals",),
+    "server": ("machine", "turns", "answers", "members", "liveness", "regained", "parameters", "pulls", "pushes", "rules", "checks", "lease_requests", "epoch_blocks", "totals", "saving", "shard", "sparse_table", "admission", "changes"),
+    "worker": ("client", "worker", "halting", "retelling", "held_blocks", "common_start", "async_and_ssp", "geo", "replica", "sync", "pull", "push", "ahead", "agreement", "clipping"),
+    "protocol": ("index_intervals", "server_lives"),
 }  # fmt: skip
 """The files with the rules: of each side those that decide something."""
+OTHERS = {
+    "sockets, clocks and processes, which the simulator has of its own": ("server/server", "server/part_writer", "worker/connections", "protocol/sockets", "protocol/shared_memory"),
+    "files of a checkpoint, which simulated disks stand for": ("server/increments", "server/since_full", "server/ledger", "worker/export", "protocol/snapshot", "protocol/snapshot_parts"),
+    "before a run begins, or from a run of another kind": ("server/saved_state_checks", "server/of_workers", "server/server_assignment"),
+    "the form and the place of values, and what is told of them": ("worker/initial_values", "worker/remote_model", "worker/gauges", "protocol/compression", "protocol/layout", "protocol/messages", "protocol/sharding"),
+}  # fmt: skip
+"""What the other files have. Each has tests of its own."""
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.simulation.__main__ import main
+from tests.simulation.branches import OTHERS, PSERVER, SIDES
 from tests.simulation.mutations import MUTATIONS, mutated
 from tests.simulation.run import simulate
 from tests.simulation.scenario import FAULTS, MODES, Scenario
@@ -204,6 +205,13 @@ def test_trace_of_a_seed_whose_run_ends_by_a_bug_has_the_traceback(monkeypatch: 
     monkeypatch.setattr(HeldBlocks, "note", fails)
     lines, violation = one(1, "async", None)
     assert violation == "ZeroDivisionError: a bug" and any(line.startswith("Traceback") for line in lines)
+
+
+def test_table_of_branches_has_all_files_that_decide_something() -> None:
+    files = {str(path.relative_to(PSERVER).with_suffix("")) for side in SIDES for path in (PSERVER / side).glob("*.py")}
+    told = [f"{side}/{name}" for side, names in SIDES.items() for name in names]
+    told += [name for names in OTHERS.values() for name in names] + [f"{side}/__init__" for side in SIDES]
+    assert sorted(told) == sorted(files)
 
 
 @pytest.mark.long
