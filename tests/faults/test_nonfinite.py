@@ -118,6 +118,16 @@ def test_worker_that_fails_says_no_goodbye_after_which_the_others_would_train_an
     assert {p.name for p in (tmp_path / "run" / "checkpoints").glob("step-*[0-9]")} == {"step-000000004"}
 
 
+def test_push_that_a_server_refuses_ends_the_run_with_the_names_of_worker_and_values(tmp_path: Path) -> None:
+    """The loss is finite, and a worker out of step looks at no gradients: the server does."""
+    poison = ("+model.at=[3]", "+model.gradient=true", "strategy=pserver_async")
+    done = trainer(*BASE, *TWO, *poison, NO_MLFLOW, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "server 0 refused PUSH of worker 1: values of layers.1." in done.stderr, done.stderr
+    assert "are not finite (strategy.on_nonfinite=refuse)" in done.stderr and "Traceback" not in done.stderr
+    assert read(tmp_path / "run" / "result.json")["status"] == "failed"
+
+
 def test_stopped_run_goes_on_with_another_choice(tmp_path: Path) -> None:
     poison = [*BASE, "+model.at=[7]", f"+model.folder={tmp_path}", NO_MLFLOW]
     done = trainer(*poison, cwd=tmp_path)
