@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,6 +161,25 @@ def test_stopped_worker_is_done_without_and_refused_when_it_wakes(tmp_path: Path
     assert list(read(run / "result.json")["lost_workers"]) == ["1"]
     told = served(run)
     assert told["fenced"] >= 1 and told["pushes"] == EPOCHS * PER_EPOCH
+
+
+@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_server_that_was_stopped_for_long_loses_nobody(tmp_path: Path, servers: int) -> None:
+    """It has heard of nobody in that time, which is not the workers' silence."""
+    silence = patient(2)
+    options = ("strategy=pserver_async", f"launch.servers={servers}", f"strategy.lost_after_s={silence}", GATES)
+    with running(tmp_path, *options) as (process, run, everybody):
+        stopped = member(run, f"serverlog.{servers - 1}", everybody)
+        stopped.send_signal(signal.SIGSTOP)
+        let_go(run, "first", "second")  # nobody gets to the end without its server
+        time.sleep(1.5 * silence)
+        stopped.send_signal(signal.SIGCONT)
+        ended(process, tmp_path, 0, 120)
+    result = read(run / "result.json")
+    assert result["status"] == "done" and result["lost_workers"] == {}
+    for number in range(servers):
+        told = served(run, number)
+        assert told["lost"] == {} and told["fenced"] == 0 and told["pushes"] == EPOCHS * PER_EPOCH
 
 
 def test_run_ends_without_a_worker_that_stays_stopped(tmp_path: Path) -> None:
