@@ -288,6 +288,23 @@ def what_waits_is_not_looked_at_again(_: Any, self: turns.Turns) -> None:
     pass
 
 
+@replaces(turns.Turns, "_patience_with")
+def who_waits_is_answered_after_ten_times_the_timeout(original: Any, self: turns.Turns, request: Message) -> float:
+    return 10.0 * float(original(self, request))
+
+
+@replaces(turns.Turns, "try_again", of="who_waits_is_answered_after_ten_times_the_timeout")
+def _nothing_is_tried_again(_: Any, self: turns.Turns) -> None:
+    pass
+
+
+@replaces(client.Client, "until", of="who_waits_is_answered_after_ten_times_the_timeout")
+def _with_ten_times_the_patience(
+    original: Any, self: client.Client, done: Any, patience_s: float | None = None, meanwhile: Any = None
+) -> None:
+    original(self, done, 10.0 * (self.timeout_s + client.MARGIN_S if patience_s is None else patience_s), meanwhile)
+
+
 @replaces(liveness.Liveness, "look_after")
 def a_lost_goodbye_is_waited_for(original: Any, self: liveness.Liveness) -> None:
     check = self.board.check

@@ -18,6 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from tests.simulation.disks import Disks
+from tests.simulation.waits import watched
 from tests.simulation.world import World
 from trainer.strategies.pserver.protocol import messages, snapshot, snapshot_parts
 from trainer.strategies.pserver.server import machine, parameters, saving
@@ -84,6 +85,7 @@ class Stage(io.TextIOBase):
             patch.object(client_module, "MEANWHILE_S", 1.0),  # a tenth of the looks and requests, to the same effect
             patch.object(worker_module, "LEASE_LOOK_S", 0.2),
             patch.object(client_module, "new_life", self.life),
+            patch.object(client_module.Client, "_take_until", watched(client_module.Client._take_until)),
             patch.object(torch.autograd.profiler, "record_function", lambda name: NO_RECORD),
             patch.object(torch.compiler, "disable", lambda function: function),  # nothing is compiled
             patch.multiple(Optimizer, **{name: inspect.unwrap(getattr(Optimizer, name)) for name in IMPORT_THE_COMPILER}),

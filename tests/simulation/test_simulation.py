@@ -48,6 +48,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_copy_of_a_meeting_counts_twice": (None, 1),
     "heartbeats_are_ignored": (None, 10),
     "what_waits_is_not_looked_at_again": (None, 1),
+    "who_waits_is_answered_after_ten_times_the_timeout": (None, 0),
     "a_lost_goodbye_is_waited_for": (None, 105),
     "a_request_is_sent_once": (None, 0),
     "a_clock_that_jumps_uses_up_the_patience": (None, 266),
@@ -144,12 +145,14 @@ def test_defect_that_is_put_back_is_found(defect: str) -> None:
     ("defect", "what"),
     [
         ("work_that_is_split_beforehand_is_acknowledged_before_it_is_applied", "has acknowledged piece 1 of worker 1 and applied it 0 times"),
+        ("who_waits_is_answered_after_ten_times_the_timeout", "worker 0 has waited for 2001.39 s, and may for 205"),
         ("a_step_of_sync_keeps_the_push_of_a_lost_worker", "has applied piece 2 2 times"),
         ("a_step_of_sync_leaves_out_who_was_lost", "has acknowledged piece 0, and step 1 goes without it"),
     ],
 )  # fmt: skip
-def test_defect_is_seen_at_the_answer_or_the_step_where_it_happens(defect: str, what: str) -> None:
-    """The first is seen where no push names its work. The others come after a loss, when a step is the mean of fewer."""
+def test_defect_is_seen_where_it_happens(defect: str, what: str) -> None:
+    """At an answer to a push that names no work, at the end of a wait in a run that ends well, and in sync after a loss, when a step is
+    the mean of fewer."""
     mode, seed = FOUND_AT[defect]
     found = found_by(defect, range(seed, seed + 1), mode)
     assert found and what in found[1]

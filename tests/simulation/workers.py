@@ -121,7 +121,9 @@ class Ways:
 
     def is_saving(self, server: int) -> bool:
         note = SAVING.format(server)
-        return self.worker.board.check([note]) and bool(self.worker.board.get(note))
+        saves = self.worker.board.check([note]) and bool(self.worker.board.get(note))
+        self.worker.found_saving += saves
+        return saves
 
     def wait(self, seconds: float) -> None:
         if not self.worker.inbox:
@@ -186,7 +188,7 @@ class SimulatedWorker(Process):
         """Where the batch is of which the checkpoint has rows."""
         self.rank, self.scenario, self.send_away, self.tell_end = rank, scenario, send, ended
         self.inbox: list[Message] = []
-        self.waits = 0
+        self.waits = self.found_saving = 0
         self.for_messages = False
         self.waiting_since: float | None = None
         self.computed: list[int] = []

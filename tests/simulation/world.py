@@ -79,7 +79,7 @@ class Process:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
         self.dead = self.ended = False
-        self.stopped_until = 0.0
+        self.stopped_until = self.stopped_s = 0.0
         self.lag = 0.0  # what its clock is behind (suspended) or ahead of the world's
 
     def clock(self) -> float:
@@ -103,8 +103,10 @@ class Process:
         self.world.say(f"{self.name} {'is suspended' if suspended else 'stops'} for {seconds:g} s")
         begins = max(self.world.now, self.stopped_until)
         self.stopped_until = max(self.stopped_until, self.world.now + seconds)
+        more = max(0.0, self.stopped_until - begins)
+        self.stopped_s += more
         if suspended:
-            self.lag += max(0.0, self.stopped_until - begins)
+            self.lag += more
         self.world.at(self.stopped_until, self.goes_on)
 
     def goes_on(self) -> None:

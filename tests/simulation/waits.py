@@ -1,0 +1,54 @@
+"""How long a worker has waited at a time, and how long it may: its timeout, told a second time, and what was done to it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation.scenario import TIMEOUT_S, Scenario
+from tests.simulation.world import Violation
+from trainer.strategies.pserver.protocol.messages import SAVES, Verb
+from trainer.strategies.pserver.worker.client import Client
+
+MARGIN_S = 5.0
+"""A server's own patience shall end before that of a worker which waits for it."""
+WRITES = 3.0
+"""A part waits until the one before is written, and each write takes up to 1.2 times as long as the disk is slow."""
+FETCHING_S = 3600.0
+"""Parts may take so long to come from other hosts."""
+GOODBYE_S = 3.0
+SLACK_S = 0.1
+
+
+def longest(client: Client, scenario: Scenario) -> float:
+    """So long a worker may wait for the answers to what is under way. For a checkpoint it waits as long as that takes in this run."""
+    asked = [request.message for request in client.under_way.values()]
+    if asked and all(message.verb == Verb.BYE for message in asked):
+        return GOODBYE_S
+    saves = any(m.verb == Verb.SAVE or (m.verb == Verb.MEET and m.flags & SAVES) for m in asked)
+    more = FETCHING_S if any(scenario.hosts) else WRITES * scenario.disk_s
+    return TIMEOUT_S + MARGIN_S + more * saves
+
+
+def watched(take_until: Callable[..., None]) -> Callable[..., None]:
+    """``Client._take_until``, and a look at the world's clock before and after it."""
+
+    def instead(self: Any, done: Callable[[], bool], patience_s: float, meanwhile: Callable[[], None] | None) -> None:
+        worker, elsewhere = self.connections.worker, 0.0
+        world, limit = worker.world, longest(self, worker.scenario)
+        began, extended = world.now - worker.stopped_s, worker.found_saving
+
+        def timed() -> None:
+            nonlocal elsewhere
+            before = world.now - worker.stopped_s
+            meanwhile()  # type: ignore[misc]
+            elsewhere += world.now - worker.stopped_s - before
+
+        try:
+            take_until(self, done, patience_s, meanwhile and timed)
+        finally:
+            waited = world.now - worker.stopped_s - began - elsewhere
+            if not worker.dead and waited > limit * (1 + worker.found_saving - extended) + SLACK_S:
+                raise Violation(f"{worker.name} has waited for {waited:g} s, and may for {limit:g}")
+
+    return instead
