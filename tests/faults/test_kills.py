@@ -137,10 +137,13 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
 
 
 def check_tracked(folder: Path) -> None:
-    """MLflow has one run that ended well, with each update's loss once."""
-    assert sent(folder) == runs.losses(folder / "run")
-    [run] = runs.mlflow_runs(folder)
-    assert run.info.status == "FINISHED"
+    """MLflow has one run that ended well, with each update's loss once. Where the first command left no checkpoint, the next
+    one began another run, and the killed one stays as it is."""
+    run_id, lives = runs.read(folder / "run" / "result.json")["run_id"], runs.read(folder / "run" / "lives.json")
+    assert sent(folder, run_id) == runs.losses(folder / "run")
+    others = {run.info.run_id: run.info.status for run in runs.mlflow_runs(folder)}
+    assert others.pop(run_id) == "FINISHED"
+    assert not others or (len(lives) == 1 and "FINISHED" not in others.values()), "a run that goes on is the same run"
 
 
 def kill_one(launcher: int, chance: random.Random) -> str:

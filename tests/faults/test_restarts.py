@@ -87,11 +87,14 @@ def test_workers_that_outlive_their_forkserver_do_not_outlive_the_life(
     assert losses(run) == undisturbed
 
 
-def sent(folder: Path) -> list[tuple[int, float]]:
+def sent(folder: Path, run_id: str = "") -> list[tuple[int, float]]:
+    """The losses that MLflow has of a run; without its id, of the only one."""
     from mlflow import MlflowClient
 
-    [run] = mlflow_runs(folder)
-    history = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}").get_metric_history(run.info.run_id, "train/loss")
+    if not run_id:
+        [run] = mlflow_runs(folder)
+        run_id = run.info.run_id
+    history = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}").get_metric_history(run_id, "train/loss")
     return sorted((point.step, point.value) for point in history)
 
 
