@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 RESERVE = 64
+Result = TypeVar("Result")
+_lock = threading.Lock()
+_inside: list[int] = []
+"""For each thread that may use the reserve now, how many descriptors others may have."""
 
 
 def keep_reserve() -> None:
@@ -19,13 +26,29 @@ def keep_reserve() -> None:
 
 @contextmanager
 def reserve() -> Iterator[None]:
-    """Context manager: the file descriptors that were kept back may be used."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    """Context manager: the file descriptors that were kept back may be used. A copy of the process made meanwhile may use them, too."""
+    with _lock:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        _inside.append(_inside[0] if _inside else soft)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        with _lock:
+            soft = _inside.pop()
+            if not _inside:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def in_reserve(work: Callable[[], Result]) -> Result:
+    """Do what opens a file; where no descriptor is left but those kept back, do it again with one of these."""
+    try:
+        return work()
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    with reserve():
+        return work()
 
 
 def all_taken() -> bool:

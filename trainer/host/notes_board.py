@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from trainer.host import private
+from trainer.host import descriptors, private
 
 FOREVER = datetime.timedelta(days=3650)
 QUICKEST_S, SLOWEST_S = 0.005, 0.2
@@ -83,14 +83,14 @@ class FolderBoard:
     def set(self, key: str, value: str) -> None:
         """Write a note to its file, which appears complete."""
         try:
-            private.write(self._path(key), value)
+            descriptors.in_reserve(lambda: private.write(self._path(key), value))
         except OSError as error:
             raise FolderLost(f"the launcher's temporary folder {self.folder} cannot be written: {error.strerror} (TMPDIR=FOLDER names another place for it)") from error  # fmt: skip
 
     def get(self, key: str) -> bytes:
         """Wait for a note's file, and return its content."""
         self.wait([key])
-        return private.read(self._path(key)).encode()
+        return descriptors.in_reserve(lambda: private.read(self._path(key))).encode()
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether the files of all these notes exist."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import time
@@ -11,6 +12,7 @@ import numpy as np
 
 from tests.strategies.pserver.harness import Bare, Cluster, config
 from trainer.host import descriptors
+from trainer.host.notes_board import FolderBoard
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import Message, Verb, text
 
@@ -32,9 +34,21 @@ def main() -> None:
         while cluster.sockets[0].closed_until is None and not descriptors.all_taken():
             time.sleep(0.01)
         print("full", flush=True)
+        full = [os.dup(1) for _ in iter(descriptors.all_taken, True)]  # also when the strangers' connections are closed
         target = snapshot.begin(folder / "persistables")
-        worker.client.wait([worker.client.ask(0, Message(Verb.SAVE, records=[text({"folder": str(target)})]))])
+        behind = {"folder": "checkpoints/step-1", "checkpoint": True, "behind": True}
+        for asked in ({"folder": str(target)}, behind):
+            worker.client.wait([worker.client.ask(0, Message(Verb.SAVE, records=[text(asked)]))])
+        FolderBoard(folder).set("lost", "of which nobody heard")
+        assert FolderBoard(folder).get("lost") == b"of which nobody heard"
+        assert descriptors.all_taken(), "or there was room for all that"
+        for number in full:
+            os.close(number)
         print("saved", flush=True)
+        while (
+            len(descriptors.in_reserve(lambda: os.listdir("/proc/self/fd"))) > DESCRIPTORS // 2
+        ):  # this process is the second worker, too
+            time.sleep(0.01)
         late = Bare(cluster, 1)
         late.client.wait(late.client.push(late.gradient(np.ones(4), np.array([3]), 1.0, -1.0, 1)))
         print("pushed", flush=True)

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import zmq
 
+from tests.pace import wait_for
 from tests.strategies.pserver.flooded import DESCRIPTORS
 from tests.strategies.pserver.harness import DIM, Bare, Cluster, Sum, config, in_threads, push_all
 from trainer.errors import RunFailed
@@ -314,13 +315,17 @@ def test_flood_of_connections_keeps_nobody_from_saving(tmp_path: Path) -> None:
 
         host, _, port = says("tcp://").rpartition("tcp://")[2].rpartition(":")
         for _ in range(DESCRIPTORS):
-            flood.append(socket.create_connection((host, int(port)), timeout=60))
+            flood.append(stranger := socket.socket())
+            stranger.setblocking(False)
+            stranger.connect_ex((host, int(port)))  # where nobody is let in, nobody answers
         process.stdin.write("go\n")
         process.stdin.flush()
         for word in ("full", "saved", "pushed"):
             says(word)
         assert process.wait(600) == 0
         assert (tmp_path / "persistables.partial" / "server-0.safetensors").is_file()
+        written = tmp_path / "checkpoints" / "step-1.partial" / "server-0.safetensors"
+        wait_for(written.is_file, 30, f"{written} is written by the copy of the server")
     finally:
         process.kill()
         for connection in flood:

@@ -21,6 +21,7 @@ from zmq.utils import z85
 from trainer.errors import RunFailed
 from trainer.host import descriptors
 from trainer.host.addresses import with_port
+from trainer.strategies.pserver.protocol.listener import Listener
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, pack, unpack
 from trainer.strategies.pserver.protocol.shared_memory import Channel, Late, Pool, has_trailer, mark_of, vector
 
@@ -30,10 +31,7 @@ QUEUE = 1000
 ZAP = "inproc://zeromq.zap.01"
 FRAMES = 4098
 RECONNECT_MS = 50
-LISTEN_BACKLOG = 512
 HANDSHAKE_S = 10.0
-UNBIND_S = 0.05
-"""ZeroMQ's thread closes the port a moment after it is told to."""
 UNIX_SOCKET = "server-{}"
 
 
@@ -93,17 +91,17 @@ class ServerSocket:
         self.router.maxmsgsize = most_bytes
         self.router.sndhwm = self.router.rcvhwm = QUEUE
         self.router.linger = LINGER_MS
-        self.router.backlog = LISTEN_BACKLOG
         self.router.handshake_ivl = max(1, int(1000 * handshake_s))
         self.handshake_s = handshake_s
         self.closed_until: float | None = None
+        self.listener: Listener | None = None
         try:
             if folder:
                 self.endpoint = f"ipc://{folder}/{UNIX_SOCKET.format(server)}"
                 self.router.bind(self.endpoint)
             else:
                 self.router.ipv6 = ":" in host
-                self.endpoint = self._listen(server, with_port(host, "")[:-1], port)  # in brackets where it is of IPv6
+                self.endpoint = self._listen(server, host, port)
         except BaseException:
             self.close()
             raise
@@ -111,15 +109,15 @@ class ServerSocket:
         self.poller.register(self.door, zmq.POLLIN)
         self.poller.register(self.router, zmq.POLLIN)
 
-    def _listen(self, server: int, address: str, port: int) -> str:
+    def _listen(self, server: int, host: str, port: int) -> str:
         """Listen at a port of this address; returns the endpoint."""
-        if not port:
-            return f"tcp://{address}:{self.router.bind_to_random_port(f'tcp://{address}')}"
         try:
-            self.router.bind(endpoint := f"tcp://{address}:{port}")
-        except zmq.ZMQError as error:
-            raise RunFailed(f"server {server} cannot listen at {address}:{port}: {error.strerror}") from error
-        return endpoint
+            self.listener = Listener(host, port)
+        except OSError as error:
+            raise RunFailed(f"server {server} cannot listen at {with_port(host, port)}: {error.strerror}") from error
+        self.router.setsockopt(zmq.USE_FD, self.listener.handed_over())
+        self.router.bind(self.listener.endpoint)
+        return self.listener.endpoint
 
     def receive(self, timeout_ms: int) -> list[tuple[bytes, Message]]:
         """The next message with the address to answer to; empty when none came in time, or it was malformed."""
@@ -150,28 +148,30 @@ class ServerSocket:
     def _mind_the_descriptors(self) -> None:
         """Where strangers have taken all descriptors but the reserve, nobody is let in until their connections are closed
         because they say nothing. Who is connected stays. At a Unix socket there are no strangers."""
+        if self.listener is None:
+            return
         now = time.monotonic()
         if self.closed_until is None:
-            if self.endpoint.startswith("tcp:") and descriptors.all_taken():
-                self.router.unbind(self.endpoint)
+            if descriptors.all_taken():
+                self.listener.let_in(False)
                 self.closed_until = now + self.handshake_s
                 print(f"all descriptors are taken: nobody is let in for {self.handshake_s:g} s", flush=True)
         elif now >= self.closed_until:
-            try:
-                self.router.bind(self.endpoint)
-                self.closed_until = None
-            except zmq.ZMQError:
-                self.closed_until = now + self.handshake_s
+            self.listener.let_in(True)
+            self.closed_until = None
 
     @contextmanager
     def room_for_files(self) -> Iterator[None]:
-        """While it lasts, descriptors are free for files, however many strangers hold connections."""
-        was_open = self.closed_until is None
+        """While it lasts, descriptors are free for files, however many strangers want connections."""
         self._mind_the_descriptors()
-        if was_open and self.closed_until is not None:
-            time.sleep(UNBIND_S)
-        with descriptors.reserve():
-            yield
+        if self.listener is not None:
+            self.listener.let_in(False)
+        try:
+            with descriptors.reserve():
+                yield
+        finally:
+            if self.listener is not None and self.closed_until is None:
+                self.listener.let_in(True)
 
     def counts(self) -> dict[str, Any]:
         """This socket's counts for the server's statistics."""
@@ -227,6 +227,8 @@ class ServerSocket:
         """Close the socket, after what was answered last is sent."""
         self.door.close(0)
         self.router.close()
+        if self.listener is not None:
+            self.listener.close()
         self.context.term()
         if self.sharing is not None:
             self.sharing.pool.close()

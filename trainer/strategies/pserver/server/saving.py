@@ -78,25 +78,26 @@ class Saving:
         self.untold = None
         shard, rule = self.parameters.opened()
         apart = folder if mark is not None and not snapshot_parts.is_shared(folder, str(mark)) else None
-        snapshot_parts.begin_anew(folder, self.parameters.server)
-        checkpoint = bool(asked.get("checkpoint"))
-        full = self.increments.link(folder, shard) if checkpoint and apart is None else None
-        tensors, numbers = shard.state(increment=full is not None)
-        told = {**numbers, **self._counts(), **self._kind(shard)}
-        if checkpoint:
-            tensors |= {f"{RULE}{name}": tensor for name, tensor in rule.state().items()}
-            told |= {"layout": shard.layout.plain(), "life": self.life}
-        if full is not None:
-            told[SINCE] = full.version
-        elif checkpoint and apart is None:
-            self.increments.begin(folder, shard)
-        write = partial(self._write, folder, tensors, told, full)
-        if asked.get("behind") and apart is None and self.writer is not None:
-            self.writes = True
-            self.writer.begin(write, partial(self._failed, folder))
-        else:
-            with self._said(), self.outlet.room_for_files():
-                write()
+        with self.outlet.room_for_files():  # the copy that writes has it, too
+            snapshot_parts.begin_anew(folder, self.parameters.server)
+            checkpoint = bool(asked.get("checkpoint"))
+            full = self.increments.link(folder, shard) if checkpoint and apart is None else None
+            tensors, numbers = shard.state(increment=full is not None)
+            told = {**numbers, **self._counts(), **self._kind(shard)}
+            if checkpoint:
+                tensors |= {f"{RULE}{name}": tensor for name, tensor in rule.state().items()}
+                told |= {"layout": shard.layout.plain(), "life": self.life}
+            if full is not None:
+                told[SINCE] = full.version
+            elif checkpoint and apart is None:
+                self.increments.begin(folder, shard)
+            write = partial(self._write, folder, tensors, told, full)
+            if asked.get("behind") and apart is None and self.writer is not None:
+                self.writes = True
+                self.writer.begin(write, partial(self._failed, folder))
+            else:
+                with self._said():
+                    write()
         self.saver = message.rank, message.incarnation, message.number
         self.apart = apart
         return Message(Verb.DONE, flags=self.flags)
