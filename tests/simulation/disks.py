@@ -127,6 +127,7 @@ class Disks:
             if not some.size:
                 break
             content += some.tobytes()
+            self.world.moved = self.world.now
         if _seal(content) != dict(seal):
             raise RunFailed(f"the part of server {server} has come damaged from its host")
         self.world.injected["part fetched"] += 1

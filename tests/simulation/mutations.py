@@ -261,6 +261,22 @@ def blocks_of_the_lost_are_forgotten(_: Any, self: epoch_blocks.Leases, rank: in
     pass
 
 
+@replaces(epoch_blocks.Leases, "lose", of="blocks_of_the_lost_are_handed_out_after_ten_times_the_timeout")
+def _lost_later(original: Any, self: epoch_blocks.Leases, rank: int) -> None:
+    self.__dict__.setdefault("later", []).append(lambda: original(self, rank))
+
+
+@replaces(lease_requests.LeaseRequests, "lease")
+def blocks_of_the_lost_are_handed_out_after_ten_times_the_timeout(
+    original: Any, self: lease_requests.LeaseRequests, message: Message
+) -> Message:
+    later = self.leases.__dict__.setdefault("later", [])
+    while later and self.now() - self.moved > 10.0 * self.__dict__.setdefault("timeout", self.patience_s):
+        later.pop()()
+    self.patience_s = 1e9
+    return original(self, message)  # type: ignore[no-any-return]
+
+
 @replaces(lease_requests.LeaseRequests, "lease")
 def a_copy_of_a_lease_gets_another_block(
     original: Any, self: lease_requests.LeaseRequests, message: Message

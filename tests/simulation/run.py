@@ -14,10 +14,11 @@ from tests.notes import Notes
 from tests.simulation.checkpoints import Before, Checkpoints
 from tests.simulation.close_deaths import CloseDeaths
 from tests.simulation.disks import Disks
-from tests.simulation.scenario import CLOSE_BY, DEATHS, LOST_AFTER_S, Fault, Scenario
+from tests.simulation.scenario import CLOSE_BY, DEATHS, LOST_AFTER_S, TIMEOUT_S, Fault, Scenario
 from tests.simulation.server_returns import ServerReturns
 from tests.simulation.servers import SimulatedServer, declared
 from tests.simulation.stage import STAGE
+from tests.simulation.waits import MARGIN_S, WRITES
 from tests.simulation.workers import KILLED, LEAVES, SimulatedWorker, step
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
@@ -28,6 +29,8 @@ from trainer.strategies.pserver.worker.worker import PserverWorker
 
 LONGEST_S = 10_000.0
 """Of virtual time; no run may take longer."""
+LOOP_S = TIMEOUT_S + MARGIN_S
+"""Who waits by looking again and again, for a block or to be let in, waits no longer than for an answer while nobody does anything."""
 LINGER_S = 5.0
 """As launch/supervisor.py: so long processes go on of which the others have declared all lost."""
 
@@ -352,7 +355,13 @@ class Play:
         self._done()
 
     def look(self) -> None:
-        """Processes that still run although the others have lost them all are ended after a while."""
+        """Processes that still run although the others have lost them all are ended after a while.
+
+        Raises:
+            Violation: nobody does anything.
+        """
+        if (since := self.world.now - self.world.moved) > (may := LOOP_S + WRITES * self.scenario.disk_s):
+            raise Violation(f"nothing was computed or written for {since:.0f} s, and may be for {may:g}")
         if all(s.ended for s in self.servers):
             running = [w for w in self.workers if w.rank not in self.gone]
             if all(is_lost(self.board, w.rank) for w in running):

@@ -231,7 +231,7 @@ class SimulatedServer(Process):
 
     def _save(self, message: Message) -> Message:
         folder = str(self.machine.saving.run_dir.resolve() / message.mapping()["folder"])
-        began = self.writer.count
+        began, self.world.moved = self.writer.count, self.world.now
         answer = self.save(message)
         self.pushes_at[folder] = self.machine.count["pushes"]
         self.disks.moments[folder, self.number] = Moment.of(self)

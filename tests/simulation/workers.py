@@ -417,7 +417,7 @@ class SimulatedWorker(Process):
         number = strategy.halt(strategy.steps if in_step else max(len(self.computed), self.saved_last + 1))
         share = strategy.save(step(number))
         self.world.injected["stop of all"] += 1
-        self.last_stop, self.saved_last = len(self.computed), number
+        self.last_stop, self.saved_last, self.world.moved = len(self.computed), number, self.world.now
         update = self.update if epoch == self.epoch else 0
         how = Part.of if self.scenario.ends else Part.later
         part = how(strategy, epoch, update, share)
@@ -525,6 +525,7 @@ class SimulatedWorker(Process):
         """A gradient of -1 for this piece at each server, and for its rows."""
         ids, piece = batch.inputs["ids"], batch.inputs["piece"]
         self.computed.append(piece)
+        self.world.moved = self.world.now
         for parameter in strategy.dense.parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

@@ -33,6 +33,8 @@ class World:
         self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.number = itertools.count()
         self.over = False
+        self.moved = 0.0
+        """When a batch was computed, a part of a checkpoint written or fetched, or a stop of all was over."""
         self.injected: Counter[str] = Counter()
         self.tracing = tracing
         self.trace: list[str] = []
@@ -61,7 +63,7 @@ class World:
     def begin_again(self) -> None:
         """Nothing that was to happen happens."""
         self.events.clear()
-        self.over = False
+        self.over, self.moved = False, self.now
 
     def say(self, what: str) -> None:
         """A line of the trace."""
