@@ -1,0 +1,75 @@
+"""When a checkpoint is due: by minutes, by epochs, by updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.checkpoint.saving import saver
+from trainer.worker.checkpoints import Checkpoints
+
+UPDATES = 9
+"""Of an epoch, as ``saver`` has it."""
+
+
+class Rhythm:
+    """A worker alone whose checkpoints are counted, and its clock."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, lockstep: bool, **told: Any) -> None:
+        self.now, self.taken, self.goes_on = 0.0, [], []
+        self.run: Any = SimpleNamespace(
+            lockstep=lockstep, step=0, epoch=0, update=0, over=False,
+            strategy=SimpleNamespace(members=lambda: (0, 1), meetings=0, look=None),
+        )  # fmt: skip
+        self.kept = saver(folder)
+        self.kept.clock, self.kept.saved_at = lambda: self.now, 0.0
+        vars(self.kept.told).update({"every_minutes": None, "every_epochs": None, "every_steps": None, **told})
+
+        def take(kept: Checkpoints, run: Any, epoch: int) -> None:
+            self.taken.append(run.step)
+            self.goes_on.append(epoch)
+            kept.saved, kept.saved_after, kept.saved_at = run.step, run.step, self.now
+
+        monkeypatch.setattr(Checkpoints, "_take", take)
+
+    def update(self) -> None:
+        self.run.step += 1
+        self.run.update += 1
+        self.kept.after_update(self.run)
+
+    def epoch(self) -> None:
+        while self.run.update < UPDATES:
+            self.update()
+        self.kept.after_epoch(self.run)
+        self.run.epoch, self.run.update = self.run.epoch + 1, 0
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_minutes_count_from_the_checkpoint_before(
+    lockstep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rhythm = Rhythm(tmp_path, monkeypatch, lockstep, every_minutes=1.0)
+    for seconds, saved in ((59, []), (60, [2]), (119, [2]), (121, [2, 4]), (180, [2, 4]), (181, [2, 4, 6])):
+        rhythm.now = float(seconds)
+        rhythm.update()
+        assert rhythm.taken == saved, seconds
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_every_second_epoch_and_the_last_one(lockstep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rhythm = Rhythm(tmp_path, monkeypatch, lockstep, every_epochs=2)
+    rhythm.kept.epochs = 5
+    for _ in range(5):
+        rhythm.epoch()
+    assert rhythm.taken == [2 * UPDATES, 4 * UPDATES, 5 * UPDATES]
+
+
+def test_epochs_and_updates_that_meet_are_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rhythm = Rhythm(tmp_path, monkeypatch, True, every_epochs=1, every_steps=3)
+    rhythm.epoch()
+    rhythm.epoch()
+    assert rhythm.taken == [3, 6, 9, 12, 15, 18]
+    assert rhythm.goes_on == [0, 0, 1, 1, 1, 2], "at an epoch's end it comes after the validation"
