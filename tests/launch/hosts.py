@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,11 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.pace import patient
 from tests.runs import environment, zygote
 from tests.zygote import Started
 from trainer.host import private
+from trainer.strategies.pserver.worker.client import MARGIN_S
 
 SECRET = "0123456789abcdef" * 4
+ENDS_WITHIN_S = 20
+PATIENCE_S = 1200
+"""Test machines are shared."""
 
 
 @dataclass
@@ -66,6 +72,17 @@ class Hosts:
     def running(self) -> list[str]:
         """Processes of all namespaces."""
         return [p for n in self.names for p in ip("netns", "pids", n).split()]
+
+
+def end_in_time(started: Sequence[Started], cut: float, timeout_s: float) -> list[int]:
+    """The exit codes of commands that have to end by themselves, since a host was cut off at that time.
+
+    Each waits so long for the others (``strategy.timeout_s``), then says why and ends its processes.
+    """
+    codes = [process.wait(PATIENCE_S) for process in started]
+    taken, allowed = time.monotonic() - cut, timeout_s + MARGIN_S + patient(ENDS_WITHIN_S)
+    assert taken < allowed, f"they have ended after {taken:.0f} s, more than {allowed:.0f} s"
+    return codes
 
 
 def ip(*argv: str) -> str:

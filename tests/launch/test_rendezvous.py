@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from tests.launch.hosts import SECRET, Hosts, ip, joined
+from tests.launch.hosts import ENDS_WITHIN_S, PATIENCE_S, SECRET, Hosts, end_in_time, ip, joined
 from tests.pace import wait_for
 from tests.runs import alive, read, trainer
 from trainer.errors import RunFailed
@@ -26,10 +26,6 @@ DIGITS = (
     "data.global_batch_size=64", "launch.nproc=2", "execution.log_every=1",
 )  # fmt: skip
 LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0")
-ENDS_WITHIN_S = 20
-PATIENCE_S = 1200
-"""Test machines are shared."""
-
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -137,7 +133,7 @@ def test_host_that_is_cut_off_is_named_and_all_hosts_end(hosts: Hosts) -> None:
     everybody = [psutil.Process(int(pid)) for pid in hosts.running()]
     assert len(everybody) >= 6
     hosts.cut()
-    assert [host.wait(PATIENCE_S) for host in both] == [1, 1], hosts.screen(0) + hosts.screen(1)
+    assert end_in_time(both, time.monotonic(), 12) == [1, 1], hosts.screen(0) + hosts.screen(1)
     assert "worker 2 (host 1), worker 3 (host 1) did not arrive at " in hosts.screen(0)
     assert "within 12 s (strategy.timeout_s)" in hosts.screen(0)
     assert "host 0 cannot be reached" in hosts.screen(1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.launch.hosts import Hosts, ip, joined
+from tests.launch.hosts import ENDS_WITHIN_S, PATIENCE_S, Hosts, end_in_time, ip, joined
 from tests.pace import wait_for
 from tests.runs import alive, read, trainer
 from tests.zygote import Started
@@ -22,8 +23,6 @@ DIGITS = (
 )  # fmt: skip
 LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0", "limit_train_batches=20")
 GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:10,until:go}]"
-PATIENCE_S = 1200
-ENDS_WITHIN_S = 20
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -93,6 +92,14 @@ def test_servers_on_both_hosts_give_the_results_of_one_host(hosts: Hosts, on_one
         "host 0 has all statistics"
     )
     assert "host 0: 2, host 1: 1" in hosts.screen(0)
+
+
+def test_only_server_on_host_1_gives_the_results_of_one_host(hosts: Hosts, on_one_host: dict[str, float]) -> None:
+    started = both(hosts, "strategy=pserver_sync", "launch.servers=1", "launch.server_hosts=1", ips())
+    assert ended(hosts, started) == [0, 0], hosts.screen(0) + hosts.screen(1)
+    assert_same_metrics(hosts, on_one_host)
+    assert [[p.name for p in (hosts.at(n) / "run").glob("serverlog.*")] for n in range(2)] == [[], ["serverlog.0"]]
+    assert f"server 0 listens at tcp://{ADDRESSES[1]}:" in (hosts.at(1) / "run" / "serverlog.0").read_text()
 
 
 def test_servers_on_both_hosts_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, float]) -> None:
@@ -196,14 +203,20 @@ def test_host_without_servers_that_is_cut_off_loses_its_workers_and_the_others_g
     wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
 
 
-@pytest.mark.parametrize("mode", ["pserver_async", "pserver_sync"])
-def test_host_with_a_server_that_is_cut_off_ends_the_run_and_is_named(hosts: Hosts, mode: str) -> None:
-    patience = ("strategy.lost_after_s=30", "strategy.timeout_s=10")
+@pytest.mark.parametrize(
+    ("mode", "lost_after_s"),
+    [("pserver_async", 5), ("pserver_sync", 30), pytest.param("pserver_async", 30, marks=pytest.mark.long)],
+)
+def test_host_with_a_server_that_is_cut_off_ends_the_run_in_time_and_is_named(
+    hosts: Hosts, mode: str, lost_after_s: int
+) -> None:
+    """Whether a server declares the workers lost that it does not hear of, or its own workers cannot wait any longer, first."""
+    patience = (f"strategy.lost_after_s={lost_after_s}", "strategy.timeout_s=10")
     started = both(hosts, *LONG, f"strategy={mode}", "launch.servers=2", *patience, ips())
     wait_until_they_train(hosts, started)
     everybody = [psutil.Process(int(pid)) for pid in hosts.running()]
     hosts.cut()
-    assert ended(hosts, started) == [1, 1], hosts.screen(0) + hosts.screen(1)
+    assert end_in_time(started, time.monotonic(), 10) == [1, 1], hosts.screen(0) + hosts.screen(1)
     said = hosts.screen(0).partition("failed: ")[2]
     assert "server 1 (host 1) did not answer" in said or "worker 1" in said, hosts.screen(0)
     assert "host 0" in hosts.screen(1).partition("failed: ")[2], hosts.screen(1)
