@@ -221,7 +221,7 @@ def test_table_of_branches_has_all_files_that_decide_something() -> None:
     files = {str(path.relative_to(PSERVER).with_suffix("")) for side in SIDES for path in (PSERVER / side).glob("*.py")}
     told = [f"{side}/{name}" for side, names in SIDES.items() for name in names]
     told += [name for names in OTHERS.values() for name in names] + [f"{side}/__init__" for side in SIDES]
-    assert sorted(told) == sorted(files)
+    assert sorted(told) == sorted(files), "a new file belongs into SIDES or OTHERS of tests/simulation/branches.py"
 
 
 @pytest.mark.long
