@@ -35,6 +35,9 @@ ALONE = {
     ),
     "balanced classes, bf16": (*DIGITS, *DROPPING, "sampler=class_balanced", "precision=bf16", "optimizer=adamw", "execution.val_every_steps=2"),
     "repeated augmentation, fp16": (*DIGITS, "sampler=repeated_augmentation", "precision=fp16", "optimizer.momentum=0.9"),
+    "mixed images": (
+        "+recipe=cifar10_convnet", "data.download=false", "data.num_workers=1", "data.mixup=0.2", "data.cutmix=1.0", *DIGITS[1:],
+    ),
     "reading process": (*DIGITS, *DROPPING, "data.num_workers=1", "data.prefetch=2", "optimizer=rmsprop"),
 }  # fmt: skip
 """Runs of one worker."""

@@ -231,6 +231,18 @@ def test_two_runs_of_one_second_have_their_own_folders_also_with_resume_auto(run
     assert not named_by_time(fixed, "hydra.run.dir")
 
 
+def test_a_damaged_checkpoint_is_passed_over_and_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    part = run / "checkpoints" / "step-000000008" / "worker-0.safetensors"
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+    trainer.run([*BASE, *KEPT, "hydra.run.dir=run", "resume=auto"])
+    out = capsys.readouterr().out
+    assert "passed over: " in out and "step-000000008/worker-0.safetensors: its content is not what was written" in out
+    lives = json.loads((run / "lives.json").read_text())
+    assert [life["first"] for life in lives] == [0, 6] and steps(run)[-1] == "step-000000008"
+
+
 def test_a_sweep_with_a_job_that_could_go_on_does_not_begin(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("sweep").mkdir()
     job = run.rename("sweep/0")
