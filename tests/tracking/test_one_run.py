@@ -71,7 +71,14 @@ def test_mlflow_has_one_run_with_every_point_once(resumed: tuple[Path, str]) -> 
     assert (tags["trainer.resumed"], tags["trainer.changed.launch.timeout_s"]) == ("1", "77.0")
     assert "trainer.ended" not in tags and "trainer.changed.resume.path" not in tags
     rows = [line for line in tags["mlflow.note.content"].splitlines() if line.startswith(("| 1 |", "| 2 |"))]
-    assert [row.split(" | ")[-1] for row in rows] == ["killed |", "done |"]
+    told = [row.strip("| ").split(" | ") for row in rows]
+    assert [how for *_, how in told] == ["killed", "done"]
+    began = [life.began for life in lives.read(folder / "run")]
+    assert (
+        [row[1] for row in told] == began
+        and began == sorted(began)
+        and began[0] <= told[0][2] <= began[1] <= told[1][2]
+    )
 
 
 def test_the_folder_tells_of_both_lives(resumed: tuple[Path, str]) -> None:
