@@ -126,12 +126,19 @@ class Interrupted(Exception):
     exit_code = 130
 
 
+class AskedToLeave(Interrupted):
+    """The error for SIGTERM or SIGUSR1 to a run that can go on, while it trains nothing: there is nothing new to save."""
+
+
 PREEMPTED = "preempted"
-"""How a run ends that has saved a checkpoint because it was asked to leave the machine."""
+"""How a run ends that was asked to leave the machine, when it has saved a checkpoint or had nothing new to save."""
+
+
+NOTHING_NEW = "{} while nothing was trained: there is nothing new to save"
 
 
 class RunPreempted(Interrupted):
-    """The error for a run that was asked to leave the machine and has saved a checkpoint. Exit code 75 (try again)."""
+    """The error for a run that was asked to leave the machine and can go on later. Exit code 75 (try again)."""
 
     exit_code = 75
 

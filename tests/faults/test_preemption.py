@@ -93,6 +93,40 @@ def test_preempted_run_saves_says_so_and_goes_on_as_if_nothing_had_been(
     assert losses(resumed(tmp_path, line.replace("resume=auto", "tracking=none resume=auto"))) == undisturbed
 
 
+@pytest.mark.parametrize("launch", ["in_process", "forkserver"])
+def test_signal_before_a_process_has_done_an_update_ends_it_at_once_and_a_scheduler_may_begin_it_again(
+    tmp_path: Path, launch: str, undisturbed: list[tuple[int, float]]
+) -> None:
+    """Of the lives of one run the first has nothing to save, the second saves, the third has nothing new, the last ends."""
+    command = (*BASE, "model._target_=tests.faults.holding.Holding", "tracking=none", f"launch={launch}", "hydra.run.dir=run", "resume=auto")  # fmt: skip
+    one, other = (signal.SIGUSR1, signal.SIGTERM) if launch == "in_process" else (signal.SIGTERM, signal.SIGUSR1)
+
+    def preempted(number: signal.Signals, updates: int) -> list[str]:
+        (tmp_path / "holds").unlink(missing_ok=True)
+        (tmp_path / "hold").write_text(str(updates))
+        process = start(*command, cwd=tmp_path)
+        try:
+            wait_for(lambda: (tmp_path / "holds").exists() or process.poll() is not None, 90, "its training waits")
+            process.send_signal(number)
+            wait_for(lambda: f"got {number.name}" in (tmp_path / "screen.txt").read_text(), 20, "it says so")
+            if updates:
+                (tmp_path / "hold").unlink()
+            screen = ended(process, tmp_path)
+        finally:
+            process.kill()
+        assert process.returncode == 75, screen
+        assert [read(tmp_path / "run" / name)[key] for name, key in (("status.json", "state"), ("result.json", "status"))] == ["preempted"] * 2  # fmt: skip
+        return screen
+
+    nothing = "preempted: got {} while nothing was trained: there is nothing new to save"
+    assert preempted(one, 0)[-2:] == [nothing.format(one.name), "there is no checkpoint yet: the same command begins the run again"]  # fmt: skip
+    assert preempted(other, 15)[-2] == "preempted: a checkpoint was saved after update 16"
+    said, resumes = preempted(other, 0)[-2:]
+    assert said == nothing.format(other.name) and resumes.startswith("resume ")
+    (tmp_path / "hold").unlink()
+    assert losses(resumed(tmp_path, resumes)) == undisturbed
+
+
 def test_scheduler_that_signals_the_whole_process_group_lets_the_run_save(tmp_path: Path) -> None:
     with at_the_gate(tmp_path, "launch.nproc=2", "tracking=none", "data.num_workers=1") as (process, run):
         everybody = family(process.pid)

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.errors import Interrupted
-from trainer.host.signals import termination_raises
+from trainer.errors import AskedToLeave, Interrupted
+from trainer.host.signals import requests, termination_raises, undisturbed
 
-NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
+SCHEDULERS = NUMBERS[:2]
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +34,42 @@ def test_a_signal_that_is_ignored_stays_ignored_as_under_nohup() -> None:
     with termination_raises():
         os.kill(os.getpid(), signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
+@pytest.mark.parametrize("can_go_on", [True, False])
+def test_what_a_scheduler_sends_is_told_from_other_ends_where_a_run_can_go_on(
+    number: signal.Signals, can_go_on: bool
+) -> None:
+    with pytest.raises(Interrupted) as raised, termination_raises(lambda: can_go_on):
+        os.kill(os.getpid(), number)
+    assert (raised.type is AskedToLeave) == (can_go_on and number in SCHEDULERS)
+
+
+@pytest.mark.parametrize("number", SCHEDULERS, ids=lambda number: number.name)
+def test_request_before_there_is_something_to_save_ends_at_once_as_such(number: signal.Signals) -> None:
+    with pytest.raises(AskedToLeave, match=number.name), termination_raises(lambda: True), requests(lambda: False):
+        os.kill(os.getpid(), number)
+
+
+def test_second_signal_leaves_unsaved_what_the_first_one_was_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.host.signals.AGAIN_S", 0.0)
+    with pytest.raises(Interrupted) as raised, termination_raises(lambda: True), requests() as request:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert request
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert raised.type is Interrupted
+
+
+@pytest.mark.parametrize("number", [*NUMBERS, signal.SIGINT], ids=lambda number: number.name)
+def test_closing_is_undisturbed_by_each_of_them(number: signal.Signals) -> None:
+    def fails(number: int, frame: object) -> None:
+        raise AssertionError(number)
+
+    before = signal.signal(number, fails)
+    try:
+        with undisturbed():
+            os.kill(os.getpid(), number)
+        assert signal.getsignal(number) is fails
+    finally:
+        signal.signal(number, before)

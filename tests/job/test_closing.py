@@ -7,7 +7,9 @@ import copy
 import errno
 import io
 import json
+import os
 import shutil
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,7 +21,7 @@ import rich.console
 
 from tests.small_disk import small_disk
 from trainer.cli import commands, compose
-from trainer.errors import Interrupted, RunFailed
+from trainer.errors import Died, Interrupted, RunFailed, RunPreempted
 from trainer.job import closing, job
 from trainer.job.closing import Closing
 from trainer.job.pictures import curves, validation
@@ -43,6 +45,9 @@ class Tracker:
         pass
 
     def trained(self, run_dir: Path) -> None:
+        pass
+
+    def go_back(self, run_dir: Path, points: int, cut: str) -> None:
         pass
 
     def close(self, run_dir: Path, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
@@ -234,6 +239,49 @@ def test_a_worker_that_does_more_than_the_average_raises_the_total(tmp_path: Pat
     told.close()
     status = status_file.read_status(tmp_path)
     assert (status["step"], status["total"], status["percent"], status["eta_s"]) == (61, 61, 100.0, 0.0)
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["checkpoints", "none"])
+@pytest.mark.parametrize("before", ["the first life", "the second life", "a life on this host"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
+def test_a_scheduler_that_ends_a_run_while_nothing_is_trained_may_begin_it_again(
+    number: signal.Signals, before: str, keeps: bool, ready: job.Ready, execute: Execute, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # fmt: skip
+    """Exit code 75 for that, unless all would be lost: without checkpoints, or on a host that does not see those of host 0."""
+    told, plan = ready.checked.config.checkpoint, ready.plan
+    if not keeps:
+        monkeypatch.setattr(ready.checked.config, "checkpoint", replace(told, every_steps=None, every_minutes=None, every_epochs=None))  # fmt: skip
+    host = 1 if before == "a life on this host" else 0
+    monkeypatch.setattr(ready, "plan", replace(plan, node_rank=host, nnodes=host + 1, restarts=1))
+    lives = []
+
+    def start(run_dir: Path) -> dict[str, Any]:
+        lives.append(run_dir)
+        if before == "the second life" and len(lives) == 1:
+            raise Died("worker 0 was killed", "worker 0", 3)
+        os.kill(os.getpid(), number)
+        return {}
+
+    kind, said, tracker, _ = execute(start)
+    preempted = keeps and not host
+    assert kind is (RunPreempted if preempted else Interrupted)
+    assert said == (f"got {number.name} while nothing was trained: there is nothing new to save" if preempted else f"got {number.name}")  # fmt: skip
+    assert kind.exit_code == (75 if preempted else 130)
+    for name, key in (("status.json", "state"), ("result.json", "status")):
+        [left] = (tmp_path / "run").rglob(name)
+        assert json.loads(left.read_text())[key] == ("preempted" if preempted else "killed")
+    assert (tracker.status, tracker.tags.get("trainer.state")) == ("KILLED", "PREEMPTED" if preempted else None)
+    assert len(lives) == (2 if before == "the second life" else 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGQUIT], ids=lambda number: number.name)
+def test_a_signal_while_the_run_is_closed_takes_nothing_from_what_it_leaves(
+    number: signal.Signals, execute: Execute, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(closing, "scrub", lambda *told: os.kill(os.getpid(), number))
+    kind, said, tracker, _ = execute(fails)
+    assert (kind, said, tracker.status) == (RunFailed, CAUSE, "FAILED")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["error"] == CAUSE
 
 
 def refused_by(port: int, timeout: float) -> Exception:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tests.launch.test_supervisor import Notes
-from trainer.errors import RunFailed
+from trainer.errors import AskedToLeave, RunFailed
 from trainer.launch.other_hosts import LOOK_S, OtherHosts
 from trainer.launch.rendezvous import Meeting
 from trainer.launch.supervisor import Role
@@ -33,6 +33,15 @@ def test_host_that_ends_the_run_tells_all_others_why_and_they_do_not_tell_it_as_
             host.look()
         host.end("host 1 has ended the run")
     assert second.look() == {} and notes["ended"].startswith("1 ")
+
+
+def test_hosts_end_as_asked_to_leave_with_the_one_that_was() -> None:
+    """A scheduler signals all of them, one after the other: none is to end as failed because another was told first."""
+    notes = Notes()
+    first, second = others(notes, 0), others(notes, 1)
+    first.end("got SIGUSR1", asked=True)
+    with pytest.raises(AskedToLeave, match=r"^host 0 \(10.0.0.1\) has ended the run: got SIGUSR1$"):
+        second.look()
 
 
 def test_host_0_tells_each_lost_worker_of_other_hosts_once() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +56,7 @@ def run_one(
     """
     config = compose.compose(app, [*overrides, *given], config_name)
     # What follows is imported now: a command line that Hydra refuses is answered without it.
-    from trainer.cli.last_lines import how_to_resume, say_broken, say_result
+    from trainer.cli.last_lines import say_broken, say_result
     from trainer.host.symlink_checks import check_run_folder
     from trainer.job.claim_folder import claim, held
     from trainer.job.job import execute
@@ -79,23 +79,36 @@ def run_one(
             ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed, whole=whole)
         if ready.checked.config.plan:
             return _shown(ready)
-        ready = of_the_same_data(ready)
+        with _noted(ready, [*flags, *overrides]):
+            ready = of_the_same_data(ready)
         if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
             trackers[0].tell_away(away)
         run_dir = claim(run_dir, _is_chosen(config, ready, overrides))
         ready.plan = replace(ready.plan, run_dir=str(run_dir))
-        try:
-            with held(ready):
-                if not ready.plan.node_rank:  # hosts may share the folder
-                    _leave_hydra_files(config, run_dir)
-                result = execute(ready, start or start_here, [*flags, *overrides], trackers[0])
-        except (Interrupted, RunFailed) as error:
-            say_broken(ready)
-            if resumes := how_to_resume(ready, [*flags, *overrides]):
-                error.add_note(resumes)  # it is shown after the error, as the last line
-            raise
+        with _noted(ready, [*flags, *overrides]):
+            try:
+                with held(ready):
+                    if not ready.plan.node_rank:  # hosts may share the folder
+                        _leave_hydra_files(config, run_dir)
+                    result = execute(ready, start or start_here, [*flags, *overrides], trackers[0])
+            except (Interrupted, RunFailed):
+                say_broken(ready)
+                raise
     say_result(result, ready, [*flags, *overrides])
     return result
+
+
+@contextlib.contextmanager
+def _noted(ready: Ready, overrides: Sequence[str]) -> Iterator[None]:
+    """Context manager: an error of the run gets a note, which is shown after it as the last line: how the run goes on."""
+    from trainer.cli.last_lines import how_to_go_on
+
+    try:
+        yield
+    except (Interrupted, RunFailed) as error:
+        if note := how_to_go_on(error, ready, overrides):
+            error.add_note(note)
+        raise
 
 
 def _is_chosen(config: DictConfig, ready: Ready, overrides: Sequence[str]) -> bool:

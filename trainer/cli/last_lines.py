@@ -10,6 +10,7 @@ from rich.text import Text
 
 from trainer.checkpoint import store
 from trainer.config.redact import command
+from trainer.errors import RunPreempted
 from trainer.job.batch_size_search import repeatable
 from trainer.job.ready import Ready
 from trainer.job.result import Result
@@ -67,6 +68,13 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
     ]
     words = [command([o]) for o in (*typed, *there[-1:], "resume=auto")]
     return f"{'resume':<{INDENT}}python -m trainer {' '.join(words)}"
+
+
+def how_to_go_on(error: BaseException, ready: Ready, overrides: Sequence[str]) -> str:
+    """The last line after that error: the command that resumes the run, or that a pre-empted run without a checkpoint begins again."""
+    if not (resumes := how_to_resume(ready, overrides)) and isinstance(error, RunPreempted):
+        return "there is no checkpoint yet: the same command begins the run again"
+    return resumes
 
 
 def say_broken(ready: Ready) -> None:

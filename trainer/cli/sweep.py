@@ -11,7 +11,7 @@ from trainer.cli import compose, sweep_table
 from trainer.cli.arguments import typed_keys
 from trainer.cli.commands import recorded_at
 from trainer.cli.compose import plain
-from trainer.cli.last_lines import how_to_resume, say_broken
+from trainer.cli.last_lines import how_to_go_on, how_to_resume, say_broken
 from trainer.cli.sweep_composing import compose_sweep, leaving_out, ours_to_write
 from trainer.cli.sweep_points import LeftOut, check_points, expand, swept_keys
 from trainer.config.redact import command, hide, text
@@ -162,8 +162,8 @@ class Sweep:
         except (Interrupted, KeyboardInterrupt) as error:
             self._break(begun)
             self.cut = error if isinstance(error, Interrupted) else Interrupted(str(error) or BY_CTRL_C)
-            if begun is not None and (resumes := how_to_resume(begun, [*self.flags, *mine])):
-                self.cut.add_note(resumes)
+            if begun is not None and (note := how_to_go_on(error, begun, [*self.flags, *mine])):
+                self.cut.add_note(note)
             status = PREEMPTED if isinstance(error, RunPreempted) else "killed"
             self._end(shown, _left(begun, where, status, str(error)), ready)
             raise KeyboardInterrupt from None  # Hydra takes it for no failure of the job

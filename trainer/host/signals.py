@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.errors import Interrupted
+from trainer.errors import AskedToLeave, Interrupted
 
 LEAVE = "leave"
 """Note of a launcher, or of a worker that has got a signal, on the board of the run: save, and end."""
@@ -25,19 +25,23 @@ TELL_S = 1.0
 
 
 @contextlib.contextmanager
-def termination_raises() -> Iterator[None]:
-    """Context manager: SIGTERM, SIGHUP and SIGQUIT raise Interrupted in the main thread.
+def termination_raises(can_go_on: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Context manager: SIGTERM, SIGUSR1, SIGHUP and SIGQUIT raise Interrupted in the main thread.
 
     A signal that is ignored stays ignored, as SIGHUP under nohup. The caller's handlers are put back.
+
+    Args:
+        can_go_on: whether what runs here can be begun again where it was; then SIGTERM and SIGUSR1 raise AskedToLeave.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: Any) -> None:
-        raise Interrupted(f"got {signal.Signals(number).name}")
+        kind = AskedToLeave if number in NUMBERS and can_go_on() else Interrupted
+        raise kind(f"got {signal.Signals(number).name}")
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+    before = {number: signal.getsignal(number) for number in (*NUMBERS, signal.SIGHUP, signal.SIGQUIT)}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, stop)
@@ -83,11 +87,11 @@ def within(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Context manager: ignores SIGINT, SIGTERM and SIGHUP, for the few bounded seconds of closing."""
+    """Context manager: ignores all signals that end a job or ask it to leave, for the few bounded seconds of closing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (*NUMBERS, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     before = {n: signal.signal(n, signal.SIG_IGN) for n in numbers}
     try:
         yield
@@ -111,10 +115,12 @@ def say_leaving(name: str, grace_s: float) -> None:
 
 @dataclass(frozen=True)
 class Grace:
-    """How long a run that can save has from a request to its end, and whether its training has begun."""
+    """How long a run that can save has from a request to its end, whether its training has begun, and whether it can
+    be begun again where it was."""
 
     seconds: float
     begun: Callable[[], bool]
+    can_go_on: Callable[[], bool] = lambda: True
 
 
 class StopRequest:
@@ -158,7 +164,12 @@ class StopRequest:
     def _as_before(self, number: int, frame: Any) -> None:
         handler = self.before[signal.SIGTERM]
         if callable(handler):
-            handler(number, frame)
+            try:
+                handler(number, frame)
+            except AskedToLeave as error:
+                if self.name:  # there was something to save, and it is not saved
+                    raise Interrupted(str(error)) from None
+                raise
         elif handler != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

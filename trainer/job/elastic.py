@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import store
 from trainer.checkpoint.store import CHECKPOINTS
-from trainer.errors import PREEMPTED, Died, NotFinite, RunFailed, first_line
+from trainer.errors import PREEMPTED, AskedToLeave, Died, NotFinite, RunFailed, first_line
 from trainer.host.addresses import free_port, with_port
 from trainer.job.restarts import begin_again, screen, updates_since, whence, workers_update
 from trainer.planning.assignment import Assignment
@@ -68,6 +68,7 @@ def _lobby(ready: Ready) -> Iterator[Lobby]:
             yield lobby
             how, why = lobby.how, ""
         except BaseException as error:
+            how = PREEMPTED if isinstance(error, AskedToLeave) else "failed"
             why = first_line(error)
             raise
         finally:
@@ -221,6 +222,8 @@ def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
         except RunOver as over:
             if over.how == "failed":
                 raise failure or RunFailed(over.why) from None
+            if over.how == PREEMPTED and outcome.get("ended") != PREEMPTED:
+                raise AskedToLeave(f"host 0 has ended the run: {over.why or 'it was asked to leave'}") from None
             return outcome
         number, first = life.number, not number
         resume = str(Path(ready.plan.run_dir) / CHECKPOINTS / life.resume) if life.resume else ""

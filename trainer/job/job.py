@@ -6,12 +6,22 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.redact import hide, text, values
 from trainer.config.run_config import RunConfig
-from trainer.errors import BY_CTRL_C, PREEMPTED, Interrupted, RunFailed, RunPreempted, UserError
+from trainer.errors import (
+    BY_CTRL_C,
+    NOTHING_NEW,
+    PREEMPTED,
+    AskedToLeave,
+    Interrupted,
+    RunFailed,
+    RunPreempted,
+    UserError,
+)
 from trainer.host.signals import termination_raises, undisturbed
 from trainer.job.batch_size_search import found, repeatable
 from trainer.job.checkpoint_rows import kept_rows
@@ -26,6 +36,7 @@ from trainer.job.uploads import uploading
 from trainer.planning.assignment import Assignment
 from trainer.planning.eval_and_predict import CLASSES
 from trainer.planning.plan import Plan
+from trainer.planning.resume import can_go_on
 from trainer.run_folder import lives
 
 if TYPE_CHECKING:
@@ -52,11 +63,8 @@ def execute(
     result = Result("failed", str(run_dir), mode=ready.plan.mode, validation=config.validation)
     tracked = False
     try:
-        with termination_raises():
-            make_room(mine, ready, overrides, _say)
-            _leave_config(mine, config)
-            if config.mode == "train":
-                (run_dir / "checkpoints").mkdir(exist_ok=True)
+        with termination_raises(partial(can_go_on, config, ready.plan)):
+            _begin_folder(mine, ready, overrides)
             ready = fingerprinted(_with_batch(ready, prepared(ready)), tracker is not None)
             overrides = repeatable(overrides, _chosen(ready.plan).get("batch_size"))
             plan = ready.plan
@@ -78,6 +86,9 @@ def execute(
         return result
     except RunPreempted:
         raise
+    except AskedToLeave as error:
+        result.status, result.ended = PREEMPTED, PREEMPTED
+        raise RunPreempted(NOTHING_NEW.format(error)) from None
     except (Interrupted, KeyboardInterrupt) as error:
         result.status, result.error = "killed", str(error) or BY_CTRL_C
         raise Interrupted(result.error) from None
@@ -95,6 +106,14 @@ def execute(
         with undisturbed():
             result.seconds = round(time.monotonic() - began, 3)
             finish(result, mine, ready, overrides, tracker if tracked else None)
+
+
+def _begin_folder(mine: Path, ready: Ready, overrides: Sequence[str]) -> None:
+    """The run's folder with its config, and with a place for checkpoints."""
+    make_room(mine, ready, overrides, _say)
+    _leave_config(mine, ready.checked.config)
+    if ready.checked.config.mode == "train":
+        (Path(ready.plan.run_dir) / "checkpoints").mkdir(exist_ok=True)
 
 
 def _say(line: str) -> None:

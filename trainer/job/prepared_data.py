@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from trainer.data.source import Facts, Progress
-from trainer.errors import RunFailed, UserError, failed
+from trainer.errors import NOTHING_NEW, AskedToLeave, RunFailed, RunPreempted, UserError, failed
 from trainer.host.signals import termination_raises
 from trainer.job.ready import Ready
 from trainer.planning.checked_config import Checked
-from trainer.planning.resume import keeps, with_data
+from trainer.planning.resume import can_go_on, keeps, with_data
 from trainer.planning.user_class_checks import checked_facts
 
 
@@ -75,10 +76,14 @@ def of_the_same_data(ready: Ready) -> Ready:
 
     Raises:
         UserError: it has others.
+        RunPreempted: SIGTERM or SIGUSR1 came meanwhile.
     """
     resume = ready.resume
     if resume is None or not resume.about.data or ready.plan.node_rank or not ready.checked.source.knows_its_data:
         return ready
-    with termination_raises():
-        ready = fingerprinted(prepared(ready), True)
+    try:
+        with termination_raises(partial(can_go_on, ready.checked.config, ready.plan)):
+            ready = fingerprinted(prepared(ready), True)
+    except AskedToLeave as error:
+        raise RunPreempted(NOTHING_NEW.format(error)) from None
     return replace(ready, resume=with_data(resume, ready.digest, ready.checked.config.resume.allow_changes))

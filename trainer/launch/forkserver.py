@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.store import CHECKPOINTS
-from trainer.errors import BY_CTRL_C, Died, Interrupted, RunFailed
+from trainer.errors import BY_CTRL_C, AskedToLeave, Died, Interrupted, RunFailed
 from trainer.host import files, private, pulse
 from trainer.host.addresses import free_port
 from trainer.host.notes_board import FolderLost, NoNote, OwnBoard, SealedBoard
@@ -78,8 +78,8 @@ def launch(
 
     Raises:
         RunFailed: a process died that the others cannot do without; the message names it, its own error and its log.
-            All others are ended.
-        Interrupted: SIGINT or SIGTERM came, and nothing was to be saved or it took too long; all processes are ended.
+        AskedToLeave: SIGTERM or SIGUSR1 came here or on another host, and there was nothing new to save.
+        Interrupted: SIGINT or SIGTERM came, and nothing can be saved or it took too long. Whatever comes, all processes end.
     """
     _place_sockets()
     scratch, kept, starts = private.scratch("trainer-"), dict[Path, int](), dict[str, Start]()
@@ -88,7 +88,7 @@ def launch(
     try:
         (engine := engine or Forked()).prepare(scratch)
         begin = partial(_begin, engine, here)
-        with termination_raises():
+        with termination_raises(grace.can_go_on if grace is not None else lambda: False):
             try:
                 place = _place(meeting, scratch, here)
                 for role in roles:
@@ -176,8 +176,9 @@ def _watched(
             error.done = {name: pulse.look(path).update for name, path in pulses.items()}
             error.update = error.done.get(error.who, error.update)
         why = str(error) or BY_CTRL_C
-        if supervisor.ends_all:
-            others.end(why)
+        asked = isinstance(error, AskedToLeave)  # all hosts, as where there is something to save
+        if supervisor.ends_all or asked:
+            others.end(why, asked)
         else:
             others.lose([f"{m.role.name}/{m.rank}" for m in members if not m.handle.well], "its host has ended")
         raise

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from trainer.errors import RunFailed
+from trainer.errors import AskedToLeave, RunFailed
 from trainer.host.notes_board import Board, NoNote
 from trainer.launch.rendezvous import Meeting
 from trainer.launch.supervisor import Role
 
-ENDED, LEFT = "ended", "left/host/{}"
+ENDED, ASKED, LEFT = "ended", "ended/asked", "left/host/{}"
 LOOK_S = 0.5
 """Between two looks at what others say."""
 TELL_S = 1.5
@@ -51,6 +51,7 @@ class OtherHosts:
         """Return lost processes of other hosts without which the run goes on (rank -> why), each once; host 0 only.
 
         Raises:
+            AskedToLeave: another host was asked to leave, and there was nothing new to save.
             RunFailed: another host has ended the run, or is lost.
         """
         if self.clock() - self._looked < LOOK_S:
@@ -64,7 +65,8 @@ class OtherHosts:
             host, _, why = board.get(ENDED).decode().partition(" ")
             if int(host) != self.meeting.number:
                 self.told = True
-                raise RunFailed(f"{self.meeting.name(int(host))} has ended the run: {why}")
+                kind = AskedToLeave if board.check([ASKED]) else RunFailed
+                raise kind(f"{self.meeting.name(int(host))} has ended the run: {why}")
         return {rank: self._lose(who, rank) for who, rank in list(self._elsewhere.items()) if self._is_lost(who)}
 
     def _is_lost(self, who: str) -> bool:
@@ -80,12 +82,17 @@ class OtherHosts:
         )
         return f"{where} is lost: {why}"
 
-    def end(self, why: str) -> None:
-        """Tell the other hosts that the run ends and why, unless one of them has told it first."""
+    def end(self, why: str, asked: bool = False) -> None:
+        """Tell the other hosts that the run ends and why, unless one of them has told it first.
+
+        Args:
+            asked: this host was asked to leave, and there was nothing new to save: the run can go on later.
+        """
         if self.meeting.hosts == 1 or self.told:
             return
         first_line = why.strip().splitlines()[0]
-        self._say({ENDED: f"{self.meeting.number} {first_line}"})
+        told = {ASKED: ""} if asked else {}
+        self._say({**told, ENDED: f"{self.meeting.number} {first_line}"})
         if self.meeting.serves:
             time.sleep(TELL_S)
 

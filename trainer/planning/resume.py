@@ -19,6 +19,7 @@ from trainer.planning.async_resume import lost
 from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.kept_runs import AUTO, FRESH, check_name, check_nothing_lost, own
 from trainer.planning.plan import Plan
+from trainer.run_folder import lives
 from trainer.wording import counted
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -74,6 +75,11 @@ def keeps(config: RunConfig, plan: Plan) -> bool:
     told = config.checkpoint
     asked = bool(told.every_steps or told.every_minutes or told.every_epochs)
     return asked and config.mode == "train"
+
+
+def can_go_on(config: RunConfig, plan: Plan) -> bool:
+    """Whether the run, ended now, can be begun again where it was: host 0 writes checkpoints, into a folder that this host sees."""
+    return keeps(config, plan) and (not plan.node_rank or bool(lives.read(Path(plan.run_dir))))
 
 
 def find(config: RunConfig, run_dir: Path, say: Callable[[str], None], folder_of: Callable[[str], Path]) -> Path | None:

@@ -114,7 +114,8 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
     launched = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # and whoever has launched it limits the time
     say = partial(say_leaving, grace_s=told.grace_s)
     how = (None, lambda name: None) if launched else (told.grace_s, say)
-    with requests(lambda: kept.updates_done, *how) as kept.request:
+    # one that a launcher watches is not to look as if it had died when the launcher, too, has got the signal
+    with requests(lambda: kept.updates_done or bool(seat.pulse), *how) as kept.request:
         try:
             yield
         finally:
