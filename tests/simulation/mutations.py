@@ -17,6 +17,7 @@ from tests.simulation import part_writer, run
 from trainer.strategies.pserver.protocol.index_intervals import Intervals
 from trainer.strategies.pserver.protocol.messages import RESTS, SAVES, WAKES, Kind, Malformed, Message, Verb
 from trainer.strategies.pserver.server import (
+    admission,
     checks,
     epoch_blocks,
     lease_requests,
@@ -28,6 +29,7 @@ from trainer.strategies.pserver.server import (
     rules,
     saving,
     shard,
+    sparse_table,
     turns,
 )
 from trainer.strategies.pserver.server import totals as totals_module
@@ -707,6 +709,31 @@ def a_server_that_comes_back_does_not_give_up_its_part(_: Any, self: saving.Savi
 @replaces(saving.Saving, "has_written")
 def a_save_that_waits_for_the_part_before_is_forgotten(_: Any, self: saving.Saving) -> bool:
     return False
+
+
+# --- rows that are admitted and removed ----------------------------------------------------------------------------
+
+
+@replaces(admission.Count, "admits")
+def a_row_is_admitted_one_push_too_early(_: Any, self: admission.Count, key: Any, ids: Any, seen: np.ndarray) -> Any:
+    return seen >= self.k - 1
+
+
+@replaces(admission.Waiting, "remove")
+def an_id_that_is_admitted_goes_on_waiting(_: Any, self: admission.Waiting, ids: np.ndarray) -> None:
+    pass
+
+
+@replaces(sparse_table.SparseTable, "pull")
+def a_row_that_is_pulled_becomes_no_younger(
+    original: Any, self: sparse_table.SparseTable, ids: Any, create: bool = True, clock: int = 0
+) -> Any:
+    return original(self, ids, create, 0)
+
+
+@replaces(sparse_table.SparseTable, "shrink")
+def a_row_of_the_last_age_that_stays_is_removed(original: Any, self: sparse_table.SparseTable, older_than: int) -> Any:
+    return original(self, older_than + 1)
 
 
 # A patch inside of a function that waits would last while others run.

@@ -457,8 +457,10 @@ class Play:
 
     def _check_rows(self, server: SimulatedServer, applied: np.ndarray) -> None:
         """Rows tell the same as the dense values."""
-        told, shard = self.scenario.options, server.machine.parameters.shard
-        if not self.scenario.table or told.get("count", 1) > 1 or told.get("evict_after") or shard is None:
+        shard = server.machine.parameters.shard
+        if server.rows is not None:
+            server.rows.check()
+        if not self.scenario.table or self.scenario.chooses_rows or shard is None:
             return
         if self.scenario.others and self.scenario.mode == "geo":  # a piece is worth as much as there were workers
             return

@@ -144,6 +144,7 @@ class Scenario:
             ._with_a_slow_disk(random.Random(f"a slow disk {seed}"))
             ._with_an_end(random.Random(f"power cut 3 {seed}"))
             ._resumed(random.Random(f"other numbers {seed}"))
+            ._with_admission_by_chance(random.Random(f"admission {seed}"))
         )
 
     def _drawn_later(self, r: random.Random) -> Scenario:
@@ -314,6 +315,12 @@ class Scenario:
             self, table=self.table or geo, ends=tuple(10 ** r.uniform(-2.5, 1.0) for _ in range(r.choice((1, 1, 2))))
         )
 
+    def _with_admission_by_chance(self, r: random.Random) -> Scenario:
+        """An id becomes a row at each push with a probability."""
+        if not self.table or self.mode == "geo" or self.options.get("count", 1) > 1 or r.random() > 0.2:
+            return self
+        return replace(self, options=self.options | {"probability": r.choice((0.2, 0.6))})
+
     def _without_effect(self, r: random.Random) -> dict[str, Any]:
         """Keys of the strategy that leave pieces whole: limits that nothing reaches, and forms in which 0 and 1 travel unchanged."""
         told: dict[str, Any] = {}
@@ -340,6 +347,12 @@ class Scenario:
     def background(self) -> bool:
         """Servers write their parts of checkpoints while pushes go on."""
         return self.seed % 4 in BEHIND
+
+    @property
+    def chooses_rows(self) -> bool:
+        """Not all ids become rows of the table, or rows are removed."""
+        told = self.options
+        return self.table and (told.get("count", 1) > 1 or "probability" in told or bool(told.get("evict_after")))
 
     @property
     def timed(self) -> bool:

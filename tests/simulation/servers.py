@@ -15,6 +15,7 @@ from tests.notes import Notes
 from tests.simulation.disks import Disks, SavedPart
 from tests.simulation.nonsense import Nonsense
 from tests.simulation.part_writer import Moment, SlowWriter
+from tests.simulation.rows import Rows
 from tests.simulation.scenario import Scenario
 from tests.simulation.stage import STAGE
 from tests.simulation.steps import Steps, pieces_of
@@ -88,8 +89,8 @@ def _config(take_over: bool, background: bool) -> RunConfig:
 def declared(scenario: Scenario) -> PserverDeclaration:
     """The run's strategy."""
     told = dict(scenario.options)
-    count = told.pop("count", 1)
-    entry = {"entry": {"count": count, "probability": 1.0}} if count > 1 else {}
+    count, probability = told.pop("count", 1), told.pop("probability", 1.0)
+    entry = {"entry": {"count": count, "probability": probability}} if count > 1 or probability < 1 else {}
     return DECLARED[scenario.mode](**told, **entry)
 
 
@@ -131,6 +132,7 @@ class SimulatedServer(Process):
         self.vectors = [f"vector{n}" for n in range(number, of_model, scenario.servers)]
         self.truth = Truth(self)
         self.steps = Steps(self) if scenario.mode == "sync" else None
+        self.rows = Rows(self) if scenario.chooses_rows else None
         self.disks, self.host = disks, (scenario.hosts or [0] * scenario.servers)[number]
         self.draw = random.Random(f"{scenario.seed} {number} {life}")  # of its disk: other draws stay what they were
         self.writer = SlowWriter(self)
@@ -258,6 +260,8 @@ class SimulatedServer(Process):
         if self.pulse < self.machine.parameters.applied and answer.verb == Verb.DONE:
             raise Violation(f"{self.name} answers {request.verb.name} of worker {request.rank} when its launcher knows of {self.pulse} of {self.machine.parameters.applied} updates: a death now would lose the others unsaid")  # fmt: skip
         self.truth.answered(request, answer)
+        if self.rows is not None and answer.verb == Verb.DONE:
+            self.rows.answered(request, answer)
         copy = copied(answer)
         copy.rank, copy.number = request.rank, request.number
         if self.world.tracing:
@@ -370,6 +374,8 @@ class SimulatedServer(Process):
         return {name: (vector, self._counted(name, vector)) for name, vector in vectors.items()}
 
     def _look(self) -> None:
+        if self.rows is not None:
+            self.rows.look()
         shard = self.machine.parameters.shard
         if shard is None or shard.version == self.seen_version:
             return

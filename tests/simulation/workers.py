@@ -360,8 +360,7 @@ class SimulatedWorker(Process):
         strategy = kind.__new__(kind)
         ways = Ways(self, self.scenario.servers)
         strategy.connections = lambda: ways  # type: ignore[method-assign]
-        told = dict(self.scenario.options)
-        told.pop("count", None)
+        told = {key: value for key, value in self.scenario.options.items() if key not in ("count", "probability")}
         strategy.__init__(told, seat)  # type: ignore[misc]
         return strategy
 
