@@ -17,7 +17,9 @@ import psutil
 import pytest
 import torch.distributed as dist
 
+from tests.faults.gate import WAITS
 from tests.faults.stranger import said_by_nobody
+from tests.launch.test_roles import commands
 from tests.pace import patient, wait_for
 from tests.runs import ROOT, environment, family, read, start
 from trainer.host.notes_board import FolderBoard
@@ -86,6 +88,7 @@ NOTES = {
     "fenced/worker/0": "because", "fenced/worker/1": "because", "done/worker/0": "", "hosts/why not": "because",
 }  # fmt: skip
 """What another user would like the processes of a run to believe."""
+GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:4,until:go}]"
 
 
 def ports_of(pid: int) -> list[int]:
@@ -107,7 +110,8 @@ def lies(ports: list[int], common: Path) -> str:
             patience = datetime.timedelta(seconds=2)
             store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=patience)
             for key, note in NOTES.items():
-                store.set(key, note)
+                for where in ("", "board/"):  # where launchers between hosts keep their notes
+                    store.set(where + key, note)
             reached.append(f"port {port}")
     for folder in common.rglob("*"):
         if folder.is_dir():
@@ -136,6 +140,31 @@ def test_stranger_who_writes_whatever_can_be_reached_from_start_to_end_changes_n
     assert result.get("status") == "done", (tmp_path / "screen.txt").read_text()
     assert not result["lost_workers"]
     assert reached == ""
+
+
+@needs_root
+def test_stranger_who_writes_into_the_store_of_commands_on_one_machine_changes_nothing(common: Path, tmp_path: Path) -> None:  # fmt: skip
+    """They meet at a port of this machine, which every user of it reaches; the secret by which they know each other is
+    in a folder of their user."""
+    mine, reached = commands(tmp_path, 2, 1), ""
+    port = int(mine.workers[0].rpartition(":")[2])
+    try:
+        for who in ("worker 0", "worker 1", "server 0"):
+            mine.start(who, "strategy=pserver_async", "max_steps=20", GATE, TMPDIR=str(common))
+        logs = [mine.run / f"workerlog.{rank}" for rank in range(2)]
+        wait_for(lambda: all(log.exists() and WAITS in log.read_text() for log in logs), 600, "they train")
+        while None in [process.poll() for process in mine.started.values()]:
+            reached += said_by_nobody(lambda: lies([port], common))
+            (mine.run / "go").touch()
+    finally:
+        for process in mine.started.values():
+            process.kill()
+    assert set(mine.ended().values()) == {0}, mine.screens()
+    assert f"port {port}" in reached and str(common) not in reached
+    result = read(mine.run / "result.json")
+    assert result["status"] == "done" and not result["lost_workers"]
+    said = mine.screens() + "".join(path.read_text() for path in mine.run.glob("*log.?"))
+    assert "lost/worker/1 in the launcher's store is not of this run and is ignored" in said
 
 
 def test_launcher_of_workers_that_are_all_called_lost_ends_soon(common: Path, tmp_path: Path) -> None:
