@@ -26,7 +26,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "covered_work_does_not_advance_the_clock": ("ssp", 95),
     "absence_counts_as_silence": (None, 5),
     "a_refused_push_raises_the_age": (None, 1),
-    "a_refused_pull_makes_rows": (None, 1300),
+    "a_refused_pull_makes_rows": (None, 1006),
     "values_that_are_not_finite_are_applied": (None, 1),
     "a_negative_id_is_called_not_ascending": (None, 13),
     "an_overtaking_push_advances_the_clock": ("ssp", 93),
